@@ -24,17 +24,19 @@ sample: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/compare_runs.py experiments/$(basename $(notdir $(SAMPLE))) --at-least 3
 
 # The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.
-QUICK := layers option option_files documents manifest preflight dataset_video_rgbspike \
-    spike_represent spike_info tiling metrics fusion weights optim
-QUICK_TESTS := $(QUICK:%=tests/test_%.py) tests/faults/test_steps.py \
+QUICK := house/test_layers utils/test_option utils/test_option_files house/test_documents \
+    data/test_manifest data/test_preflight data/test_dataset_video_rgbspike data/test_spike_represent \
+    data/test_spike_info models/test_tiling models/test_fusion models/test_weights models/test_optim \
+    utils/test_metrics
+QUICK_TESTS := $(QUICK:%=tests/parts/%.py) tests/faults/test_steps.py \
     tests/dist/test_dist.py::test_collectives_give_the_same_on_every_rank \
     tests/dist/test_dist.py::test_an_error_ends_all_ranks_with_one_message_and_one_code \
-    tests/test_main_train.py::test_a_run_leaves_log_weights_checkpoints_curves_and_pictures \
-    tests/test_main_train.py::test_resume_gives_the_same_weights_as_no_interruption \
-    tests/test_main_train.py::test_two_ranks_train_on_different_samples_and_only_rank_0_writes \
-    tests/test_main_test.py::test_the_numbers_are_those_of_restoring_and_comparing_by_hand \
-    tests/test_main_test.py::test_two_ranks_share_clips_and_frames_and_give_the_same_numbers \
-    'tests/test_network_vrt.py::test_outputs_activations_flows_and_gradients_are_those_of_the_reference[net_deblur_pa2_6f]'
+    tests/stories/test_main_train.py::test_a_run_leaves_log_weights_checkpoints_curves_and_pictures \
+    tests/stories/test_main_train.py::test_resume_gives_the_same_weights_as_no_interruption \
+    tests/stories/test_main_train.py::test_two_ranks_train_on_different_samples_and_only_rank_0_writes \
+    tests/stories/test_main_test.py::test_the_numbers_are_those_of_restoring_and_comparing_by_hand \
+    tests/stories/test_main_test.py::test_two_ranks_share_clips_and_frames_and_give_the_same_numbers \
+    'tests/parts/models/test_network_vrt.py::test_outputs_activations_flows_and_gradients_are_those_of_the_reference[net_deblur_pa2_6f]'
 
 # Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set, as in containers: tests start hundreds of processes, and
 # without it each of them compiles the project anew.

@@ -20,11 +20,18 @@ from argparse import Namespace
 from pathlib import Path
 
 from data.alignment_check import warning_of
+from data.cameras.spike_source import SPIKE_SOURCES
 from data.clip_dataset import check_clips
-from data.clip_reader import dataset_clips, described, user_clips
-from data.reconstruct import SET_BY_METHOD, Reconstruction, method_options, section_for, spike_clip, spike_section
+from data.clips.clip_reader import dataset_clips, described, user_clips
+from data.reconstruct import (
+    SET_BY_METHOD,
+    Reconstruction,
+    method_options,
+    section_for,
+    spike_clip,
+    spike_section,
+)
 from data.select_dataset import DATASETS, build_dataset
-from data.spike_source import SPIKE_SOURCES
 from models.losses import LOSSES
 from models.portable import read_saved
 from models.restore import setup
@@ -54,9 +61,13 @@ def main(argv: list[str]) -> int:
             opt = None  # with --input, the overrides are those of the spikes, see spike_options
             if args.opt:
                 checks = [lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale)]
-                opt = load_options(args.opt, () if args.is_direct else args.overrides, parts=PARTS, check=checks)
+                opt = load_options(
+                    args.opt, () if args.is_direct else args.overrides, parts=PARTS, check=checks
+                )
                 choose_gpus(opt.gpu_ids, opt.opt_path)
-        utils_dist.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept) if opt else ()))
+        utils_dist.begin(
+            *((opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept) if opt else ())
+        )
         with utils_dist.all_ranks_or_none():
             try:
                 if args.is_direct:
@@ -65,7 +76,9 @@ def main(argv: list[str]) -> int:
                 else:
                     job = dataset_job(args, opt, formula)
             except SpikeVRTError as e:
-                if args.is_direct and (e.where.startswith("spike.h") or "spike height and width" in e.do):
+                if args.is_direct and (
+                    e.where.startswith("spike.h") or "spike height and width" in e.do
+                ):
                     shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
                     e.do = f"give --spike-size H W; {shows}"
                 raise
@@ -79,9 +92,15 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
     """The clips of datasets.test with the tiles of `val`, or with a formula in the place of the network."""
     section = opt.datasets.test
     if section is None:
-        raise OptionError("datasets.test is missing", args.opt, "the clips to test on", "add the section")
+        raise OptionError(
+            "datasets.test is missing", args.opt, "the clips to test on", "add the section"
+        )
     # Each frame is read once or twice: without a cache, memory does not grow with the length of a clip.
-    section = section.model_copy(update={"cache_data": False}) if hasattr(section, "cache_data") else section
+    section = (
+        section.model_copy(update={"cache_data": False})
+        if hasattr(section, "cache_data")
+        else section
+    )
     if formula:
         method, section = formula, section_for(formula, section, args.opt, opt.scale)
     else:
@@ -99,15 +118,29 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
     frames = f"the first {first} of each clip" if first > 0 else "all"
     if not formula and saved.spec.interpolates:
         frames = f"made between every second of {frames}; input: mean of both neighbours"
-    read = {key: value for key, value in section.plain().items() if not key.startswith(("dataloader_", "cache_data"))}
+    read = {
+        key: value
+        for key, value in section.plain().items()
+        if not key.startswith(("dataloader_", "cache_data"))
+    }
     outputs = Outputs(folder, tuple(sorted(save)), args.fps, method.instants, opt.metric)
-    title = f"Test of {args.method or opt.task}" + (f" on the test set of {opt.task}" if formula else "")
-    expected, settings = max(len(clips), dataset.count_folders()), {"datasets.test": read, "train.manual_seed": seed}
-    return Job(method, clips, outputs, args.lpips, args.overwrite, title, expected, settings, frames)
+    title = f"Test of {args.method or opt.task}" + (
+        f" on the test set of {opt.task}" if formula else ""
+    )
+    expected, settings = (
+        max(len(clips), dataset.count_folders()),
+        {"datasets.test": read, "train.manual_seed": seed},
+    )
+    return Job(
+        method, clips, outputs, args.lpips, args.overwrite, title, expected, settings, frames
+    )
 
 
 def user_job(
-    args: Namespace, network: dict[str, object] | None, metric: MetricOptions, formula: Reconstruction | None
+    args: Namespace,
+    network: dict[str, object] | None,
+    metric: MetricOptions,
+    formula: Reconstruction | None,
 ) -> Job:
     """A user's own clips, or spikes for a formula, with the frames beside them where there are any.
 
@@ -119,7 +152,9 @@ def user_job(
         spike, method = setup.spike_options(saved, args), setup.NetworkMethod(saved, args)
         scale, trained = saved.scale, saved.spike_data
     else:
-        source = SPIKE_SOURCES.resolve(setup.changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike")
+        source = SPIKE_SOURCES.resolve(
+            setup.changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike"
+        )
         _, info = described(source, Path(args.spike))
         source, method = spike_section(source, formula, info.rate), formula
         spike = source.plain()
@@ -132,7 +167,10 @@ def user_job(
         each = "exposure" if source.exposure else "spike file"
         frames = f"one for each {each}; the input beside it is the mean of all planes of the {each}"
     else:
-        what, do = f"--method {args.method} needs the blurry frames", "add --input PATH, or use another method"
+        what, do = (
+            f"--method {args.method} needs the blurry frames",
+            "add --input PATH, or use another method",
+        )
         raise OptionError(what, "--input", "the frames of the exposures", do)
     if not formula and saved.spec.interpolates:
         clips = [InterpolatedClip(clip) for clip in clips]
@@ -140,7 +178,17 @@ def user_job(
     save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison", *slow)
     outputs = Outputs(Path(args.output), tuple(sorted(save)), args.fps, method.instants, metric)
     title = clips[0].name if len(clips) == 1 else Path(args.input).name
-    return Job(method, clips, outputs, args.lpips, args.overwrite, title, len(clips), {"spike": spike}, frames)
+    return Job(
+        method,
+        clips,
+        outputs,
+        args.lpips,
+        args.overwrite,
+        title,
+        len(clips),
+        {"spike": spike},
+        frames,
+    )
 
 
 def reconstruction(args: Namespace) -> Reconstruction:
@@ -149,12 +197,18 @@ def reconstruction(args: Namespace) -> Reconstruction:
     mine = [override for override in args.overrides if override.startswith("method.")]
     for override in mine:
         if override.startswith("method.type="):
-            what, do = f"{override} with --method {args.method}", "give the name with --method alone"
+            what, do = (
+                f"{override} with --method {args.method}",
+                "give the name with --method alone",
+            )
             raise OptionError(what, "the command line", "the name of the method once", do)
         apply_override(table, override, Sources(None))
     formula = Reconstruction(method_options(table["method"]), args.center_frame_only)
     if formula.is_grey and args.lpips:
-        what, do = f"--lpips with --method {args.method}, whose frames are grey", "remove it, or use --method exposure"
+        what, do = (
+            f"--lpips with --method {args.method}, whose frames are grey",
+            "remove it, or use --method exposure",
+        )
         raise OptionError(what, "--lpips", "frames in colour: LPIPS has no luma form", do)
     args.overrides = tuple(override for override in args.overrides if override not in mine)
     return formula

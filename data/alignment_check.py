@@ -29,7 +29,9 @@ SAMPLES, FRAMES = 4, 2  # about a second with frames of 720p
 LEAST_WRONG = 0.75
 
 Pair = tuple[np.ndarray, np.ndarray]  # display values (H, W) float32 of the spikes and of the frame
-Measures = tuple[float, tuple[float, float], float]  # correlation, shift and response, see `Comparison`
+Measures = tuple[
+    float, tuple[float, float], float
+]  # correlation, shift and response, see `Comparison`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +59,18 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
     source: a training set, of this option file; or the list of a user's own clips.
     """
     is_own = isinstance(source, list)
-    every: Sequence[Any] = range(len(source)) if isinstance(source, TrainClips) and source.clips[0].spikes else ()
+    every: Sequence[Any] = (
+        range(len(source)) if isinstance(source, TrainClips) and source.clips[0].spikes else ()
+    )
     if is_own:
-        every = [(clip, index) for clip in source if clip.clip.spikes for index in range(len(clip.stems))]
+        every = [
+            (clip, index) for clip in source if clip.clip.spikes for index in range(len(clip.stems))
+        ]
     looked, wrong = _spread(len(every), SAMPLES), []
     for place in (every[number] for number in looked):
-        dataset, which = (place[0].dataset, (place[0].index, place[1], 1)) if is_own else (source, ((0, place),))
+        dataset, which = (
+            (place[0].dataset, (place[0].index, place[1], 1)) if is_own else (source, ((0, place),))
+        )
         draw = dataset.draw(*which)
         found = compare(dataset, draw, FRAMES)
         wrong += [] if found.is_right else [(place, draw, found.sentence)]
@@ -86,11 +94,21 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """count: frames of the sample to measure, and the middle one. A crop would show less than the whole frames."""
     grid, spikes = draw.clip.grid, draw.clip.spikes
     region, kind = Augment(*grid.region), "gt" if draw.clip.gt else "lq"
-    if kind == "lq":  # one channel, the mean of all planes of a frame, is as blurry as the RGB frame
+    if (
+        kind == "lq"
+    ):  # one channel, the mean of all planes of a frame, is as blurry as the RGB frame
         spikes = copy.copy(spikes)
-        spikes.name, spikes.options, spikes.channels, spikes.ignored = "voxel", {"num_bins": 1}, 1, set()
+        spikes.name, spikes.options, spikes.channels, spikes.ignored = (
+            "voxel",
+            {"num_bins": 1},
+            1,
+            set(),
+        )
         spikes.rate = 1.0
-        own = [Exposure(e.own, (e.own,), 0, (e.own.count - 1) / 2, e.origin) for e in draw.clip.exposures]
+        own = [
+            Exposure(e.own, (e.own,), 0, (e.own.count - 1) / 2, e.origin)
+            for e in draw.clip.exposures
+        ]
         clip = dataclasses.replace(draw.clip, exposures=tuple(own), spikes=spikes)
         draw = dataclasses.replace(draw, clip=clip)
     played, pairs = list(zip(draw.frames, draw.backwards, strict=True)), []
@@ -101,11 +119,16 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         light = spikes.sharp_image(item["spike"][0].numpy(), draw.clip.exposures[frame], back)
         image = item[kind][0, :3]
         grey = to_grey(image.permute(1, 2, 0).numpy())
-        pairs.append((light, cv2.resize(grey, (region.width, region.height), interpolation=cv2.INTER_AREA)))
+        pairs.append(
+            (light, cv2.resize(grey, (region.width, region.height), interpolation=cv2.INTER_AREA))
+        )
         if place == middle:
             shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(image), light)
     measures = correlation, shift, _ = measure(pairs, grid.pixel)
-    distance, tolerance = float(np.hypot(*shift)), grid.pixel * (SHARP_TOLERANCE if kind == "gt" else BLURRY_TOLERANCE)
+    distance, tolerance = (
+        float(np.hypot(*shift)),
+        grid.pixel * (SHARP_TOLERANCE if kind == "gt" else BLURRY_TOLERANCE),
+    )
     sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
     if not (is_right := correlation >= LEAST_CORRELATION and distance <= tolerance):
         wrong = _what_differs(pairs, measures, grid.pixel, spikes.calibration is not None)
@@ -113,7 +136,9 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     return Comparison(*measures, is_right, sentence, kind, len(pairs), shown)
 
 
-def _what_differs(pairs: Sequence[Pair], measures: Measures, pixel: int, is_calibrated: bool) -> str:
+def _what_differs(
+    pairs: Sequence[Pair], measures: Measures, pixel: int, is_calibrated: bool
+) -> str:
     """What may be wrong with the geometry."""
     correlation, shift, response = measures
     turned = {
@@ -128,12 +153,18 @@ def _what_differs(pairs: Sequence[Pair], measures: Measures, pixel: int, is_cali
     if response >= LEAST_RESPONSE:
         sides = [
             f"{abs(value):.1f} px {names[value < 0]}"
-            for value, names in zip(shift, (("to the right", "to the left"), ("down", "up")), strict=True)
+            for value, names in zip(
+                shift, (("to the right", "to the left"), ("down", "up")), strict=True
+            )
             if abs(value) >= 0.35
         ]
         keys = "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, spike.center)"
         return f"the spikes are shifted by {' and '.join(sides)}: check spike.calibration of {keys}"
-    keys = "spike.calibration, spike.flip" if is_calibrated else "spike.flip, spike.h and spike.w, spike.calibration"
+    keys = (
+        "spike.calibration, spike.flip"
+        if is_calibrated
+        else "spike.flip, spike.h and spike.w, spike.calibration"
+    )
     text = "and that these are the spikes of this frame. Without texture, no geometry can be judged"
     return f"check {keys}, {text}: look at other samples"
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from data.rig import RgbCamera
+from data.cameras.rig import RgbCamera
 from data.spike.formats import Crop
 from data.spike.simulate import change_threshold, to_linear
 from utils.errors import OptionError
@@ -111,7 +111,9 @@ class CameraDraw:
     def photograph(self, picture: np.ndarray, frame: int) -> np.ndarray:
         """The blurry frame (H, W, 3) uint8, B, G, R, as this camera records it; depends on (seed, frame) only."""
         light = to_linear(picture[..., ::-1] / np.float32(255))
-        return self.rgb.frame(light, random_stream("noise of a frame", *self.seed, frame))[..., ::-1]
+        return self.rgb.frame(light, random_stream("noise of a frame", *self.seed, frame))[
+            ..., ::-1
+        ]
 
 
 @CAMERAS.register("perturb")
@@ -149,7 +151,10 @@ class CameraPerturb:
     def __post_init__(self) -> None:
         found = list(self.threshold_range)
         if len(found) != 2 or not 0 < found[0] <= found[1]:
-            what, expected = f"camera.threshold_range is {found}", "[lowest, highest] factor, both > 0"
+            what, expected = (
+                f"camera.threshold_range is {found}",
+                "[lowest, highest] factor, both > 0",
+            )
             raise OptionError(what, "camera.threshold_range", expected, "for instance [0.5, 4.0]")
 
     def draw(self, seed: list[int]) -> CameraDraw:
@@ -157,16 +162,28 @@ class CameraPerturb:
         rng = random_stream("camera", *seed)
         chance, place = rng.random(4), rng.random(4)
         low, high = np.log(self.threshold_range)
-        threshold = float(np.exp(low + place[0] * (high - low))) if chance[0] < self.threshold_prob else 1.0
-        probs, most = (self.drop_prob, self.hot_prob, self.dead_prob), (self.drop_max, self.hot_max, self.dead_max)
+        threshold = (
+            float(np.exp(low + place[0] * (high - low))) if chance[0] < self.threshold_prob else 1.0
+        )
+        probs, most = (
+            (self.drop_prob, self.hot_prob, self.dead_prob),
+            (self.drop_max, self.hot_max, self.dead_max),
+        )
         drop, hot, dead = np.where(chance[1:] < probs, place[1:] * most, 0.0).tolist()
         factor = 1.0 / threshold if self.known_rate else 1.0
         rng = random_stream("dark current and frames of a camera", *seed)
         chance, place = rng.random(3), rng.random(4)
-        probs, most = (self.dark_prob, self.rgb_prob), (self.dark_max, self.rgb_shot_max, self.rgb_read_max)
+        probs, most = (
+            (self.dark_prob, self.rgb_prob),
+            (self.dark_max, self.rgb_shot_max, self.rgb_read_max),
+        )
         is_dark, is_noisy = chance[:2] < probs
         dark, shot, read = np.where([is_dark, is_noisy, is_noisy], place[:3] * most, 0.0).tolist()
-        jpeg = round(self.jpeg_min + place[3] * (100 - self.jpeg_min)) if chance[2] < self.jpeg_prob else 0
+        jpeg = (
+            round(self.jpeg_min + place[3] * (100 - self.jpeg_min))
+            if chance[2] < self.jpeg_prob
+            else 0
+        )
         rgb = RgbCamera(shot=shot, read=read, jpeg=jpeg) if shot or read or jpeg else None
         return CameraDraw(tuple(seed), threshold, drop, hot, dead, factor, dark, rgb)
 

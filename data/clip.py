@@ -43,8 +43,8 @@ class Clip:
     One spike file may hold the planes of all frames; it is then listed for each of them. gt_instants: sharp frames of
     each exposure in the order of time, as many for each frame, those of the first frame first.
     size, gt_size: (height, width) in pixels of the first frame. planes: spike planes per file.
-    exposures: the planes of each frame; none without spikes. spikes: what they mean, a data.spike_source.DatSpikes.
-    opened: of a user's clip, "lq", "gt" -> data.files.FrameSource. origin: of it, "input", "gt", "spike" -> path.
+    exposures: the planes of each frame; none without spikes. spikes: what they mean, a data.cameras.spike_source.DatSpikes.
+    opened: of a user's clip, "lq", "gt" -> data.clips.files.FrameSource. origin: of it, "input", "gt", "spike" -> path.
     """
 
     name: str
@@ -67,11 +67,13 @@ class Clip:
     @cached_property
     def spike_files(self) -> dict[str, int]:
         """Spike file -> its planes, in the order of the frames."""
-        return dict(zip(self.spike, self.planes, strict=False))  # without spikes, a cached clip still has planes
+        return dict(
+            zip(self.spike, self.planes, strict=False)
+        )  # without spikes, a cached clip still has planes
 
     @cached_property
     def grid(self) -> Any:
-        """How its spike planes lie on its lq frames, see data/spike_grid.py."""
+        """How its spike planes lie on its lq frames, see data/cameras/spike_grid.py."""
         return self.spikes.grid(self.size)
 
     @property
@@ -105,5 +107,7 @@ def checked_name(name: str, where: str) -> str:
     parts = name.split("/")
     if {"", ".", ".."} & set(parts) or _UNPRINTABLE.search(name):
         expected = 'a name without "..", without an empty part and without control characters'
-        raise DataError(f"{name!r} cannot be the name of a clip or frame", where, expected, "rename it")
+        raise DataError(
+            f"{name!r} cannot be the name of a clip or frame", where, expected, "rename it"
+        )
     return name

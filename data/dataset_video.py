@@ -7,7 +7,16 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from data.clip_dataset import ClipFiles, Crops, Root, SharpFiles, Spikes, TestClips, TrainClips, WholeClips
+from data.clip_dataset import (
+    ClipFiles,
+    Crops,
+    Root,
+    SharpFiles,
+    Spikes,
+    TestClips,
+    TrainClips,
+    WholeClips,
+)
 from data.select_dataset import DATASETS
 from utils.errors import OptionError
 from utils.random_streams import published_stream
@@ -60,12 +69,16 @@ class VideoRecurrentTrainDataset(TrainClips):
 
 
 class DenoisingTrainKeys(Crops, SharpFiles, ClipFiles):
-    dataroot_lq: Root | None = Field(None, description="In denoising: null, or the same as dataroot_gt.")
+    dataroot_lq: Root | None = Field(
+        None, description="In denoising: null, or the same as dataroot_gt."
+    )
     sigma_min: float = Field(0.0, ge=0, le=255, description="Lowest noise level, of 255.")
     sigma_max: float = Field(50.0, ge=0, le=255, description="Highest noise level, of 255.")
 
 
-@DATASETS.register("VideoRecurrentTrainNonblindDenoisingDataset", given=("seed",), section=DenoisingTrainKeys)
+@DATASETS.register(
+    "VideoRecurrentTrainNonblindDenoisingDataset", given=("seed",), section=DenoisingTrainKeys
+)
 class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
     """As VideoRecurrentTrainDataset, with noise added to the sharp frames; KAIR's name and keys.
 
@@ -78,10 +91,16 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
     def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
         """The sharp frames alone, read as lq. Raises OptionError for keys that contradict one another."""
         if section.dataroot_lq not in (None, section.dataroot_gt):
-            key, expected = "datasets.train.dataroot_lq", "the same as dataroot_gt, of which the noisy frames are made"
+            key, expected = (
+                "datasets.train.dataroot_lq",
+                "the same as dataroot_gt, of which the noisy frames are made",
+            )
             raise OptionError(f"{key} is {section.dataroot_lq}", key, expected, "remove it")
         if section.sigma_min > section.sigma_max:
-            key, found = "datasets.train.sigma_min", f"{section.sigma_min:g}, sigma_max {section.sigma_max:g}"
+            key, found = (
+                "datasets.train.sigma_min",
+                f"{section.sigma_min:g}, sigma_max {section.sigma_max:g}",
+            )
             raise OptionError(f"{key} is {found}", key, "at most sigma_max", "correct one of them")
         return {**super().places(section), "dataroot_lq": section.dataroot_gt, "dataroot_gt": None}
 
@@ -105,14 +124,20 @@ class VideoRecurrentTestDataset(TestClips):
     and the names of clip and frame, so that scores are the same for any number of ranks and any tiles.
     """
 
-    other_images = True  # KAIR's test sections give no filename_ext, and some of its test sets are JPEG
+    other_images = (
+        True  # KAIR's test sections give no filename_ext, and some of its test sets are JPEG
+    )
 
-    def read_frames(self, index: int, first: int, count: int, reverse: bool = False) -> dict[str, Any]:
+    def read_frames(
+        self, index: int, first: int, count: int, reverse: bool = False
+    ) -> dict[str, Any]:
         item = super().read_frames(index, first, count, reverse)
         if (sigma := self.options["sigma"]) is not None:
             seeds = [zlib.crc32(f"{item['key']}/{stem}".encode()) for stem in item["frames"]]
             streams = [published_stream(self.seed, seed) for seed in seeds]
-            noisy = [add_noise(frame, sigma, rng) for frame, rng in zip(item["lq"], streams, strict=True)]
+            noisy = [
+                add_noise(frame, sigma, rng) for frame, rng in zip(item["lq"], streams, strict=True)
+            ]
             item["lq"] = torch.stack(noisy)
         return item
 
@@ -138,8 +163,12 @@ class VideoRecurrentTrainVimeoDataset(TrainClips):
 
 
 class VFIKeys(Crops, SharpFiles, Septuplets):
-    temporal_scale: Literal[2] = Field(2, description="2: the network gets every second frame (interpolation).")
-    color_jitter: bool = Field(False, description="Change brightness, contrast, saturation and hue by up to 5 %.")
+    temporal_scale: Literal[2] = Field(
+        2, description="2: the network gets every second frame (interpolation)."
+    )
+    color_jitter: bool = Field(
+        False, description="Change brightness, contrast, saturation and hue by up to 5 %."
+    )
 
 
 @DATASETS.register("VideoRecurrentTrainVimeoVFIDataset", given=("seed",), section=VFIKeys)
@@ -164,7 +193,9 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
 
 def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """(T, 3, h, w) in [0, 1] -> the same with other brightness, contrast, saturation and hue, in random order."""
-    from torchvision.transforms import functional as F  # imports torch's compiler, which takes seconds
+    from torchvision.transforms import (
+        functional as F,  # imports torch's compiler, which takes seconds
+    )
 
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, 3)
     changes = (
@@ -178,7 +209,9 @@ def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tenso
 
 
 class VimeoTestKeys(WholeClips, Septuplets):
-    temporal_scale: Literal[1, 2] = Field(1, description="2: the network gets every second frame (interpolation).")
+    temporal_scale: Literal[1, 2] = Field(
+        1, description="2: the network gets every second frame (interpolation)."
+    )
     pad_sequence: bool = Field(False, description="Repeat the last frame: 7 frames become 8.")
 
 

@@ -9,7 +9,14 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    Sampler,
+    default_collate,
+    get_worker_info,
+)
 
 from utils import random_streams, utils_dist
 from utils.dist import process, watchdog
@@ -30,7 +37,14 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     """
 
     def __init__(
-        self, dataset_len: int, *, world_size: int, rank: int, batch_size: int, seed: int, shuffle: bool = True
+        self,
+        dataset_len: int,
+        *,
+        world_size: int,
+        rank: int,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
     ) -> None:
         self.dataset_len, self.world_size, self.rank = dataset_len, world_size, rank
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
@@ -40,7 +54,12 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         if dataset_len < self.global_batch:
             what = f"{dataset_len} training samples are fewer than one batch of {self.global_batch}"
             do = "add clips, lower dataloader_batch_size or the number of ranks, or raise dataloader_epoch_repeat"
-            raise OptionError(what, "datasets.train", f"at least {world_size} ranks x {batch_size} samples each", do)
+            raise OptionError(
+                what,
+                "datasets.train",
+                f"at least {world_size} ranks x {batch_size} samples each",
+                do,
+            )
 
     def seek(self, epoch: int, batch: int = 0) -> None:
         """Continue with the first sample of this rank in that global batch."""
@@ -72,7 +91,12 @@ class TrainLoader:
     """
 
     def __init__(
-        self, dataset: Dataset, section: LoaderOptions, accumulation_steps: int, seed: int, stall_s: float = 300
+        self,
+        dataset: Dataset,
+        section: LoaderOptions,
+        accumulation_steps: int,
+        seed: int,
+        stall_s: float = 300,
     ) -> None:
         """stall_s: time limit of the watchdog. The loader, which can name the samples, must raise its error earlier."""
         self.dataset, self.section, self.accumulation_steps = dataset, section, accumulation_steps
@@ -105,12 +129,16 @@ class TrainLoader:
     def order(self) -> DataOrder:
         """What a position refers to; stored in checkpoints."""
         s = self.sampler
-        return DataOrder(s.dataset_len, self.sample_list, s.seed if s.shuffle else None, s.batches_per_epoch)
+        return DataOrder(
+            s.dataset_len, self.sample_list, s.seed if s.shuffle else None, s.batches_per_epoch
+        )
 
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
         """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
         self.sampler.seek(epoch, batch)
-        with process.signals_held():  # not within the generator, which would start them at its first next()
+        with (
+            process.signals_held()
+        ):  # not within the generator, which would start them at its first next()
             iterator = self._answer_of(lambda: iter(self.loader), 0)
         return self._steps(iterator)
 
@@ -140,17 +168,24 @@ class TrainLoader:
             try:
                 return read()
             except RuntimeError as e:
-                self.loader._iterator = None  # kept workers that did not answer: the next iterator starts others
+                self.loader._iterator = (
+                    None  # kept workers that did not answer: the next iterator starts others
+                )
                 is_late = "timed out" in str(e)
                 # Not for any sleep: threads that wait for a core, too, look asleep. The watchdog limits all waits.
                 if is_late and watchdog.asleep_s() - asleep_s > self.timeout_s / 2:
                     continue
                 if not is_late and "killed by signal" not in str(e):
                     raise
-                size, workers = self.section.dataloader_batch_size, self.section.dataloader_num_workers
+                size, workers = (
+                    self.section.dataloader_batch_size,
+                    self.section.dataloader_num_workers,
+                )
                 samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
                 where = f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}"  # in turns
-                expected = f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
+                expected = (
+                    f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
+                )
                 do = "check the disk and the memory of this host, or raise the time-out"
                 raise DataError(f"no batch: {str(e).splitlines()[0]}", where, expected, do) from e
 
@@ -168,7 +203,9 @@ class _Batches(Dataset):
                 items.append(self.dataset[sample_id])
             except SpikeVRTError as e:
                 worker = get_worker_info()
-                e.where += f" (epoch, index) {sample_id}" + (f", loader worker {worker.id}" if worker else "")
+                e.where += f" (epoch, index) {sample_id}" + (
+                    f", loader worker {worker.id}" if worker else ""
+                )
                 return type(e)(e.what, e.where, e.expected, e.do)
         return default_collate(items)
 

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.clip_reader import DatasetClip, UserClips, dataset_clips, described, spike_files, user_clip
+from data.cameras.spike_info import spike_errors_as_data_errors
+from data.cameras.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of
+from data.clips.clip_reader import (
+    DatasetClip,
+    UserClips,
+    dataset_clips,
+    described,
+    spike_files,
+    user_clip,
+)
 from data.spike.formats import FORMATS, count_planes, open_spikes
 from data.spike.represent import exposure_estimate
 from data.spike.simulate import DISPLAY_GAMMA, to_display, to_uint8
-from data.spike_info import spike_errors_as_data_errors
-from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of
 from utils.contract import FrameReader, Tick
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
@@ -23,7 +30,10 @@ from utils.options.section import Section
 
 # Keys of the spike section that a method sets itself.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
-SEVERAL = ("offsets", "num_bins")  # keys of a representation for several pictures; a method makes one
+SEVERAL = (
+    "offsets",
+    "num_bins",
+)  # keys of a representation for several pictures; a method makes one
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +52,11 @@ class Formula:
 
 
 # The first channel, whatever the blurry frame is.
-GREY = Formula(lambda _, channels: np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2), True, DISPLAY_GAMMA)
+GREY = Formula(
+    lambda _, channels: np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2),
+    True,
+    DISPLAY_GAMMA,
+)
 EXPOSURE = Formula(exposure_estimate, is_grey=False, gamma=1.0)  # a product of linear light
 METHODS = {"tfp": GREY, "tfi": GREY, "tfstp": GREY, "exposure": EXPOSURE}
 
@@ -51,9 +65,16 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     """A method's section {"type": name, ...}, completed by the defaults of its representation. Raises OptionError."""
     name = section["type"]
     if name not in METHODS:
-        raise OptionError(f"method.type is {name!r}", "method.type", f"one of {', '.join(METHODS)}", "choose one")
+        raise OptionError(
+            f"method.type is {name!r}", "method.type", f"one of {', '.join(METHODS)}", "choose one"
+        )
     if several := ", ".join(f"method.{key}" for key in SEVERAL if key in section):
-        raise OptionError(f"{several} would make several pictures of a frame", "method", "one picture", "remove it")
+        raise OptionError(
+            f"{several} would make several pictures of a frame",
+            "method",
+            "one picture",
+            "remove it",
+        )
     options = REPRESENTATIONS.resolve(section, "method").plain()
     channels_of(options)
     return {key: value for key, value in options.items() if key not in SEVERAL}
@@ -74,9 +95,15 @@ class Reconstruction:
 
     def protocol(self) -> dict[str, str]:
         about = self.representation
-        options = ", ".join(f"{key} {value}" for key, value in about.items() if key != "type" and value is not None)
+        options = ", ".join(
+            f"{key} {value}" for key, value in about.items() if key != "type" and value is not None
+        )
         frames = {"frames": "the middle one"} if self.center_frame_only else {}
-        grey = {"colour": "none: scored on the luma of the sharp frame alone (PSNR-Y, SSIM-Y)"} if self.is_grey else {}
+        grey = (
+            {"colour": "none: scored on the luma of the sharp frame alone (PSNR-Y, SSIM-Y)"}
+            if self.is_grey
+            else {}
+        )
         return {"method": f"{about['type']} ({options})", **grey, **frames}
 
     def restorer(self, device: torch.device) -> "Reconstruction":
@@ -90,7 +117,9 @@ class Reconstruction:
             watchdog.go_on()
             item = reader.frame(index)
             blurry = item["lq"][:3].permute(1, 2, 0).numpy()
-            yield torch.from_numpy(self.formula.picture(blurry, item["spike"].numpy())).permute(2, 0, 1)
+            yield torch.from_numpy(self.formula.picture(blurry, item["spike"].numpy())).permute(
+                2, 0, 1
+            )
             tick(1)
 
 
@@ -100,19 +129,31 @@ def spike_section(section: Section, method: Reconstruction, recorded: float | No
     recorded: the firing rate at full light in dataset.json. Where it is unknown in both, it is measured ("match").
     """
     # No method uses planes outside of the exposure.
-    channels = zip(SET_BY_METHOD, (method.representation, method.formula.gamma, "bilinear", 0), strict=True)
+    channels = zip(
+        SET_BY_METHOD, (method.representation, method.formula.gamma, "bilinear", 0), strict=True
+    )
     spike = SPIKE_SOURCES.resolve({**section.plain(), **dict(channels)}, "spike")
     if spike.rate is not None or recorded is not None:
         return spike
     measured = "measured from the brightness of the frames (spike.rate=match)"
-    logger.warning("the firing rate at full light is not known and %s; give spike.rate if you know it", measured)
+    logger.warning(
+        "the firing rate at full light is not known and %s; give spike.rate if you know it",
+        measured,
+    )
     return spike.model_copy(update={"rate": "match"})
 
 
-def section_for(method: Reconstruction, section: LoaderOptions, path: str, scale: int) -> LoaderOptions:
+def section_for(
+    method: Reconstruction, section: LoaderOptions, path: str, scale: int
+) -> LoaderOptions:
     """datasets.test, read for a method. Raises OptionError where the method cannot be applied."""
     if not section.spike_channels:
-        raise OptionError("datasets.test has no spikes", path, "an RGB + spike test set", "choose another option file")
+        raise OptionError(
+            "datasets.test has no spikes",
+            path,
+            "an RGB + spike test set",
+            "choose another option file",
+        )
     if scale != 1:
         expected = "1: a formula gives frames of the size of the input"
         raise OptionError(f"scale is {scale}", path, expected, "choose another option file")
@@ -123,7 +164,7 @@ def section_for(method: Reconstruction, section: LoaderOptions, path: str, scale
 class LongExposures:
     """Stand-ins for the frames of a clip of which there are only spikes: the mean of the planes of each, in grey.
 
-    As data.files.FrameSource: a frame for each file or, with spike.exposure, for each exposure in the one file. The
+    As data.clips.files.FrameSource: a frame for each file or, with spike.exposure, for each exposure in the one file. The
     brightness is that of the rate, or, where it is unknown, that of the brightest pixels of the first frame (99.5th
     percentile).
     """
@@ -134,7 +175,9 @@ class LongExposures:
         self.path, self._clip, self._source = path, clip, source
         self.files = spike_files(path)
         if not self.files:
-            raise DataError("the folder holds no spikes", str(path), ", ".join(FORMATS), "correct --spike")
+            raise DataError(
+                "the folder holds no spikes", str(path), ", ".join(FORMATS), "correct --spike"
+            )
         self.stems = [file.stem for file in self.files]
         if source.timing.is_one_file:
             with spike_errors_as_data_errors():
@@ -143,7 +186,9 @@ class LongExposures:
             self.files *= len(self.stems)
         self.size = (source.geometry.height, source.geometry.width)
         known = source.rate != "match"
-        self._white = source.rate if known else max(float(np.percentile(self._rates(0), 99.5)), 1e-6)
+        self._white = (
+            source.rate if known else max(float(np.percentile(self._rates(0), 99.5)), 1e-6)
+        )
 
     def __len__(self) -> int:
         return len(self.stems)
@@ -169,7 +214,12 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Dat
     """
     path = Path(path)
     if not path.exists():
-        raise DataError("no such file or folder", str(path), "a spike file, or a folder of them", "check --spike")
+        raise DataError(
+            "no such file or folder",
+            str(path),
+            "a spike file, or a folder of them",
+            "check --spike",
+        )
     name = path.resolve().parent.name if path.name == "spike" else path.stem
     section, info = described(section, path, name)
     source = SPIKE_SOURCES.build(section, "spike", info=info)

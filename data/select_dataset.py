@@ -20,10 +20,19 @@ def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int
     where, is_training = f"datasets.{split}", split == "train"
     section = DATASETS.resolve(section, where)
     # A plain torch Dataset is one for training.
-    fit = [n for n in DATASETS.names() if getattr(DATASETS.model(n).constructor, "is_training", True) == is_training]
+    fit = [
+        n
+        for n in DATASETS.names()
+        if getattr(DATASETS.model(n).constructor, "is_training", True) == is_training
+    ]
     if section.dataset_type not in fit:
-        key, expected = f"{where}.dataset_type", f"a dataset for {'training' if is_training else 'testing'}"
-        raise OptionError(f"{key} is {section.dataset_type}", key, f"{expected}: {', '.join(fit)}", "choose one")
+        key, expected = (
+            f"{where}.dataset_type",
+            f"a dataset for {'training' if is_training else 'testing'}",
+        )
+        raise OptionError(
+            f"{key} is {section.dataset_type}", key, f"{expected}: {', '.join(fit)}", "choose one"
+        )
     return DATASETS.build(section, where, seed=seed)
 
 

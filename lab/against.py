@@ -69,25 +69,48 @@ print(json.dumps({"training of one step s": sum(os.times()[:4])}))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", type=Path)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", choices=PROGRAMS)
     args = parser.parse_args()
-    data, options = Path("trainsets/sample").resolve(), ["--opt", "options/vrt/000_train_vrt_sample_rgbspike.json"]
-    options += ["datasets.test=null", "train.total_iter=1", "datasets.train.camera.threshold_range=[0.7,0.7]"]
-    for kind, name in {"gt": "GOPRO_Large", "lq": "GOPRO_Large", "spike": "GOPRO_Large_spike_seq"}.items():
+    data, options = (
+        Path("trainsets/sample").resolve(),
+        ["--opt", "options/vrt/000_train_vrt_sample_rgbspike.json"],
+    )
+    options += [
+        "datasets.test=null",
+        "train.total_iter=1",
+        "datasets.train.camera.threshold_range=[0.7,0.7]",
+    ]
+    for kind, name in {
+        "gt": "GOPRO_Large",
+        "lq": "GOPRO_Large",
+        "spike": "GOPRO_Large_spike_seq",
+    }.items():
         options.append(f"datasets.train.dataroot_{kind}={data / name / 'train'}")
     for program in [args.only] if args.only else PROGRAMS:
         turns = []
         for root in (args.other, ROOT) * args.rounds:
             with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, "-c", HEAD + PROGRAMS[program], *options, f"path.root={folder}"]
-                done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
+                command = [
+                    sys.executable,
+                    "-c",
+                    HEAD + PROGRAMS[program],
+                    *options,
+                    f"path.root={folder}",
+                ]
+                done = subprocess.run(
+                    command, cwd=root, stdout=subprocess.PIPE, text=True, check=True
+                )
             turns.append(json.loads(done.stdout.splitlines()[-1]))
         for name in turns[0]:
             other, this = (min(turn[name] for turn in turns[first::2]) for first in (0, 1))
-            print(f"{name}: other {other:.4g}, this {this:.4g}, ratio {this / other:.4f}", flush=True)
+            print(
+                f"{name}: other {other:.4g}, this {this:.4g}, ratio {this / other:.4f}", flush=True
+            )
 
 
 if __name__ == "__main__":

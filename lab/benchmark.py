@@ -25,14 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from data.io_backend import build_cache
+from data.clips.io_backend import build_cache
 from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from lab.tools import CHECKPOINTED, NAMED, compared, environment, matmul_rate
 from models.network_vrt import VRT
 from scripts.make_sample_data import texture
-from tests.naive_vrt import NaiveVRT
+from tests.helpers.naive_vrt import NaiveVRT
 from utils.metrics import markdown_table as table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,7 +40,9 @@ HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("net", "train", "data"):
         add = commands.add_parser(name).add_argument
@@ -51,32 +53,47 @@ def main(argv: list[str]) -> int:
             add("--crop", type=int, default=192, help="side of the crop, in RGB pixels")
             add("--clips", type=int, default=2)
             continue
-        add("--config", default="006", help=f"{', '.join(NAMED)}, or an option file, whose checkpointing holds")
+        add(
+            "--config",
+            default="006",
+            help=f"{', '.join(NAMED)}, or an option file, whose checkpointing holds",
+        )
         add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         add("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: no autocast")
         add("--crop", type=int, nargs="+", default=[64], help="side, or height and width")
         add("--batch", type=int, default=1)
         add("--threads", type=int, help="CPU threads (default: all)")
         add("--checkpoint", action="store_true", help="activation checkpointing of every block")
-        add("--against", choices=["naive"], help="also run the unoptimised tests/naive_vrt.py")
+        add(
+            "--against",
+            choices=["naive"],
+            help="also run the unoptimised tests/helpers/naive_vrt.py",
+        )
         add("--quick", action="store_true", help="the small network on 2 x 32 x 32, once")
     args = parser.parse_args(argv)
     assert not (args.json and args.json.exists()), f"{args.json} exists already"
     numbers = run_data(args) if args.command == "data" else run(args)
     if args.json:
-        args.json.write_text(json.dumps({"command": " ".join(argv), **environment(), **numbers}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps({"command": " ".join(argv), **environment(), **numbers}, indent=2) + "\n"
+        )
     return 0
 
 
 class Clip:
     """A random clip, and the runs of a network on it."""
 
-    def __init__(self, args: argparse.Namespace, options: dict[str, Any], size: tuple[int, int, int]) -> None:
+    def __init__(
+        self, args: argparse.Namespace, options: dict[str, Any], size: tuple[int, int, int]
+    ) -> None:
         """size: frames, height, width."""
         generator = torch.Generator().manual_seed(0)
         self.size = batch, frames, height, width = (args.batch, *size)
         channels = 3 if options.get("fusion", "none") != "none" else options.get("in_chans") or 3
-        counts = (channels + int(options.get("nonblind_denoising", False)), options.get("spike_channels", 0))
+        counts = (
+            channels + int(options.get("nonblind_denoising", False)),
+            options.get("spike_channels", 0),
+        )
         self.device, self.amp = torch.device(args.device), DTYPES[args.dtype]
         sizes = [(batch, frames, count, height, width) for count in counts if count]
         self.inputs = [torch.rand(size, generator=generator).to(self.device) for size in sizes]
@@ -113,7 +130,9 @@ def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
     batch, frames, height, width = size
     without = {"in_chans": 3, "nonblind_denoising": False, "fusion": "none", "spike_channels": 0}
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        naive = NaiveVRT(**{**options, **without}).to("meta")  # and its tables, which are made on the CPU
+        naive = NaiveVRT(**{**options, **without}).to(
+            "meta"
+        )  # and its tables, which are made on the CPU
         naive(torch.rand(batch, frames, 3, height, width))
     return counter.get_total_flops()
 
@@ -136,8 +155,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     jobs: dict[str, Callable[[], Any]] = {}
     for name, net in nets.items():
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=clip.device.type == "cuda")
-        jobs[name] = partial(clip.train_step, net, optimizer) if trains else partial(clip.restore, net)
-    found: dict[str, Any] = {"config": args.config, "dtype": args.dtype, "training": trains, "size": clip.size}
+        jobs[name] = (
+            partial(clip.train_step, net, optimizer) if trains else partial(clip.restore, net)
+        )
+    found: dict[str, Any] = {
+        "config": args.config,
+        "dtype": args.dtype,
+        "training": trains,
+        "size": clip.size,
+    }
     if args.against:
         a, b = (clip.restore(net).double() for net in nets.values())
         found["largest_difference"] = float((a - b).abs().max() / b.abs().max())
@@ -148,12 +174,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for figures in found["runs"].values():
         figures["flops_per_s"] = found["model_flops"] / figures["median_s"]
         figures["share_of_matmul_rate"] = figures["flops_per_s"] / found["matmul_flops_per_s"]
-    print(f"{args.config}, {args.command}, {args.dtype}, batch x frames x height x width = {clip.size}")
+    print(
+        f"{args.config}, {args.command}, {args.dtype}, batch x frames x height x width = {clip.size}"
+    )
     keys = list(found["runs"]["ours"])
-    print(table([[name, *(each[key] for key in keys)] for name, each in found["runs"].items()], ["", *keys]))
+    print(
+        table(
+            [[name, *(each[key] for key in keys)] for name, each in found["runs"].items()],
+            ["", *keys],
+        )
+    )
     if args.against:
         runs = found["runs"]
-        found["ratio"] = {key: runs["ours"][key] / runs["naive"][key] for key in ("median_s", "min_s", "process_mb")}
+        found["ratio"] = {
+            key: runs["ours"][key] / runs["naive"][key]
+            for key in ("median_s", "min_s", "process_mb")
+        }
         print("ours / naive:", found["ratio"], "largest difference", found["largest_difference"])
     return found
 
@@ -177,18 +213,31 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         options = DATASETS.resolve(both | spikes, "datasets.train")
         build_cache(options.constructor.sources_of(options)[0], str(root / "cache"))
         cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
-        kinds = {"png": rgb, "png + .dat": spikes, "cache, RGB": rgb | cached, "cache, RGB + spikes": spikes | cached}
-        datasets = {name: build_dataset(both | changes, "train", 0) for name, changes in kinds.items()}
+        kinds = {
+            "png": rgb,
+            "png + .dat": spikes,
+            "cache, RGB": rgb | cached,
+            "cache, RGB + spikes": spikes | cached,
+        }
+        datasets = {
+            name: build_dataset(both | changes, "train", 0) for name, changes in kinds.items()
+        }
         clip, turn = datasets["png"].clips[0], iter(range(10**9))
         paths = [*clip.lq[: args.frames], *clip.gt[: args.frames]]
-        runs: dict[str, Callable[[], Any]] = {"OpenCV decodes the PNGs": lambda: [cv2.imread(p) for p in paths]}
+        runs: dict[str, Callable[[], Any]] = {
+            "OpenCV decodes the PNGs": lambda: [cv2.imread(p) for p in paths]
+        }
         for name, dataset in datasets.items():
             runs[name] = lambda d=dataset: d[(0, next(turn) % len(d))]
         found = compared(runs, torch.device("cpu"), args.repeats, 2)
     best = {name: 1e3 * figures["median_s"] for name, figures in found.items()}
     decode = best["OpenCV decodes the PNGs"]
-    print(f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, {PLANES} planes of 640 x 360 each")
-    rows = [[name, f"{ms:.1f}", f"{1e3 / ms:.1f}", f"{ms / decode:.3f}"] for name, ms in best.items()]
+    print(
+        f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, {PLANES} planes of 640 x 360 each"
+    )
+    rows = [
+        [name, f"{ms:.1f}", f"{1e3 / ms:.1f}", f"{ms / decode:.3f}"] for name, ms in best.items()
+    ]
     print(table(rows, ["", "ms", "samples/s", "of decoding"]))
     print(f"spikes add {100 * (best['png + .dat'] / best['png'] - 1):.1f} % to the PNG path")
     return {"samples": best}
@@ -198,8 +247,13 @@ def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
     """A clip of GoPro size and layout, whose PNGs compress about as much as those of GoPro."""
     rng = np.random.default_rng(seed)
     picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)
-    light = cv2.resize(to_grey(to_linear(picture / np.float32(255))), (WIDTH // RATIO, HEIGHT // RATIO))
-    sensor, rgb = IntegrateAndFire(*light.shape, rate=0.5, rng=rng), root / "GOPRO_Large/train" / name
+    light = cv2.resize(
+        to_grey(to_linear(picture / np.float32(255))), (WIDTH // RATIO, HEIGHT // RATIO)
+    )
+    sensor, rgb = (
+        IntegrateAndFire(*light.shape, rate=0.5, rng=rng),
+        root / "GOPRO_Large/train" / name,
+    )
     spikes = root / "GOPRO_Large_spike_seq/train" / name / "spike"
     for folder in (rgb / "blur", rgb / "sharp", spikes):
         folder.mkdir(parents=True)
@@ -208,7 +262,9 @@ def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
         noisy = np.clip(np.roll(picture, 4 * frame, axis=1) + grain, 0, 255).astype(np.uint8)
         for kind in ("blur", "sharp"):
             cv2.imwrite(str(rgb / kind / f"{frame:06d}.png"), noisy)
-        write_spikes(spikes / f"{frame:06d}.dat", sensor.run([light] * PLANES), SpikeGeometry(*light.shape))
+        write_spikes(
+            spikes / f"{frame:06d}.dat", sensor.run([light] * PLANES), SpikeGeometry(*light.shape)
+        )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,10 @@ def step_gb(clips: int, activations_gb: float) -> float:
 def clips_at_once(gpus: int, card: int) -> int:
     """Clips per GPU and pass, a divisor of the GPU's share of the batch."""
     most, share = counted_gb()[0], BATCH // gpus
-    return max((n for n in (1, 2, 4, 8) if n <= share and step_gb(n, most) <= 0.5 * SHARE * card), default=1)
+    return max(
+        (n for n in (1, 2, 4, 8) if n <= share and step_gb(n, most) <= 0.5 * SHARE * card),
+        default=1,
+    )
 
 
 def file_for(gpus: int, card: int) -> Path:
@@ -51,7 +54,9 @@ def table() -> Iterator[str]:
     for gpus in GPUS:
         for file in dict.fromkeys(file_for(gpus, card) for card in CARDS):
             cards = ", ".join(f"{card} GB" for card in CARDS if file_for(gpus, card) == file)
-            clips = clips_at_once(gpus, next(card for card in CARDS if file_for(gpus, card) == file))
+            clips = clips_at_once(
+                gpus, next(card for card in CARDS if file_for(gpus, card) == file)
+            )
             gb = step_gb(clips, counted_gb()[0])
             yield f"| {gpus} | {cards} | `{file.relative_to(ROOT)}` | {clips} x {BATCH // gpus // clips} | {gb:.1f} |"
 
@@ -62,7 +67,9 @@ def small_table() -> Iterator[str]:
     crops = [(gpus, 16, 192) for gpus in GPUS] + [(1, 4, 128), (1, 2, 64)]
     for gpus, card, crop in crops:
         gb = step_gb(1, most if crop == 192 else least * (crop / 192) ** 2)
-        options = f"netG.memory_budget_gb={SHARE * card:.1f} train.accumulation_steps={BATCH // gpus}"
+        options = (
+            f"netG.memory_budget_gb={SHARE * card:.1f} train.accumulation_steps={BATCH // gpus}"
+        )
         options += f" datasets.train.gt_size={crop}" if crop < 192 else ""
         yield f"| {gpus} | {card} GB | `{options}` | {gb:.1f} |"
 

@@ -18,25 +18,43 @@ from utils.run.history import read_history, run_names
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, nargs=2, metavar="RUN")
     parser.add_argument("--noise", type=Path, nargs="+", metavar="RUN", required=True)
-    parser.add_argument("--tag", default="train/loss", help="scalar of the history (default %(default)s)")
-    parser.add_argument("--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)")
+    parser.add_argument(
+        "--tag", default="train/loss", help="scalar of the history (default %(default)s)"
+    )
+    parser.add_argument(
+        "--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args(argv)
     names = run_names(args.runs)
     histories = [dict(read_history(run)[args.tag]) for run in (*args.runs, *args.noise)]
     steps = sorted(set.intersection(*map(set, histories)))
     kernel = np.full(args.smooth, 1 / args.smooth)
-    curves = np.array([np.convolve([history[step] for step in steps], kernel, "valid") for history in histories])
+    curves = np.array(
+        [np.convolve([history[step] for step in steps], kernel, "valid") for history in histories]
+    )
     # Relative to the first curve: the second one, and those of other seeds, of which the largest count.
     figures = [
-        {"rms": float(np.sqrt(np.mean(d**2))), "largest": float(np.abs(d).max()), "last": float(abs(d[-1]))}
+        {
+            "rms": float(np.sqrt(np.mean(d**2))),
+            "largest": float(np.abs(d).max()),
+            "last": float(abs(d[-1])),
+        }
         for d in (curves[1:] - curves[0]) / np.abs(curves[0])
     ]
     noise = {key: max(f[key] for f in figures[1:]) for key in figures[0]}
-    result = {"tag": args.tag, "runs": names, "smooth": args.smooth, "difference": figures[0], "noise": noise}
+    result = {
+        "tag": args.tag,
+        "runs": names,
+        "smooth": args.smooth,
+        "difference": figures[0],
+        "noise": noise,
+    }
     result["is_within_noise"] = figures[0]["rms"] <= noise["rms"]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")

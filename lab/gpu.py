@@ -27,28 +27,41 @@ from lab.benchmark import Clip, networks
 from lab.tools import NAMED, compared, environment, matmul_rate, seconds
 from models.vrt.fit_memory import MARGIN, fit_memory
 from models.vrt.layers import tf32
-from tests.tensor_clip import restore_clip
+from tests.helpers.tensor_clip import restore_clip
 
 BUDGET_S, MOST_S = 540.0, 150.0  # of all measurements, of each
 Figures = dict[str, Any]
 
 
-def made(device: str, net: str = "ours", small: bool = False, **how: Any) -> tuple[Any, Clip, torch.optim.Optimizer]:
+def made(
+    device: str, net: str = "ours", small: bool = False, **how: Any
+) -> tuple[Any, Clip, torch.optim.Optimizer]:
     """(network, clip, optimizer) of benchmark.py, as in the GoPro recipe on a GPU; small on a CPU.
 
     how: batch, dtype, checkpoint, as there.
     """
-    options, size = (NAMED["006"], (6, 192, 192)) if device == "cuda" and not small else (NAMED["small"], (2, 32, 32))
+    options, size = (
+        (NAMED["006"], (6, 192, 192))
+        if device == "cuda" and not small
+        else (NAMED["small"], (2, 32, 32))
+    )
     usual = {"batch": 1, "dtype": "bfloat16", "checkpoint": False, "against": net == "naive"}
     args = argparse.Namespace(device=device, **usual | how)
     chosen = networks(args, options)[net].train()
-    return chosen, Clip(args, options, size), torch.optim.Adam(chosen.parameters(), lr=1e-4, fused=device == "cuda")
+    return (
+        chosen,
+        Clip(args, options, size),
+        torch.optim.Adam(chosen.parameters(), lr=1e-4, fused=device == "cuda"),
+    )
 
 
 def figures_of(run: Any, device: str, repeats: int = 3) -> Figures:
     """Median seconds, and peak GB: of tensors on a GPU, else of the process."""
     found = compared({"": run}, torch.device(device), repeats, 1)[""]
-    return {"s": found["median_s"], "peak GB": found.get("allocated_mb", found["process_mb"]) * 2**20 / 1e9}
+    return {
+        "s": found["median_s"],
+        "peak GB": found.get("allocated_mb", found["process_mb"]) * 2**20 / 1e9,
+    }
 
 
 def ceilings(device: str) -> Figures:
@@ -75,7 +88,10 @@ def counted(device: str, checkpoint: bool) -> Figures:
     """The GB of a step on one clip that netG.checkpoint "auto" counts, without its margin."""
     net, clip, _ = made(device, checkpoint=checkpoint)
     with torch.autocast(device, torch.bfloat16):  # as in training: blocks are counted one by one
-        return {"counted GB": fit_memory(net, partial(clip, net), 0.0 if checkpoint else math.inf) / MARGIN}
+        return {
+            "counted GB": fit_memory(net, partial(clip, net), 0.0 if checkpoint else math.inf)
+            / MARGIN
+        }
 
 
 def profile(device: str) -> Figures:
@@ -83,7 +99,9 @@ def profile(device: str) -> Figures:
     is_gpu = device == "cuda"
     net, clip, optimizer = made(device, batch=8 if is_gpu else 1)
     clip.train_step(net, optimizer)
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu) as profiled:
+    with torch.profiler.profile(
+        activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu
+    ) as profiled:
         clip.train_step(net, optimizer)
     key = "self_device_time_total" if is_gpu else "self_cpu_time_total"
     table = profiled.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=60)
@@ -112,7 +130,9 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
     for _ in range(300 if device == "cuda" else 2):
         coarse = torch.rand(1, 3, 20, 20, generator=generator)
         texture = torch.nn.functional.interpolate(coarse, scale_factor=4)[..., :64, :64].to(device)
-        moments = torch.stack([texture.roll((i, 2 * i), (2, 3)) for i in range(48)], dim=1).unflatten(1, (6, 8))
+        moments = torch.stack(
+            [texture.roll((i, 2 * i), (2, 3)) for i in range(48)], dim=1
+        ).unflatten(1, (6, 8))
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             restored = net(moments[:, :, :7].mean(2))
         loss = (restored.float() - moments[:, :, 3]).square().add(1e-6).sqrt().mean()
@@ -126,7 +146,9 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
 MEASUREMENTS: dict[str, Any] = {"ceilings": ceilings}
 for batch in (8, 1):
     MEASUREMENTS[f"step, batch {batch}, no checkpointing"] = partial(step, batch=batch)
-    MEASUREMENTS[f"step, batch {batch}, all checkpointing"] = partial(step, batch=batch, checkpoint=True)
+    MEASUREMENTS[f"step, batch {batch}, all checkpointing"] = partial(
+        step, batch=batch, checkpoint=True
+    )
 MEASUREMENTS |= {
     "step, batch 1, float32": partial(step, dtype="float32"),
     "naive step, batch 1, float32": partial(step, dtype="float32", net="naive"),
@@ -143,10 +165,14 @@ MEASUREMENTS |= {
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="new file for the figures, JSON", metavar="FILE")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
+    parser.add_argument(
+        "--only", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS)
+    )
     parser.add_argument("--here", action="store_true", help="measure in this process, print JSON")
     args = parser.parse_args(argv)
     if args.here:
@@ -157,7 +183,9 @@ def main(argv: list[str]) -> int:
     found: Figures = {**environment(), "figures": {}}
     end = time.monotonic() + BUDGET_S
     for name in [args.only] if args.only else MEASUREMENTS:
-        found["figures"][name] = figures = in_process(name, args.device, min(MOST_S, end - time.monotonic()))
+        found["figures"][name] = figures = in_process(
+            name, args.device, min(MOST_S, end - time.monotonic())
+        )
         args.out.write_text(json.dumps(found, indent=1) + "\n")
         print(f"{name}: {json.dumps(figures)[:150]}", flush=True)
     return int(any("failed" in figures for figures in found["figures"].values()))
@@ -166,7 +194,9 @@ def main(argv: list[str]) -> int:
 def in_process(name: str, device: str, limit_s: float) -> Figures:
     command = [sys.executable, __file__, "--device", device, "--only", name, "--here"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, limit_s), check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=max(1.0, limit_s), check=False
+        )
     except subprocess.TimeoutExpired:
         return {"failed": f"not finished after {limit_s:.0f} s"}
     if done.returncode:

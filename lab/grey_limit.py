@@ -20,8 +20,14 @@ from utils.metrics import psnr
 gains: dict[str, list[float]] = {"bilinear": [], "bicubic": []}
 for file in (file for clip in sys.argv[1:] for file in sorted(Path(clip, "sharp").iterdir())):
     sharp, blurry = (imread_rgb(path) for path in (file, file.parent.parent / "blur" / file.name))
-    lights, size = [to_linear(image / np.float32(255)) @ LUMA for image in (sharp, blurry)], blurry.shape[1::-1]
-    small = [to_display(cv2.resize(light, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)) for light in lights]
+    lights, size = (
+        [to_linear(image / np.float32(255)) @ LUMA for image in (sharp, blurry)],
+        blurry.shape[1::-1],
+    )
+    small = [
+        to_display(cv2.resize(light, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA))
+        for light in lights
+    ]
     frame = torch.from_numpy(blurry / np.float32(255)).permute(2, 0, 1)[None]
     changes = ExposureFusion(spike_channels=2).colour_changes(frame)[0].permute(1, 2, 0).numpy()
     for found, how in zip(gains.values(), (cv2.INTER_LINEAR, cv2.INTER_CUBIC), strict=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.tools import ROOT
-from tests.imports import imports_of, modules_below
+from tests.helpers.imports import imports_of, modules_below
 
 FOLDERS = {"utils", "data", "models", "scripts"}
 
@@ -24,7 +24,9 @@ def lines(*paths: Path) -> int:
 def reachable(start: str) -> set[str]:
     """The modules that a program imports, directly or not."""
     modules = modules_below(ROOT, FOLDERS)
-    graph = {name: imports_of(path, ROOT, modules) & modules.keys() for name, path in modules.items()}
+    graph = {
+        name: imports_of(path, ROOT, modules) & modules.keys() for name, path in modules.items()
+    }
     found, todo = set(), [start]
     while todo:
         name = todo.pop()
@@ -35,15 +37,35 @@ def reachable(start: str) -> set[str]:
 
 
 def main() -> None:
-    command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.sh"]
+    command = [
+        "git",
+        "-C",
+        ROOT,
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "*.py",
+        "*.sh",
+    ]
     names = dict.fromkeys(subprocess.check_output(command, text=True).splitlines())
     files = [path for name in names if (path := ROOT / name).is_file()]
-    lab, tests = ([path for path in files if path.is_relative_to(ROOT / name)] for name in ("lab", "tests"))
+    lab, tests = (
+        [path for path in files if path.is_relative_to(ROOT / name)] for name in ("lab", "tests")
+    )
     product = [path for path in files if path not in lab and path not in tests]
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in product if path.suffix == ".py"}
+    trees = {
+        path: ast.parse(path.read_text(encoding="utf-8"))
+        for path in product
+        if path.suffix == ".py"
+    }
     nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
-    sizes = {(path, n): n.end_lineno - n.lineno + 1 for path, n in nodes if hasattr(n, "end_lineno")}
-    functions = [(path, n) for path, n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    sizes = {
+        (path, n): n.end_lineno - n.lineno + 1 for path, n in nodes if hasattr(n, "end_lineno")
+    }
+    functions = [
+        (path, n) for path, n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     imports = sum(sizes[path, n] for path, n in nodes if isinstance(n, ast.Import | ast.ImportFrom))
     file, function = max(product, key=lines), max(functions, key=sizes.get)
     figures = {
@@ -54,7 +76,9 @@ def main() -> None:
         "longest file": f"{lines(file)}  {file.relative_to(ROOT)}",
         "longest function": f"{sizes[function]}  {function[0].relative_to(ROOT)}: {function[1].name}",
         "modules that main_train_vrt reaches": len(reachable("main_train_vrt")),
-        "functions that take opt": sum(any(a.arg == "opt" for a in n.args.args) for _, n in functions),
+        "functions that take opt": sum(
+            any(a.arg == "opt" for a in n.args.args) for _, n in functions
+        ),
         "files in scripts/": sum(path.parent == ROOT / "scripts" for path in files),
         "lab lines": lines(*lab),
         "tests lines": lines(*tests),

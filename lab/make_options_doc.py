@@ -22,9 +22,9 @@ from pydantic.fields import FieldInfo
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.augment import CAMERAS
-from data.io_backend import IO_BACKENDS
+from data.cameras.spike_source import REPRESENTATIONS, SPIKE_SOURCES
+from data.clips.io_backend import IO_BACKENDS
 from data.select_dataset import DATASETS
-from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES
 from lab.tools import ROOT
 from models.fusion.operators import FUSIONS
 from models.losses import LOSSES
@@ -35,7 +35,10 @@ from utils.options.section import Registry, Section, describe
 
 MARK = "Written by lab/make_options_doc.py; edit the models and docstrings instead."
 MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"
-OF_KAIR = {"deprecationMessage": "A key of KAIR; no effect here.", "doNotSuggest": True}  # keywords of VS Code
+OF_KAIR = {
+    "deprecationMessage": "A key of KAIR; no effect here.",
+    "doNotSuggest": True,
+}  # keywords of VS Code
 KEYS_IN_TEXT = re.compile(r"(?:^|(?<=[.;)] ))(\w+(?:, \w+)*): ")
 CHINESE = json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8"))
 Schema = dict[str, Any]
@@ -48,7 +51,11 @@ PARTS = {  # where an option file names a part -> the registry of such parts
 
 def make_page(known: dict[str, str] | None = None) -> str:
     """In English, or with the translations `known`. SystemExit where one is missing or not used any more."""
-    known, texts, other = known or {}, {}, "[English](../options.md)" if known else "[简体中文](zh/options.md)"
+    known, texts, other = (
+        known or {},
+        {},
+        "[English](../options.md)" if known else "[简体中文](zh/options.md)",
+    )
 
     def say(text: str, where: str) -> str:
         parts = {" ".join(part.split()): part for part in text.strip("\n").split("\n\n")}
@@ -65,8 +72,14 @@ def make_page(known: dict[str, str] | None = None) -> str:
         dumps=json.dumps, string=str, key_rows=key_rows, own_keys=own_keys, to_read=to_read,
         is_model=lambda kind: inspect.isclass(kind) and issubclass(kind, Section) and bool(kind.model_fields),
     )  # fmt: skip
-    faults = [f"no translation for {where}: {key}" for key, where in texts.items() if known and key not in known]
-    if faults := faults + [f"nothing has this text any more: {key}" for key in known if key not in texts]:
+    faults = [
+        f"no translation for {where}: {key}"
+        for key, where in texts.items()
+        if known and key not in known
+    ]
+    if faults := faults + [
+        f"nothing has this text any more: {key}" for key in known if key not in texts
+    ]:
         sys.exit("\n".join(["correct docs/zh/options.json:", *faults]))
     return page
 
@@ -82,7 +95,9 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
     return [
         (key, field)
         for (key, text), field in rows.items()
-        if not any(k == key and other.startswith(text.rstrip(".")) and other != text for k, other in rows)
+        if not any(
+            k == key and other.startswith(text.rstrip(".")) and other != text for k, other in rows
+        )
     ]
 
 
@@ -90,12 +105,20 @@ def own_keys(registry: Registry, name: str) -> list[str]:
     """The keys of a part that fewer than half of the parts of this kind have, or all that are not in `key_rows`."""
     keys = [key for other in registry.names() for key in registry.keys(other)]
     described = {key for key, _ in key_rows(registry)}
-    return [k for k in registry.keys(name) if k not in described or 2 * keys.count(k) < len(registry.names())]
+    return [
+        k
+        for k in registry.keys(name)
+        if k not in described or 2 * keys.count(k) < len(registry.names())
+    ]
 
 
 def marks_of(text: str, model: type[Section]) -> list[re.Match[str]]:
     """Where a docstring explains keys of the model, as "key, key: "."""
-    return [mark for mark in KEYS_IN_TEXT.finditer(text) if model.model_fields.keys() >= set(mark[1].split(", "))]
+    return [
+        mark
+        for mark in KEYS_IN_TEXT.finditer(text)
+        if model.model_fields.keys() >= set(mark[1].split(", "))
+    ]
 
 
 def to_read(registry: Registry, name: str) -> str:
@@ -114,25 +137,36 @@ def make_schema() -> str:
     shared = {}  # what occurs more than once: keys of parts, and nested parts by kind
     keys = keys_of(Options, shared)
     for split in ("train", "test"):
-        names = [n for n in DATASETS.names() if DATASETS.model(n).constructor.is_training == (split == "train")]
+        names = [
+            n
+            for n in DATASETS.names()
+            if DATASETS.model(n).constructor.is_training == (split == "train")
+        ]
         section = part_of(DATASETS, names, shared, f"datasets.{split}")
         keys["datasets"]["properties"][split] = section | {"type": ["object", "null"]}
     for name in ("netG", "train"):
         keys[name] = part_of(PARTS[name], PARTS[name].names(), shared, name)
     keys["path"]["properties"] |= dict.fromkeys(sorted(KAIR_ONLY["path"]), OF_KAIR)
     keys["$schema"] = {"type": "string", "description": "This schema, for editors; no effect."}
-    keys["base"] = {"type": "string", "description": "An option file beside this one, whose keys are inherited."}
+    keys["base"] = {
+        "type": "string",
+        "description": "An option file beside this one, whose keys are inherited.",
+    }
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#", "$comment": f"{MARK} {MADE_WITH}", "$defs": shared,
         "type": "object", "properties": keys, "additionalProperties": False,
     }  # fmt: skip
     for name, value in schema.items():
         if isinstance(value, dict):
-            text = ",\n".join(f" {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items())
+            text = ",\n".join(
+                f" {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()
+            )
             schema[name] = f"{{\n{text}\n}}"
         else:
             schema[name] = json.dumps(value)
-    return "{\n" + ",\n".join(f"{json.dumps(name)}: {text}" for name, text in schema.items()) + "\n}\n"
+    return (
+        "{\n" + ",\n".join(f"{json.dumps(name)}: {text}" for name, text in schema.items()) + "\n}\n"
+    )
 
 
 def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str = "") -> Schema:
@@ -149,17 +183,25 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
             forms = either.setdefault(key, [])
             forms += [] if value in forms else [value]
     # A file that inherits the type: where parts differ in the meaning of a key, any of them will do.
-    any_of = {key: forms[0] if len(forms) == 1 else {"anyOf": forms} for key, forms in either.items()}
+    any_of = {
+        key: forms[0] if len(forms) == 1 else {"anyOf": forms} for key, forms in either.items()
+    }
     then = {"type": "object", "properties": any_of, "additionalProperties": False}
     branches.append({"if": {"not": {"required": [kind]}}, "then": then})
-    chosen = {"enum": list(names), "enumDescriptions": texts, "description": f"The {registry.kind}."}
+    chosen = {
+        "enum": list(names),
+        "enumDescriptions": texts,
+        "description": f"The {registry.kind}.",
+    }
     return {"type": "object", "properties": {kind: chosen}, "allOf": branches}
 
 
 def reference(name: str, schema: Schema, shared: Schema) -> Schema:
     """A reference to the schema, under this name or, where another schema has it, the name and a number."""
     names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-    return {"$ref": f"#/$defs/{next(name for name in names if shared.setdefault(name, schema) == schema)}"}
+    return {
+        "$ref": f"#/$defs/{next(name for name in names if shared.setdefault(name, schema) == schema)}"
+    }
 
 
 def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "") -> Schema:
@@ -178,7 +220,9 @@ def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "
     for key, schema in keys.items():
         field = model.model_fields[key]
         if nested := next((m for m in field.metadata if isinstance(m, Registry)), None):
-            section = reference(nested.kind.replace(" ", "_"), part_of(nested, nested.names(), shared), shared)
+            section = reference(
+                nested.kind.replace(" ", "_"), part_of(nested, nested.names(), shared), shared
+            )
             others = nested.names() + ([None] if field.default is None else [])
             schema |= {"if": {"type": "object"}, "then": section, "else": {"enum": others}}
         if key in notes:
@@ -193,9 +237,19 @@ def without_references(schema: Any, definitions: Schema) -> Any:
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        schema = definitions[schema["$ref"].rpartition("/")[2]] | {k: v for k, v in schema.items() if k != "$ref"}
-    dropped = ("title", "pattern", "required")  # where they are no keys of options, which have an object
-    return {k: without_references(v, definitions) for k, v in schema.items() if k not in dropped or isinstance(v, dict)}
+        schema = definitions[schema["$ref"].rpartition("/")[2]] | {
+            k: v for k, v in schema.items() if k != "$ref"
+        }
+    dropped = (
+        "title",
+        "pattern",
+        "required",
+    )  # where they are no keys of options, which have an object
+    return {
+        k: without_references(v, definitions)
+        for k, v in schema.items()
+        if k not in dropped or isinstance(v, dict)
+    }
 
 
 if __name__ == "__main__":

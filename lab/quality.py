@@ -4,7 +4,7 @@
     python lab/quality.py [--suite real --videos VIDEOS --steps 500]
 
 `real` trains on seven of eleven real videos, on photographs and made scenes under random rigs, and reports on two other
-videos under the conditions of data/rig.py; two more (`--part choose`) are for choosing. `sample` is a smoke test on
+videos under the conditions of data/cameras/rig.py; two more (`--part choose`) are for choosing. `sample` is a smoke test on
 made scenes. Repeat the command to go on where it stopped: a finished run is repeated only if its options have changed,
 and those committed in docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the figures.
 """
@@ -46,31 +46,61 @@ VIDEOS = {
 }  # fmt: skip
 # Photographs in the public domain or under CC0, which packages hold.
 PHOTOS = {
-    "skimage": ("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "retina.jpg", "rocket.jpg"),
+    "skimage": (
+        "astronaut.png",
+        "chelsea.png",
+        "coffee.png",
+        "hubble_deep_field.jpg",
+        "retina.jpg",
+        "rocket.jpg",
+    ),
     "matplotlib": ("grace_hopper.jpg",),
 }
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}  # of a video or photograph
 SHARES = {"made": 3, "random": 4, "photos": 2, "ideal": 3}  # of the training samples
 CONDITIONS = ("ideal", "other", "rig", "dim")
 FRAMES = 8  # of a clip
-METHODS = ("tfp", "tfi", "exposure")  # main_test_vrt.py --method; exposure: the ratio formula of S-SDM, in linear light
-MOVES, AROUND = 12, 7  # a pixel moves where blurry and sharp differ by so many levels, and so many pixels around it
+METHODS = (
+    "tfp",
+    "tfi",
+    "exposure",
+)  # main_test_vrt.py --method; exposure: the ratio formula of S-SDM, in linear light
+MOVES, AROUND = (
+    12,
+    7,
+)  # a pixel moves where blurry and sharp differ by so many levels, and so many pixels around it
 ALIKE = 0.05  # largest difference in parameters of methods that are compared
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more, which is too wide.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--suite", choices=("sample", "real"), default="sample", help="default %(default)s")
     add("--videos", type=Path, help="real: folder of the eleven videos")
-    add("--part", choices=("choose", "report"), default="report", help="real: the videos to test on")
-    add("--conditions", nargs="+", choices=CONDITIONS, default=CONDITIONS, help="real: of the test (default: all)")
+    add(
+        "--part", choices=("choose", "report"), default="report", help="real: the videos to test on"
+    )
+    add(
+        "--conditions",
+        nargs="+",
+        choices=CONDITIONS,
+        default=CONDITIONS,
+        help="real: of the test (default: all)",
+    )
     add("--opt", type=Path, nargs="+", metavar="FILE", help="default: all of options/benchmark")
     add("--only", nargs="+", metavar="NAME", help="train these only (names without .json)")
     add("--seeds", type=int, nargs="+", default=[0, 1], help="default 0 1")
-    add("--steps", type=int, nargs="+", default=[500], help="several: each file is trained for each (default 500)")
+    add(
+        "--steps",
+        type=int,
+        nargs="+",
+        default=[500],
+        help="several: each file is trained for each (default 500)",
+    )
     add("--out", type=Path, help="results folder (default experiments/quality/SUITE)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/quality" / args.suite).resolve()
@@ -80,7 +110,9 @@ def main(argv: list[str]) -> int:
     methods = [read_method(file, data, steps) for steps in args.steps for file in files]
     for method in methods:
         if method.work != methods[0].work:
-            sys.exit(f"a step of {method.name} sees {method.work} pixels, one of {methods[0].name} {methods[0].work}")
+            sys.exit(
+                f"a step of {method.name} sees {method.work} pixels, one of {methods[0].name} {methods[0].work}"
+            )
     for seed in args.seeds:
         for method in methods:
             if args.only is None or method.file.stem in args.only:
@@ -141,32 +173,61 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
         sys.exit(f"--videos {args.videos} has no {', '.join(sorted(lacking))}")
     sources = {part: [videos[name] for name in names] for part, names in VIDEOS.items()}
     packages = {name: Path(find_spec(name).origin).parent for name in PHOTOS}
-    sources["photos"] = [next(packages[name].rglob(photo)) for name, photos in PHOTOS.items() for photo in photos]
+    sources["photos"] = [
+        next(packages[name].rglob(photo)) for name, photos in PHOTOS.items() for photo in photos
+    ]
     for part, files in sources.items():
         (out / "sources" / part).mkdir(parents=True, exist_ok=True)
         for file in files:
             link = out / "sources" / part / file.name
             link.exists() or link.symlink_to(file.resolve())
-    random = {"random": ("train", "random"), "ideal": ("train", "ideal"), "photos": ("photos", "random")}
+    random = {
+        "random": ("train", "random"),
+        "ideal": ("train", "ideal"),
+        "photos": ("photos", "random"),
+    }
     tests = {f"{part}_{each}": (part, each) for part in ("choose", "report") for each in CONDITIONS}
     for name, (part, rig) in (random | tests).items():
         clips, source = CLIPS.get(name, CLIPS.get(part)), out / "sources" / part
         if name in random or part == args.part:
-            asked = {"source": source, "rig": rig, "clips": clips, "frames": FRAMES, "out": out / "data" / name}
+            asked = {
+                "source": source,
+                "rig": rig,
+                "clips": clips,
+                "frames": FRAMES,
+                "out": out / "data" / name,
+            }
             more = [word for key, value in asked.items() for word in (f"--{key}", str(value))]
-            call("scripts/prepare_gopro_spike.py", out, name, "--test-share", "0", "--workers", "1", *more)
+            call(
+                "scripts/prepare_gopro_spike.py",
+                out,
+                name,
+                "--test-share",
+                "0",
+                "--workers",
+                "1",
+                *more,
+            )
     [made] = make_made(out).train
-    train = {out / "data" / name: share for name, share in SHARES.items() if name != "made"} | {made: SHARES["made"]}
-    digest = hashlib.sha256(json.dumps([VIDEOS, CLIPS, SHARES, FRAMES, PHOTOS], sort_keys=True).encode()).hexdigest()[
-        :8
-    ]
-    return Data(train, {each: out / f"data/{args.part}_{each}" for each in args.conditions}, "train", digest)
+    train = {out / "data" / name: share for name, share in SHARES.items() if name != "made"} | {
+        made: SHARES["made"]
+    }
+    digest = hashlib.sha256(
+        json.dumps([VIDEOS, CLIPS, SHARES, FRAMES, PHOTOS], sort_keys=True).encode()
+    ).hexdigest()[:8]
+    return Data(
+        train, {each: out / f"data/{args.part}_{each}" for each in args.conditions}, "train", digest
+    )
 
 
 def roots(folder: Path, split: str) -> dict[str, str]:
     """The dataroots of a split, as option keys."""
     frames = str(folder / RGB / split)
-    return {"dataroot_lq": frames, "dataroot_gt": frames, "dataroot_spike": str(folder / SPIKES / split)}
+    return {
+        "dataroot_lq": frames,
+        "dataroot_gt": frames,
+        "dataroot_spike": str(folder / SPIKES / split),
+    }
 
 
 def read_method(file: Path, data: Data, steps: int) -> Method:
@@ -186,12 +247,23 @@ def read_method(file: Path, data: Data, steps: int) -> Method:
     opt = read_options(["--opt", str(file), *overrides])
     loader = opt.datasets.train
     net, train = define_G(opt), opt.train
-    frozen = group_names(net, train.fix_iter, train.fix_keys)[1] if (train.fix_iter or 0) > steps else ()
+    frozen = (
+        group_names(net, train.fix_iter, train.fix_keys)[1] if (train.fix_iter or 0) > steps else ()
+    )
     parameters = sum(p.numel() for key, p in net.named_parameters() if key not in frozen)
-    work = loader.dataloader_batch_size * opt.train.accumulation_steps * loader.num_frame * loader.gt_size**2
+    work = (
+        loader.dataloader_batch_size
+        * opt.train.accumulation_steps
+        * loader.num_frame
+        * loader.gt_size**2
+    )
     about = {k: v for k, v in raw.items() if k not in ("task", "path", "logging", "$schema")}
-    about["datasets"] = {k: v for k, v in raw["datasets"]["train"].items() if not k.startswith(("dataroot", "name"))}
-    digest = hashlib.sha256(json.dumps([about, steps, data.digest], sort_keys=True).encode()).hexdigest()[:8]
+    about["datasets"] = {
+        k: v for k, v in raw["datasets"]["train"].items() if not k.startswith(("dataroot", "name"))
+    }
+    digest = hashlib.sha256(
+        json.dumps([about, steps, data.digest], sort_keys=True).encode()
+    ).hexdigest()[:8]
     return Method(file.resolve(), steps, overrides, parameters, work, digest)
 
 
@@ -210,11 +282,15 @@ def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
     run = out / "runs" / name
     task = [f"task={name}", f"path.root={out / 'runs'}", f"train.manual_seed={seed}"]
     call("main_train_vrt.py", out, name, "--opt", str(method.file), *method.overrides, *task)
-    weights = str(run / "checkpoints/checkpoint_latest.pth")  # the averaged ones, where the file asks for them
+    weights = str(
+        run / "checkpoints/checkpoint_latest.pth"
+    )  # the averaged ones, where the file asks for them
     speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
     s_per_step = statistics.median(1 / speed for speed in speeds) if speeds else None
     about = {"method": method.name, "seed": seed, "s_per_step": s_per_step}
-    save(out, data, name, about | {"clips": test(out, data, name, method.file, "--weights", weights)})
+    save(
+        out, data, name, about | {"clips": test(out, data, name, method.file, "--weights", weights)}
+    )
 
 
 def save(out: Path, data: Data, name: str, about: dict[str, Any]) -> None:
@@ -247,7 +323,8 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     found: dict[str, list[float]] = {"restored": [], "input": []}
     for file in sorted((clip / "sharp").iterdir()):
         sharp, blurry, own = (
-            cv2.imread(str(path)).astype(np.float32) for path in (file, clip / "blur" / file.name, restored / file.name)
+            cv2.imread(str(path)).astype(np.float32)
+            for path in (file, clip / "blur" / file.name, restored / file.name)
         )
         moves = (np.abs(blurry - sharp).max(axis=2) > MOVES).astype(np.uint8)
         moves = cv2.dilate(moves, np.ones((2 * AROUND + 1,) * 2)).astype(bool)
@@ -278,10 +355,14 @@ class Outcome:
     parameters: int
     runs: Mapping[int, Mapping[str, Any]]
 
-    def clips(self, condition: str, metric: str, kind: str = "restored", seeds: Collection[int] = ()) -> dict:
+    def clips(
+        self, condition: str, metric: str, kind: str = "restored", seeds: Collection[int] = ()
+    ) -> dict:
         """Clip -> its mean over the seeds; without those that lack the metric."""
         runs = [self.runs[seed]["clips"] for seed in (seeds or self.runs)]
-        tested = [clips for clips in runs if any(name.startswith(f"{condition}/") for name in clips)]
+        tested = [
+            clips for clips in runs if any(name.startswith(f"{condition}/") for name in clips)
+        ]
         names = [name for name in (tested[0] if tested else ()) if name.startswith(f"{condition}/")]
         values = {name: [clips[name][kind].get(metric) for clips in tested] for name in names}
         return {name: statistics.fmean(each) for name, each in values.items() if None not in each}
@@ -299,7 +380,9 @@ class Outcome:
         return statistics.median(found) if found else None
 
 
-def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> tuple[float, float | None] | None:
+def difference(
+    mine: Mapping[Any, float], reference: Mapping[Any, float]
+) -> tuple[float, float | None] | None:
     """(mean difference over the clips that both have, half of its 95 % confidence interval); None without any.
 
     Paired, by Student's t; without an interval for one clip.
@@ -317,7 +400,12 @@ def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int
     for formula in METHODS:
         file = out / "results" / f"{formula}_{part}.json"
         if not file.exists():
-            save(out, data, formula, {"clips": test(out, data, formula, methods[0].file, "--method", formula)})
+            save(
+                out,
+                data,
+                formula,
+                {"clips": test(out, data, formula, methods[0].file, "--method", formula)},
+            )
         outcomes.append(Outcome(formula, 0, {0: read_json(file)}))
     for method in methods:
         runs = {seed: result for seed in seeds if (result := finished(out, data, method, seed))}
@@ -337,27 +425,54 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
         seconds, below = o.seconds(), f"{sum(gain < 0 for gain in gains)} of {len(gains)}"
         count = (f"{o.parameters:,}" if o.parameters else "-") + ", NOT ALIKE" * (abs(more) > ALIKE)
         rows.append([o.name, count, f"{seconds:.2f}" if seconds else "-", len(o.runs), below])
-    sections.append(table(rows, ["method, steps", "parameters", "s/step", "seeds", "clips below input"]))
-    for metric, title in (("psnr", "PSNR"), ("moving", "PSNR of moving pixels"), ("psnr_y", "PSNR-Y")):
+    sections.append(
+        table(rows, ["method, steps", "parameters", "s/step", "seeds", "clips below input"])
+    )
+    for metric, title in (
+        ("psnr", "PSNR"),
+        ("moving", "PSNR of moving pixels"),
+        ("psnr_y", "PSNR-Y"),
+    ):
         known = [o for o in outcomes if o.clips(conditions[0], metric)]
-        blurry = [statistics.fmean(known[-1].clips(c, metric, "input").values()) for c in conditions]
+        blurry = [
+            statistics.fmean(known[-1].clips(c, metric, "input").values()) for c in conditions
+        ]
         rows = [["blurry input", *(f"{value:.2f}" for value in blurry)]]
-        rows += [[o.name, *(_cell(_mean_and_spread(o.seeds(c, metric))) for c in conditions)] for o in known]
+        rows += [
+            [o.name, *(_cell(_mean_and_spread(o.seeds(c, metric))) for c in conditions)]
+            for o in known
+        ]
         sections += [f"{title} in dB, ± over seeds", table(rows, ["", *conditions])]
         rows = [[o.name, *(_cell(o.gain(c, metric), "+") for c in conditions)] for o in known]
-        sections += [f"{title} minus that of the input, ± 95 % over clips", table(rows, ["", *conditions])]
+        sections += [
+            f"{title} minus that of the input, ± 95 % over clips",
+            table(rows, ["", *conditions]),
+        ]
     if base:
         rows = []
         for o in outcomes:
-            if o is not base and o.parameters and (shared := sorted(o.runs.keys() & base.runs.keys())):
-                pairs = [[each.clips(c, "psnr", seeds=shared) for each in (o, base)] for c in conditions]
+            if (
+                o is not base
+                and o.parameters
+                and (shared := sorted(o.runs.keys() & base.runs.keys()))
+            ):
+                pairs = [
+                    [each.clips(c, "psnr", seeds=shared) for each in (o, base)] for c in conditions
+                ]
                 rows.append([o.name, *(_cell(difference(*pair), "+") for pair in pairs)])
-        sections += [f"PSNR minus that of {base.name}, ± 95 % over clips", table(rows, ["", *conditions])]
+        sections += [
+            f"PSNR minus that of {base.name}, ± 95 % over clips",
+            table(rows, ["", *conditions]),
+        ]
     return "\n\n".join(sections) + "\n"
 
 
 def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None] | None:
-    return (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None) if values else None
+    return (
+        (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        if values
+        else None
+    )
 
 
 def _cell(value: tuple[float, float | None] | None, sign: str = "") -> str:

@@ -35,7 +35,9 @@ CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
 def environment() -> dict[str, Any]:
     """Device, versions and commit of a measurement."""
     command = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "commit": commit or None, "gpu": gpu,
@@ -76,7 +78,9 @@ def compared(
 
     In turn, so that all runs have the same load on a shared machine; CPU seconds compare runs even on a busy one.
     """
-    turns = [{name: measured(run, device) for name, run in runs.items()} for _ in range(warmup + repeats)][warmup:]
+    turns = [
+        {name: measured(run, device) for name, run in runs.items()} for _ in range(warmup + repeats)
+    ][warmup:]
     found = {}
     for name in runs:
         of_run = {key: [turn[name][key] for turn in turns] for key in turns[0][name]}

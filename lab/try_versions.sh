@@ -16,10 +16,10 @@ if [[ $# -eq 0 ]]; then
     set -- "$(sed -n 's/^torch>=\([0-9.]*\).*/\1.0/p' requirements.txt)" 2.11.0 newest
 fi
 fast=(
-    tests/test_launch.py tests/dist/test_torchrun.py tests/dist/test_dist.py # launchers, two ranks, signals
-    tests/test_vrt_modules.py tests/test_network_vrt.py tests/test_block.py # golden vectors
-    tests/test_main_train.py tests/test_checkpoint.py tests/test_weights.py # training, resume, weights
-    tests/test_spike_formats.py tests/test_spike_represent.py tests/test_option.py tests/test_option_files.py
+    tests/stories/test_launch.py tests/dist/test_torchrun.py tests/dist/test_dist.py # launchers, two ranks, signals
+    tests/parts/models/test_vrt_modules.py tests/parts/models/test_network_vrt.py tests/parts/models/test_block.py # golden vectors
+    tests/stories/test_main_train.py tests/stories/test_checkpoint.py tests/parts/models/test_weights.py # training, resume, weights
+    tests/parts/data/test_spike_formats.py tests/parts/data/test_spike_represent.py tests/parts/utils/test_option.py tests/parts/utils/test_option_files.py
 )
 read -r -a tests <<< "${TESTS:-${fast[*]}}"
 python=${PYTHON:-python3}

@@ -18,12 +18,22 @@ class FusionNet(nn.Module):
     output. A light network, and a measure of what the transformer adds to its operator.
     """
 
-    def __init__(self, fusion: Annotated[dict[str, Any] | str, FUSIONS], spike_channels: int = 0) -> None:
+    def __init__(
+        self, fusion: Annotated[dict[str, Any] | str, FUSIONS], spike_channels: int = 0
+    ) -> None:
         super().__init__()
         options = FUSIONS.resolve(fusion, "netG.fusion")
         if not issubclass(options.constructor, ImageFusion) or options.base == "blurry":
-            what, expected = f"net_type fusion with netG.fusion {options.type}", '"exposure" or "gated", base "fused"'
-            raise OptionError(what, "netG.fusion", f"{expected}: the result is a frame", "choose one, or net_type vrt")
+            what, expected = (
+                f"net_type fusion with netG.fusion {options.type}",
+                '"exposure" or "gated", base "fused"',
+            )
+            raise OptionError(
+                what,
+                "netG.fusion",
+                f"{expected}: the result is a frame",
+                "choose one, or net_type vrt",
+            )
         options.constructor.channels(None, spike_channels)  # raises if the data has no spikes
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
         self.input_spec = InputSpec(spike_channels=spike_channels)

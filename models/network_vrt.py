@@ -95,7 +95,9 @@ class VRT(nn.Module):
         spike_channels: int = 0,
     ) -> None:
         super().__init__()
-        options = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        options = {
+            key: value for key, value in locals().items() if key not in ("self", "__class__")
+        }
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
         self.image_chans, in_chans = fusion_options.constructor.channels(in_chans, spike_channels)
         check_options(options, self.image_chans)
@@ -119,10 +121,18 @@ class VRT(nn.Module):
         self._init_for_scratch(spynet_path)
 
     def _build(self, o: dict[str, Any]) -> None:
-        depths, dims, heads, window = o["depths"], o["embed_dims"], o["num_heads"], tuple(o["window_size"])
+        depths, dims, heads, window = (
+            o["depths"],
+            o["embed_dims"],
+            o["num_heads"],
+            tuple(o["window_size"]),
+        )
         rates = torch.linspace(0, o["drop_path_rate"], sum(depths), device="cpu").tolist()
         rates = [rates[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]
-        blocks = [{key: o[key] for key in ("mlp_ratio", "qkv_bias", "qk_scale", "kernels")} for _ in depths]
+        blocks = [
+            {key: o[key] for key in ("mlp_ratio", "qkv_bias", "qk_scale", "kernels")}
+            for _ in depths
+        ]
         for i, part in product(range(len(depths)), ("attn", "ffn")):
             skips = i in o[f"no_checkpoint_{part}_blocks"]
             blocks[i][f"checkpoint_{part}"] = o[f"use_checkpoint_{part}"] and not skips
@@ -137,7 +147,9 @@ class VRT(nn.Module):
         self.stage8 = nn.ModuleList([entry])
         for i in range(7, len(depths)):
             own = (1, *window[1:]) if i in o["indep_reconsts"] else window
-            self.stage8.append(RefineLayer(dims[i], depths[i], heads[i], own, rates[i], **blocks[i]))
+            self.stage8.append(
+                RefineLayer(dims[i], depths[i], heads[i], own, rates[i], **blocks[i])
+            )
         self.norm = LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
         if not self.pa_frames:
@@ -151,7 +163,11 @@ class VRT(nn.Module):
             self.upsample = nn.Sequential()
             factors = [3] if self.upscale == 3 else [2] * (self.upscale.bit_length() - 1)
             for step, factor in enumerate(factors):
-                layers = FrameConv(64, 64 * factor * factor), nn.PixelShuffle(factor), nn.LeakyReLU(0.1)
+                layers = (
+                    FrameConv(64, 64 * factor * factor),
+                    nn.PixelShuffle(factor),
+                    nn.LeakyReLU(0.1),
+                )
                 for place, layer in enumerate(layers, start=5 * step):
                     self.upsample.add_module(str(place), layer)
             self.upsample.add_module(str(5 * len(factors)), FrameConv(64, 64))
@@ -164,14 +180,18 @@ class VRT(nn.Module):
         if not self.pa_frames:
             return
         if spynet_path is None:
-            self.notes.append("netG.spynet_path is null: optical flow starts at zero and is learned")
+            self.notes.append(
+                "netG.spynet_path is null: optical flow starts at zero and is learned"
+            )
             for level in self.spynet.basic_module:  # a random flow would misalign the features
                 nn.init.zeros_(level.basic_module[-1].weight)
                 nn.init.zeros_(level.basic_module[-1].bias)
             return
         is_here = Path(spynet_path).is_file()
         if not is_here and spynet_path != PUBLISHED_FLOW:
-            expected = f"SpyNet weights: the published ones ({PUBLISHED}) or models/vrt/{OWN_FLOW.name}"
+            expected = (
+                f"SpyNet weights: the published ones ({PUBLISHED}) or models/vrt/{OWN_FLOW.name}"
+            )
             do = "correct the path, or set it to null to start from zero flow"
             raise OptionError(f"no file {spynet_path}", "netG.spynet_path", expected, do)
         if self.conv_last.weight.is_meta:  # only the options are being checked
@@ -198,7 +218,9 @@ class VRT(nn.Module):
         import torch._dynamo  # takes seconds to import, so only when it is needed
 
         if self.conv_first.weight.is_cuda and utils_dist.is_main_process():
-            logger.warning("train.compile: compiled blocks keep more memory for backward than blocks in chunks")
+            logger.warning(
+                "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
+            )
         # All blocks share one code object, which is compiled again per width, mask, size, and mutual or self attention.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         for block in (m for m in self.modules() if isinstance(m, Block)):
@@ -228,7 +250,9 @@ class VRT(nn.Module):
         base = self.fusion.on_base(rgb, trunk, spike).flatten(0, 1)
         if self.upscale > 1:
             x = self.upsample(self.conv_before_upsample(x))
-            base = F.interpolate(base, scale_factor=self.upscale, mode="bilinear", align_corners=False)
+            base = F.interpolate(
+                base, scale_factor=self.upscale, mode="bilinear", align_corners=False
+            )
         # Each instant is added to the same base.
         x = self.conv_last(x) + base.repeat(1, self.out_instants, 1, 1)
         return x.view(*lq.shape[:2], *x.shape[1:])
@@ -260,10 +284,14 @@ class VRT(nn.Module):
         """Shallow plus deep features, (B, N, E, H, W), channels innermost in memory. x: (B, N, K, H, W)."""
         b, n = x.shape[:2]
         first = self.conv_first(x.flatten(0, 1)).permute(0, 2, 3, 1)
-        x = first = self.fusion.on_features(first.reshape(b, n, *first.shape[1:]), spike)  # tokens (B, N, H, W, E)
+        x = first = self.fusion.on_features(
+            first.reshape(b, n, *first.shape[1:]), spike
+        )  # tokens (B, N, H, W, E)
         skips = []
         for number, scale in enumerate(STAGE_SCALES, start=1):
-            if number > 5:  # at its own scale, before the stage upscales; popped, so that it is freed after the sum
+            if (
+                number > 5
+            ):  # at its own scale, before the stage upscales; popped, so that it is freed after the sum
                 x = x + skips.pop()
             pairs = flows[scale.bit_length() - 1] if flows else ([], [])
             x = self.fusion.on_stage(number, getattr(self, f"stage{number}")(x, *pairs), spike)
@@ -278,7 +306,11 @@ class VRT(nn.Module):
 def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
     """Requirements on the input of a VRT with arguments `o`. Mutual attention needs a whole window at 1/8 scale."""
     window, mutual = o["window_size"], int(o["depths"][3] * o["mul_attn_ratio"]) > 0
-    least = (UNET_MULTIPLE * window[1], UNET_MULTIPLE * window[2]) if mutual else (UNET_MULTIPLE, UNET_MULTIPLE)
+    least = (
+        (UNET_MULTIPLE * window[1], UNET_MULTIPLE * window[2])
+        if mutual
+        else (UNET_MULTIPLE, UNET_MULTIPLE)
+    )
     interpolates = o["pa_frames"] == 0
     frames = o["img_size"][0] if interpolates else max(2 if mutual else 1, o["pa_frames"] // 2 + 1)
     return InputSpec(
@@ -293,9 +325,19 @@ def check_options(o: dict[str, Any], image: int) -> None:
     image: image channels per frame.
     """
     depths, dims, heads = o["depths"], o["embed_dims"], o["num_heads"]
-    _need(len(depths) >= 8, "depths", f"{len(depths)} entries", "7 stages and at least one layer of stage 8")
+    _need(
+        len(depths) >= 8,
+        "depths",
+        f"{len(depths)} entries",
+        "7 stages and at least one layer of stage 8",
+    )
     for key, values in (("embed_dims", dims), ("num_heads", heads)):
-        _need(len(values) == len(depths), key, f"{len(values)} entries", f"{len(depths)}, as many as depths")
+        _need(
+            len(values) == len(depths),
+            key,
+            f"{len(values)} entries",
+            f"{len(depths)}, as many as depths",
+        )
         _need(min(values) >= 1, key, f"{values}", "positive integers")
     _need(min(depths) >= 0, "depths", f"{depths}", "integers >= 0")
     for key in ("window_size", "img_size"):
@@ -305,40 +347,86 @@ def check_options(o: dict[str, Any], image: int) -> None:
         is_inside = all(first <= i < len(depths) for i in o[key])
         _need(is_inside, key, f"{o[key]}", f"indices into depths, {first} to {len(depths) - 1}")
     for i, (dim, head) in enumerate(zip(dims, heads, strict=True)):
-        _need(dim % head == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of num_heads[{i}] = {head}")
+        _need(
+            dim % head == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of num_heads[{i}] = {head}"
+        )
         mutual = i < 7 and int(depths[i] * o["mul_attn_ratio"]) > 0
         # The positions of mutual attention are sine/cosine pairs, half the channels for rows, half for columns.
-        _need(not mutual or dim % 4 == 0, f"embed_dims[{i}]", f"{dim}", "a multiple of 4, for mutual attention")
+        _need(
+            not mutual or dim % 4 == 0,
+            f"embed_dims[{i}]",
+            f"{dim}",
+            "a multiple of 4, for mutual attention",
+        )
     for i in (3, 4, 5):
-        _need(dims[i] % 4 == 0, f"embed_dims[{i}]", f"{dims[i]}", "a multiple of 4: the next stage unfolds 2x2 patches")
+        _need(
+            dims[i] % 4 == 0,
+            f"embed_dims[{i}]",
+            f"{dims[i]}",
+            "a multiple of 4: the next stage unfolds 2x2 patches",
+        )
     for late, early in ((4, 2), (5, 1), (6, 0)):
         expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
         _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
-    _need(len(set(dims[7:])) == 1, "embed_dims", f"{dims[7:]} in stage 8", "one width for all layers of stage 8")
-    has_budget = o["checkpoint"] != "auto" or o["memory_budget_gb"] is not None or torch.cuda.device_count()
-    _need(has_budget, "memory_budget_gb", 'null with checkpoint "auto"', "gigabytes; it has a default on a GPU only")
+    _need(
+        len(set(dims[7:])) == 1,
+        "embed_dims",
+        f"{dims[7:]} in stage 8",
+        "one width for all layers of stage 8",
+    )
+    has_budget = (
+        o["checkpoint"] != "auto" or o["memory_budget_gb"] is not None or torch.cuda.device_count()
+    )
+    _need(
+        has_budget,
+        "memory_budget_gb",
+        'null with checkpoint "auto"',
+        "gigabytes; it has a default on a GPU only",
+    )
     upscale = o["upscale"]
-    _need(upscale == 3 or upscale.bit_count() == 1, "upscale", f"{upscale}", "1, 3 or a power of two")
+    _need(
+        upscale == 3 or upscale.bit_count() == 1, "upscale", f"{upscale}", "1, 3 or a power of two"
+    )
     _need(o["pa_frames"] in (0, 2, 4, 6), "pa_frames", f"{o['pa_frames']}", "0, 2, 4 or 6")
     instants = o["out_instants"]
     got, expected = f"{instants}", "an odd number: the middle instant is that of gt"
     _need(instants >= 1 and instants % 2 == 1, "out_instants", got, expected)
     if o["pa_frames"]:
-        distance, groups = o["pa_frames"] // 2, o["deformable_groups"]  # distance: of the farthest aligned neighbour
+        distance, groups = (
+            o["pa_frames"] // 2,
+            o["deformable_groups"],
+        )  # distance: of the farthest aligned neighbour
         _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
         for i, dim in enumerate(dims[:7]):
-            _need(dim % distance == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of {distance} = pa_frames / 2")
+            _need(
+                dim % distance == 0,
+                f"embed_dims[{i}]",
+                f"{dim}",
+                f"a multiple of {distance} = pa_frames / 2",
+            )
             expected = f"a divisor of {distance * dim} = pa_frames / 2 * embed_dims[{i}]"
             _need(distance * dim % groups == 0, "deformable_groups", f"{groups}", expected)
         expected = f"a multiple of {distance} = pa_frames / 2"
         _need(18 * groups % (2 * distance) == 0, "deformable_groups", f"{groups}", expected)
-        _need(image == 1 or image >= 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)")
+        _need(
+            image == 1 or image >= 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)"
+        )
         base = min(image, 3)
         expected = f"{base}: the output is added to the first {base} input channels"
         _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
     else:
-        _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 if pa_frames is 0")
-        _need(not o["nonblind_denoising"], "nonblind_denoising", "true with pa_frames 0", "false, or pa_frames > 0")
+        _need(
+            o["out_chans"] % 3 == 0,
+            "out_chans",
+            f"{o['out_chans']}",
+            "a multiple of 3 if pa_frames is 0",
+        )
+        _need(
+            not o["nonblind_denoising"],
+            "nonblind_denoising",
+            "true with pa_frames 0",
+            "false, or pa_frames > 0",
+        )
         _need(instants == 1, "out_instants", f"{instants} with pa_frames 0", "1, or pa_frames > 0")
 
 
@@ -351,10 +439,18 @@ def check_input(x: Tensor, spec: InputSpec) -> None:
     """Raise DataError if a network with this spec cannot take the clip x (B, N, C, H, W)."""
     shape, channels = f"a clip of shape {tuple(x.shape)}", spec.image_channels + int(spec.noise_map)
     if x.dim() != 5 or x.shape[2] != channels:
-        raise DataError(shape, "forward(lq, spike)", f"(B, N, {channels}, H, W)", "check in_chans, fusion and the data")
+        raise DataError(
+            shape,
+            "forward(lq, spike)",
+            f"(B, N, {channels}, H, W)",
+            "check in_chans, fusion and the data",
+        )
     frames, (height, width), (least_height, least_width) = x.shape[1], x.shape[3:], spec.least_size
     if frames < spec.least_frames:
-        expected, do = f"at least {spec.least_frames} frames", "use a longer clip, or extend it by mirrored frames"
+        expected, do = (
+            f"at least {spec.least_frames} frames",
+            "use a longer clip, or extend it by mirrored frames",
+        )
     elif height % spec.stride or width % spec.stride:
         expected = f"height and width that are multiples of {spec.stride}"
         do = "crop the clip, or pad it by reflection and crop the result"

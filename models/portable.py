@@ -80,7 +80,10 @@ class LoadReport:
     @property
     def parts(self) -> set[bool]:
         """Whether the weights have tensors of the fusion (True), of the transformer (False), or of both."""
-        return {k.startswith("fusion.") for k in (*self.matched, *self.widened, *self.mismatched, *self.unexpected)}
+        return {
+            k.startswith("fusion.")
+            for k in (*self.matched, *self.widened, *self.mismatched, *self.unexpected)
+        }
 
     @property
     def share(self) -> float:
@@ -91,7 +94,9 @@ class LoadReport:
 
     def __str__(self) -> str:
         part = "fusion" if self.parts == {True} else "network"
-        lines = [f"{len(self.matched)} tensors matched, {len(self.widened)} widened ({self.share:.0%} of the {part})"]
+        lines = [
+            f"{len(self.matched)} tensors matched, {len(self.widened)} widened ({self.share:.0%} of the {part})"
+        ]
         for name in ("widened", "missing", "mismatched", "unexpected"):
             keys = getattr(self, name)
             if keys:
@@ -100,7 +105,9 @@ class LoadReport:
         return "\n".join(lines)
 
 
-def read_weights(path: str | Path, prefer: str = "params", key: str = "the path") -> dict[str, Tensor]:
+def read_weights(
+    path: str | Path, prefer: str = "params", key: str = "the path"
+) -> dict[str, Tensor]:
     """The state dict in a weights file, on the CPU; the file holds it directly or under one of CONTAINERS.
 
     prefer: the key to take if the file has several. key: what names the file, for the error.
@@ -108,33 +115,49 @@ def read_weights(path: str | Path, prefer: str = "params", key: str = "the path"
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError("no such weights file", str(path), "an existing file", f"correct {key}{address_of(path)}")
+        raise CheckpointError(
+            "no such weights file",
+            str(path),
+            "an existing file",
+            f"correct {key}{address_of(path)}",
+        )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except checkpoint.UNREADABLE as e:
         expected = "a file written by torch.save that holds tensors only"
-        raise CheckpointError("not a weights file", str(path), expected, "download or export it again") from e
+        raise CheckpointError(
+            "not a weights file", str(path), expected, "download or export it again"
+        ) from e
     for name in (prefer, *CONTAINERS):
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
             break
-    is_state = isinstance(content, dict) and all(isinstance(k, str) and isinstance(content[k], Tensor) for k in content)
+    is_state = isinstance(content, dict) and all(
+        isinstance(k, str) and isinstance(content[k], Tensor) for k in content
+    )
     if not is_state or not content:
-        keys = f" with the keys {sorted(map(str, content))[:5]}" if isinstance(content, dict) else ""
+        keys = (
+            f" with the keys {sorted(map(str, content))[:5]}" if isinstance(content, dict) else ""
+        )
         what = f"a {type(content).__name__}{keys} instead of a state dict"
         expected = f"tensors by name, directly or under {', '.join(CONTAINERS)}"
         raise CheckpointError(what, str(path), expected, "choose another file")
     return {key.removeprefix("module."): value for key, value in content.items()}
 
 
-def load_weights(net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False) -> LoadReport:
+def load_weights(
+    net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False
+) -> LoadReport:
     """Load `weights` into `net` by name; if conv_first has more input channels than its weight, the rest is zero.
 
     where: the source of the weights, for the error. strict: all names and shapes must match; otherwise 90 % of the
     network's tensors. Raises CheckpointError and leaves the network unchanged.
     """
     own = net.state_dict()
-    report = LoadReport(missing=[k for k in own if k not in weights], unexpected=[k for k in weights if k not in own])
+    report = LoadReport(
+        missing=[k for k in own if k not in weights],
+        unexpected=[k for k in weights if k not in own],
+    )
     fitting: dict[str, Tensor] = {}
     for key in sorted(own.keys() & weights.keys()):
         given, wanted = weights[key], own[key]
@@ -148,7 +171,11 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], where: str, strict:
             report.mismatched.append(f"{key} {tuple(given.shape)}, network {tuple(wanted.shape)}")
     faults = report.missing + report.mismatched + report.unexpected + report.widened
     if (strict and faults) or report.share < MIN_MATCHED:
-        expected = "every tensor (strict)" if strict else f"at least {MIN_MATCHED:.0%} of the network's tensors"
+        expected = (
+            "every tensor (strict)"
+            if strict
+            else f"at least {MIN_MATCHED:.0%} of the network's tensors"
+        )
         do = "choose weights of the same depths, dims and window, or adapt netG to them"
         raise CheckpointError(f"the weights do not fit the network: {report}", where, expected, do)
     net.load_state_dict(fitting, strict=False)
@@ -177,7 +204,9 @@ def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
     return wide
 
 
-def load_pretrained(net: nn.Module, path: str | None, strict: bool, which: str = "netG") -> LoadReport | None:
+def load_pretrained(
+    net: nn.Module, path: str | None, strict: bool, which: str = "netG"
+) -> LoadReport | None:
     """Load the weights at `path` (option path.pretrained_<which>), if given, into `net`, and log the report.
 
     netE takes the averaged weights of a file that has both.
@@ -196,7 +225,7 @@ class SavedNetwork:
     """A weights file and the network it belongs to.
 
     netG: options of the network. spike_channels: S. spike: options of the spike representation (None: RGB only).
-    spike_data: rate, light and centre of the training spikes (see data/spike_source.py); None if unknown.
+    spike_data: rate, light and centre of the training spikes (see data/cameras/spike_source.py); None if unknown.
     known_from: where the options come from. released: name of the published network, or None.
     """
 
@@ -240,29 +269,42 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     options = content.get("network", content.get("options"))  # a full checkpoint has both
-    if isinstance(options, dict) and isinstance(datasets := options.get("datasets"), dict):  # of an earlier version
+    if isinstance(options, dict) and isinstance(
+        datasets := options.get("datasets"), dict
+    ):  # of an earlier version
         section = datasets.get("train") or datasets.get("test") or {}
         about = {key: section.get(key) for key in ("spike", "spike_data")}
         options |= {"spike_channels": section.get("spike_channels") or 0, **about}
         options = {key: options[key] for key in LEARNED if key in options}
-    if not isinstance(options, dict) or not {*LEARNED} - {"spike_data"} <= options.keys() <= {*LEARNED}:
+    if not isinstance(options, dict) or not {*LEARNED} - {"spike_data"} <= options.keys() <= {
+        *LEARNED
+    }:
         options = None  # those of another program
     if network is not None:
         # The weights file describes its training data; the option file may name other data, or none on this machine.
         options = options or {}
         network = {**network, "spike_data": options.get("spike_data") or network["spike_data"]}
         saved = SavedNetwork(path, weights, **network, known_from="the option file")
-        if (learned := options.get("spike")) is None or saved.spike is None or not saved.spec.spike_channels:
+        if (
+            (learned := options.get("spike")) is None
+            or saved.spike is None
+            or not saved.spec.spike_channels
+        ):
             return saved
         for key, was, now in other_kinds(learned, saved.spike):
             what = f"the spike channels have {key} {now}, the weights were trained with {was}"
-            raise CheckpointError(what, str(path), "the same", f"take other weights, or set spike.{key} to {was}")
+            raise CheckpointError(
+                what, str(path), "the same", f"take other weights, or set spike.{key} to {was}"
+            )
         changed = ", ".join(
             f"{key} {was} -> {now}" for key, (was, now) in checkpoint.differences(learned, saved.spike).items()
             if key.startswith("representation.") or key in ("context", "resize")
         )  # fmt: skip
         if changed and utils_dist.is_main_process():
-            logger.warning("the weights were trained with other spike channels than the options give: %s", changed)
+            logger.warning(
+                "the weights were trained with other spike channels than the options give: %s",
+                changed,
+            )
         return saved
     if options is not None:
         return SavedNetwork(path, weights, **options, known_from="the weights file")
@@ -271,10 +313,18 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     for name in sorted(RELEASED, key=lambda name: (name[:4] != path.name[:4], name)):
         netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
         options = {"scale": netG["upscale"], "netG": netG, "spike_channels": 0, "spike": None}
-        saved = SavedNetwork(path, weights, **options, known_from=f"the shapes of its tensors ({name})", released=name)
+        saved = SavedNetwork(
+            path,
+            weights,
+            **options,
+            known_from=f"the shapes of its tensors ({name})",
+            released=name,
+        )
         with torch.device("meta"):
             if shapes == {key: value.shape for key, value in saved.network().state_dict().items()}:
                 return saved
     what = f"the file does not say what network its {len(weights)} tensors belong to"
     expected = "weights saved by this project, or a published VRT network, 001 to 009"
-    raise CheckpointError(what, str(path), expected, "give the option file of the training: --opt FILE")
+    raise CheckpointError(
+        what, str(path), expected, "give the option file of the training: --opt FILE"
+    )

@@ -16,7 +16,9 @@ logger = logging.getLogger(__name__)
 NETWORKS = Registry("network", "net_type")
 
 
-def define_G(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> torch.nn.Module:
+def define_G(
+    opt: Options | Mapping[str, Any], spike_channels: int | None = None
+) -> torch.nn.Module:
     """The network of opt.netG with initial weights; for notebooks opt may be a mapping in KAIR's form, {"netG": {...}}.
 
     spike_channels: S of the batches; None: S of the options' datasets (0 for a mapping: its datasets are not read).
@@ -44,14 +46,19 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
     if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
         what = f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}"
         do = "copy the representation of datasets.train.spike to datasets.test.spike"
-        raise OptionError(what, "datasets.test.spike", "the same number, because one network takes both", do)
+        raise OptionError(
+            what, "datasets.test.spike", "the same number, because one network takes both", do
+        )
     spikes = {"train": getattr(train, "spike", None), "test": getattr(test, "spike", None)}
     operator = getattr(netG, "fusion", None)
     wanted = operator.constructor.representation if operator else None
     for name, spike in spikes.items():
         if spike and wanted not in (None, spike.representation.type):
             what = f"netG.fusion {operator.type} cannot use {spike.representation.type} channels"
-            where, do = f"datasets.{name}.spike.representation", "set it, or choose another netG.fusion"
+            where, do = (
+                f"datasets.{name}.spike.representation",
+                "set it, or choose another netG.fusion",
+            )
             raise OptionError(what, where, wanted, do)
     if spec.spike_channels and all(spikes.values()):
         for key, learned, given in other_kinds(*(spike.plain() for spike in spikes.values())):
@@ -59,11 +66,17 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
             expected = f"{learned}, because one network takes both"
             raise OptionError(what, f"datasets.test.spike.{key}", expected, "set it to that")
     size, least = getattr(train, "gt_size", None), max(spec.least_size)
-    if size is not None and (size % scale or size // scale % spec.multiple or size // scale < least):
+    if size is not None and (
+        size % scale or size // scale % spec.multiple or size // scale < least
+    ):
         near = max(least, round(size // scale / spec.multiple) * spec.multiple) * scale
-        expected = f"crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}"
+        expected = (
+            f"crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}"
+        )
         key = "datasets.train.gt_size"
-        raise OptionError(f"{key} is {size}", key, f"{expected}, for the strides and windows", f"set it to {near}")
+        raise OptionError(
+            f"{key} is {size}", key, f"{expected}, for the strides and windows", f"set it to {near}"
+        )
 
 
 def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -79,7 +92,11 @@ def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[tupl
 
 
 def _check_task(
-    netG: Section, train: LoaderOptions | None, test: LoaderOptions | None, val: ValOptions, spec: InputSpec
+    netG: Section,
+    train: LoaderOptions | None,
+    test: LoaderOptions | None,
+    val: ValOptions,
+    spec: InputSpec,
 ) -> None:
     """Raise OptionError if the network interpolates or denoises, and the datasets are not made for that, or vice versa.
 
@@ -89,27 +106,49 @@ def _check_task(
     for name, section in (("train", train), ("test", test)):
         scale = getattr(section, "temporal_scale", None)
         # In testing, every second frame of any clip can be left out.
-        fits = scale == 2 or (scale is None and name == "test") if spec.interpolates else scale in (None, 1)
+        fits = (
+            scale == 2 or (scale is None and name == "test")
+            if spec.interpolates
+            else scale in (None, 1)
+        )
         if section is not None and not fits:
-            does = "makes new frames between those of a clip" if spec.interpolates else "restores every frame of a clip"
+            does = (
+                "makes new frames between those of a clip"
+                if spec.interpolates
+                else "restores every frame of a clip"
+            )
             what = f"datasets.{name} is {section.dataset_type}, and the network {does}"
             expected = f"a dataset with{'' if spec.interpolates else 'out'} temporal_scale 2"
             do = f"choose another, or netG.pa_frames {'2, 4 or 6' if spec.interpolates else '0'}"
             raise OptionError(what, f"datasets.{name}.dataset_type", expected, do)
     if spec.interpolates:
         frames, given = 2 * spec.least_frames - 1, getattr(train, "num_frame", None)
-        key, expected = "datasets.train.num_frame", f"{frames}: netG.img_size[0] is {spec.least_frames}"
+        key, expected = (
+            "datasets.train.num_frame",
+            f"{frames}: netG.img_size[0] is {spec.least_frames}",
+        )
         if given not in (None, frames):
-            raise OptionError(f"{key} is {given}", key, f"{expected}, every second one is given", f"set it to {frames}")
+            raise OptionError(
+                f"{key} is {given}",
+                key,
+                f"{expected}, every second one is given",
+                f"set it to {frames}",
+            )
         if train and getattr(netG, "out_chans", 3) != 3:
             expected = "3: one new frame is trained"
-            raise OptionError(f"netG.out_chans is {netG.out_chans}", "netG.out_chans", expected, "set it to 3")
+            raise OptionError(
+                f"netG.out_chans is {netG.out_chans}", "netG.out_chans", expected, "set it to 3"
+            )
         if val.flip_seq or val.pad_seq or getattr(test, "pad_sequence", False):
             what = "val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates"
-            raise OptionError(what, "val", "each new frame is made from its neighbours alone", "set them to false")
+            raise OptionError(
+                what, "val", "each new frame is made from its neighbours alone", "set them to false"
+            )
     if hasattr(train, "sigma_max") and not spec.noise_map:
         what = f"{train.dataset_type} gives a noise map, which the network does not take"
-        raise OptionError(what, "netG.nonblind_denoising", "true", "set it to true, or choose another dataset")
+        raise OptionError(
+            what, "netG.nonblind_denoising", "true", "set it to true, or choose another dataset"
+        )
     if spec.noise_map and getattr(test, "sigma", 0) is None:
         what = "netG.nonblind_denoising is true, and the test clips have no noise"
         raise OptionError(what, "datasets.test.sigma", "0 to 255", "set it, e.g. to 30")

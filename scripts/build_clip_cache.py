@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.io_backend import build_cache
+from data.clips.io_backend import build_cache
 from scripts.parts.exit_codes import tracked, with_exit_code
 from utils.errors import OptionError
 from utils.options.load import load_options
@@ -22,10 +22,14 @@ from utils.options.load import load_options
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--opt", required=True, help="option file")
     parser.add_argument("--split", choices=("train", "test"), default="train")
-    parser.add_argument("--out", required=True, help="folder of the cache; replaced when the new one is complete")
+    parser.add_argument(
+        "--out", required=True, help="folder of the cache; replaced when the new one is complete"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     command = parser.parse_args(arguments)
     from main_train_vrt import PARTS  # not before --help: it brings torch
@@ -34,13 +38,17 @@ def main(arguments: list[str] | None = None) -> int:
     section = getattr(opt.datasets, command.split)
     if section is None:
         what = f"datasets.{command.split} is empty"
-        raise OptionError(what, command.opt, "a section to build a cache of", "choose another split")
+        raise OptionError(
+            what, command.opt, "a section to build a cache of", "choose another split"
+        )
     show, clips = lambda found: tracked(found, len(found), f"cache {command.split}", "clips"), []
     for source in section.constructor.sources_of(section):
         clips += build_cache(source, str(Path(command.out, source.part)), show)
     size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
     print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
-    print(f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": "{command.out}"}}')
+    print(
+        f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": "{command.out}"}}'
+    )
     return 0
 
 

@@ -11,8 +11,8 @@ exposure starts later than --planes says; the scene has to move. Each writes the
 overlay image beside it to look at. Nothing is overwritten. docs/data_format.md, section "Two cameras".
 
 Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring; the fit of `spike.calibration` "auto"
-(data/registration.py) makes it exact, and finds the time. Parts of the plane that are matched on their own measure what
-is left. All places are (x, y) with pixel centres at whole numbers, see data/spike_grid.py.
+(data/cameras/registration.py) makes it exact, and finds the time. Parts of the plane that are matched on their own measure what
+is left. All places are (x, y) with pixel centres at whole numbers, see data/cameras/spike_grid.py.
 """
 
 import argparse
@@ -26,12 +26,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cv2
 import numpy as np
 
-from data import registration
-from data.files import FrameSource
+from data.cameras import registration
+from data.cameras.spike_grid import (
+    CalibratedGrid,
+    Calibration,
+    load_calibration,
+    save_calibration,
+    scale_of,
+)
+from data.cameras.spike_info import spike_errors_as_data_errors
+from data.clips.files import FrameSource
 from data.spike.formats import Crop, SpikeGeometry, count_planes, read_spikes
 from data.spike.simulate import to_display, to_grey
-from data.spike_grid import CalibratedGrid, Calibration, load_calibration, save_calibration, scale_of
-from data.spike_info import spike_errors_as_data_errors
 from scripts.parts.exit_codes import with_exit_code
 from scripts.spike_tool import add_geometry, the_geometry
 from utils.errors import DataError, OptionError
@@ -51,13 +57,19 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     for path, flag in ((command.out, "--out"), (command.overlay, "--overlay")):
         refuse_existing(path, flag)
-    encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))  # refuses an unknown suffix before the work
+    encode_rgb(
+        command.overlay, np.zeros((1, 1, 3), np.uint8)
+    )  # refuses an unknown suffix before the work
     with spike_errors_as_data_errors():
         geometry = the_geometry(command.pairs[0][0], command)
         views = [view_of(spikes, frame, geometry, command) for spikes, frame in command.pairs]
-        sizes = {view.frame.shape: frame for view, (_, frame) in zip(views, command.pairs, strict=True)}
+        sizes = {
+            view.frame.shape: frame for view, (_, frame) in zip(views, command.pairs, strict=True)
+        }
         if len(sizes) > 1:
-            found = ", ".join(f"{path} has {height} x {width}" for (height, width, _), path in sizes.items())
+            found = ", ".join(
+                f"{path} has {height} x {width}" for (height, width, _), path in sizes.items()
+            )
             what = f"the frames differ in size: {found}"
             raise DataError(what, "--pair", "frames of one camera", "leave out the others")
         if command.geometry:
@@ -77,35 +89,82 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     text = "spikes, and an image of that time (or a folder or video, of which the mean is taken); may be repeated"
-    pair = {"nargs": 2, "type": Path, "action": "append", "required": True, "metavar": ("SPIKES", "FRAME")}
+    pair = {
+        "nargs": 2,
+        "type": Path,
+        "action": "append",
+        "required": True,
+        "metavar": ("SPIKES", "FRAME"),
+    }
     add("--pair", dest="pairs", **pair, help=text)
     add_geometry(parser)
-    add("--planes", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="planes of the exposure; default: all")
-    add("--light", choices=("linear", "display"), default="linear", help="what the spike camera integrates")
-    add("--model", choices=tuple(registration.MODELS), default="homography", help="default %(default)s")
-    add("--mirror", choices=("auto", "none", "columns", "rows", "both"), default="auto", help="default: try both ways")
+    add(
+        "--planes",
+        type=int,
+        nargs=2,
+        metavar=("FIRST", "COUNT"),
+        help="planes of the exposure; default: all",
+    )
+    add(
+        "--light",
+        choices=("linear", "display"),
+        default="linear",
+        help="what the spike camera integrates",
+    )
+    add(
+        "--model",
+        choices=tuple(registration.MODELS),
+        default="homography",
+        help="default %(default)s",
+    )
+    add(
+        "--mirror",
+        choices=("auto", "none", "columns", "rows", "both"),
+        default="auto",
+        help="default: try both ways",
+    )
     add("--geometry", type=Path, metavar="FILE", help="calibration to take matrix and mirror from")
-    add("--search-planes", type=int, metavar="N", help="with --geometry: offsets from -N to N planes")
+    add(
+        "--search-planes",
+        type=int,
+        metavar="N",
+        help="with --geometry: offsets from -N to N planes",
+    )
     add("--tick-hz", type=float, help="planes per second, for the file")
     add("--out", type=Path, required=True, help="the calibration, JSON")
     add("--overlay", type=Path, help="default: beside --out, .png")
     command = parser.parse_args(arguments)
     command.overlay = command.overlay or command.out.with_suffix(".png")
-    if bool(command.geometry) != bool(command.search_planes) or (command.geometry and not command.planes):
-        what, do = "--geometry, --search-planes and --planes belong together", "add the missing ones"
+    if bool(command.geometry) != bool(command.search_planes) or (
+        command.geometry and not command.planes
+    ):
+        what, do = (
+            "--geometry, --search-planes and --planes belong together",
+            "add the missing ones",
+        )
         raise OptionError(what, "the command line", "all three, to find the time offset", do)
     return command
 
 
-def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> registration.View:
+def view_of(
+    path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace
+) -> registration.View:
     first, count = command.planes or (0, None)
     if command.search_planes:  # the change in time is measured around each plane
         around = command.search_planes + registration.STEP
-        begin, end = max(first - around, 0), min(first + count + around, count_planes(path, geometry))
-        stream, before = read_spikes(path, geometry, begin, max(end, first + count) - begin), first - begin
+        begin, end = (
+            max(first - around, 0),
+            min(first + count + around, count_planes(path, geometry)),
+        )
+        stream, before = (
+            read_spikes(path, geometry, begin, max(end, first + count) - begin),
+            first - begin,
+        )
     else:
         stream = read_spikes(path, geometry, first, count).sum(axis=0, dtype=np.uint32)[None]
         before, count = 0, 1
@@ -114,7 +173,9 @@ def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.
     return registration.View((image + 0.5).astype(np.uint8), stream, before, count)
 
 
-def with_geometry(geometry: SpikeGeometry, views: list[registration.View], command: argparse.Namespace) -> Calibration:
+def with_geometry(
+    geometry: SpikeGeometry, views: list[registration.View], command: argparse.Namespace
+) -> Calibration:
     """The calibration that fits all views: the joint matrix of the mirroring with more features that agree.
 
     Rows are mirrored where columns are and the image is turned by 180 degrees. How well it fits is noted in `made`:
@@ -123,7 +184,10 @@ def with_geometry(geometry: SpikeGeometry, views: list[registration.View], comma
     it is mapped.
     Raises DataError where the images do not show the same, or give too little to judge by.
     """
-    where, model = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs), command.model
+    where, model = (
+        ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs),
+        command.model,
+    )
     mirrors = ("none", "columns") if command.mirror == "auto" else (command.mirror,)
     starts = {mirror: _from_features(mirrored(views, mirror), command.light) for mirror in mirrors}
     mirror = max(starts, key=lambda name: starts[name][1])
@@ -131,14 +195,26 @@ def with_geometry(geometry: SpikeGeometry, views: list[registration.View], comma
     if inliers < LEAST_INLIERS:
         raise _wrong(f"only {inliers} of {matches} features match in one position", where)
     found = registration.fit(mirrored(views, mirror), start, command.light, model, most_offset=0.0)
-    matrix, correlation, distances = found.matrix, float(np.sqrt(max(found.explained, 0))), found.residuals
+    matrix, correlation, distances = (
+        found.matrix,
+        float(np.sqrt(max(found.explained, 0))),
+        found.residuals,
+    )
     if found.explained < registration.LEAST_EXPLAINED:
         raise _wrong(f"the correlation of the aligned images is {correlation:.2f}", where)
     if len(distances) < LEAST_PATCHES:
-        raise _wrong(f"only {len(distances)} patches have enough texture to measure the residual", where)
-    residual, p90, scale = float(np.median(distances)), float(np.percentile(distances, 90)), scale_of(matrix)
+        raise _wrong(
+            f"only {len(distances)} patches have enough texture to measure the residual", where
+        )
+    residual, p90, scale = (
+        float(np.median(distances)),
+        float(np.percentile(distances, 90)),
+        scale_of(matrix),
+    )
     if residual > MOST_RESIDUAL * max(1.0, scale):
-        raise _wrong(f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where)
+        raise _wrong(
+            f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where
+        )
     angle = np.degrees(np.arctan2(matrix[1, 0], matrix[0, 0]))
     print(
         f"{inliers} of {matches} features agree; correlation {correlation:.3f}; mirrored: {mirror}; turned by "
@@ -160,7 +236,9 @@ def with_geometry(geometry: SpikeGeometry, views: list[registration.View], comma
 def mirrored(views: Sequence[registration.View], mirror: str) -> list[registration.View]:
     """The views with mirrored spike images."""
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
-    return [replace(view, stream=np.ascontiguousarray(np.flip(view.stream, axes))) for view in views]
+    return [
+        replace(view, stream=np.ascontiguousarray(np.flip(view.stream, axes))) for view in views
+    ]
 
 
 def images_of(view: registration.View, light: str) -> tuple[np.ndarray, np.ndarray]:
@@ -193,7 +271,9 @@ def _from_features(views: Sequence[registration.View], light: str) -> tuple[np.n
                 pairs.append((ours[first.queryIdx].pt, place))
     if len(pairs) < 4:
         return np.eye(3), 0, len(pairs)
-    tolerance = 0.008 * max(views[0].frame.shape[:2])  # the perspective of a homography is no part of an affine matrix
+    tolerance = 0.008 * max(
+        views[0].frame.shape[:2]
+    )  # the perspective of a homography is no part of an affine matrix
     cv2.setRNGSeed(0)
     found, used = cv2.estimateAffine2D(
         *np.array(pairs, np.float64).swapaxes(0, 1).copy(), method=cv2.RANSAC, ransacReprojThreshold=tolerance,
@@ -206,7 +286,10 @@ def _from_features(views: Sequence[registration.View], light: str) -> tuple[np.n
 
 
 def with_offset(
-    known: Calibration, geometry: SpikeGeometry, views: list[registration.View], command: argparse.Namespace
+    known: Calibration,
+    geometry: SpikeGeometry,
+    views: list[registration.View],
+    command: argparse.Namespace,
 ) -> Calibration:
     """The known calibration, with by how many planes the exposures start later than --planes says.
 
@@ -218,10 +301,15 @@ def with_offset(
     found = registration.fit(mirrored(views, known.mirror), matrix, command.light, None, search)
     offset, error = found.offset, found.errors[1]
     if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
-        raise _wrong(f"the scene moves too little: the offset would be {offset:.1f} planes, error {error:.1f}", where)
+        raise _wrong(
+            f"the scene moves too little: the offset would be {offset:.1f} planes, error {error:.1f}",
+            where,
+        )
     if abs(offset) > search - registration.LEAST_ROOM:
         raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
-    print(f"the exposures start {offset:+.2f} planes later than plane {command.planes[0]}, error {error:.2f}")
+    print(
+        f"the exposures start {offset:+.2f} planes later than plane {command.planes[0]}, error {error:.2f}"
+    )
     changes = {"time_offset_planes": round(offset, 3), "tick_hz": command.tick_hz or known.tick_hz}
     return known.model_copy(update=changes)
 
@@ -241,11 +329,15 @@ def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.nda
     window = grid.window(Crop(0, 0, height, width))
     spikes, seen = window.to_rgb(rates[window.crop.slices][None])[0], window.covered
     # Same mean and contrast where both see.
-    spikes = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6) * frame[seen].std() + frame[seen].mean()
+    spikes = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6) * frame[
+        seen
+    ].std() + frame[seen].mean()
     spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
     y, x = np.mgrid[:height, :width] // TILE
     squares = np.where((x + y) % 2 == 0, frame, spikes)
-    image = np.concatenate((np.stack((frame, spikes, frame), axis=2), np.repeat(squares[..., None], 3, axis=2)))
+    image = np.concatenate(
+        (np.stack((frame, spikes, frame), axis=2), np.repeat(squares[..., None], 3, axis=2))
+    )
     image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
     top, left, rows, cols = grid.region
     cv2.rectangle(image, (left, top), (left + cols - 1, top + rows - 1), (255, 255, 0), 1)

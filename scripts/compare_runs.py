@@ -38,12 +38,22 @@ Table = tuple[list[list[str]], list[str]]  # rows and header
 
 @with_exit_code
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    parser.add_argument("--at-least", type=float, metavar="DB", help="the least gain of the last validation")
-    parser.add_argument("--md", action="store_true", help=f"Markdown, uncut; else at most {WIDTH} columns")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a new file; its suffix sets the format")
-    parser.add_argument("--tags", nargs="+", default=[], metavar="PREFIX", help="with --out: these, one panel each")
+    parser.add_argument(
+        "--at-least", type=float, metavar="DB", help="the least gain of the last validation"
+    )
+    parser.add_argument(
+        "--md", action="store_true", help=f"Markdown, uncut; else at most {WIDTH} columns"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="a new file; its suffix sets the format"
+    )
+    parser.add_argument(
+        "--tags", nargs="+", default=[], metavar="PREFIX", help="with --out: these, one panel each"
+    )
     args = parser.parse_args(argv)
     if args.at_least is not None:
         return max(check_gain(run, args.at_least) for run in args.runs)
@@ -54,16 +64,26 @@ def main(argv: list[str]) -> int:
         return 0
     without = [str(folder) for folder in args.runs if not (folder / METRICS).is_file()]
     if without and len(without) < len(args.runs):
-        raise DataError(f"no {METRICS}", ", ".join(without), "folders of tests, as the others", "leave it out")
+        raise DataError(
+            f"no {METRICS}", ", ".join(without), "folders of tests, as the others", "leave it out"
+        )
     tables = runs_tables(runs) if without else [tests_table(runs)]
-    print("\n\n".join(markdown_table(*table) if args.md else plain_table(*table, most=WIDTH) for table in tables))
+    print(
+        "\n\n".join(
+            markdown_table(*table) if args.md else plain_table(*table, most=WIDTH)
+            for table in tables
+        )
+    )
     return 0
 
 
 def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
     """Write the figure of the runs by name, or the report of the only one, to the new file `out`."""
     refuse_existing(out, "--out")
-    curves, suffix = {name: history.read_history(run) for name, run in runs.items()}, out.suffix.removeprefix(".")
+    curves, suffix = (
+        {name: history.read_history(run) for name, run in runs.items()},
+        out.suffix.removeprefix("."),
+    )
     if suffix == "html":
         (run, *others), (scalars, *_) = runs.values(), curves.values()
         if others or not run.is_dir():
@@ -75,10 +95,14 @@ def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
     if tags:
         found = ", ".join(sorted({tag for scalars in curves.values() for tag in scalars}))
         for name, scalars in curves.items():
-            curves[name] = {tag: entries for tag, entries in scalars.items() if tag.startswith(tuple(tags))}
+            curves[name] = {
+                tag: entries for tag, entries in scalars.items() if tag.startswith(tuple(tags))
+            }
         if not any(curves.values()):
             what = f"no scalar begins with {' or '.join(tags)}"
-            raise DataError(what, "--tags", found or "a history that is not empty", "choose among these")
+            raise DataError(
+                what, "--tags", found or "a history that is not empty", "choose among these"
+            )
     figure = (history.draw_scalars if tags else history.draw_panels)(curves)
     if suffix not in (kinds := figure.canvas.get_supported_filetypes()):
         expected = f"html, {', '.join(sorted(kinds))}"
@@ -90,11 +114,18 @@ def check_gain(run: Path, at_least: float) -> int:
     """Exit code 0 where the last validation of the run gains `at_least` dB over its input, 1 where it does not."""
     scalars = history.read_history(run)
     if not all(scalars.get(tag) for tag in VALIDATED):
-        raise DataError("the run has no validation", str(run), " and ".join(VALIDATED), "let it train to its end")
+        raise DataError(
+            "the run has no validation",
+            str(run),
+            " and ".join(VALIDATED),
+            "let it train to its end",
+        )
     (step, restored), (_, blurry) = (scalars[tag][-1] for tag in VALIDATED)
     is_enough = restored - blurry >= at_least  # False also for NaN
     judged = "as expected" if is_enough else "NOT as expected"
-    print(f"gain after {step} iterations: {restored - blurry:+.2f} dB, {judged}: at least {at_least:g} dB")
+    print(
+        f"gain after {step} iterations: {restored - blurry:+.2f} dB, {judged}: at least {at_least:g} dB"
+    )
     return int(not is_enough)
 
 
@@ -103,16 +134,27 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
     rows, options = [], []
     for name, run in runs.items():
         scalars, folder = history.read_history(run), history.folder_of(run)
-        psnr = [(value, step) for step, value in scalars.get("val/psnr", []) if math.isfinite(value)]
+        psnr = [
+            (value, step) for step, value in scalars.get("val/psnr", []) if math.isfinite(value)
+        ]
         best, at = (f"{max(psnr)[0]:.2f}", str(max(psnr)[1])) if psnr else ("-", "-")
-        last = [f"{scalars[tag][-1][1]:.4g}" if tag in scalars else "-" for tag in ("train/loss", "train/it_per_s")]
+        last = [
+            f"{scalars[tag][-1][1]:.4g}" if tag in scalars else "-"
+            for tag in ("train/loss", "train/it_per_s")
+        ]
         about = read_json(file) if (file := folder / history.ENVIRONMENT_NAME).is_file() else {}
         rows.append([name, best, at, *last, about.get("parameters", "-")])
         saved = history.newest_options(folder / "options")
         options.append(dict(flat(read_json(saved), "")) if saved else {})
     scores = (rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])
-    values = {key: [str(known.get(key, "-")) for known in options] for known in options for key in known}
-    changed = [[key[1:], *found] for key, found in values.items() if len(set(found)) > 1 and key not in OF_ONE_RUN]
+    values = {
+        key: [str(known.get(key, "-")) for known in options] for known in options for key in known
+    }
+    changed = [
+        [key[1:], *found]
+        for key, found in values.items()
+        if len(set(found)) > 1 and key not in OF_ONE_RUN
+    ]
     return [scores, (changed, ["option", *runs])] if changed else [scores]
 
 
@@ -126,28 +168,51 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     for name, folder in folders.items():
         test = read_json(folder / METRICS)
         if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():
-            raise DataError("no results of a test", str(folder / METRICS), "what main_test_vrt.py writes", "repeat it")
+            raise DataError(
+                "no results of a test",
+                str(folder / METRICS),
+                "what main_test_vrt.py writes",
+                "repeat it",
+            )
         about, averages = test["protocol"], test["averages"]
         if not averages.get("restored"):
-            raise DataError("a test without scores", name, "a test with sharp frames", "leave it out")
+            raise DataError(
+                "a test without scores", name, "a test with sharp frames", "leave it out"
+            )
         way = about.get("metrics", "").partition("; LPIPS")[0]
         # The frames of each clip and the scores of its input tell two test sets apart.
         clips = {
-            clip: (found.get("stems"), {m: round(v, 6) for m, v in found.get("input", {}).items() if m != "lpips"})
+            clip: (
+                found.get("stems"),
+                {m: round(v, 6) for m, v in found.get("input", {}).items() if m != "lpips"},
+            )
             for clip, found in test["clips"].items()
         }
         if not scores:
             first, first_way, first_clips = name, way, clips
             scores["input"] = ("", averages.get("input", {}))
         if way != first_way:
-            what, do = f"{first} and {name} were scored differently: {first_way}, {way}", "repeat one of the tests"
+            what, do = (
+                f"{first} and {name} were scored differently: {first_way}, {way}",
+                "repeat one of the tests",
+            )
             raise DataError(what, name, "the same metric.values and metric.mean", do)
-        if odd := [clip for clip in {**first_clips, **clips} if first_clips.get(clip) != clips.get(clip)]:
+        if odd := [
+            clip for clip in {**first_clips, **clips} if first_clips.get(clip) != clips.get(clip)
+        ]:
             what = f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}"
-            raise DataError(what, name, "tests of the same clips, frames and input", "repeat one of the tests")
-        scores[name] = (about.get("method") or f"network, {about.get('weights', '')}", averages["restored"])
+            raise DataError(
+                what, name, "tests of the same clips, frames and input", "repeat one of the tests"
+            )
+        scores[name] = (
+            about.get("method") or f"network, {about.get('weights', '')}",
+            averages["restored"],
+        )
     metrics = [m for m in COLUMNS if any(m in found for _, found in scores.values())]
-    rows = [[name, about, *(format_score(m, found.get(m)) for m in metrics)] for name, (about, found) in scores.items()]
+    rows = [
+        [name, about, *(format_score(m, found.get(m)) for m in metrics)]
+        for name, (about, found) in scores.items()
+    ]
     return rows, ["test", "method", *(COLUMNS[m] for m in metrics)]
 
 

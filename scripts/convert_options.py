@@ -25,7 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
-from utils.options.load import TOTALS, Sources, apply_override, drop_without_effect, read_options, read_with_base
+from utils.options.load import (
+    TOTALS,
+    Sources,
+    apply_override,
+    drop_without_effect,
+    read_options,
+    read_with_base,
+)
 from utils.options.models import KAIR_ONLY
 from utils.options.section import SECRET, redact
 
@@ -41,7 +48,16 @@ DROPPED = {  # what the whole key of an option or section matches -> why it is l
     r"datasets\.\w+\.scale": "it follows from the sizes of the frames",
     r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": "clips are tested one by one, without a loader",
 }
-OURS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")  # keys of our `spike` section
+OURS = (
+    "type",
+    "h",
+    "w",
+    "flip",
+    "rate",
+    "gamma",
+    "center",
+    "representation",
+)  # keys of our `spike` section
 ROUNDED = "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on average, at most 0.004"
 STRETCHED = (
     "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, which loses the "
@@ -89,37 +105,60 @@ class Conversion:
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", help="option file of S-VRT, JSON or YAML")
-    parser.add_argument("--out", required=True, help="the new option file; an existing file is never overwritten")
-    parser.add_argument("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
-    parser.add_argument("--drop", nargs="+", default=[], metavar="KEY", help="keys of FILE that may be left out")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="options of ours to set in the new file")
+    parser.add_argument(
+        "--out", required=True, help="the new option file; an existing file is never overwritten"
+    )
+    parser.add_argument(
+        "--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane"
+    )
+    parser.add_argument(
+        "--drop", nargs="+", default=[], metavar="KEY", help="keys of FILE that may be left out"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="options of ours to set in the new file"
+    )
     command = parser.parse_intermixed_args(arguments)
     from main_train_vrt import PARTS  # not before --help: it brings torch
 
     source, out = Path(command.file), Path(command.out)
     refuse_existing(out, "--out")
     if out.suffix not in (".json", ".json5"):
-        raise OptionError("another ending", f"--out {out}", ".json, as launch_train.sh expects", "add it")
+        raise OptionError(
+            "another ending", f"--out {out}", ".json, as launch_train.sh expects", "add it"
+        )
     is_yaml = source.suffix.lower() in (".yml", ".yaml")
     values = read_yaml(source) if is_yaml else read_with_base(source, Sources(str(source)))
     c = Conversion(flattened(redact(values)))
     is_svrt = any(map(OF_SVRT.match, c.values))
     if not is_svrt and not all(isinstance(values.get(name), dict) for name in ("netG", "datasets")):
         do = "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR"
-        raise OptionError("unknown kind of option file", str(source), "S-VRT: netG, datasets with spike_h, ...", do)
+        raise OptionError(
+            "unknown kind of option file",
+            str(source),
+            "S-VRT: netG, datasets with spike_h, ...",
+            do,
+        )
     if is_svrt or is_yaml:
         values = convert(c, command, PARTS)
     judge(c, values, source, PARTS)
     if not is_svrt and not is_yaml:
         print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion.")
-        print("dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of all GPUs in KAIR.")
+        print(
+            "dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of all GPUs in KAIR."
+        )
         print(f"nothing was written; train with: ./launch_train.sh N {source}")
         return 0
     text = json.dumps(values, indent=2, ensure_ascii=False)
     # Lists of plain values take one line. Strings in JSON have no line ends.
-    text = re.sub(r"\[\n[^\[\]{}]*\]", lambda found: re.sub(r"\n *", "", re.sub(r",\n *", ", ", found[0])), text)
+    text = re.sub(
+        r"\[\n[^\[\]{}]*\]",
+        lambda found: re.sub(r"\n *", "", re.sub(r",\n *", ", ", found[0])),
+        text,
+    )
     head = [f"Converted from {source.name} of S-VRT by scripts/convert_options.py."]
     head += [f"It cannot say: {key}: {why}." for key, why in c.unsaid.items()]
     comment = "".join(f"  // {line}\n" for part in head for line in textwrap.wrap(part, 115))
@@ -134,7 +173,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         import yaml  # comes with wandb
     except ImportError as e:
-        raise OptionError("no package PyYAML", str(path), "PyYAML, to read a YAML file", "pip install pyyaml") from e
+        raise OptionError(
+            "no package PyYAML", str(path), "PyYAML, to read a YAML file", "pip install pyyaml"
+        ) from e
 
     class Loader(yaml.SafeLoader):
         """Reads 4e-4, without a point, as a number; in YAML 1.1 it is text."""
@@ -149,7 +190,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(e, "problem_mark", None)  # the whole message may quote a secret
         what = f"cannot read the option file{f': {e.strerror}' if isinstance(e, OSError) else ''}"
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
-    raise OptionError(what, where, "plain YAML in UTF-8: sections and keys", "correct it, or its path")
+    raise OptionError(
+        what, where, "plain YAML in UTF-8: sections and keys", "correct it, or its path"
+    )
 
 
 def flattened(section: dict[str, Any], where: str = "") -> dict[str, Any]:
@@ -173,7 +216,12 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
                     c.drop(place, why)
     for key in (text for text in command.drop if "=" not in text):
         if not c.below(key) and key not in c.dropped:
-            raise OptionError(f"--drop {key}: no such key", command.file, "dotted keys of the file", "correct --drop")
+            raise OptionError(
+                f"--drop {key}: no such key",
+                command.file,
+                "dotted keys of the file",
+                "correct --drop",
+            )
         c.drop(key, "as asked with --drop")
     for split in SPLITS:
         if any(re.match(rf"{split}\.((dataroot_)?spike|middle_tfp)", key) for key in c.values):
@@ -193,52 +241,85 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
     for key in (f"datasets.train.{name}" for name in TOTALS):
         if gpus > 1 and isinstance(total := c.values.get(key), int):
             each = max(total // gpus, min(total, 1))
-            c.rename(key, key, each, f"{total} for {gpus} GPUs in all -> {each} per GPU, {each * gpus} in all")
+            c.rename(
+                key,
+                key,
+                each,
+                f"{total} for {gpus} GPUs in all -> {each} per GPU, {each * gpus} in all",
+            )
             if each * gpus != total:
-                c.unsaid[key] = f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {each * gpus} in all"
+                c.unsaid[key] = (
+                    f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {each * gpus} in all"
+                )
     values: dict[str, Any] = {}
     for key, value in c.values.items():
         *names, last = key.split(".")
-        functools.reduce(lambda section, name: section.setdefault(name, {}), names, values)[last] = value
+        functools.reduce(lambda section, name: section.setdefault(name, {}), names, values)[
+            last
+        ] = value
     for key in drop_without_effect(values, parts):
         where, _, last = key.rpartition(".")
         c.dropped[key] = KAIR_ONLY[where][last]
-    for text in [*command.overrides, *(text for text in command.drop if "=" in text)]:  # --drop takes all that follows
+    for text in [
+        *command.overrides,
+        *(text for text in command.drop if "=" in text),
+    ]:  # --drop takes all that follows
         apply_override(values, text, Sources(command.file))
     print(f"{command.file}: all keys stay as they are but for these")
-    titles = {"renamed or changed": c.renamed, "dropped, without effect here": c.dropped, "cannot be said": c.unsaid}
+    titles = {
+        "renamed or changed": c.renamed,
+        "dropped, without effect here": c.dropped,
+        "cannot be said": c.unsaid,
+    }
     for title, table in titles.items():
         if table:
-            print("\n  ".join([f"{title} ({len(table)}):", *(f"{key}: {text}" for key, text in table.items())]))
+            print(
+                "\n  ".join(
+                    [f"{title} ({len(table)}):", *(f"{key}: {text}" for key, text in table.items())]
+                )
+            )
     return values
 
 
 def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> None:
     """The `spike` section of a split. Raises DataError for a dataset.json that cannot be used."""
-    from data.spike_info import DatasetInfo, load_info  # not before --help: it is slow
+    from data.cameras.spike_info import DatasetInfo, load_info  # not before --help: it is slow
 
     spike, root = f"{split}.spike", c.values.get(f"{split}.dataroot_spike")
     h, w = c.take(f"{spike}_h"), c.take(f"{spike}_w")
     key, said = f"{spike}_h, spike_w", f"the file says {h} x {w}"
     info = load_info(root) if isinstance(root, str) else DatasetInfo()
     size = spike_size or (None if info.h else [h, w])
-    c.values |= {f"{spike}.type": "dat", **dict(zip((f"{spike}.h", f"{spike}.w"), size or (), strict=False))}
-    c.renamed[key] = f"{spike}.h, w = {size or f'those of dataset.json, {info.h} x {info.w}'}; {said}"
+    c.values |= {
+        f"{spike}.type": "dat",
+        **dict(zip((f"{spike}.h", f"{spike}.w"), size or (), strict=False)),
+    }
+    c.renamed[key] = (
+        f"{spike}.h, w = {size or f'those of dataset.json, {info.h} x {info.w}'}; {said}"
+    )
     if size and not spike_size:
-        c.unsaid[key] = f"{said}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give --spike-size H W"
+        c.unsaid[key] = (
+            f"{said}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give --spike-size H W"
+        )
     if info.light == "display":
         c.values[f"{spike}.gamma"] = 2.2  # 2.2 / gamma = 1: the firing rates stay as S-VRT has them
     if info.rate not in (None, 1.0):
         rates = f"channels are divided by {info.rate:g}, the rate of dataset.json"
         c.unsaid[f"{split}, firing rates"] = f"{rates}: {1 / info.rate:.3g} times those of S-VRT"
-    c.unsaid[f"{split}, missing spike files"] = "S-VRT replaces them by zeros; here they are an error"
+    c.unsaid[f"{split}, missing spike files"] = (
+        "S-VRT replaces them by zeros; here they are an error"
+    )
     if (flip := c.take(f"{spike}_flipud")) is not None:
         c.rename(f"{spike}_flipud", f"{spike}.flip", flip)
     convert_representation(c, split)
 
     if c.below(key := f"{spike}_normalize"):
         scale = c.take(key)
-        given = (scale.get(name) for name in ("mean", "std")) if isinstance(scale, dict) else (None, None)
+        given = (
+            (scale.get(name) for name in ("mean", "std"))
+            if isinstance(scale, dict)
+            else (None, None)
+        )
         means, stds = (value if isinstance(value, list) else [value] for value in given)
         if any(means) or len(set(stds)) != 1:
             note = "a scale and offset that the first convolution learns; not applied"
@@ -252,7 +333,9 @@ def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> N
 def convert_representation(c: Conversion, split: str) -> None:
     """`representation`, and `center` where it counts, from spike.reconstruction and the older flat keys."""
     key, center_key = f"{split}.spike.reconstruction", f"{split}.middle_tfp_center"
-    places = [place for place in (key, f"{split}.spike_reconstruction", center_key) if c.below(place)]
+    places = [
+        place for place in (key, f"{split}.spike_reconstruction", center_key) if c.below(place)
+    ]
     known: dict[str, Any] = {}
     for place in places:
         found, own = c.take(place), "middle_tfp_center" if place == center_key else "type"
@@ -261,7 +344,10 @@ def convert_representation(c: Conversion, split: str) -> None:
                 what = f"{value!r} and {known[name]!r} are given"
                 c.problems[f"{place}, {key}.{name}"] = (what, f"--drop {place}")
     kind, center = known.pop("type", "spikecv_tfp"), known.pop("middle_tfp_center", None)
-    channels, half = c.take(f"{split}.spike_channels"), known.pop("half_win_length", known.pop("half_window", 20))
+    channels, half = (
+        c.take(f"{split}.spike_channels"),
+        known.pop("half_win_length", known.pop("half_window", 20)),
+    )
     bins, window = known.pop("num_bins", channels or 4), known.pop("window", 21)
     tfp, tfi = ({"type": name, "half_window": half} for name in ("tfp", "tfi"))
     counterparts = {  # our representation, its channels, what differs
@@ -273,14 +359,23 @@ def convert_representation(c: Conversion, split: str) -> None:
     }
     if str(kind) not in counterparts:
         what = f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and encoding25 do"
-        c.problems[key] = (what, f"--drop {' '.join(places)}, to write tfp with {bins} bins instead")
+        c.problems[key] = (
+            what,
+            f"--drop {' '.join(places)}, to write tfp with {bins} bins instead",
+        )
         return
     found, count, note = counterparts[kind]
     for name in known:
-        c.problems[f"{key}.{name}"] = ("unknown to this script", f"--drop {key}.{name}, if it may be left out")
+        c.problems[f"{key}.{name}"] = (
+            "unknown to this script",
+            f"--drop {key}.{name}, if it may be left out",
+        )
     if count and channels not in (None, count):
         what = f"{channels}, but {json.dumps(found)} has {count} channels"
-        c.problems[f"{split}.spike_channels"] = (what, f"--drop {split}.spike_channels, or correct the reconstruction")
+        c.problems[f"{split}.spike_channels"] = (
+            what,
+            f"--drop {split}.spike_channels, or correct the reconstruction",
+        )
     elif channels is not None:
         c.dropped[f"{split}.spike_channels"] = "it follows from the representation"
     c.rename(key, f"{split}.spike.representation", found)
@@ -303,14 +398,23 @@ def convert_test_split(c: Conversion) -> None:
     if not c.values.get(test, c.below(test)):  # no test split, or an empty one
         return
     if name != "TestDatasetRGBSpike":
-        c.rename(key, key, "TestDatasetRGBSpike", f"{name} -> TestDatasetRGBSpike: the network reads spikes")
+        c.rename(
+            key,
+            key,
+            "TestDatasetRGBSpike",
+            f"{name} -> TestDatasetRGBSpike: the network reads spikes",
+        )
     if not c.below(f"{test}.spike"):
         both = {key: f"{train}.spike.{key}" for key in OURS}
-        c.values |= {f"{test}.spike.{key}": c.values[own] for key, own in both.items() if own in c.values}
+        c.values |= {
+            f"{test}.spike.{key}": c.values[own] for key, own in both.items() if own in c.values
+        }
     root = str(c.values.get(f"{train}.dataroot_spike", "")).rstrip("/")
     if f"{test}.dataroot_spike" not in c.values and root.endswith("train"):
         c.values[f"{test}.dataroot_spike"] = assumed = f"{root.removesuffix('train')}test"
-        c.renamed[test] = f"dataroot_spike = {assumed}, assumed, and the spike section of training: it has none"
+        c.renamed[test] = (
+            f"dataroot_spike = {assumed}, assumed, and the spike section of training: it has none"
+        )
 
 
 def convert_network(c: Conversion) -> None:
@@ -322,13 +426,19 @@ def convert_network(c: Conversion) -> None:
             c.rename(key, "netG.fusion", {"type": "concat"})
         elif mode is not None:
             what = f"{mode!r}: S-VRT's other ways to join RGB and spikes have no counterpart"
-            c.problems[key] = (what, f"--drop {key}, and give netG.fusion=exposure, gated, concat or none")
+            c.problems[key] = (
+                what,
+                f"--drop {key}, and give netG.fusion=exposure, gated, concat or none",
+            )
     key, do = "netG.optical_flow", "give netG.spynet_path=FILE"
     if key in c.dropped:
         c.unsaid[key] = f"its weights went with it: {do}"
     flow = c.take(key)
     if isinstance(flow, dict) and flow.pop("module", "spynet") != "spynet":
-        c.problems[f"{key}.module"] = ("the only flow network here is SpyNet", f"--drop {key}, and {do}")
+        c.problems[f"{key}.module"] = (
+            "the only flow network here is SpyNet",
+            f"--drop {key}, and {do}",
+        )
     elif isinstance(flow, dict):
         c.rename(key, "netG.spynet_path", flow.pop("checkpoint", None))
         for name in filter(flow.get, flow):
@@ -354,9 +464,13 @@ def judge(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> No
                 do = f"{single.do}, or {do}" if single.do == "rename it" else do
             c.problems.setdefault(single.where, (f"{single.what}; expected {single.expected}", do))
     if c.problems:
-        rows = "".join(f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items())
+        rows = "".join(
+            f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items()
+        )
         what = f"{len(c.problems)} problem{'s' * (len(c.problems) > 1)} in the option file, nothing was written:{rows}"
-        raise OptionError(what, str(source), "keys and values that this program has", "answer all in one command")
+        raise OptionError(
+            what, str(source), "keys and values that this program has", "answer all in one command"
+        )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
     layers = make_layers(rng, planes, DEMO.side)
     if clip == 1:
         photo = simulate.to_linear(imread_rgb(PHOTO).astype(np.float32) / 255)
-        layers = [replace(layers[0], sheet=np.concatenate((photo, np.ones_like(photo[..., :1])), axis=2))]
+        layers = [
+            replace(layers[0], sheet=np.concatenate((photo, np.ones_like(photo[..., :1])), axis=2))
+        ]
     return partial(render, layers)
 
 
@@ -45,9 +47,15 @@ DEMO = Size("demo", {"test": 2}, 8, scene, version=1, side=256)
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("trainsets/demo"), help="made clips (%(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("experiments/demo"), help="results (%(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("trainsets/demo"), help="made clips (%(default)s)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("experiments/demo"), help="results (%(default)s)"
+    )
     command = parser.parse_args(arguments)
     import main_test_vrt  # not before --help: it brings torch
     from models.restore.setup import SHIPPED
@@ -61,7 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
     ])  # fmt: skip
     page = (command.output / "report.html").resolve()
     print(f"\nopen {page}")
-    if os.environ.get("DISPLAY") or sys.platform == "darwin":  # elsewhere a browser might take the terminal
+    if (
+        os.environ.get("DISPLAY") or sys.platform == "darwin"
+    ):  # elsewhere a browser might take the terminal
         webbrowser.open(page.as_uri())
     return code
 

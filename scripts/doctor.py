@@ -25,10 +25,18 @@ from utils.options.load import load_options
 
 @with_exit_code
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--opt", metavar="FILE", help="option file: check its data and its network too")
-    parser.add_argument("--data", action="store_true", help="list the clips of --opt and all problems of its data")
-    parser.add_argument("--decode", action="store_true", help="with --data: decode every image (finds flipped bits)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--opt", metavar="FILE", help="option file: check its data and its network too"
+    )
+    parser.add_argument(
+        "--data", action="store_true", help="list the clips of --opt and all problems of its data"
+    )
+    parser.add_argument(
+        "--decode", action="store_true", help="with --data: decode every image (finds flipped bits)"
+    )
     parser.add_argument("--log", metavar="FILE", help="read this log instead of checking anything")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     args = parser.parse_args(argv)
@@ -41,7 +49,9 @@ def main(argv: list[str]) -> int:
         try:
             findings = read_log(Path(args.log).read_text(errors="replace"))
         except OSError as e:
-            findings = [Finding(FAIL, "log", f"cannot read {e.filename}: {e.strerror}", "", "correct --log")]
+            findings = [
+                Finding(FAIL, "log", f"cannot read {e.filename}: {e.strerror}", "", "correct --log")
+            ]
         print(table(findings))
         return int(any(f.status == FAIL for f in findings))
 
@@ -52,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 def check_data(file: str, overrides: list[str], decode: bool) -> None:
     """Print the clips of each split; DataError with all problems. decode: whole images, not header and end alone."""
-    from data.manifest import raise_problems
+    from data.clips.manifest import raise_problems
     from main_train_vrt import PARTS
     from utils.metrics import plain_table
 
@@ -74,7 +84,9 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
             for clip in report.clips:
                 planes = sorted({min(clip.planes), max(clip.planes)}) if clip.planes else ["none"]
                 sizes = (f"{h} x {w}" for h, w in (clip.size, clip.gt_size))
-                rows.append([clip.name, str(len(clip)), clip.stems[0], *sizes, "-".join(map(str, planes))])
+                rows.append(
+                    [clip.name, str(len(clip)), clip.stems[0], *sizes, "-".join(map(str, planes))]
+                )
             print(plain_table(rows, ["clip", "frames", "first", "lq size", "gt size", "planes"]))
             for warning in report.warnings:
                 print(f"  warning: {warning}")

@@ -31,17 +31,27 @@ MEASURED = 5  # frames of which the alignment is measured, and the middle one
 LEAST_WIDTH = 256  # smaller images are enlarged by repetition
 YELLOW, CYAN, GREEN = (255, 220, 0), (0, 220, 255), (0, 255, 60)
 
-Rows = list[tuple[str, list[tuple[str, np.ndarray]]]]  # names, each of a few images (H, W, 3) uint8 with their names
+Rows = list[
+    tuple[str, list[tuple[str, np.ndarray]]]
+]  # names, each of a few images (H, W, 3) uint8 with their names
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--opt", required=True, help="option file")
-    parser.add_argument("--index", type=int, default=0, metavar="N", help="of the sample or test clip; default 0")
-    parser.add_argument("--split", choices=("train", "test"), default="train", help="default %(default)s")
+    parser.add_argument(
+        "--index", type=int, default=0, metavar="N", help="of the sample or test clip; default 0"
+    )
+    parser.add_argument(
+        "--split", choices=("train", "test"), default="train", help="default %(default)s"
+    )
     parser.add_argument("--epoch", type=int, default=0, help="of training, the first is 0")
-    parser.add_argument("--out", type=Path, metavar="PAGE", help="a new file; default: sample_SPLIT_INDEX.html")
+    parser.add_argument(
+        "--out", type=Path, metavar="PAGE", help="a new file; default: sample_SPLIT_INDEX.html"
+    )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     command = parser.parse_intermixed_args(arguments)
     from data.alignment_check import compare  # not before --help: they bring torch
@@ -53,7 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     opt = load_options(command.opt, command.overrides, parts=PARTS)
     section = getattr(opt.datasets, command.split)
     if section is None:
-        raise OptionError(f"no datasets.{command.split}", command.opt, "a data set", "choose another --split")
+        raise OptionError(
+            f"no datasets.{command.split}", command.opt, "a data set", "choose another --split"
+        )
     dataset = build_dataset(section, command.split, opt.train.manual_seed)
     if not 0 <= command.index < len(dataset) or command.epoch < 0:
         what = f"sample {command.index} of epoch {command.epoch} does not exist"
@@ -66,7 +78,12 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         which = (command.index, 0, min(SHOWN, dataset.frame_count(command.index)))
         draw, item = dataset.draw(*which), dataset.read_frames(*which)
-    title, verdict, kind, numbers = f"{title}: {item['key']}", "This data set has no spikes.", "none", ""
+    title, verdict, kind, numbers = (
+        f"{title}: {item['key']}",
+        "This data set has no spikes.",
+        "none",
+        "",
+    )
     if draw.clip.spikes:
         found = compare(dataset, draw, MEASURED)
         verdict, kind = found.sentence, "right" if found.is_right else "wrong"
@@ -88,12 +105,18 @@ def main(arguments: list[str] | None = None) -> int:
 def facts(draw: Any) -> dict[str, str]:
     """How the sample was drawn, in words."""
     aug, clip, spikes, frames = draw.aug, draw.clip, draw.clip.spikes, draw.frames
-    flips = {"mirrored left to right": aug.hflip, "mirrored top to bottom": aug.vflip, "axes swapped": aug.transpose}
+    flips = {
+        "mirrored left to right": aug.hflip,
+        "mirrored top to bottom": aug.vflip,
+        "axes swapped": aug.transpose,
+    }
     about = {
-        "frames": ", ".join(clip.stems[i] for i in frames) + (" (played backwards)" if aug.reverse else ""),
+        "frames": ", ".join(clip.stems[i] for i in frames)
+        + (" (played backwards)" if aug.reverse else ""),
         "crop": f"rows {aug.top} to {aug.top + aug.height - 1}, columns {aug.left} to {aug.left + aug.width - 1} of "
         f"{clip.size[0]} x {clip.size[1]}",
-        "drawn": ", then ".join(name for name, is_on in flips.items() if is_on) or "no flip and no rotation",
+        "drawn": ", then ".join(name for name, is_on in flips.items() if is_on)
+        or "no flip and no rotation",
     }
     if not spikes:
         return about
@@ -119,7 +142,10 @@ def facts(draw: Any) -> dict[str, str]:
 def in_short(values: dict[str, Any]) -> str:
     """E.g. "half_windows 2 6 12, num_bins 8"."""
     lists = {key: np.ravel(value).tolist() for key, value in values.items() if value is not None}
-    words = ([key, *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in found)] for key, found in lists.items())
+    words = (
+        [key, *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in found)]
+        for key, found in lists.items()
+    )
     return ", ".join(map(" ".join, words))
 
 
@@ -128,7 +154,11 @@ def sections(dataset: Any, draw: Any, item: dict[str, Any], found: Any) -> list[
     clip, names, titles = draw.clip, {}, {}
     for kind in [kind for kind in ("lq", "gt", "spike") if kind in item]:
         values = item[kind]
-        shape, low, high = " x ".join(map(str, values.shape)), float(values.min()), float(values.max())
+        shape, low, high = (
+            " x ".join(map(str, values.shape)),
+            float(values.min()),
+            float(values.max()),
+        )
         titles[kind] = f"{kind}: {shape}, {low:.3g} to {high:.3g}"
         if kind != "spike":
             stems = [clip.stems[i] for i in dataset.frames_of(kind, draw.frames)]
@@ -137,13 +167,18 @@ def sections(dataset: Any, draw: Any, item: dict[str, Any], found: Any) -> list[
 
     whole = dataset.files.images(clip, "lq", draw.frames[:1], Augment.whole(clip.size))[0]
     image, aug, note = enlarged(whole[..., ::-1]), draw.aug, "yellow: the crop"
-    factor, boxes = image.shape[1] // whole.shape[1], {YELLOW: (aug.top, aug.left, aug.height, aug.width)}
+    factor, boxes = (
+        image.shape[1] // whole.shape[1],
+        {YELLOW: (aug.top, aug.left, aug.height, aug.width)},
+    )
     if clip.spikes and clip.grid.coverage < 1:
         boxes = {CYAN: clip.grid.region, **boxes}
         note += "; blue: the region that crops are drawn from"
     for colour, box in boxes.items():
         top, left, height, width = (factor * side for side in box)
-        cv2.rectangle(image, (left, top, width, height), colour, max(1, round(image.shape[1] / 500)))
+        cv2.rectangle(
+            image, (left, top, width, height), colour, max(1, round(image.shape[1] / 500))
+        )
     parts = [(f"Whole frame {names['lq'][0]}", [("", [(note, image)])])]
     if found:
         middle = len(item["spike"]) // 2
@@ -155,10 +190,22 @@ def sections(dataset: Any, draw: Any, item: dict[str, Any], found: Any) -> list[
             overlays.append((f"{kind} {stems[number]}", edges_over(image, sharp, clip.grid.pixel)))
         shown, image, spikes = found.shown
         overlays.append((f"{shown}, before the crop", edges_over(image, spikes, clip.grid.pixel)))
-        parts.append(("Alignment: edges of the spikes around the sharp instant over the frame", [("", overlays)]))
+        parts.append(
+            (
+                "Alignment: edges of the spikes around the sharp instant over the frame",
+                [("", overlays)],
+            )
+        )
     for kind, stems in names.items():
-        images = [(n, enlarged(tensor_to_uint8(frame[:3]))) for n, frame in zip(stems, item[kind], strict=False)]
-        noise = f"; channel 3, the noise level, is {item[kind][0, 3].mean():.3f}" if item[kind].shape[1] > 3 else ""
+        images = [
+            (n, enlarged(tensor_to_uint8(frame[:3])))
+            for n, frame in zip(stems, item[kind], strict=False)
+        ]
+        noise = (
+            f"; channel 3, the noise level, is {item[kind][0, 3].mean():.3f}"
+            if item[kind].shape[1] > 3
+            else ""
+        )
         parts.append((f"{titles[kind]}{noise}", [("", images)]))
     if "spike" in item:
         white, rows = max(float(np.percentile(item["spike"].numpy(), 99.5)), 1e-6), []
@@ -166,7 +213,12 @@ def sections(dataset: Any, draw: Any, item: dict[str, Any], found: Any) -> list[
             grey = tensor_to_uint8((channels / white)[:, None].expand(-1, 3, -1, -1))
             ranges = (f"{c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}" for c in channels)
             pictures = zip(ranges, map(enlarged, grey), strict=True)
-            rows.append((name, [(f"channel {i}: {text}", image) for i, (text, image) in enumerate(pictures)]))
+            rows.append(
+                (
+                    name,
+                    [(f"channel {i}: {text}", image) for i, (text, image) in enumerate(pictures)],
+                )
+            )
         parts.append((f"{titles['spike']}; white is {white:.3g}", rows))
     return parts
 

@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cv2
 import numpy as np
 
-from data.files import FrameSource, check_same_view, read_bgr
-from data.moving import LightPath, grey_light
+from data.cameras.spike_info import nearest_info, spike_errors_as_data_errors
+from data.clips.files import FrameSource, check_same_view, read_bgr
+from data.making.light_in_motion import LightPath, grey_light
 from data.spike import formats, simulate
 from data.spike.formats import SpikeGeometry
 from data.spike.represent import REPRESENTATIONS, represent
-from data.spike_info import nearest_info, spike_errors_as_data_errors
 from scripts.parts.exit_codes import tracked, with_exit_code
 from utils.arguments import frame_rate, seed
 from utils.errors import DataError, OptionError
@@ -45,12 +45,23 @@ GREY_METHODS = ("tfp", "tfi", "tfstp")  # of data/reconstruct.py
 LEAST_HEIGHT = 320  # smaller images are enlarged by repetition, to see single pixels
 HISTORY = 128  # planes on either side that a method without a window gets
 LONGEST = 500  # video frames of `play`, unless --step says otherwise
-SUFFIXES = {"view": ".png", "recon": ".png", "play": ".mp4"}  # of the file that a command writes by default
-ALLOWED = {"recon": ("", *IMAGE_SUFFIXES, *VIDEO_SUFFIXES), "play": VIDEO_SUFFIXES, "convert": formats.FORMATS}
+SUFFIXES = {
+    "view": ".png",
+    "recon": ".png",
+    "play": ".mp4",
+}  # of the file that a command writes by default
+ALLOWED = {
+    "recon": ("", *IMAGE_SUFFIXES, *VIDEO_SUFFIXES),
+    "play": VIDEO_SUFFIXES,
+    "convert": formats.FORMATS,
+}
 SHOWN_PLANES = 64  # planes in the middle of the file that `info` averages
 SMOOTHER = 0.05  # difference in smoothness that counts
 CLEAR_ORDER = 0.01  # the same for the bit order, which changes the rows alone
-BITS = {name: f"the {bit} significant bit is the first pixel" for name, bit in (("little", "least"), ("big", "most"))}
+BITS = {
+    name: f"the {bit} significant bit is the first pixel"
+    for name, bit in (("little", "least"), ("big", "most"))
+}
 
 
 @with_exit_code
@@ -63,16 +74,31 @@ def main(arguments: list[str] | None = None) -> int:
             refuse_existing(command.out, "the output")
             if allowed and (suffix := command.out.suffix.lower()) not in allowed:
                 expected = ", ".join(filter(None, allowed)) + ", or a folder" * (action == "recon")
-                do = "choose one, or use spike_tool.py recon for images" if action == "play" else "choose one of them"
-                raise OptionError(f"the suffix of the output is {suffix!r}", str(command.out), expected, do)
+                do = (
+                    "choose one, or use spike_tool.py recon for images"
+                    if action == "play"
+                    else "choose one of them"
+                )
+                raise OptionError(
+                    f"the suffix of the output is {suffix!r}", str(command.out), expected, do
+                )
         command.run(command)
     return 0
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     actions, add = parser.add_subparsers(dest="action", required=True), {}
-    verbs = {"info": info, "view": view, "recon": recon, "play": play, "convert": convert, "simulate": simulate_stream}
+    verbs = {
+        "info": info,
+        "view": view,
+        "recon": recon,
+        "play": play,
+        "convert": convert,
+        "simulate": simulate_stream,
+    }
     for name, run in verbs.items():
         action = actions.add_parser(name)
         action.set_defaults(run=run)
@@ -93,28 +119,56 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         text = f"as in main_test_vrt.py --method; tfstp sees the last {HISTORY} planes; default %(default)s"
         add[name]("--method", choices=GREY_METHODS, default="tfp", help=text)
         add[name]("--tick-hz", type=float, help="planes per second, to show the time")
-        add[name]("--fps", type=frame_rate, default=25.0, help="video frames per second; default %(default)g")
-    add["recon"]("--planes", type=int, nargs="+", metavar="N", help="the first is 0; default: the one in the middle")
+        add[name](
+            "--fps",
+            type=frame_rate,
+            default=25.0,
+            help="video frames per second; default %(default)g",
+        )
+    add["recon"](
+        "--planes",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="the first is 0; default: the one in the middle",
+    )
     for name in ("play", "convert"):
         add[name]("--first", type=int, default=0, help="plane")
         add[name]("--count", type=int, help="planes; default: to the end")
-    add["play"]("--step", type=int, help=f"planes per video frame; default: 1, or more for at most {LONGEST} frames")
+    add["play"](
+        "--step",
+        type=int,
+        help=f"planes per video frame; default: 1, or more for at most {LONGEST} frames",
+    )
     add["convert"]("out", type=Path)
     add["convert"]("--out-no-flip", action="store_true", help="store rows top first")
     add["convert"]("--out-bit-order", choices=("little", "big"), default="little")
     add["simulate"]("input", type=Path)
     add["simulate"]("out", type=Path)
     add["simulate"]("--planes-per-frame", type=int, default=8)
-    add["simulate"]("--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way")
-    add["simulate"]("--method", choices=("flow", "linear"), default="flow", help="between the frames")
-    add["simulate"]("--gamma", type=float, default=2.2, help="of the input; 1: integrate the display values")
+    add["simulate"](
+        "--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way"
+    )
+    add["simulate"](
+        "--method", choices=("flow", "linear"), default="flow", help="between the frames"
+    )
+    add["simulate"](
+        "--gamma", type=float, default=2.2, help="of the input; 1: integrate the display values"
+    )
     add["simulate"]("--seed", type=seed, default=0)
-    for name, default in {"rate": 0.5, "shot-noise": 0.0, "dark-rate": 0.0, "threshold-mismatch": 0.0}.items():
+    for name, default in {
+        "rate": 0.5,
+        "shot-noise": 0.0,
+        "dark-rate": 0.0,
+        "threshold-mismatch": 0.0,
+    }.items():
         add["simulate"](f"--{name}", type=float, default=default)
     # argparse cannot take the overrides method.key=value after a file and options.
     command, command.overrides = parser.parse_known_args(arguments)
     can_override = command.action in ("recon", "play")
-    if wrong := [word for word in command.overrides if not can_override or not word.startswith("method.")]:
+    if wrong := [
+        word for word in command.overrides if not can_override or not word.startswith("method.")
+    ]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     return command
 
@@ -127,7 +181,11 @@ def add_geometry(parser: argparse.ArgumentParser) -> None:
     add("--head-columns", type=int, default=0)
     add("--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte")
     add("--layout", choices=("raster", "sps100"), default="raster", help="of packed planes")
-    add("--no-flip", action="store_true", help="rows are stored top first (default: dataset.json, else bottom first)")
+    add(
+        "--no-flip",
+        action="store_true",
+        help="rows are stored top first (default: dataset.json, else bottom first)",
+    )
 
 
 def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
@@ -135,7 +193,9 @@ def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
     found = geometries(path, command)
     if len(found) > 1:
         what = f"several geometries fit the file: {', '.join(f'{g.height} x {g.width} {g.layout}' for g in found)}"
-        raise DataError(what, str(path), "one geometry", "give --size H W; spike_tool.py info ranks them")
+        raise DataError(
+            what, str(path), "one geometry", "give --size H W; spike_tool.py info ranks them"
+        )
     return found[0]
 
 
@@ -150,14 +210,22 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
     about, head = nearest_info(path), command.head_columns
     if (shape := formats.array_shape(path)) is not None:
         if len(shape) != 3:
-            raise DataError(f"an array of shape {shape}", str(path), "(planes, h, w)", "save the array in this form")
+            raise DataError(
+                f"an array of shape {shape}",
+                str(path),
+                "(planes, h, w)",
+                "save the array in this form",
+            )
         return [SpikeGeometry(*(command.size or shape[1:]), head_columns=head)]
     flip = not command.no_flip and about.flip is not False and command.layout == "raster"
     sps100 = (formats.SPS100_SIDE, formats.SPS100_SIDE)
     size = command.size or (sps100 if command.layout == "sps100" else (about.h, about.w))
     if all(size):
         return [SpikeGeometry(*size, flip, head, command.bit_order, command.layout)]
-    known = [SpikeGeometry(h, w, flip, head, command.bit_order) for h, w, head in formats.KNOWN_GEOMETRIES]
+    known = [
+        SpikeGeometry(h, w, flip, head, command.bit_order)
+        for h, w, head in formats.KNOWN_GEOMETRIES
+    ]
     found = []
     for geometry in (*known, SpikeGeometry(*sps100, flipud=False, layout="sps100")):
         with suppress(formats.SpikeFileError):
@@ -168,7 +236,9 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
     with open(path, "rb") as file:
         formats.refuse_header(file.read(64), path)
     if not (size := path.stat().st_size):
-        raise DataError("the file is empty", str(path), "spike planes", "copy or make the file again")
+        raise DataError(
+            "the file is empty", str(path), "spike planes", "copy or make the file again"
+        )
     expected = "whole planes of h x w / 8 bytes"
     for h, w, head in formats.KNOWN_GEOMETRIES:
         planes, left = divmod(size, h * (w + head) // 8)
@@ -203,7 +273,10 @@ class Candidate:
         count = min(self.file.planes, SHOWN_PLANES)
         self.spikes = self.file.read((self.file.planes - count) // 2, count)
         self.rates = self.spikes.mean(axis=0)
-        pairs = {"columns": (self.rates[:, 1:], self.rates[:, :-1]), "rows": (self.rates[1:], self.rates[:-1])}
+        pairs = {
+            "columns": (self.rates[:, 1:], self.rates[:, :-1]),
+            "rows": (self.rates[1:], self.rates[:-1]),
+        }
         self.smooth = {name: correlation(a, b) for name, (a, b) in pairs.items()}
         self.score = min(self.smooth.values())
         head, is_sps100 = geometry.head_columns, geometry.layout == "sps100"
@@ -214,7 +287,10 @@ class Candidate:
         name, least = min(self.smooth.items(), key=lambda item: item[1])
         planes, (h, w), rate = self.file.planes, self.file.size, self.rates.mean()
         known = {known[:2] for known in formats.KNOWN_GEOMETRIES}
-        is_turned, is_rougher = (planes, h) in known and (h, w) not in known, least < best.smooth[name] - SMOOTHER
+        is_turned, is_rougher = (
+            (planes, h) in known and (h, w) not in known,
+            least < best.smooth[name] - SMOOTHER,
+        )
         found = {
             f"{planes} x {h} is the size of a camera: (h, w, planes), where (planes, h, w) is expected": is_turned,
             f"neighbouring {name} resemble one another less ({least:.2f}, not {best.smooth[name]:.2f})": is_rougher,
@@ -229,11 +305,15 @@ def info(command: argparse.Namespace) -> None:
     path, shape = command.file, formats.array_shape(command.file)
     found = [Candidate(path, geometry) for geometry in geometries(path, command)]
     best, *others = found = sorted(found, key=lambda one: -one.score)
-    print(f"{path}: {path.stat().st_size} bytes, {f'an array {shape}' if shape else 'packed planes'}")
+    print(
+        f"{path}: {path.stat().st_size} bytes, {f'an array {shape}' if shape else 'packed planes'}"
+    )
     print("  smoothness  height x width  planes  spikes per plane and pixel")
     for one in found:
         pixels = f"{one.rates.min():.3f} to {one.rates.max():.3f}"
-        print(f"  {one.score:10.3f}  {one.name:>14}  {one.file.planes:6}  {one.rates.mean():.4f} (pixels {pixels})")
+        print(
+            f"  {one.score:10.3f}  {one.name:>14}  {one.file.planes:6}  {one.rates.mean():.4f} (pixels {pixels})"
+        )
         for text in one.doubts(best):
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {text}")
     if others and best.score > others[0].score + SMOOTHER:
@@ -249,7 +329,9 @@ def info(command: argparse.Namespace) -> None:
     pixels, times = np.nonzero(best.spikes.reshape(len(best.spikes), -1).T)
     intervals = np.diff(times)[np.diff(pixels) == 0]
     if intervals.size:
-        print(f"  planes between spikes: {intervals.min()} to {intervals.max()}, median {np.median(intervals):.0f}")
+        print(
+            f"  planes between spikes: {intervals.min()} to {intervals.max()}, median {np.median(intervals):.0f}"
+        )
     if command.picture:
         grey = simulate.to_grey(read_bgr(str(command.picture))[..., ::-1]) / 255.0
         check_same_view(grey.shape, best.rates.shape, str(command.picture))
@@ -277,21 +359,32 @@ class Rendering:
 
     def __init__(self, command: argparse.Namespace, **method: object) -> None:
         """method: in place of --method, which the command lacks."""
-        from data.reconstruct import method_options  # imports torch, which --help and info do not need
+        from data.reconstruct import (
+            method_options,  # imports torch, which --help and info do not need
+        )
 
         table = {"method": method or {"type": command.method}}
         for override in command.overrides:
             apply_override(table, override, Sources("the command line"))
         self.options, about = method_options(table["method"]), nearest_info(command.file)
         self.name = self.options.pop("type")
-        found = (Candidate(command.file, geometry) for geometry in geometries(command.file, command))
+        found = (
+            Candidate(command.file, geometry) for geometry in geometries(command.file, command)
+        )
         best = max(found, key=lambda one: one.score)
         white, gamma = max(float(np.percentile(best.rates, 99.5)), 1e-6), simulate.DISPLAY_GAMMA
         light = command.light or about.light or "linear"
-        self.how = {"rate": command.rate or about.rate or white, "light": light, "gamma": gamma, **self.options}
+        self.how = {
+            "rate": command.rate or about.rate or white,
+            "light": light,
+            "gamma": gamma,
+            **self.options,
+        }
         self.file, self.size = best.file, "{} x {}".format(*best.file.size)
         self.last = self.file.planes - 1 - int(REPRESENTATIONS[self.name].lag(**self.options) > 0)
-        self.label = ", ".join([self.name, *(f"{key} {value:g}" for key, value in self.options.items())])
+        self.label = ", ".join(
+            [self.name, *(f"{key} {value:g}" for key, value in self.options.items())]
+        )
 
     def images(self, centers: Sequence[int]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For rising centers: the center, its plane (h, w) in {0, 1}, and the image (h, w) uint8 around it.
@@ -309,7 +402,9 @@ class Rendering:
                 held = np.concatenate((held[gone:], next(parts)))
                 first += gone
             try:
-                values = represent(self.name, held[low - first : end - first], center - low, **self.how)
+                values = represent(
+                    self.name, held[low - first : end - first], center - low, **self.how
+                )
             except ValueError as e:
                 what, expected = f"no {self.name} of these planes: {e}", "planes on both sides"
                 raise DataError(what, self.file.path, expected, "choose others") from e
@@ -337,9 +432,16 @@ def recon(command: argparse.Namespace) -> None:
             for plane, _, image in images:
                 video.write(panels({f"{name}  {moment(plane, command.tick_hz)}": image}))
     elif suffix and len(planes) > 1:
-        imwrite_rgb(command.out, panels({moment(plane, command.tick_hz): image for plane, _, image in images}))
+        imwrite_rgb(
+            command.out,
+            panels({moment(plane, command.tick_hz): image for plane, _, image in images}),
+        )
     else:
-        scratch = None if suffix else scratch_folder(command.out.with_name(f".{command.out.name}.partial"))
+        scratch = (
+            None
+            if suffix
+            else scratch_folder(command.out.with_name(f".{command.out.name}.partial"))
+        )
         for plane, _, image in images:
             path = scratch / f"{plane:06d}.png" if scratch else command.out
             imwrite_rgb(path, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
@@ -354,13 +456,20 @@ def play(command: argparse.Namespace) -> None:
     last, label = rendering.last, rendering.label
     stop = last + 1 if command.count is None else min(command.first + command.count, last + 1)
     if not 0 <= command.first < stop or (command.step or 1) < 1:
-        what, expected = f"planes {command.first} to {stop - 1}", f"planes within 0 to {last}, a step of at least 1"
+        what, expected = (
+            f"planes {command.first} to {stop - 1}",
+            f"planes within 0 to {last}, a step of at least 1",
+        )
         raise OptionError(what, "--first, --count, --step", expected, "correct them")
     step = command.step or -(-(stop - command.first) // LONGEST)
     centers = range(command.first, stop, step)
     with VideoWriter(command.out, command.fps) as video:
-        for center, plane, image in tracked(rendering.images(centers), len(centers), "video", "frames"):
-            video.write(panels({f"spikes  {moment(center, command.tick_hz)}": 255 * plane, label: image}))
+        for center, plane, image in tracked(
+            rendering.images(centers), len(centers), "video", "frames"
+        ):
+            video.write(
+                panels({f"spikes  {moment(center, command.tick_hz)}": 255 * plane, label: image})
+            )
     slow = f", {command.tick_hz / (step * command.fps):.4g} x slower" if command.tick_hz else ""
     print(
         f"{command.out}: {len(centers)} video frames of {rendering.size}, planes {centers[0]} to {centers[-1]}, "
@@ -384,8 +493,12 @@ def convert(command: argparse.Namespace) -> None:
     stored = the_geometry(command.file, command)
     found = Candidate(command.file, stored)
     count = found.file.planes - command.first if command.count is None else command.count
-    made = SpikeGeometry(stored.height, stored.width, not command.out_no_flip, bit_order=command.out_bit_order)
-    taken = "" if command.size else " (no --size: from dataset.json, or the only known size that fits)"
+    made = SpikeGeometry(
+        stored.height, stored.width, not command.out_no_flip, bit_order=command.out_bit_order
+    )
+    taken = (
+        "" if command.size else " (no --size: from dataset.json, or the only known size that fits)"
+    )
     is_array = formats.is_array(command.file)
     form = f"{stored.height} x {stored.width}, an array" if is_array else in_words(stored) + taken
     print(f"{command.file}: {found.file.planes} planes of {form}")
@@ -393,28 +506,47 @@ def convert(command: argparse.Namespace) -> None:
         print(f"  warning: {text}")
     parts = tracked(found.file.parts(command.first, count), count, "converting", "planes", len)
     formats.write_spikes(command.out, parts, made)
-    form = f"{made.height} x {made.width}, an array of uint8" if formats.is_array(command.out) else in_words(made)
+    form = (
+        f"{made.height} x {made.width}, an array of uint8"
+        if formats.is_array(command.out)
+        else in_words(made)
+    )
     print(f"{command.out}: {count} planes of {form}")
 
 
 def simulate_stream(command: argparse.Namespace) -> None:
     if not 0 < command.rate <= 1:
-        raise OptionError(f"--rate is {command.rate}", "--rate", "above 0, at most 1 spike a plane", "correct it")
+        raise OptionError(
+            f"--rate is {command.rate}", "--rate", "above 0, at most 1 spike a plane", "correct it"
+        )
     if command.planes_per_frame < 1 or command.ratio < 1:
-        raise OptionError("--planes-per-frame and --ratio", "command line", "at least 1", "correct them")
+        raise OptionError(
+            "--planes-per-frame and --ratio", "command line", "at least 1", "correct them"
+        )
     frames = FrameSource(command.input)
     height, width = (side // command.ratio for side in frames.size)
     if height * width % 8:
-        what, expected = f"spike planes of {height} x {width} do not fill whole bytes", "pixels divisible by 8"
-        raise DataError(what, str(command.input), expected, "choose another --ratio, or crop the input")
-    light = LightPath(grey_light(frames, (height, width), command.gamma), len(frames), command.method)
+        what, expected = (
+            f"spike planes of {height} x {width} do not fill whole bytes",
+            "pixels divisible by 8",
+        )
+        raise DataError(
+            what, str(command.input), expected, "choose another --ratio, or crop the input"
+        )
+    light = LightPath(
+        grey_light(frames, (height, width), command.gamma), len(frames), command.method
+    )
     sensor = simulate.IntegrateAndFire(
         height, width, rate=command.rate, rng=np.random.default_rng(command.seed), shot_noise=command.shot_noise,
         dark_rate=command.dark_rate, threshold_mismatch=command.threshold_mismatch,
     )  # fmt: skip
     count = len(frames) * command.planes_per_frame
-    times = (p / command.planes_per_frame for p in tracked(range(count), count, "simulating", "planes"))
-    formats.write_spikes(command.out, (sensor.step(light.at(t))[None] for t in times), SpikeGeometry(height, width))
+    times = (
+        p / command.planes_per_frame for p in tracked(range(count), count, "simulating", "planes")
+    )
+    formats.write_spikes(
+        command.out, (sensor.step(light.at(t))[None] for t in times), SpikeGeometry(height, width)
+    )
     print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
 
 

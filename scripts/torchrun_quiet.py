@@ -43,7 +43,9 @@ def main(argv: list[str]) -> int:
 
     # SIGNALS and GRACE_S by torchrun's own flags where this version has them.
     known = run.get_args_parser().format_help()
-    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # the ranks inherit it where torchrun leaves it alone
+    is_nohup = (
+        signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    )  # the ranks inherit it where torchrun leaves it alone
     own, handled = [], SIGNALS if is_nohup else f"{SIGNALS},SIGHUP"
     if "--signals-to-handle" in known:
         own.append(f"--signals-to-handle={handled}")
@@ -58,10 +60,15 @@ def main(argv: list[str]) -> int:
     args, gpus = run.parse_args([*own, *argv]), torch.cuda.device_count()
     if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
         what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
-        print(DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}"), file=sys.stderr)
+        print(
+            DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}"),
+            file=sys.stderr,
+        )
         return DistError.exit_code
     if args.nproc_per_node.isdigit():  # torchrun would set 1, with a warning
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(args.nproc_per_node))))
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(args.nproc_per_node)))
+        )
     with tempfile.NamedTemporaryFile("w+", encoding="ascii") as exit_file:
         # A first byte reserves a block of the disk, so that a rank can write its code even on a full disk.
         exit_file.write("\n")
@@ -75,7 +82,13 @@ def main(argv: list[str]) -> int:
             written = Path(exit_file.name).read_text(encoding="ascii").split()
             if not written and isinstance(e, ChildFailedError):
                 print(e, file=sys.stderr)
-            return int(written[0]) if written else 1 if isinstance(e, ChildFailedError) else 128 + e.sigval
+            return (
+                int(written[0])
+                if written
+                else 1
+                if isinstance(e, ChildFailedError)
+                else 128 + e.sigval
+            )
 
 
 if __name__ == "__main__":

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from tests.dist.fork_server import fork_server
-from tests.pages import headless_browser
+from tests.helpers.pages import headless_browser
 
 # In the background of a shell script it is ignored, and so it would be in the programs that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.set_threshold(100_000)  # pytest holds a million objects, and Python would search them again and again
+gc.set_threshold(
+    100_000
+)  # pytest holds a million objects, and Python would search them again and again
 # Files that wait, for SLURM or for limits of time, beside those that compute.
 LONG = (
     "test_slurm", "test_torchrun", "test_network_vrt", "test_lab", "test_fake_gpu", "test_main_test",

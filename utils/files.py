@@ -87,7 +87,9 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
     if wrong:
         what = f"{_some(path.relative_to(folder) for path in wrong)} leads out of the output folder, or is no file"
         expected = 'files below the folder, without symbolic links and without ".." in names'
-        raise DataError(what, str(folder), expected, "choose another output folder, or rename the clip")
+        raise DataError(
+            what, str(folder), expected, "choose another output folder, or rename the clip"
+        )
 
 
 def remove_files(folder: Path, paths: Iterable[Path]) -> None:
@@ -107,9 +109,16 @@ def _is_plain(folder: Path, path: Path) -> bool:
     if folder not in path.parents:
         return False
     parent = folder.resolve() / path.parent.relative_to(folder)
-    if ".." in parent.parts or path.name == ".." or path.parent.resolve() != parent or path.is_symlink():
+    if (
+        ".." in parent.parts
+        or path.name == ".."
+        or path.parent.resolve() != parent
+        or path.is_symlink()
+    ):
         return False
-    return not path.is_dir() and all(p.is_dir() for p in path.parents if folder in p.parents and os.path.lexists(p))
+    return not path.is_dir() and all(
+        p.is_dir() for p in path.parents if folder in p.parents and os.path.lexists(p)
+    )
 
 
 def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
@@ -124,7 +133,10 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
     elif taken and not is_ours and not (folder / MARK).is_file():
         what = f"files that no run of this program made: {', '.join(taken)}"
     if what:
-        expected, do = "an empty folder, or one of an earlier run", "choose another task name, or move these files away"
+        expected, do = (
+            "an empty folder, or one of an earlier run",
+            "choose another task name, or move these files away",
+        )
         raise OptionError(f"the folder of the run holds {what}", str(folder), expected, do)
     with writing(folder, OTHER_ROOT):
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,8 +158,12 @@ def scratch_folder(path: Path) -> Path:
 
 def publish_folder(scratch: Path, target: Path) -> None:
     """Give a finished scratch folder its name. Raises DataError where something else has it."""
-    if os.path.lexists(target) and (target.is_symlink() or not target.is_dir() or any(target.iterdir())):
-        raise DataError("the folder appeared meanwhile", str(target), "nothing under this name", "move it away")
+    if os.path.lexists(target) and (
+        target.is_symlink() or not target.is_dir() or any(target.iterdir())
+    ):
+        raise DataError(
+            "the folder appeared meanwhile", str(target), "nothing under this name", "move it away"
+        )
     os.replace(scratch, target)
     (target / MARK).unlink()
 
@@ -155,7 +171,10 @@ def publish_folder(scratch: Path, target: Path) -> None:
 def refuse_existing(path: Path, where: str) -> None:
     """Raises OptionError where an output file has a name that is taken. where: the flag that named it."""
     if os.path.lexists(path):
-        expected, do = "a new name: no file is overwritten", "choose another name, or remove the file"
+        expected, do = (
+            "a new name: no file is overwritten",
+            "choose another name, or remove the file",
+        )
         raise OptionError("the file exists already", f"{where} {path}", expected, do)
 
 
@@ -164,18 +183,30 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
     if folder.is_symlink() or not folder.is_dir():
         foreign = [folder]
     else:
-        folders, foreign = {parent.as_posix() for name in ours for parent in PurePath(name).parents}, []
+        folders, foreign = (
+            {parent.as_posix() for name in ours for parent in PurePath(name).parents},
+            [],
+        )
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
-            is_ours = (path.is_file() and ours.get(name) == path.stat().st_size) or (path.is_dir() and name in folders)
+            is_ours = (path.is_file() and ours.get(name) == path.stat().st_size) or (
+                path.is_dir() and name in folders
+            )
             if path.is_symlink() or not is_ours:
                 foreign.append(path)
     if foreign:
-        what, expected = f"the folder holds what is not part of {what}: {_some(foreign)}", f"an empty folder, or {what}"
-        raise DataError(what, str(folder), expected, "choose another folder, or move these files away")
+        what, expected = (
+            f"the folder holds what is not part of {what}: {_some(foreign)}",
+            f"an empty folder, or {what}",
+        )
+        raise DataError(
+            what, str(folder), expected, "choose another folder, or move these files away"
+        )
 
 
-def refuse_overlap(output: Path, inputs: Mapping[str, str | Path | None], flag: str = "--output") -> None:
+def refuse_overlap(
+    output: Path, inputs: Mapping[str, str | Path | None], flag: str = "--output"
+) -> None:
     """Raises OptionError where `output` is, contains or lies in one of `inputs` (flag -> path), links resolved."""
     place = output.resolve()
     for name, path in inputs.items():
@@ -184,10 +215,17 @@ def refuse_overlap(output: Path, inputs: Mapping[str, str | Path | None], flag: 
         source = Path(path).resolve()
         if place == source or place in source.parents or source in place.parents:
             how = "is" if place == source else "contains" if place in source.parents else "lies in"
-            what, where = f"{flag} would write over the input: it {how} {name}", f"{flag} {output}, {name} {path}"
-            raise OptionError(what, where, "an output folder apart from all inputs", f"change {flag}")
+            what, where = (
+                f"{flag} would write over the input: it {how} {name}",
+                f"{flag} {output}, {name} {path}",
+            )
+            raise OptionError(
+                what, where, "an output folder apart from all inputs", f"change {flag}"
+            )
 
 
 def _some(paths: Iterable[Path]) -> str:
     names = [str(path) for path in paths]
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return ", ".join(names[:SHOWN]) + (
+        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    )

@@ -19,7 +19,15 @@ MAX_WIDTH = 1280  # of an image in a page: a page of more than some tens of mega
 
 def tensor_to_uint8(image: Any) -> np.ndarray:
     """A tensor (..., C, H, W) in [0, 1] -> (..., H, W, C) uint8: clamped, x255, rounded half to even."""
-    return (image.detach().float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).contiguous().cpu().numpy()
+    return (
+        (image.detach().float().clamp(0, 1) * 255)
+        .round()
+        .byte()
+        .movedim(-3, -1)
+        .contiguous()
+        .cpu()
+        .numpy()
+    )
 
 
 def scored_values(image: Any, values: str) -> np.ndarray:
@@ -27,7 +35,13 @@ def scored_values(image: Any, values: str) -> np.ndarray:
     if values == "uint8":
         return tensor_to_uint8(image)
     image = image.detach().double() * 255
-    return (image.clamp(0, 255) if values == "clamped" else image).movedim(-3, -1).contiguous().cpu().numpy()
+    return (
+        (image.clamp(0, 255) if values == "clamped" else image)
+        .movedim(-3, -1)
+        .contiguous()
+        .cpu()
+        .numpy()
+    )
 
 
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
@@ -39,7 +53,12 @@ def imread_rgb(path: str | Path) -> np.ndarray:
     """(H, W, 3) uint8 of an image file. Raises DataError where it cannot be decoded."""
     image = cv2.imread(str(path), cv2.IMREAD_COLOR)
     if image is None:
-        raise DataError("cannot read the image", str(path), "a complete image file", "remove it, then start again")
+        raise DataError(
+            "cannot read the image",
+            str(path),
+            "a complete image file",
+            "remove it, then start again",
+        )
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
@@ -63,7 +82,9 @@ def jpeg_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
     if image.shape[1] > max_width:
         height = max(1, round(image.shape[0] * max_width / image.shape[1]))
         image = cv2.resize(image, (max_width, height), interpolation=cv2.INTER_AREA)
-    _, encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 93])
+    _, encoded = cv2.imencode(
+        ".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 93]
+    )
     return data_uri("image/jpeg", encoded)
 
 
@@ -87,12 +108,18 @@ def comparison(
     return panels
 
 
-def comparison_strip(panels: Mapping[str, np.ndarray], size: tuple[int, int] | None = None) -> np.ndarray:
+def comparison_strip(
+    panels: Mapping[str, np.ndarray], size: tuple[int, int] | None = None
+) -> np.ndarray:
     """Panels (h, w, 3) uint8 in one row under their names, each enlarged by repetition: (H', W', 3) uint8.
 
     size: (height, width) of a panel; default: that of "restored".
     """
-    (height, width), white, font = size or panels["restored"].shape[:2], (255, 255, 255), cv2.FONT_HERSHEY_SIMPLEX
+    (height, width), white, font = (
+        size or panels["restored"].shape[:2],
+        (255, 255, 255),
+        cv2.FONT_HERSHEY_SIMPLEX,
+    )
     gap = np.full((LABEL_HEIGHT + height, GAP, 3), 255, np.uint8)
     row = []
     for name, image in panels.items():
@@ -107,7 +134,9 @@ def comparison_strip(panels: Mapping[str, np.ndarray], size: tuple[int, int] | N
 def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Name -> (H, W, 3) uint8 of the panels of a strip from `comparison_strip`."""
     step = (strip.shape[1] + GAP) // len(names)
-    return {name: strip[LABEL_HEIGHT:, i * step : (i + 1) * step - GAP] for i, name in enumerate(names)}
+    return {
+        name: strip[LABEL_HEIGHT:, i * step : (i + 1) * step - GAP] for i, name in enumerate(names)
+    }
 
 
 def render(template: str, **values: Any) -> str:
@@ -115,6 +144,12 @@ def render(template: str, **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).with_name("templates"))
-    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     pages.filters["data_uri"] = jpeg_uri
     return pages.get_template(f"{template}.html").render(**values)

@@ -50,7 +50,10 @@ class _SaysOnce(logging.Handler):
         elif not self.has_failed:
             self.has_failed = True
             with suppress(OSError):
-                os.write(2, f"cannot write the log ({self.name}: {error}); the run goes on without it\n".encode())
+                os.write(
+                    2,
+                    f"cannot write the log ({self.name}: {error}); the run goes on without it\n".encode(),
+                )
 
 
 class _LogFile(_SaysOnce, logging.FileHandler): ...
@@ -60,7 +63,12 @@ class _Warnings(_LogFile):
     """Appends warnings and errors as JSON lines {"time", "text"}: the report of a run lists them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps({"time": logging.Formatter().formatTime(record, TIME), "text": record.getMessage().rstrip()})
+        return json.dumps(
+            {
+                "time": logging.Formatter().formatTime(record, TIME),
+                "text": record.getMessage().rstrip(),
+            }
+        )
 
 
 class _Stdout(_SaysOnce, logging.StreamHandler):
@@ -84,17 +92,26 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     """
     logging.captureWarnings(True)
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its font cache
-    handlers: list[logging.Handler] = [_Stdout() if rank == 0 else logging.StreamHandler(sys.stderr)]
+    handlers: list[logging.Handler] = [
+        _Stdout() if rank == 0 else logging.StreamHandler(sys.stderr)
+    ]
     handlers[0].set_name("stdout")
     if log_file is not None:
         with writing(log_file, OTHER_ROOT):
             log_file.parent.mkdir(parents=True, exist_ok=True)
-            handlers += [_LogFile(log_file), _Warnings(log_file.with_name(Path(WARNINGS_NAME).name))]
+            handlers += [
+                _LogFile(log_file),
+                _Warnings(log_file.with_name(Path(WARNINGS_NAME).name)),
+            ]
         handlers[1].set_name(str(log_file))
         handlers[2].setLevel(logging.WARNING)
     root = logging.getLogger()
     root.handlers.clear()
     root.setLevel(logging.WARNING if rank else logging.INFO)
     for handler in handlers:
-        handler.setFormatter(_Line(f"[rank {rank}] %(message)s" if rank else "[%(asctime)s] %(mark)s%(message)s", TIME))
+        handler.setFormatter(
+            _Line(
+                f"[rank {rank}] %(message)s" if rank else "[%(asctime)s] %(mark)s%(message)s", TIME
+            )
+        )
         root.addHandler(handler)

@@ -19,7 +19,13 @@ from utils.files import natural_key
 METRICS = ("psnr", "ssim", "psnr_y", "ssim_y")
 LUMA_METRICS = ("psnr_y", "ssim_y")
 LEAST_WIDTH = 8  # of a column of a table that is cut
-COLUMNS = {"psnr": "PSNR dB", "ssim": "SSIM", "psnr_y": "PSNR-Y dB", "ssim_y": "SSIM-Y", "lpips": "LPIPS"}
+COLUMNS = {
+    "psnr": "PSNR dB",
+    "ssim": "SSIM",
+    "psnr_y": "PSNR-Y dB",
+    "ssim_y": "SSIM-Y",
+    "lpips": "LPIPS",
+}
 # metric.values and metric.mean -> in words, for the report.
 VALUES = {
     "uint8": "clamp 0..1, x255, round to uint8",
@@ -30,7 +36,9 @@ MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over 
 # Of one clip: "restored", "input", "instant 0", ... -> metric -> value of each frame.
 Scores = dict[str, dict[str, list[float]]]
 
-_INFINITE = re.compile(r'(?<!\\)"(-?)inf"(?!\s*:)')  # a whole value of `json_bytes`, no key and no part of a text
+_INFINITE = re.compile(
+    r'(?<!\\)"(-?)inf"(?!\s*:)'
+)  # a whole value of `json_bytes`, no key and no part of a text
 _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
 
 
@@ -63,7 +71,11 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
     var_y = _ssim_window(y * y) - mean_y**2
     cov = _ssim_window(x * y) - mean_x * mean_y
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-    similarity = (2 * mean_x * mean_y + c1) * (2 * cov + c2) / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
+    similarity = (
+        (2 * mean_x * mean_y + c1)
+        * (2 * cov + c2)
+        / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
+    )
     return float(similarity.mean())
 
 
@@ -96,7 +108,9 @@ def protocol_text(values: str, mean: str) -> str:
     )
 
 
-def collect(clips: Sequence[Mapping[str, Any]], expected: int, mean: str = "clips") -> dict[str, Any]:
+def collect(
+    clips: Sequence[Mapping[str, Any]], expected: int, mean: str = "clips"
+) -> dict[str, Any]:
     """The content of metrics.json. clips: of each {"name", "frames", "per_frame": Scores, ...}; expected: how many.
 
     {"clips": {name: the entry, and the mean of each kind}, "averages": {kind: {metric: its `mean`, metric_frame_mean
@@ -113,16 +127,30 @@ def collect(clips: Sequence[Mapping[str, Any]], expected: int, mean: str = "clip
         rows, means = [row for row in table.values() if kind in row], {}
         for metric in rows[0][kind]:
             frames = [value for row in rows for value in row["per_frame"][kind][metric]]
-            both = {"clips": sum(row[kind][metric] for row in rows) / len(rows), "frames": sum(frames) / len(frames)}
+            both = {
+                "clips": sum(row[kind][metric] for row in rows) / len(rows),
+                "frames": sum(frames) / len(frames),
+            }
             means |= {metric: both[mean], f"{metric}_{other}_mean": both[f"{other}s"]}
-        about = {"mean": mean, "frames": len(frames), "clips_found": len(rows), "clips_expected": expected}
+        about = {
+            "mean": mean,
+            "frames": len(frames),
+            "clips_found": len(rows),
+            "clips_expected": expected,
+        }
         averages[kind] = means | about | {"complete": len(rows) == expected}
     return {"clips": table, "averages": averages}
 
 
 def format_score(metric: str, value: float | str | None) -> str:
     """A metric for a table: decibels with two decimals, the others with four; a dash where there is none."""
-    return "-" if value is None else f"{float(value):.2f}" if metric.startswith("psnr") else f"{float(value):.4f}"
+    return (
+        "-"
+        if value is None
+        else f"{float(value):.2f}"
+        if metric.startswith("psnr")
+        else f"{float(value):.4f}"
+    )
 
 
 def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -132,10 +160,16 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
     """
     total, given = (results["averages"].get(kind, {}) for kind in ("restored", "input"))
     metrics = [metric for metric in COLUMNS if metric in total]
-    lines = [(name, c["frames"], c.get("restored", {}), c.get("input", {})) for name, c in results["clips"].items()]
+    lines = [
+        (name, c["frames"], c.get("restored", {}), c.get("input", {}))
+        for name, c in results["clips"].items()
+    ]
     if metrics:
         other = "frame" if total["mean"] == "clips" else "clip"
-        of_other = [{metric: mean.get(f"{metric}_{other}_mean") for metric in metrics} for mean in (total, given)]
+        of_other = [
+            {metric: mean.get(f"{metric}_{other}_mean") for metric in metrics}
+            for mean in (total, given)
+        ]
         lines.append((f"mean over {total['mean']}", total["frames"], total, given))
         lines.append((f"mean over {other}s", total["frames"], *of_other))
     rows = []
@@ -143,7 +177,9 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
         cells = [format_score(metric, values.get(metric)) for metric in metrics for values in both]
         if metrics:
             restored, blurry = (values.get(metrics[0]) for values in both)
-            cells.append("-" if None in (restored, blurry) else f"{float(restored) - float(blurry):+.2f}")
+            cells.append(
+                "-" if None in (restored, blurry) else f"{float(restored) - float(blurry):+.2f}"
+            )
         rows.append([name, str(frames), *cells])
     columns = [name for metric in metrics for name in (COLUMNS[metric], "input")]
     return ["clip", "frames", *columns, *["gain dB"] * bool(metrics)], rows
@@ -165,7 +201,9 @@ def score_text(results: Mapping[str, Any]) -> str:
 
 def instants_psnr(results: Mapping[str, Any]) -> list[str]:
     """Mean PSNR of each restored instant of an exposure; [] where they were not scored."""
-    found = {kind: mean for kind, mean in results["averages"].items() if kind.startswith("instant ")}
+    found = {
+        kind: mean for kind, mean in results["averages"].items() if kind.startswith("instant ")
+    }
     return [format_score("psnr", found[kind]["psnr"]) for kind in sorted(found, key=natural_key)]
 
 
@@ -181,19 +219,30 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(_INFINITE.sub(r"\1Infinity", path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as e:
-        raise DataError(f"cannot read results: {e}", str(path), "JSON", "remove the file, then start again") from e
+        raise DataError(
+            f"cannot read results: {e}", str(path), "JSON", "remove the file, then start again"
+        ) from e
 
 
 def _ssim_window(image: np.ndarray) -> np.ndarray:
-    return cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)[5:-5, 5:-5]  # windows inside the image
+    return cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)[
+        5:-5, 5:-5
+    ]  # windows inside the image
 
 
 def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:
     if a.shape != b.shape:
-        raise DataError(f"two images of different sizes: {a.shape} and {b.shape}", "", "the same size", "check --gt")
+        raise DataError(
+            f"two images of different sizes: {a.shape} and {b.shape}",
+            "",
+            "the same size",
+            "check --gt",
+        )
 
 
-def plain_table(rows: Sequence[Sequence[str]], header: Sequence[str], most: int | None = None) -> str:
+def plain_table(
+    rows: Sequence[Sequence[str]], header: Sequence[str], most: int | None = None
+) -> str:
     """A table of aligned columns, the first one to the left.
 
     most: characters in a line; the middle of long cells is left out, in the widest columns first.
@@ -215,7 +264,12 @@ def plain_table(rows: Sequence[Sequence[str]], header: Sequence[str], most: int 
 
 def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
     """Rows as a Markdown table; a float with three digits."""
-    cells = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    cells = [
+        [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     lines = [header, ["-" * width for width in widths], *cells]
-    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )

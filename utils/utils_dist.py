@@ -36,7 +36,9 @@ from utils.options.models import MULTIPLES, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
-PREEMPTED = 75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
+PREEMPTED = (
+    75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
+)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # From the first signal on, another of these ends the rank at once. scancel sends SIGTERM to the step and to the job, a
 # moment apart, and some launchers pass on the SIGINT that a terminal has sent to all: that is one request.
@@ -91,8 +93,12 @@ def ranks(log: bool = True) -> Iterator[None]:
         gpu_count = torch.cuda.device_count()
         if node := node_variables(os.environ, gpu_count):
             torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
-            os.execve(sys.executable, [sys.executable, "-u", torchrun, *sys.argv], os.environ | node)
-        launch = read_launch(os.environ, gpu_count, shlex.join(["python", "-u", *map(shown_argument, sys.argv)]))
+            os.execve(
+                sys.executable, [sys.executable, "-u", torchrun, *sys.argv], os.environ | node
+            )
+        launch = read_launch(
+            os.environ, gpu_count, shlex.join(["python", "-u", *map(shown_argument, sys.argv)])
+        )
         if log:
             setup_logging(launch.rank)
         RUN.launch = launch
@@ -111,7 +117,13 @@ def ranks(log: bool = True) -> Iterator[None]:
             RUN.watchdog.stop()
         if dist.is_initialized():
             dist.destroy_process_group()
-        RUN.store, RUN.watchdog, RUN.launch, RUN.rounds, RUN.kept = None, None, LaunchInfo("single"), 0, None
+        RUN.store, RUN.watchdog, RUN.launch, RUN.rounds, RUN.kept = (
+            None,
+            None,
+            LaunchInfo("single"),
+            0,
+            None,
+        )
         RUN.stop_requested = 0.0
     except SystemExit:
         raise
@@ -127,7 +139,10 @@ def ranks(log: bool = True) -> Iterator[None]:
 
 
 def begin(
-    budgets: WatchdogOptions | None = None, timeout_s: float = 1800, digest: str = "", kept: Path | None = None
+    budgets: WatchdogOptions | None = None,
+    timeout_s: float = 1800,
+    digest: str = "",
+    kept: Path | None = None,
 ) -> None:
     """Make the process group, check that all ranks have the same options, and watch the phases. Collective.
 
@@ -155,14 +170,27 @@ def _fitted(budgets: WatchdogOptions) -> WatchdogOptions:
     if RUN.launch.timeout_s:
         # Slow ranks are allowed so much: they may need it while the others wait.
         unset = [name for name in MULTIPLES if getattr(budgets, name) is None]
-        budgets = budgets.model_copy(update={name: max(budgets.limit(name), 0.9 * RUN.timeout_s) for name in unset})
+        budgets = budgets.model_copy(
+            update={name: max(budgets.limit(name), 0.9 * RUN.timeout_s) for name in unset}
+        )
         limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in names)
-        logger.info("NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits)
-    if late := [f"{name} is {s:g} s" for name in names if (s := budgets.limit(name)) >= RUN.timeout_s]:
-        what = f"watchdog: {', '.join(late)}; the time-out of the process group is {RUN.timeout_s:g} s"
+        logger.info(
+            "NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits
+        )
+    if late := [
+        f"{name} is {s:g} s" for name in names if (s := budgets.limit(name)) >= RUN.timeout_s
+    ]:
+        what = (
+            f"watchdog: {', '.join(late)}; the time-out of the process group is {RUN.timeout_s:g} s"
+        )
         if budgets.stall_s >= RUN.timeout_s:
             expected = "the watchdog first: only it can say which rank stands still, and where"
-            raise DistError(what, "NCCL_TIMEOUT", expected, "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s")
+            raise DistError(
+                what,
+                "NCCL_TIMEOUT",
+                expected,
+                "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s",
+            )
         if is_main_process():
             logger.warning("%s: a rank that takes so long is ended without a name", what)
     return budgets
@@ -243,7 +271,11 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
         return change(value)
     if isinstance(value, dict):
         return {key: map_tensors(item, change) for key, item in value.items()}
-    return type(value)(map_tensors(item, change) for item in value) if isinstance(value, (list, tuple)) else value
+    return (
+        type(value)(map_tensors(item, change) for item in value)
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
 def state_from_rank_0(state: Any) -> Any:
@@ -256,7 +288,11 @@ def state_from_rank_0(state: Any) -> Any:
     outline = from_rank(0, map_tensors(state, lambda tensor: tensor.to("meta")))
 
     def broadcast(tensor: Tensor) -> Tensor:
-        given = tensor.reshape(-1) if is_main_process() else torch.empty(tensor.numel(), dtype=tensor.dtype)
+        given = (
+            tensor.reshape(-1)
+            if is_main_process()
+            else torch.empty(tensor.numel(), dtype=tensor.dtype)
+        )
         sent = given.view(torch.uint8).to(get_device())  # bytes, for gloo does not know every dtype
         dist.broadcast(sent, 0)
         return tensor if is_main_process() else sent.cpu().view(tensor.dtype).view(tensor.shape)
@@ -265,13 +301,17 @@ def state_from_rank_0(state: Any) -> Any:
         return map_tensors(state if is_main_process() else outline, broadcast)
 
 
-def check_same_on_all_ranks(name: str, value: Any, do: str = "start all ranks from the same files") -> None:
+def check_same_on_all_ranks(
+    name: str, value: Any, do: str = "start all ranks from the same files"
+) -> None:
     """Raises DistError, on all ranks, where `value` differs between ranks; do: the advice of the error. Collective."""
     found = gather_objects(value)
     if all(other == found[0] for other in found):
         return
     texts = [repr(other) for other in found]
-    groups = {text: [str(rank) for rank, other in enumerate(texts) if other == text] for text in texts}
+    groups = {
+        text: [str(rank) for rank, other in enumerate(texts) if other == text] for text in texts
+    }
     listed = "; ".join(f"rank {', '.join(ranks)}: {text}" for text, ranks in groups.items())
     raise DistError(f"{name} differ between the ranks", listed, "the same on all ranks", do)
 
@@ -330,8 +370,14 @@ def _report(error: BaseException) -> int:
         # Before joining there is no store to ask. A single process reports always, and of the ranks that one launcher
         # started on this host the first with this error at this place; a process that started later reports again.
         env = os.environ
-        size = env.get("WORLD_SIZE") or (env.get("SLURM_NTASKS") if "SLURM_PROCID" in env else "") or "1"
-        place = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))  # what differs between ranks is no other place
+        size = (
+            env.get("WORLD_SIZE")
+            or (env.get("SLURM_NTASKS") if "SLURM_PROCID" in env else "")
+            or "1"
+        )
+        place = re.sub(
+            r"rank \d+", "rank", getattr(error, "where", "")
+        )  # what differs between ranks is no other place
         said = f"{getattr(error, 'what', error)} {place} {os.getppid()}"
         is_first = size.strip() == "1" or process.first_to_claim(said)
     else:
@@ -354,11 +400,15 @@ def _report(error: BaseException) -> int:
             text = "Interrupted (Ctrl-C). The same command continues from what was saved last."
         else:
             prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
-            text = textwrap.indent("".join(traceback.format_exception(cause)).rstrip(), prefix, lambda line: True)
+            text = textwrap.indent(
+                "".join(traceback.format_exception(cause)).rstrip(), prefix, lambda line: True
+            )
         watchdog.say(text)
         with suppress(RuntimeError):
             if RUN.store is not None:
-                RUN.store.set(watchdog.REPORTED, "1")  # the other ranks wait for this before they end
+                RUN.store.set(
+                    watchdog.REPORTED, "1"
+                )  # the other ranks wait for this before they end
     RUN.reported = error, code
     return code
 
@@ -373,14 +423,23 @@ def _lost_contact(error: BaseException) -> StallError:
         deadline = time.monotonic() + (PATIENCE_S if looks else 2 * PATIENCE_S)
         while not store.get(watchdog.FAILURE) and time.monotonic() < deadline:
             time.sleep(0.1)
-        after = watchdog.read_states(store, get_world_size()) if looks and not store.get(watchdog.FAILURE) else {}
+        after = (
+            watchdog.read_states(store, get_world_size())
+            if looks and not store.get(watchdog.FAILURE)
+            else {}
+        )
         suspects = "; ".join(
             f"rank {other} on {state['host']}, last seen in {watchdog.where(state)}"
             for other, state in after.items()
             if other != get_rank() and state["beat"] == before[other]["beat"]
         )
     do = f"look into the logs of the other ranks (was the run suspended? raise dist_timeout_s); torch says:\n{error}"
-    return StallError("lost contact with another rank", suspects or f"rank {get_rank()}", "all ranks connected", do)
+    return StallError(
+        "lost contact with another rank",
+        suspects or f"rank {get_rank()}",
+        "all ranks connected",
+        do,
+    )
 
 
 def stop_on(*numbers: signal.Signals) -> None:
@@ -397,7 +456,10 @@ def stop_on(*numbers: signal.Signals) -> None:
             "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
         )
     for number in numbers:
-        is_meant = number in (signal.SIGTERM, signal.SIGUSR1) or signal.getsignal(number) is not signal.SIG_IGN
+        is_meant = (
+            number in (signal.SIGTERM, signal.SIGUSR1)
+            or signal.getsignal(number) is not signal.SIG_IGN
+        )
         if is_meant or (number == signal.SIGINT and is_torchrun):
             signal.signal(number, _on_signal)
 
@@ -408,7 +470,10 @@ def _on_signal(number: int, _: Any) -> None:
         os._exit(128 + number)
     if number == signal.SIGINT and not RUN.stop_requested and is_main_process():
         with suppress(OSError):
-            os.write(2, b"\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n")
+            os.write(
+                2,
+                b"\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n",
+            )
     RUN.stop_requested = RUN.stop_requested or time.monotonic()
 
 
@@ -422,7 +487,9 @@ def stop_vote() -> Callable[[], bool]:
     # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for the last step.
     flag = torch.full((), float(RUN.stop_requested > 0), device=device)
     if dist.is_initialized():
-        work = dist.all_reduce(flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well
+        work = dist.all_reduce(
+            flag, async_op=True
+        )  # a sum: gloo's MAX loses NaN, and sums do as well
     if device.type == "cuda":
         # Copied before the step's own work, so that the answer waits for no more than this.
         if work is not None:

@@ -68,7 +68,9 @@ class VideoReader:
                 raise OSError(0, "no frame can be decoded")
         self.num_frames, self.fps = len(stamps), float(fps)
         if None in stamps or stamps != sorted(set(stamps)):
-            logger.warning("%s: the frames have no usable time stamps; taken as %.3f a second", path, self.fps)
+            logger.warning(
+                "%s: the frames have no usable time stamps; taken as %.3f a second", path, self.fps
+            )
             stamps = [i / fps for i in range(len(stamps))]
         self.times: list[Fraction] = stamps
         self._frames: Iterator[np.ndarray] | None = None
@@ -102,7 +104,10 @@ class VideoReader:
             yield
         except FFMPEG_ERRORS as e:
             size = f" ({self.path.stat().st_size} bytes)" if self.path.is_file() else ""
-            expected, do = "a video that FFmpeg can decode", "play it in a player, or give its frames as a folder"
+            expected, do = (
+                "a video that FFmpeg can decode",
+                "play it in a player, or give its frames as a folder",
+            )
             raise DataError(f"{what}{size}: {e.strerror}", str(self.path), expected, do) from e
 
 
@@ -131,7 +136,12 @@ class VideoWriter(AbstractContextManager):
     """
 
     def __init__(
-        self, path: str | Path, fps: float, *, times: Sequence[Fraction] | None = None, chroma: str = "420"
+        self,
+        path: str | Path,
+        fps: float,
+        *,
+        times: Sequence[Fraction] | None = None,
+        chroma: str = "420",
     ) -> None:
         self.path, self.chroma = Path(path), chroma
         self._fps, self._times = Fraction(fps).limit_denominator(100_000), times
@@ -146,13 +156,24 @@ class VideoWriter(AbstractContextManager):
             if self._out is None:
                 height, width = frame.shape[:2]
                 if self.chroma == "420" and (height % 2 or width % 2):
-                    logger.info("%s: the last row or column is repeated, as %s x %s is odd", self.path, width, height)
+                    logger.info(
+                        "%s: the last row or column is repeated, as %s x %s is odd",
+                        self.path,
+                        width,
+                        height,
+                    )
                     height, width = height + height % 2, width + width % 2
                 # mp4 and mov give the start of each stream in a clock of their own, of milliseconds by default.
                 is_mp4 = self.path.suffix.lower() in (".mp4", ".mov", ".m4v")
-                options = {"movie_timescale": str(self._clock), "movflags": "+faststart"} if is_mp4 else {}
+                options = (
+                    {"movie_timescale": str(self._clock), "movflags": "+faststart"}
+                    if is_mp4
+                    else {}
+                )
                 self._out = open_container(str(self._temporary), "w", options=options)
-                self._stream = self._out.add_stream("libx264", rate=self._fps, options={"crf": QUALITY})
+                self._stream = self._out.add_stream(
+                    "libx264", rate=self._fps, options={"crf": QUALITY}
+                )
                 self._stream.height, self._stream.width = height, width
                 self._stream.pix_fmt = f"yuv{self.chroma}p"
                 context = self._stream.codec_context
@@ -160,10 +181,15 @@ class VideoWriter(AbstractContextManager):
                 context.color_range = LIMITED
                 context.colorspace = context.color_primaries = context.color_trc = BT709
             if frame.shape[:2] != (self._stream.height, self._stream.width):
-                below, beside = self._stream.height - frame.shape[0], self._stream.width - frame.shape[1]
+                below, beside = (
+                    self._stream.height - frame.shape[0],
+                    self._stream.width - frame.shape[1],
+                )
                 frame = cv2.copyMakeBorder(frame, 0, below, 0, beside, cv2.BORDER_REPLICATE)
             image = av.VideoFrame.from_ndarray(frame, format="rgb24")
-            image = image.reformat(format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG")
+            image = image.reformat(
+                format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG"
+            )
             image.time_base = Fraction(1, self._clock)
             time = self._times[self._count] if self._times else self._count / self._fps
             image.pts = round(time * self._clock)
@@ -183,7 +209,9 @@ class VideoWriter(AbstractContextManager):
                     return
                 # Not every error of a write is raised when it happens: only reading back shows that all is there.
                 with open_container(str(self._temporary)) as container:
-                    readable = sum(packet.size > 0 for packet in container.demux(container.streams.video[0]))
+                    readable = sum(
+                        packet.size > 0 for packet in container.demux(container.streams.video[0])
+                    )
                 if readable != self._count:
                     raise OSError(0, f"{readable} of {self._count} frames can be read back")
                 os.replace(self._temporary, self.path)

@@ -96,7 +96,12 @@ class SpikeGeometry:
         if self.layout == "sps100" and asked != (SPS100_SIDE, SPS100_SIDE, 0, "little"):
             expected = f"{SPS100_SIDE} x {SPS100_SIDE}, no head columns, bit order little for the layout sps100"
         if expected:
-            raise SpikeFileError(f"{self} is no plane of spikes", "", expected, "correct the size of the spike camera")
+            raise SpikeFileError(
+                f"{self} is no plane of spikes",
+                "",
+                expected,
+                "correct the size of the spike camera",
+            )
 
     def __repr__(self) -> str:
         """The first four fields, and the others where they are not the default: digests of runs hold this text."""
@@ -157,7 +162,9 @@ class SpikeFile:
     def size(self) -> tuple[int, int]:
         return self.geometry.height, self.geometry.width
 
-    def read(self, first: int = 0, count: int | None = None, crop: Crop | None = None) -> np.ndarray:
+    def read(
+        self, first: int = 0, count: int | None = None, crop: Crop | None = None
+    ) -> np.ndarray:
         """Spikes (T, h, w) uint8 in {0, 1} of planes first ... first + count - 1 (default: to the end), upright.
 
         Raises SpikeFileError for planes or a crop outside of the file, and for content that is no spike.
@@ -174,7 +181,9 @@ class SpikeFile:
             return _unpack(self.packed[first : first + count], self.geometry, crop)
         with _file_errors(self.path):
             array = self.load()
-        spikes = np.array(array[(slice(first, first + count), *crop.slices)], order="C").view(np.uint8)
+        spikes = np.array(array[(slice(first, first + count), *crop.slices)], order="C").view(
+            np.uint8
+        )
         if spikes.max() > 1:
             what = f"the array holds the value {spikes.max()}"
             raise SpikeFileError(what, self.path, "values 0 and 1", "save (array > 0) instead")
@@ -183,11 +192,17 @@ class SpikeFile:
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Whole planes first ... first + count - 1 in parts of at most PART planes; errors as in `read`."""
         self._check_planes(first, count)
-        return (self.read(start, min(PART, first + count - start)) for start in range(first, first + count, PART))
+        return (
+            self.read(start, min(PART, first + count - start))
+            for start in range(first, first + count, PART)
+        )
 
     def _check_planes(self, first: int, count: int) -> None:
         if first < 0 or count < 1 or first + count > self.planes:
-            what, do = f"planes {first} to {first + count - 1} were requested", "request fewer, or make the file again"
+            what, do = (
+                f"planes {first} to {first + count - 1} were requested",
+                "request fewer, or make the file again",
+            )
             raise SpikeFileError(what, self.path, f"planes within 0 to {self.planes - 1}", do)
 
 
@@ -198,15 +213,28 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
     """
     with _file_errors(path):
         if not is_array(path):  # an empty file cannot be mapped
-            data = np.memmap(path, np.uint8, "r") if os.stat(path).st_size else np.empty(0, np.uint8)
+            data = (
+                np.memmap(path, np.uint8, "r") if os.stat(path).st_size else np.empty(0, np.uint8)
+            )
             return packed_planes(data, path, geometry, remainder)
         shape, dtype, load = _find_array(path)
     is_type, widths = dtype in (np.uint8, np.bool_), (geometry.width, geometry.line_width)
-    if is_type and len(shape) == 3 and shape[0] and shape[1] == geometry.height and shape[2] in widths:
+    if (
+        is_type
+        and len(shape) == 3
+        and shape[0]
+        and shape[1] == geometry.height
+        and shape[2] in widths
+    ):
         return SpikeFile(str(path), geometry, shape[0], None, functools.cache(load))
-    what, do = f"an array of shape {shape}, {dtype}", "correct the spike height and width, or save it in this form"
+    what, do = (
+        f"an array of shape {shape}, {dtype}",
+        "correct the spike height and width, or save it in this form",
+    )
     expected = f"(planes >= 1, {geometry.height}, {geometry.width}), uint8 or bool, values 0 and 1"
-    raise SpikeFileError(what, str(path), expected, do if is_type else "save it as (array > 0).astype(numpy.uint8)")
+    raise SpikeFileError(
+        what, str(path), expected, do if is_type else "save it as (array > 0).astype(numpy.uint8)"
+    )
 
 
 def read_spikes(
@@ -221,30 +249,48 @@ def read_spikes(
     return open_spikes(path, geometry, remainder).read(first, count, crop)
 
 
-def count_planes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error", size: int | None = None) -> int:
+def count_planes(
+    path: PathLike, geometry: SpikeGeometry, remainder: str = "error", size: int | None = None
+) -> int:
     """Planes in a file, of raster planes from its size alone, which may be given. Raises SpikeFileError."""
     if is_array(path) or geometry.layout != "raster":
         return open_spikes(path, geometry, remainder).planes
     with _file_errors(path):
-        return _planes_in(os.stat(path).st_size if size is None else size, path, geometry, remainder)
+        return _planes_in(
+            os.stat(path).st_size if size is None else size, path, geometry, remainder
+        )
 
 
-def write_spikes(path: PathLike, spikes: np.ndarray | Iterable[np.ndarray], geometry: SpikeGeometry) -> None:
+def write_spikes(
+    path: PathLike, spikes: np.ndarray | Iterable[np.ndarray], geometry: SpikeGeometry
+) -> None:
     """Write spikes (T, H, W) in {0, 1}, or parts (t, H, W) of which one at a time is in memory.
 
     The file appears complete or not at all. Raises SpikeFileError for spikes of another size.
     """
     path, size = Path(path), (geometry.height, geometry.width)
-    is_zipped, header = path.suffix.lower() == ".npz", {"descr": "|u1", "fortran_order": False, "shape": (0, *size)}
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # one of tempfile ignores the umask
+    is_zipped, header = (
+        path.suffix.lower() == ".npz",
+        {"descr": "|u1", "fortran_order": False, "shape": (0, *size)},
+    )
+    temporary = path.with_name(
+        f".{path.name}.{uuid.uuid4().hex[:8]}"
+    )  # one of tempfile ignores the umask
     try:
-        with open(temporary, "x+b") as file, tempfile.TemporaryFile(dir=path.parent) if is_zipped else file as array:
+        with (
+            open(temporary, "x+b") as file,
+            tempfile.TemporaryFile(dir=path.parent) if is_zipped else file as array,
+        ):
             if is_array(path):
                 np.lib.format.write_array_header_1_0(array, header)
             start, planes = array.tell(), 0
             for part in [spikes] if isinstance(spikes, np.ndarray) else spikes:
                 _check_shape(part, geometry)
-                stored = np.ascontiguousarray(part != 0).view(np.uint8) if is_array(path) else pack(part, geometry)
+                stored = (
+                    np.ascontiguousarray(part != 0).view(np.uint8)
+                    if is_array(path)
+                    else pack(part, geometry)
+                )
                 array.write(stored.tobytes())
                 planes += len(part)
             if is_array(path):  # the header again, as long as before: it is padded
@@ -252,7 +298,9 @@ def write_spikes(path: PathLike, spikes: np.ndarray | Iterable[np.ndarray], geom
                 np.lib.format.write_array_header_1_0(array, header | {"shape": (planes, *size)})
             if is_zipped:
                 array.flush()
-                np.savez_compressed(file, **{NPZ_KEY: np.memmap(array, np.uint8, "r", start, (planes, *size))})
+                np.savez_compressed(
+                    file, **{NPZ_KEY: np.memmap(array, np.uint8, "r", start, (planes, *size))}
+                )
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -284,10 +332,18 @@ def _find_array(path: PathLike) -> tuple[tuple[int, ...], np.dtype, Callable[[],
             if name.endswith(".npy"):
                 with archive.open(name) as file:
                     is_first = np.lib.format.read_magic(file)[0] == 1
-                    read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+                    read = (
+                        np.lib.format.read_array_header_1_0
+                        if is_first
+                        else np.lib.format.read_array_header_2_0
+                    )
                     shape, _, dtype = read(file)
                     found[name.removesuffix(".npy")] = (shape, dtype)
-    arrays = [NPZ_KEY] if NPZ_KEY in found else [name for name, (shape, _) in found.items() if len(shape) == 3]
+    arrays = (
+        [NPZ_KEY]
+        if NPZ_KEY in found
+        else [name for name, (shape, _) in found.items() if len(shape) == 3]
+    )
     if len(arrays) != 1:
         seen = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in found.items())
         raise ValueError(f"it holds {seen or 'no array'}")
@@ -301,10 +357,20 @@ def _file_errors(path: PathLike) -> Iterator[None]:
         yield
     except SpikeFileError:
         raise
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as e:
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        ValueError,
+        NotImplementedError,
+    ) as e:
         reason = e.strerror if isinstance(e, OSError) else None
         expected = f'packed planes, or an array (planes, h, w); in a .npz named "{NPZ_KEY}", or the only one of 3 axes'
-        what, do = f"cannot read spike file: {reason or e}", "restore the file, or save the array again"
+        what, do = (
+            f"cannot read spike file: {reason or e}",
+            "restore the file, or save the array again",
+        )
         raise SpikeFileError(what, str(path), expected, do) from e
 
 
@@ -319,7 +385,9 @@ def packed_planes(
         if found is None:
             what = f"no plane of an SPS100 in {len(data)} bytes: no word of line 500, channel 0, with others after it"
             expected = f"lines of 1024 bits with the sensor's words, {geometry.plane_bytes} bytes per plane"
-            raise SpikeFileError(what, str(path), expected, 'check it; "raster" is the layout without these words')
+            raise SpikeFileError(
+                what, str(path), expected, 'check it; "raster" is the layout without these words'
+            )
         planes, data = (len(data) - found) // geometry.plane_bytes, data[found:]
     elif found is not None:
         what = f"the lines of the file end with words of an SPS100 sensor (the first plane starts at byte {found})"
@@ -334,10 +402,17 @@ def packed_planes(
 def refuse_header(head: bytes, path: PathLike) -> None:
     """Raise SpikeFileError where a file begins (`head`, 64 bytes) as no packed planes do: with a header, or as text."""
     seen = next((what for mark, what in MARKS.items() if re.match(mark, head, re.DOTALL)), None)
-    if seen is None and len(set(head)) > 6 and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
+    if (
+        seen is None
+        and len(set(head)) > 6
+        and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head)
+    ):
         seen = "text"
     if seen:
-        what, expected = f"the file begins with {seen}: {head[:24]!r}", "packed planes, which have no header"
+        what, expected = (
+            f"the file begins with {seen}: {head[:24]!r}",
+            "packed planes, which have no header",
+        )
         do = "give it its own suffix (.npy, .npz), restore the file, or cut off its header"
         raise SpikeFileError(what, str(path), expected, do)
 
@@ -353,7 +428,10 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
         for h, w, head in KNOWN_GEOMETRIES
         if size and 8 * size % (h * (w + head)) == 0
     )
-    what, do = f"spike file of {size} bytes holds {held}", "copy the file again, or correct the spike height and width"
+    what, do = (
+        f"spike file of {size} bytes holds {held}",
+        "copy the file again, or correct the spike height and width",
+    )
     expected = f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this size: {fits or 'none'}"
     raise SpikeFileError(what, str(path), expected, do)
 
@@ -378,7 +456,9 @@ def _sps100_start(data: np.ndarray) -> int | None:
         first = shift + half * int(starts[0])
         planes = (len(data) - first) // plane
         last = first + (planes - 1) * plane
-        if planes and np.array_equal(data[last + half - 2 : last + half] & [0xF0, 0xFF], [0x40, 0x1F]):
+        if planes and np.array_equal(
+            data[last + half - 2 : last + half] & [0xF0, 0xFF], [0x40, 0x1F]
+        ):
             return first
     return None
 
@@ -390,18 +470,24 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
         for start, word_bits in ((0, 0), (SPS100_PIXELS, SPS100_HALF - SPS100_PIXELS)):
             lo, hi = max(crop.left, start), min(crop.left + crop.width, start + SPS100_PIXELS)
             if lo < hi:
-                parts.append(_unpack(packed, lines, Crop(crop.top, lo + word_bits, crop.height, hi - lo)))
+                parts.append(
+                    _unpack(packed, lines, Crop(crop.top, lo + word_bits, crop.height, hi - lo))
+                )
         return np.concatenate(parts, axis=2)
     planes, line, order = packed.shape[0], geometry.line_width, geometry.bit_order
     # Stored rows start at the bottom of the image.
     row = geometry.height - crop.top - crop.height if geometry.flipud else crop.top
     if line % 8 == 0:
         lo, hi, left = crop.left // 8, -(-(crop.left + crop.width) // 8), crop.left % 8
-        window = packed.reshape(planes, geometry.height, line // 8)[:, row : row + crop.height, lo:hi]
+        window = packed.reshape(planes, geometry.height, line // 8)[
+            :, row : row + crop.height, lo:hi
+        ]
         rows = np.unpackbits(np.ascontiguousarray(window), axis=-1, bitorder=order)
     else:  # rows that do not end on a byte: unpack whole rows, then crop
         start, stop, left = row * line, (row + crop.height) * line, crop.left
-        bits = np.unpackbits(np.ascontiguousarray(packed[:, start // 8 : -(-stop // 8)]), axis=-1, bitorder=order)
+        bits = np.unpackbits(
+            np.ascontiguousarray(packed[:, start // 8 : -(-stop // 8)]), axis=-1, bitorder=order
+        )
         rows = bits[:, start % 8 :][:, : stop - start].reshape(planes, crop.height, line)
     rows = rows[:, ::-1] if geometry.flipud else rows
     return rows[:, :, left : left + crop.width]

@@ -48,7 +48,13 @@ class Representation:
 
     def ignored(self, **options: Any) -> set[str]:
         """The keys of the `spike` section that have no effect on this representation with these options."""
-        keys = set() if self.proportional else {"rate"} if self.is_ratio else {"rate", "light", "gamma"}
+        keys = (
+            set()
+            if self.proportional
+            else {"rate"}
+            if self.is_ratio
+            else {"rate", "light", "gamma"}
+        )
         keys |= set() if self.takes_context else {"context"}
         return keys if self.is_centered(**options) else keys | {"center"}
 
@@ -56,7 +62,9 @@ class Representation:
 REPRESENTATIONS: dict[str, Representation] = {}
 
 
-def representation(name: str, proportional: bool, **about: Any) -> Callable[..., Callable[..., np.ndarray]]:
+def representation(
+    name: str, proportional: bool, **about: Any
+) -> Callable[..., Callable[..., np.ndarray]]:
     """Decorator: register a function. about: the other fields of `Representation`."""
 
     def add(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -93,7 +101,9 @@ def represent(
     known = REPRESENTATIONS[name]
     center = center if known.between else math.ceil(center)
     if known.takes_context and options.get("half_exposure") is None:
-        options["half_exposure"] = min(center - outside[0] - 1, len(stream) - 1 - outside[1] - center)
+        options["half_exposure"] = min(
+            center - outside[0] - 1, len(stream) - 1 - outside[1] - center
+        )
     is_mirrored = reverse and known.mirrors(**options)
     if reverse and not is_mirrored:
         stream, center = stream[::-1], len(stream) - 1 - center - known.lag(**options)
@@ -110,7 +120,9 @@ def represent(
 
 def channel_count(name: str, **options: Any) -> int:
     """S: the number of channels of representation `name` with these options."""
-    stream = np.zeros((8192, 1, 1), np.uint8)  # longer than any window on files of a few hundred planes
+    stream = np.zeros(
+        (8192, 1, 1), np.uint8
+    )  # longer than any window on files of a few hundred planes
     return len(REPRESENTATIONS[name].function(stream, len(stream) // 2, **options))
 
 
@@ -121,7 +133,11 @@ def channel_count(name: str, **options: Any) -> int:
     mirrors=lambda num_bins=None, **_: num_bins is not None,
 )
 def tfp(
-    stream: np.ndarray, center: int, half_window: int = 10, offsets: Numbers = (0,), num_bins: int | None = None
+    stream: np.ndarray,
+    center: int,
+    half_window: int = 10,
+    offsets: Numbers = (0,),
+    num_bins: int | None = None,
 ) -> np.ndarray:
     """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1], m = center + offsets[i].
 
@@ -135,7 +151,9 @@ def tfp(
     if num_bins is None:
         middles = [center + offset for offset in offsets]
     elif num_bins < 1 or tuple(offsets) != (0,):
-        raise ValueError(f"num_bins {num_bins} is at least 1, and offsets {list(offsets)} have no effect with it")
+        raise ValueError(
+            f"num_bins {num_bins} is at least 1, and offsets {list(offsets)} have no effect with it"
+        )
     elif planes < 2 * half_window:
         raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
     else:
@@ -183,7 +201,9 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
 
 # The time of TFI is half a plane after its centre plane.
 @representation("tfi", proportional=True, lag=lambda **_: 1)
-def tfi(stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)) -> np.ndarray:
+def tfi(
+    stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)
+) -> np.ndarray:
     """Texture from intervals: channel i = 1 / (tn - tp) around the time after plane m = center + offsets[i].
 
     tp = last spike in [m - half_window + 1, m], tn = first spike in [m + 1, m + half_window]; where one of them is
@@ -195,7 +215,9 @@ def tfi(stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers
         before = stream[max(middle - half_window + 1, 0) : max(middle + 1, 0)]
         after = stream[max(middle + 1, 0) : max(middle + 1 + half_window, 0)]
         if not len(before) or not len(after):
-            raise ValueError(f"plane {middle} has no planes on both sides within 0 to {len(stream) - 1}")
+            raise ValueError(
+                f"plane {middle} has no planes on both sides within 0 to {len(stream) - 1}"
+            )
         seen = before.any(axis=0) & after.any(axis=0)
         # Planes from the last spike to the middle, and from there to the next spike.
         interval = before[::-1].argmax(axis=0) + after.argmax(axis=0) + 1
@@ -210,7 +232,9 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
         raise ValueError(f"the raw window is an odd number of planes, not {window}")
     first = center - window // 2
     if first < 0 or first + window > len(stream):
-        raise ValueError(f"planes {first} to {first + window - 1} around {center} reach outside 0 to {len(stream) - 1}")
+        raise ValueError(
+            f"planes {first} to {first + window - 1} around {center} reach outside 0 to {len(stream) - 1}"
+        )
     return stream[first : first + window].astype(np.float32)
 
 
@@ -218,7 +242,9 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
     "encoding25",
     proportional=False,
     # The common middle of an even number of windows may lie between two planes, as their centres are rounded down.
-    lag=lambda num_windows=1, spacing=None, **_: -((spacing or 0) % 2) if num_windows % 2 == 0 else 0,
+    lag=lambda num_windows=1, spacing=None, **_: (
+        -((spacing or 0) % 2) if num_windows % 2 == 0 else 0
+    ),
     is_centered=lambda num_windows=1, spacing=None, **_: num_windows == 1 or spacing is not None,
     mirrors=lambda num_windows=1, spacing=None, **_: num_windows > 1 and spacing is None,
 )
@@ -242,9 +268,15 @@ def encoding25(
         raise ValueError(f"num_windows {num_windows} and spacing {spacing} are at least 1")
     planes = len(stream)
     if spacing is not None or num_windows == 1:
-        middles = [center + ((2 * i - num_windows + 1) * (spacing or 0)) // 2 for i in range(num_windows)]
+        middles = [
+            center + ((2 * i - num_windows + 1) * (spacing or 0)) // 2 for i in range(num_windows)
+        ]
     else:  # with m also planes - 1 - m; the middle is planes // 2
-        before = np.round(np.linspace(12, planes - 13, num_windows)[: num_windows // 2]).astype(int).tolist()
+        before = (
+            np.round(np.linspace(12, planes - 13, num_windows)[: num_windows // 2])
+            .astype(int)
+            .tolist()
+        )
         middle = [planes // 2] if num_windows % 2 else []
         middles = [*before, *middle, *(planes - 1 - m for m in reversed(before))]
     steps = np.concatenate([np.arange(m - 12, m + 13) for m in middles])
@@ -272,12 +304,19 @@ def exposure_rates(
     if half_exposure is None:
         half_exposure = min(center - 1, len(stream) - 1 - center)
     if not 0 <= half_window < half_exposure:
-        raise ValueError(f"0 <= half_window {half_window} < half_exposure {half_exposure} is needed")
-    windows = [(max(center - half, 1), min(center + half + 1, len(stream))) for half in (half_window, half_exposure)]
+        raise ValueError(
+            f"0 <= half_window {half_window} < half_exposure {half_exposure} is needed"
+        )
+    windows = [
+        (max(center - half, 1), min(center + half + 1, len(stream)))
+        for half in (half_window, half_exposure)
+    ]
     if any(a >= b for a, b in windows):
         raise ValueError(f"plane {center} has no planes around it within 1 to {len(stream) - 1}")
     light = window_light(stream, windows)
-    return np.stack([part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]).astype(np.float32)
+    return np.stack([part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]).astype(
+        np.float32
+    )
 
 
 def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
@@ -293,7 +332,9 @@ def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
 
 
 # Light is integrated before its spike: it belongs half a plane before the plane of the spike.
-@representation("relative", proportional=False, is_ratio=True, takes_context=True, lag=lambda **_: -1)
+@representation(
+    "relative", proportional=False, is_ratio=True, takes_context=True, lag=lambda **_: -1
+)
 def relative(
     stream: np.ndarray,
     center: int,
@@ -316,13 +357,17 @@ def relative(
     half_exposure = around if half_exposure is None else half_exposure
     halves = [round(half * half_exposure) if half < 1 else int(half) for half in half_windows]
     is_whole = all(half < 1 or half % 1 == 0 for half in half_windows)
-    if num_bins < 0 or not (halves and is_whole and 0 <= min(halves) <= max(halves) < half_exposure <= around):
+    if num_bins < 0 or not (
+        halves and is_whole and 0 <= min(halves) <= max(halves) < half_exposure <= around
+    ):
         needed = f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} planes"
         raise ValueError(f"{needed} are needed, whole or below 1, and num_bins {num_bins} >= 0")
     first, planes = center - half_exposure, 2 * half_exposure + 1
     windows = [(half_exposure - half, half_exposure + half + 1) for half in halves]
     windows += [(i * planes // num_bins, -(-(i + 1) * planes // num_bins)) for i in range(num_bins)]
-    spikes, *light = window_light(stream, [(first + a, first + b) for a, b in [(0, planes), *windows]])
+    spikes, *light = window_light(
+        stream, [(first + a, first + b) for a, b in [(0, planes), *windows]]
+    )
     means = [part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]
     long = spikes / planes
     ratios = [np.divide(mean, long, out=np.ones_like(long), where=long > 0) for mean in means]
@@ -352,7 +397,9 @@ def tfstp(
     Source: Zheng et al., CVPR 2021; Zheng et al., IEEE TPAMI 45(7), 2023.
     """
     if tau_d <= 0 or tau_f <= 0 or not 0 < utilisation < 1:
-        raise ValueError(f"tau_d {tau_d} and tau_f {tau_f} are positive, utilisation {utilisation} is in (0, 1)")
+        raise ValueError(
+            f"tau_d {tau_d} and tau_f {tau_f} are positive, utilisation {utilisation} is in (0, 1)"
+        )
     centers, base = [center + offset for offset in offsets], utilisation
     if outside := [time for time in centers if not 0 <= time < len(stream)]:
         raise ValueError(f"plane {outside[0]} is outside of 0 to {len(stream) - 1}")

@@ -58,7 +58,9 @@ class IntegrateAndFire:
         self.gain = rate * threshold
         spread = 1.0 + threshold_mismatch * rng.standard_normal((height, width))
         self.threshold = np.maximum(threshold * spread, 0.1 * threshold).astype(np.float32)
-        self.charge = (rng.uniform(0.0, 1.0, (height, width)) * initial_charge * self.threshold).astype(np.float32)
+        self.charge = (
+            rng.uniform(0.0, 1.0, (height, width)) * initial_charge * self.threshold
+        ).astype(np.float32)
 
     def step(self, light: np.ndarray) -> np.ndarray:
         """Light (H, W), 1 at full scale -> spikes (H, W) uint8 in {0, 1} of this tick."""
@@ -119,7 +121,9 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     for plane in reversed(lefts):
         left = np.maximum(left, plane, out=plane)
     # The interval of a plane begins after the spikes of the planes before it.
-    gones = np.concatenate(((begin + planes).astype(kind)[None], stream[:-1] * (numbers[:-1] + kind(planes + 1))))
+    gones = np.concatenate(
+        ((begin + planes).astype(kind)[None], stream[:-1] * (numbers[:-1] + kind(planes + 1)))
+    )
     for before, plane in itertools.pairwise(gones):
         np.maximum(before, plane, out=plane)
     return ends.any(axis=0).astype(np.float32) / (kind(whole) - gones - lefts).astype(np.float32)
@@ -144,7 +148,9 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
             last = ends[a:b].max(axis=0)
             begin = np.where(last, last, begin)
             count += stream[a:b].sum(axis=0, dtype=count.dtype)
-        passed = np.divide(b - begin, following[b] - begin, dtype=np.float64)  # of the interval at b: 0 to 1
+        passed = np.divide(
+            b - begin, following[b] - begin, dtype=np.float64
+        )  # of the interval at b: 0 to 1
         light[b] = count + np.rint(passed * STEPS) / STEPS
     is_lit = count > 0
     return [(light[b] - light[a]) * is_lit for a, b in windows]
@@ -180,7 +186,9 @@ def _outer_times(stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 BLOCK = 2**18
 
 
-def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator, dark: float = 0.0) -> np.ndarray:
+def change_threshold(
+    stream: np.ndarray, factor: float, rng: np.random.Generator, dark: float = 0.0
+) -> np.ndarray:
     """Stream (T, h, w) of a sensor with `factor` times the threshold: rate / factor spikes per tick, and `dark` more.
 
     Light L is assumed constant between two spikes, one threshold per interval, and integrated again with a new random
@@ -209,7 +217,9 @@ def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator
         if dark:
             light += np.float32(dark)
         for plane, is_darker in zip(light, has_decreased, strict=True):
-            if is_one:  # else less than 1 remains, and less than 1 is added: neither limit has an effect
+            if (
+                is_one
+            ):  # else less than 1 remains, and less than 1 is added: neither limit has an effect
                 charge -= is_darker & (charge >= one)  # it is below 2
             charge += plane
             spent = np.floor(charge, out=plane)
@@ -247,6 +257,8 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     found, errors = {}, {}
     for light, seen in (("display", values), ("linear", values**DISPLAY_GAMMA)):
         found[light] = rate = float((rates * seen).sum() / max((seen * seen).sum(), 1e-12))
-        errors[light] = float(np.sqrt(((rates - rate * seen) ** 2).sum() / max((rates * rates).sum(), 1e-12)))
+        errors[light] = float(
+            np.sqrt(((rates - rate * seen) ** 2).sum() / max((rates * rates).sum(), 1e-12))
+        )
     best = min(errors, key=errors.get)
     return LightFit(best, found[best], errors, errors[best] < CLEAR * max(errors.values()))

@@ -38,11 +38,18 @@ class Fusion(nn.Module):
         """
         if spike_channels < 1:
             what = "the fusion operator needs spikes, but the data has no spike channels"
-            raise OptionError(what, "netG.fusion", 'a dataset with spikes, or fusion "none"', "change one of them")
+            raise OptionError(
+                what, "netG.fusion", 'a dataset with spikes, or fusion "none"', "change one of them"
+            )
         trunk = cls.trunk_channels(spike_channels)
         if in_chans not in (None, trunk):
             expected = f"{trunk}, which the fusion operator gives for 3 RGB and {spike_channels} spike channels"
-            raise OptionError(f"netG.in_chans is {in_chans}", "netG.in_chans", expected, "remove it, or correct it")
+            raise OptionError(
+                f"netG.in_chans is {in_chans}",
+                "netG.in_chans",
+                expected,
+                "remove it, or correct it",
+            )
         return 3, trunk
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
@@ -149,9 +156,18 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
     b, t, _, h, w = rgb.shape
     expected = (b, t, channels, h, w)
     if spike is None or tuple(spike.shape) != expected:
-        got = "no spike tensor" if spike is None else f"a spike tensor of shape {tuple(spike.shape)}"
-        expected = f"shape (B, T, S, H, W) = {expected}, as the network was built for S = {channels}"
-        raise DataError(f"the network was given {got}", "forward(lq, spike)", expected, "pass batch['spike'] to it")
+        got = (
+            "no spike tensor" if spike is None else f"a spike tensor of shape {tuple(spike.shape)}"
+        )
+        expected = (
+            f"shape (B, T, S, H, W) = {expected}, as the network was built for S = {channels}"
+        )
+        raise DataError(
+            f"the network was given {got}",
+            "forward(lq, spike)",
+            expected,
+            "pass batch['spike'] to it",
+        )
     return spike
 
 
@@ -160,7 +176,9 @@ LUMA = (0.299, 0.587, 0.114)  # Rec. 601, what a grey sensor sees of the three c
 # follows the mean colour of the window.
 FLAT = 3e-4
 DARK = 1e-3  # least luma by which a colour is divided
-CACHED = 2**16  # pixels at a time on a CPU: 4 frames of 256 x 256 at once take three times as long as one by one
+CACHED = (
+    2**16
+)  # pixels at a time on a CPU: 4 frames of 256 x 256 at once take three times as long as one by one
 
 
 @FUSIONS.register("exposure", given=("spike_channels",))
@@ -194,11 +212,20 @@ class ExposureFusion(ImageFusion):
     ) -> None:
         count = spike_channels - 1 if estimates is None else estimates
         if not 1 <= count < spike_channels:
-            what, key = f"{count} estimates from {spike_channels} spike channels", "netG.fusion.estimates"
+            what, key = (
+                f"{count} estimates from {spike_channels} spike channels",
+                "netG.fusion.estimates",
+            )
             expected = "a ratio for each and a confidence, as the representation relative gives"
-            raise OptionError(what, key, expected, f"set spike.representation to relative, or correct {key}")
+            raise OptionError(
+                what, key, expected, f"set spike.representation to relative, or correct {key}"
+            )
         super().__init__(base, 3 * (1 + count) + spike_channels, features, layers)
-        self.spike_channels, self.estimates, self.colour_radius = spike_channels, count, colour_radius
+        self.spike_channels, self.estimates, self.colour_radius = (
+            spike_channels,
+            count,
+            colour_radius,
+        )
         self.weight = nn.Conv2d(features, 1 + count, 3, 1, 1)
         self.value = nn.Conv2d(features, 3, 3, 1, 1)
         nn.init.zeros_(self.value.weight)
@@ -206,7 +233,11 @@ class ExposureFusion(ImageFusion):
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         frames = image.flatten(0, 1), checked_spike(image, spike, self.spike_channels).flatten(0, 1)
-        count = max(1, CACHED // image[0, 0, 0].numel()) if image.device.type == "cpu" else len(frames[0])
+        count = (
+            max(1, CACHED // image[0, 0, 0].numel())
+            if image.device.type == "cpu"
+            else len(frames[0])
+        )
         chunks = zip(*(each.split(count) for each in frames), strict=True)
         return torch.cat([self.mixture(*chunk) for chunk in chunks]).view_as(image)
 
@@ -221,10 +252,17 @@ class ExposureFusion(ImageFusion):
 
     def colour_changes(self, image: Tensor) -> Tensor:
         """How much each colour changes where luma doubles: luma x slope of the line of colour. (N, 3, H, W) both."""
-        luma = sum(weight * channel for weight, channel in zip(LUMA, image.split(1, dim=1), strict=True))
-        means, radius = torch.cat((image, image * luma, luma, luma * luma), dim=1), self.colour_radius
+        luma = sum(
+            weight * channel for weight, channel in zip(LUMA, image.split(1, dim=1), strict=True)
+        )
+        means, radius = (
+            torch.cat((image, image * luma, luma, luma * luma), dim=1),
+            self.colour_radius,
+        )
         for kernel, pad in (((2 * radius + 1, 1), (radius, 0)), ((1, 2 * radius + 1), (0, radius))):
-            means = F.avg_pool2d(means, kernel, 1, pad, count_include_pad=False)  # without what lies outside of it
+            means = F.avg_pool2d(
+                means, kernel, 1, pad, count_include_pad=False
+            )  # without what lies outside of it
         colour, product, grey, square = means.split((3, 3, 1, 1), dim=1)
         proportional = colour / grey.clamp(min=DARK)
         slope = (product - colour * grey + FLAT * proportional) / (square - grey * grey + FLAT)

@@ -19,7 +19,15 @@ from utils.dist.gpu import device_name
 from utils.errors import OptionError
 from utils.files import write_whole
 from utils.image import ERROR, comparison, data_uri, imread_rgb, render, tensor_to_uint8
-from utils.metrics import COLUMNS, collect, instants_psnr, json_bytes, protocol_text, score_table, score_text
+from utils.metrics import (
+    COLUMNS,
+    collect,
+    instants_psnr,
+    json_bytes,
+    protocol_text,
+    score_table,
+    score_text,
+)
 from utils.run.progress import open_progress
 
 # Pages of more than some tens of megabytes open slowly.
@@ -28,7 +36,9 @@ LPIPS = "; LPIPS: AlexNet, version 0.1"
 # Of the protocol in the log, which never has both of the first; table.txt and metrics.json have all of it.
 SHOWN = ("weights", "method", "tile", "speed")
 
-MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # of (restored, sharp), see `add_scores`
+MoreScores = Callable[
+    [np.ndarray, np.ndarray], dict[str, float]
+]  # of (restored, sharp), see `add_scores`
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +91,9 @@ def restore_clips(job: Job) -> None:
         restorer = job.method.restorer(device)
         more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
         if utils_dist.is_main_process():
-            watchdog.phase("check results")  # reads every result of an earlier run; each file counts as progress
+            watchdog.phase(
+                "check results"
+            )  # reads every result of an earlier run; each file counts as progress
             inputs = {}
             for clip in job.clips:
                 inputs[clip.name] = clip.digest()
@@ -94,7 +106,9 @@ def restore_clips(job: Job) -> None:
                 "save": job.outputs.save, "fps": job.outputs.fps, **job.section,
                 "metric.values": job.outputs.metric.values,
             }  # fmt: skip
-            claim_folder(job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.overwrite)
+            claim_folder(
+                job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.overwrite
+            )
             watchdog.phase("start")
     plan = utils_dist.from_rank(0, plan_work(job) if utils_dist.is_main_process() else None)
     share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
@@ -122,7 +136,10 @@ def plan_work(job: Job) -> list[Work]:
     for index in todo:
         clip, missing = job.clips[index], []
         for k in job.frames_of(clip):
-            files = [outputs.file("frame", clip.name, clip.stems[k]), *outputs.exact_files(clip.name, [clip.stems[k]])]
+            files = [
+                outputs.file("frame", clip.name, clip.stems[k]),
+                *outputs.exact_files(clip.name, [clip.stems[k]]),
+            ]
             missing += [] if all(path.exists() for path in files) else [k]
         left = range(missing[0], missing[-1] + 1) if missing else range(0)
         size = -(-len(left) // pieces) or 1
@@ -131,7 +148,9 @@ def plan_work(job: Job) -> list[Work]:
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
 
 
-def restore_share(job: Job, restorer: Any, mine: Sequence[Work], more_scores: MoreScores | None) -> None:
+def restore_share(
+    job: Job, restorer: Any, mine: Sequence[Work], more_scores: MoreScores | None
+) -> None:
     """Restore this rank's parts. Each frame is written as soon as it is restored; whole clips are finished.
 
     restorer: see utils.contract.Method.
@@ -143,7 +162,9 @@ def restore_share(job: Job, restorer: Any, mine: Sequence[Work], more_scores: Mo
         for work in mine:
             clip, begin = job.clips[work.clip], time.perf_counter()
             watchdog.phase(f"restore: {clip.name}", count)
-            for index, frame in zip(work.frames, restorer.frames(clip, work.frames, bar.update), strict=True):
+            for index, frame in zip(
+                work.frames, restorer.frames(clip, work.frames, bar.update), strict=True
+            ):
                 job.outputs.write_frame(clip.name, clip.stems[index], frame)
                 count += 1
                 watchdog.phase(f"restore: {clip.name}", count)
@@ -157,7 +178,9 @@ def restore_share(job: Job, restorer: Any, mine: Sequence[Work], more_scores: Mo
             )  # fmt: skip
 
 
-def finish(job: Job, restorer: Any, clip: ClipReader, more: MoreScores | None, pace_s: float | None) -> None:
+def finish(
+    job: Job, restorer: Any, clip: ClipReader, more: MoreScores | None, pace_s: float | None
+) -> None:
     """See `finish_clip`. pace_s: seconds per frame; None where this rank has not restored the whole clip."""
     watchdog.phase(f"score: {clip.name}")
     notes = {"s_per_frame": pace_s, "tile": restorer.describe()}
@@ -219,10 +242,15 @@ def build_report(
     there are any: (H, W, 3) uint8} of the example frame. videos: name -> data URI of the comparison.
     """
     head, rows = score_table(results)
-    scores = {name: clip["per_frame"] for name, clip in results["clips"].items() if clip.get("per_frame")}
+    scores = {
+        name: clip["per_frame"] for name, clip in results["clips"].items() if clip.get("per_frame")
+    }
     # Grey frames have PSNR-Y only.
     metric = next((m for m in ("psnr", "psnr_y") if COLUMNS[m] in head), "")
-    lines = {name: {kind: [*map(float, v[metric])] for kind, v in kinds.items()} for name, kinds in scores.items()}
+    lines = {
+        name: {kind: [*map(float, v[metric])] for kind, v in kinds.items()}
+        for name, kinds in scores.items()
+    }
     return render(
         "test",
         title=title,
@@ -253,4 +281,11 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         x = 44 + (width - 54) * np.arange(len(values)) / max(count - 1, 1)
         y = 10 + (height - 34) * (1 - (np.minimum(values, high) - low) / (high - low))
         points[kind] = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-    return {"width": width, "height": height, "low": low, "high": high, "count": count, "lines": points}
+    return {
+        "width": width,
+        "height": height,
+        "low": low,
+        "high": high,
+        "count": count,
+        "lines": points,
+    }

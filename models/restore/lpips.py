@@ -26,18 +26,28 @@ class Lpips(nn.Module):
 
         self.features = torchvision.models.alexnet(weights=None).features[: max(TAPS) + 1]
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in TAPS.values())
-        self.register_buffer("shift", torch.tensor([-0.030, -0.088, -0.188])[:, None, None], persistent=False)
-        self.register_buffer("scale", torch.tensor([0.458, 0.448, 0.450])[:, None, None], persistent=False)
-        given = {key: value for file in files for key, value in read_weights(file, key="--lpips").items()}
+        self.register_buffer(
+            "shift", torch.tensor([-0.030, -0.088, -0.188])[:, None, None], persistent=False
+        )
+        self.register_buffer(
+            "scale", torch.tensor([0.458, 0.448, 0.450])[:, None, None], persistent=False
+        )
+        given = {
+            key: value for file in files for key, value in read_weights(file, key="--lpips").items()
+        }
         wanted = {
             key: f"lin{key.removeprefix('lin.')}.model.1.weight" if key.startswith("lin.") else key
             for key in self.state_dict()
         }
         missing = [name for name in wanted.values() if name not in given]
         if missing:
-            what = f"LPIPS weights lack {', '.join(missing[:3])}" + (", ..." if len(missing) > 3 else "")
+            what = f"LPIPS weights lack {', '.join(missing[:3])}" + (
+                ", ..." if len(missing) > 3 else ""
+            )
             expected = "alexnet-owt-7be5be79.pth of torchvision and alex.pth of LPIPS 0.1"
-            raise CheckpointError(what, ", ".join(map(str, files)), expected, "give both files after --lpips")
+            raise CheckpointError(
+                what, ", ".join(map(str, files)), expected, "give both files after --lpips"
+            )
         self.load_state_dict({key: given[name] for key, name in wanted.items()})
         self.eval().requires_grad_(False)
 

@@ -14,7 +14,15 @@ from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.files import MARK, RESULTS, refuse_links, remove_files, write_whole
-from utils.image import ERROR, comparison, comparison_strip, imread_rgb, imwrite_rgb, scored_values, tensor_to_uint8
+from utils.image import (
+    ERROR,
+    comparison,
+    comparison_strip,
+    imread_rgb,
+    imwrite_rgb,
+    scored_values,
+    tensor_to_uint8,
+)
 from utils.metrics import LUMA_METRICS, METRICS, Scores, add_scores, json_bytes, read_json
 from utils.options.models import MetricOptions
 from utils.video import VideoWriter
@@ -50,7 +58,11 @@ class Outputs:
     def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
         """kind: of PLACES. Without "frames" in `save`, frames are removed once their clip is finished."""
         passes = kind in ("frame", "instant") and "frames" not in self.save
-        return self.folder / (".work" if passes else "") / PLACES[kind].format(clip=clip, stem=stem, k=k)
+        return (
+            self.folder
+            / (".work" if passes else "")
+            / PLACES[kind].format(clip=clip, stem=stem, k=k)
+        )
 
     def frame_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """The restored frames with these names, each after its instants where there are several."""
@@ -62,7 +74,11 @@ class Outputs:
 
     def exact_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """What else is kept of the restored frames with these names until their clip is scored."""
-        return [] if self.metric.values == "uint8" else [self.file("exact", clip, stem) for stem in stems]
+        return (
+            []
+            if self.metric.values == "uint8"
+            else [self.file("exact", clip, stem) for stem in stems]
+        )
 
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """The files to save of a clip with these frames."""
@@ -71,7 +87,11 @@ class Outputs:
 
     def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Every file written for a clip with these frames, each once."""
-        files = [*self.results(clip, stems), *self.frame_files(clip, stems), *self.exact_files(clip, stems)]
+        files = [
+            *self.results(clip, stems),
+            *self.frame_files(clip, stems),
+            *self.exact_files(clip, stems),
+        ]
         files += [self.file("strip", clip, stems[i]) for i in spaced(len(stems))]
         return list(dict.fromkeys([*files, self.file("clip", clip), self.file("example", clip)]))
 
@@ -109,12 +129,19 @@ def claim_folder(
     """
     folder, mark = outputs.folder, outputs.folder / RESULTS
     if (folder / MARK).is_file():
-        what, do = "--output is the folder of a training run", f"choose another folder, such as {folder / 'test'}"
+        what, do = (
+            "--output is the folder of a training run",
+            f"choose another folder, such as {folder / 'test'}",
+        )
         raise OptionError(what, f"--output {folder}", "a folder for results alone", do)
     known = read_json(mark) if mark.is_file() and not mark.is_symlink() else {}
-    is_ours = isinstance(known, dict) and all(isinstance(known.get(key), dict) for key in ("settings", "inputs"))
+    is_ours = isinstance(known, dict) and all(
+        isinstance(known.get(key), dict) for key in ("settings", "inputs")
+    )
     known, made = (known, _made(outputs, known, stems)) if is_ours else ({}, set())
-    foreign = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not known else []
+    foreign = (
+        sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not known else []
+    )
     planned = {name: outputs.planned(name, of) for name, of in stems.items()}
     if not foreign:
         owned = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
@@ -122,7 +149,9 @@ def claim_folder(
         every = [path for files in owned.values() for path in files]
         _refuse_same_names(owned, folder)
         refuse_links(folder, every)
-        foreign = [str(path.relative_to(folder)) for path in every if path not in made and path.exists()]
+        foreign = [
+            str(path.relative_to(folder)) for path in every if path not in made and path.exists()
+        ]
     if foreign:
         raise DataError(
             f"the output folder holds files that no test of this program made: {', '.join(foreign[:5])}", str(folder),
@@ -133,13 +162,19 @@ def claim_folder(
     elif known:
         unsaid = {"metric.values": "uint8"}  # of older tests
         changed = _differences(unsaid | known["settings"], unsaid | settings)
-        old = [name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest]
+        old = [
+            name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest
+        ]
         if changed := changed + [f"the files of clip {name} have changed" for name in old]:
             what = f"the folder holds results of another test: {'; '.join(changed[:3])}"
             do = "choose another --output, or add --overwrite"
-            raise OptionError(what, str(folder), "the same settings and input files, to continue that test", do)
+            raise OptionError(
+                what, str(folder), "the same settings and input files, to continue that test", do
+            )
         earlier = sorted(known["inputs"].keys() - stems)
-        there = {f"clip {name}, which is there already": outputs.planned(name, ()) for name in earlier}
+        there = {
+            f"clip {name}, which is there already": outputs.planned(name, ()) for name in earlier
+        }
         _refuse_same_names(owned | there, folder)
         inputs = known["inputs"] | inputs
     files = {} if overwrite else known.get("files", {})
@@ -149,10 +184,17 @@ def claim_folder(
 
 def _made(outputs: Outputs, known: dict[str, Any], stems: Mapping[str, Sequence[str]]) -> set[Path]:
     """What the tests of run.json (`known`) wrote; that of an earlier version does not name the files of its clips."""
-    files, older = known.get("files", {}), replace(outputs, save=tuple(known["settings"].get("save", ())))
+    files, older = (
+        known.get("files", {}),
+        replace(outputs, save=tuple(known["settings"].get("save", ()))),
+    )
     made = {outputs.folder / file for of in (OF_ALL_CLIPS, *files.values()) for file in of}
     for name in known["inputs"].keys() - files.keys():
-        made |= {*older.planned(name, (outputs.load_clip(name) or {"stems": stems.get(name, ())})["stems"])}
+        made |= {
+            *older.planned(
+                name, (outputs.load_clip(name) or {"stems": stems.get(name, ())})["stems"]
+            )
+        }
     return made
 
 
@@ -162,17 +204,34 @@ def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> N
     twice = []
     for owner, files in planned.items():
         twice += [(path, owner) for path in files if owners.setdefault(path, owner) != owner]
-    twice += [(parent, owner) for path, owner in owners.items() for parent in path.parents if parent in owners]
+    twice += [
+        (parent, owner)
+        for path, owner in owners.items()
+        for parent in path.parents
+        if parent in owners
+    ]
     for path, owner in twice:
-        what, do = f"two results would have the name {path.relative_to(folder)}", "rename one of the clips"
-        raise DataError(what, f"{owners[path]}, {owner}", "one file for every name", f"{do}, or save less of them")
+        what, do = (
+            f"two results would have the name {path.relative_to(folder)}",
+            "rename one of the clips",
+        )
+        raise DataError(
+            what,
+            f"{owners[path]}, {owner}",
+            "one file for every name",
+            f"{do}, or save less of them",
+        )
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
     """ "key was OLD, is NEW" for every value that differs, with dotted keys."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = [*new, *(k for k in old if k not in new)]
-        return [d for k in keys for d in _differences(old.get(k), new.get(k), f"{key}.{k}" if key else str(k))]
+        return [
+            d
+            for k in keys
+            for d in _differences(old.get(k), new.get(k), f"{key}.{k}" if key else str(k))
+        ]
     return [] if old == new else [f"{key} was {old}, is {new}"]
 
 
@@ -197,9 +256,14 @@ def finish_clip(
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
             item, stem = clip.frame(index), clip.stems[index]
-            *instants, restored = (imread_rgb(path) for path in outputs.frame_files(clip.name, [stem]))
+            *instants, restored = (
+                imread_rgb(path) for path in outputs.frame_files(clip.name, [stem])
+            )
             images = instants or [restored]  # as they are scored
-            blurry, sharp = tensor_to_uint8(item["lq"][:3]), tensor_to_uint8(item["gt"]) if "gt" in item else None
+            blurry, sharp = (
+                tensor_to_uint8(item["lq"][:3]),
+                tensor_to_uint8(item["gt"]) if "gt" in item else None,
+            )
             for path in outputs.exact_files(clip.name, [stem]):
                 images = scored_values(torch.from_numpy(np.load(path)), values)
             watchdog.go_on()
@@ -209,7 +273,14 @@ def finish_clip(
                 add_scores(scores, "restored", middle, truth, metrics, more_scores)
                 watchdog.go_on()
                 if blurry.shape == sharp.shape:
-                    add_scores(scores, "input", scored_values(item["lq"][:3], values), truth, METRICS, more_scores)
+                    add_scores(
+                        scores,
+                        "input",
+                        scored_values(item["lq"][:3], values),
+                        truth,
+                        METRICS,
+                        more_scores,
+                    )
             if instants and "gt_instants" in item:
                 truth = scored_values(item["gt_instants"].unflatten(0, (len(instants), -1)), values)
                 for number, pair in enumerate(zip(images, truth, strict=True)):
@@ -243,16 +314,32 @@ def spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
     return np.linspace(0, count - 1, min(most, count)).round().astype(int).tolist()
 
 
-def _open_videos(clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack) -> dict[str, VideoWriter]:
+def _open_videos(
+    clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack
+) -> dict[str, VideoWriter]:
     """The videos to save, by kind; with the time stamps of the clip only where all `count` frames are restored."""
     times, k = list(clip.times or ()) if count == len(clip.stems) else [], outputs.instants
     # Slow motion shows every instant for as long as a frame was shown; the last frame as long as the one before it.
     ends = [*times[1:], 2 * times[-1] - times[-2]] if len(times) > 1 else []
-    slow = [k * begin + i * (end - begin) for begin, end in zip(times, ends, strict=False) for i in range(k)]
+    slow = [
+        k * begin + i * (end - begin)
+        for begin, end in zip(times, ends, strict=False)
+        for i in range(k)
+    ]
     videos = {}
     for kind in (kind for kind in VIDEOS if kind in outputs.save):
-        stamps, chroma = slow if kind == "slowmotion" else times, "420" if kind == "comparison" else "444"
-        video = VideoWriter(outputs.file(kind, clip.name), clip.fps or outputs.fps, times=stamps or None, chroma=chroma)
+        stamps, chroma = (
+            slow if kind == "slowmotion" else times,
+            "420" if kind == "comparison" else "444",
+        )
+        video = VideoWriter(
+            outputs.file(kind, clip.name),
+            clip.fps or outputs.fps,
+            times=stamps or None,
+            chroma=chroma,
+        )
         videos[kind] = stack.enter_context(video)
-        stack.callback(watchdog.go_on)  # closing a video encodes the last frames and reads the file back
+        stack.callback(
+            watchdog.go_on
+        )  # closing a video encodes the last frames and reads the file back
     return videos

@@ -29,34 +29,84 @@ from utils.run.checkpoint import own_checkpoint
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}  # of --dtype -> of autocast
-SHIPPED = Path(__file__).resolve().parents[2] / "weights/operator.pth"  # of a user's clip, unless others are given
+DTYPES = {
+    "float32": None,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}  # of --dtype -> of autocast
+SHIPPED = (
+    Path(__file__).resolve().parents[2] / "weights/operator.pth"
+)  # of a user's clip, unless others are given
 
 
 def _parser(description: str) -> OptionParser:
-    parser = OptionParser("one of the two forms in --help", "see --help, docs/testing.md", description)
+    parser = OptionParser(
+        "one of the two forms in --help", "see --help, docs/testing.md", description
+    )
     add = parser.add_argument
     add("--version", action="version", version=f"SpikeVRT {VERSION}")
-    add("--opt", metavar="FILE", help="option file: tests on datasets.test; with --input: names the network")
-    add("--method", metavar="NAME", help="a reconstruction without weights: tfp, tfi, tfstp or exposure")
+    add(
+        "--opt",
+        metavar="FILE",
+        help="option file: tests on datasets.test; with --input: names the network",
+    )
+    add(
+        "--method",
+        metavar="NAME",
+        help="a reconstruction without weights: tfp, tfi, tfstp or exposure",
+    )
     add(
         "--weights",
         metavar="FILE",
         help="weights or checkpoint (default: weights/operator.pth; with --opt: the run's best checkpoint)",
     )
     add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
-    add("--output", metavar="DIR", help="where results go (with --opt: default experiments/<task>/test)")
-    add("--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame")
+    add(
+        "--output",
+        metavar="DIR",
+        help="where results go (with --opt: default experiments/<task>/test)",
+    )
+    add(
+        "--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame"
+    )
     add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
     add("--gt", metavar="PATH", help="sharp frames or video, to score against")
-    add("--tile", metavar="auto|T,P", help="frames and side of a tile; 0 = the whole; auto: halves on out of memory")
-    add("--overlap", metavar="T,P", help="frames and pixels that neighbouring tiles share (default 2,20)")
-    add("--batch-tiles", type=int, metavar="N", help="tiles through the network at once (val.batch_tiles)")
-    add("--blend", choices=("kair", "smooth"), help="blending of tiles (default smooth; with --opt kair, as published)")
-    add("--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)")
+    add(
+        "--tile",
+        metavar="auto|T,P",
+        help="frames and side of a tile; 0 = the whole; auto: halves on out of memory",
+    )
+    add(
+        "--overlap",
+        metavar="T,P",
+        help="frames and pixels that neighbouring tiles share (default 2,20)",
+    )
+    add(
+        "--batch-tiles",
+        type=int,
+        metavar="N",
+        help="tiles through the network at once (val.batch_tiles)",
+    )
+    add(
+        "--blend",
+        choices=("kair", "smooth"),
+        help="blending of tiles (default smooth; with --opt kair, as published)",
+    )
+    add(
+        "--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)"
+    )
     add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
-    add("--center-frame-only", action="store_true", help="only the middle frame (val.center_frame_only)")
-    add("--dtype", choices=DTYPES, default="float32", help="precision of the network (default float32)")
+    add(
+        "--center-frame-only",
+        action="store_true",
+        help="only the middle frame (val.center_frame_only)",
+    )
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="precision of the network (default float32)",
+    )
     add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
     add(
         "--save",
@@ -64,9 +114,18 @@ def _parser(description: str) -> OptionParser:
         choices=("frames", *VIDEOS),
         help="what to save (default: frames or video like --input, comparison; slowmotion with several instants)",
     )
-    add("--fps", type=frame_rate, default=25.0, help="frame rate of videos made from frames (default 25)")
+    add(
+        "--fps",
+        type=frame_rate,
+        default=25.0,
+        help="frame rate of videos made from frames (default 25)",
+    )
     add("--lpips", nargs="+", metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
-    add("--overwrite", action="store_true", help="remove the results that this program made in the output folder")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="remove the results that this program made in the output folder",
+    )
     add(
         "overrides",
         nargs="*",
@@ -106,12 +165,29 @@ def parse_test_args(argv: Sequence[str], description: str) -> Namespace:
 
     if args.input and not (args.method or args.opt or args.weights):
         args.weights = str(SHIPPED)
-    of_network = ("weights", "sigma", "tile", "overlap", "batch_tiles", "blend", "flip_seq", "pad_seq", "dtype")
-    wrong = [key for key in (*of_network, *(("opt",) if args.input else ())) if args.method and key in given]
+    of_network = (
+        "weights",
+        "sigma",
+        "tile",
+        "overlap",
+        "batch_tiles",
+        "blend",
+        "flip_seq",
+        "pad_seq",
+        "dtype",
+    )
+    wrong = [
+        key
+        for key in (*of_network, *(("opt",) if args.input else ()))
+        if args.method and key in given
+    ]
     of_input = [key for key in ("spike", "gt", "sigma", "spike_size") if key in given]
     together = ("spike", "output") if args.method else ("weights", "input", "output")
     missing = [key for key in together if getattr(args, key) is None]
-    both, form = " --input" if "opt" in wrong else "", "--opt FILE, or --weights FILE --input PATH --output DIR"
+    both, form = (
+        " --input" if "opt" in wrong else "",
+        "--opt FILE, or --weights FILE --input PATH --output DIR",
+    )
     faults = (
         (wrong, f"{flags(wrong)} with --method {args.method}{both}",
          "--method NAME with --opt FILE, or with --spike PATH [--input PATH] --output DIR", "drop these flags"),
@@ -125,7 +201,9 @@ def parse_test_args(argv: Sequence[str], description: str) -> Namespace:
         if is_wrong:
             raise OptionError(what, "the command line", expected, do)
     if args.is_direct:
-        refuse_overlap(Path(args.output), {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")})
+        refuse_overlap(
+            Path(args.output), {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")}
+        )
     return args
 
 
@@ -139,7 +217,11 @@ class NetworkMethod:
     is_grey = False
 
     def __init__(
-        self, saved: SavedNetwork, args: Namespace, val: ValOptions | None = None, section: LoaderOptions | None = None
+        self,
+        saved: SavedNetwork,
+        args: Namespace,
+        val: ValOptions | None = None,
+        section: LoaderOptions | None = None,
     ) -> None:
         fields: dict[str, Any] = {}
         if val is not None:
@@ -160,16 +242,38 @@ class NetworkMethod:
         fields |= {"blend": args.blend} if args.blend else {}
         if isinstance(args.tile, tuple):
             asked |= dict(zip(("num_frame_testing", "size_patch_testing"), args.tile, strict=True))
-        asked |= dict(zip(("num_frame_overlapping", "size_patch_overlapping"), args.overlap or (), strict=False))
-        flags = {key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only", "batch_tiles")}
-        asked |= {key: value for key, value in flags.items() if value is not None and value is not False}
+        asked |= dict(
+            zip(
+                ("num_frame_overlapping", "size_patch_overlapping"),
+                args.overlap or (),
+                strict=False,
+            )
+        )
+        flags = {
+            key: getattr(args, key)
+            for key in ("flip_seq", "pad_seq", "center_frame_only", "batch_tiles")
+        }
+        asked |= {
+            key: value for key, value in flags.items() if value is not None and value is not False
+        }
         val = read_section(ValOptions, asked, "val")
         if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
-            raise OptionError("these weights interpolate new frames", "--flip-seq, --pad-seq", "neither", "drop them")
-        self.saved, self.dtype, self.sigma = saved, args.dtype, sigma  # level 0..255, for a non-blind denoiser
+            raise OptionError(
+                "these weights interpolate new frames",
+                "--flip-seq, --pad-seq",
+                "neither",
+                "drop them",
+            )
+        self.saved, self.dtype, self.sigma = (
+            saved,
+            args.dtype,
+            sigma,
+        )  # level 0..255, for a non-blind denoiser
         self.tiling = tiling = Tiling.of(val, saved.spec, **fields)
         self.instants, self.center_frame_only = saved.spec.out_instants, tiling.center_frame_only
-        self.can_cut = bool(tiling.num_frame_testing) and not tiling.flip_seq and not tiling.center_frame_only
+        self.can_cut = (
+            bool(tiling.num_frame_testing) and not tiling.flip_seq and not tiling.center_frame_only
+        )
 
     def settings(self) -> dict[str, Any]:
         saved, keys = self.saved, ("netG", "scale", "spike_channels", "spike", "spike_data")
@@ -187,7 +291,13 @@ class NetworkMethod:
         return {"weights": weights, "dtype": self.dtype, **noise, **frames}
 
     def restorer(self, device: torch.device) -> Restorer:
-        return Restorer(self.saved.build(), self.tiling, device, dtype=DTYPES[self.dtype], noise_sigma=self.sigma)
+        return Restorer(
+            self.saved.build(),
+            self.tiling,
+            device,
+            dtype=DTYPES[self.dtype],
+            noise_sigma=self.sigma,
+        )
 
 
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
@@ -207,7 +317,9 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
         tried = [named]
     if (found := next(filter(Path.is_file, tried), None)) is None:
         expected = "a checkpoint of this run, or path.pretrained_netG"
-        raise CheckpointError("no weights to test", ", ".join(map(str, tried)), expected, "give --weights FILE")
+        raise CheckpointError(
+            "no weights to test", ", ".join(map(str, tried)), expected, "give --weights FILE"
+        )
     return str(found)
 
 
@@ -219,13 +331,28 @@ def spike_options(saved: SavedNetwork, args: Namespace) -> dict[str, Any] | None
     """
     spec, path = saved.spec, str(saved.path)
     if spec.interpolates and (args.gt or args.center_frame_only):
-        raise OptionError("these weights interpolate new frames", path, "no --gt, --center-frame-only", "drop the flag")
+        raise OptionError(
+            "these weights interpolate new frames",
+            path,
+            "no --gt, --center-frame-only",
+            "drop the flag",
+        )
     if spec.noise_map != (args.sigma is not None):
         wants = "need" if spec.noise_map else "do not take"
-        raise OptionError(f"these weights {wants} a noise level", "--sigma", "0..255 for 008", "add or drop --sigma")
+        raise OptionError(
+            f"these weights {wants} a noise level",
+            "--sigma",
+            "0..255 for 008",
+            "add or drop --sigma",
+        )
     if spec.spike_channels and not args.spike:
         do = "add --spike PATH --spike-size H W, or use weights trained on RGB alone"
-        raise OptionError("these weights need spikes", "--spike", "a .dat of the clip, or a folder of .dat files", do)
+        raise OptionError(
+            "these weights need spikes",
+            "--spike",
+            "a .dat of the clip, or a folder of .dat files",
+            do,
+        )
     if not args.spike:
         return None
     if saved.spike is None:
@@ -240,11 +367,15 @@ def spike_options(saved: SavedNetwork, args: Namespace) -> dict[str, Any] | None
     changed = changed_spikes(spike, args)
     for key, learned, given in other_kinds(spike, changed):
         what = f"spike.{key} is {given}, the network was trained with {learned}"
-        raise OptionError(what, f"spike.{key}", f"{learned}, as in the training", f"leave spike.{key} out")
+        raise OptionError(
+            what, f"spike.{key}", f"{learned}, as in the training", f"leave spike.{key} out"
+        )
     return changed
 
 
-def changed_spikes(spike: dict[str, Any], args: Namespace, own: Sequence[str] = ()) -> dict[str, Any]:
+def changed_spikes(
+    spike: dict[str, Any], args: Namespace, own: Sequence[str] = ()
+) -> dict[str, Any]:
     """A spike section with the changes of the command line in the form with --input.
 
     own: keys that --method sets itself. Raises OptionError for a change of these.
@@ -254,10 +385,18 @@ def changed_spikes(spike: dict[str, Any], args: Namespace, own: Sequence[str] = 
         table["spike"] |= dict(zip(("h", "w"), args.spike_size, strict=True))
     for override in args.overrides:
         if not override.startswith("spike."):
-            expected, do = "spike.key=value in the form with --input", "use the flags of --help, or --opt alone"
+            expected, do = (
+                "spike.key=value in the form with --input",
+                "use the flags of --help, or --opt alone",
+            )
             raise OptionError(f"cannot set {override}", "the command line", expected, do)
         if override.partition("=")[0].split(".")[1] in own:
             what = f"{override} has no effect with --method {args.method}"
-            raise OptionError(what, "the command line", f"other keys than {', '.join(own)}", "set method.key=value")
+            raise OptionError(
+                what,
+                "the command line",
+                f"other keys than {', '.join(own)}",
+                "set method.key=value",
+            )
         apply_override(table, override, Sources(args.weights))
     return table["spike"]

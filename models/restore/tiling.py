@@ -71,16 +71,28 @@ class Tiling:
         for window in self.spec.window_size[1:]:
             if side % window:
                 near = f"use {-(-side // window) * window}"
-                raise OptionError(f"{key} {side} is not a multiple of {window}", key, "a multiple of the window", near)
+                raise OptionError(
+                    f"{key} {side} is not a multiple of {window}",
+                    key,
+                    "a multiple of the window",
+                    near,
+                )
 
     @classmethod
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":
         """The tiles of the options `val` for a network with `spec`; changes: fields with other values."""
         fields = {key: value for key, value in val.plain().items() if key != "save_img"} | changes
-        auto = {"num_frame": (AUTO_FRAMES, spec.window_size[0]), "size_patch": (AUTO_SIDE, spec.multiple)}
+        auto = {
+            "num_frame": (AUTO_FRAMES, spec.window_size[0]),
+            "size_patch": (AUTO_SIDE, spec.multiple),
+        }
         for what, (size, multiple) in auto.items():
             if fields[key := f"{what}_testing"] == "auto":
-                fields = {"blend": "smooth", "is_halved": True} | fields | {key: -(-size // multiple) * multiple}
+                fields = (
+                    {"blend": "smooth", "is_halved": True}
+                    | fields
+                    | {key: -(-size // multiple) * multiple}
+                )
         if spec.interpolates:  # each window of frames around a gap is one tile in time
             fields |= {"num_frame_testing": spec.least_frames, "num_frame_overlapping": 0}
         return cls(spec, **fields)
@@ -91,10 +103,14 @@ class Tiling:
         side = f"{self.size_patch_testing} px" if self.size_patch_testing else "the whole frame"
         parts = [f"tiles of {frames} x {side}"]
         if self.num_frame_testing or self.size_patch_testing:
-            parts.append(f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px")
+            parts.append(
+                f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px"
+            )
         parts += [f"{self.batch_tiles} at once"] if self.batch_tiles > 1 else []
         parts.append(f"{self.blend} blend")
-        parts += [name for name in ("flip_seq", "pad_seq", "center_frame_only") if getattr(self, name)]
+        parts += [
+            name for name in ("flip_seq", "pad_seq", "center_frame_only") if getattr(self, name)
+        ]
         return ", ".join(parts)
 
 
@@ -128,7 +144,10 @@ def stream_clip(
                 stored = torch.frombuffer(bytearray(store.read(frame.nbytes)), dtype=frame.dtype)
                 halves.append(stored.reshape(frame.shape))
             # In the channels of the copy, the instants of a frame are in the opposite order.
-            yield (halves[0] + halves[1].unflatten(-3, (tiling.spec.out_instants, -1)).flip(-4).flatten(-4, -3)) / 2
+            yield (
+                halves[0]
+                + halves[1].unflatten(-3, (tiling.spec.out_instants, -1)).flip(-4).flatten(-4, -3)
+            ) / 2
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
@@ -139,18 +158,29 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
 
 
 def _stream_sequence(
-    net: Callable[..., Tensor], read: Reader, order: Sequence[Moment], tiling: Tiling, wanted: range, tick: Tick
+    net: Callable[..., Tensor],
+    read: Reader,
+    order: Sequence[Moment],
+    tiling: Tiling,
+    wanted: range,
+    tick: Tick,
 ) -> Iterator[Tensor]:
     """Restored frames at positions `wanted` of the sequence `order`, computed tile by tile in time."""
     length, overlap = len(order), tiling.num_frame_overlapping
     size = min(tiling.num_frame_testing or length, length)
     starts = tile_starts(length, size, overlap)
-    needed = [(n, at) for n, at in enumerate(starts) if at + size > wanted.start and at < wanted.stop]
+    needed = [
+        (n, at) for n, at in enumerate(starts) if at + size > wanted.start and at < wanted.stop
+    ]
     pending: deque[tuple[Tensor, float]] = deque()  # weighted sums and weights, from `start` on
     for number, start in needed:
-        clip = restore_space(net, read(order[start : start + size]), tiling, lambda part: tick(part / len(needed)))
+        clip = restore_space(
+            net, read(order[start : start + size]), tiling, lambda part: tick(part / len(needed))
+        )
         # KAIR trims the borders in space, not in time.
-        weights = _blend_weights(starts, number, size, overlap if tiling.blend == "smooth" else 0, tiling.blend)
+        weights = _blend_weights(
+            starts, number, size, overlap if tiling.blend == "smooth" else 0, tiling.blend
+        )
         for position, weight in enumerate(weights.tolist()):
             frame = clip[:, position] * weight
             if position < len(pending):
@@ -166,7 +196,10 @@ def _stream_sequence(
 
 
 def restore_space(
-    net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling, tick: Tick = lambda part: None
+    net: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    tiling: Tiling,
+    tick: Tick = lambda part: None,
 ) -> Tensor:
     """One tile in time, restored tile by tile in space: see `Reader` -> (B, n, C', sH, sW) on the CPU."""
     height, width = inputs[0].shape[-2:]
@@ -185,8 +218,12 @@ def restore_space(
     tiles = list(itertools.product(enumerate(tops), enumerate(lefts)))
     for first in range(0, len(tiles), tiling.batch_tiles):
         batch = tiles[first : first + tiling.batch_tiles]
-        cuts = [(..., slice(top, top + rows), slice(left, left + cols)) for (_, top), (_, left) in batch]
-        outs = _run(net, tuple(torch.cat([x[cut] for cut in cuts]) for x in inputs), tiling).split(len(inputs[0]))
+        cuts = [
+            (..., slice(top, top + rows), slice(left, left + cols)) for (_, top), (_, left) in batch
+        ]
+        outs = _run(net, tuple(torch.cat([x[cut] for cut in cuts]) for x in inputs), tiling).split(
+            len(inputs[0])
+        )
         for ((row, top), (col, left)), out in zip(batch, outs, strict=True):
             weight = _blend_weights(tops, row, rows * s, overlap, tiling.blend)[:, None]
             weight = weight * _blend_weights(lefts, col, cols * s, overlap, tiling.blend)
@@ -261,7 +298,9 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
 class FrameCache:
     """The frames `numbers` of a clip, the last ones of which are kept: where tiles overlap, a frame is decoded once."""
 
-    def __init__(self, clip: FrameReader, capacity: int, numbers: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, clip: FrameReader, capacity: int, numbers: Sequence[int] | None = None
+    ) -> None:
         """numbers: in any order, also several times; None: all frames."""
         self.name, self.stems = clip.name, clip.stems if numbers is None else numbers
         self._numbers, self._frame = numbers, lru_cache(capacity)(clip.frame)
@@ -289,7 +328,12 @@ class Restorer:
         finite_only: bool = True,
         do: str = "use --tile auto, smaller tiles (--tile 6,128), or --dtype bfloat16",
     ) -> None:
-        self.net, self.tiling, self.device, self.dtype = net.to(device).eval(), tiling, device, dtype
+        self.net, self.tiling, self.device, self.dtype = (
+            net.to(device).eval(),
+            tiling,
+            device,
+            dtype,
+        )
         self.noise_sigma, self.finite_only, self.do = noise_sigma, finite_only, do
 
     def describe(self) -> str:
@@ -297,11 +341,15 @@ class Restorer:
 
     def cached(self, reader: FrameReader) -> FrameReader:
         """The reader with a cache for the frames of one tile in time; after `frames`, it has the last input."""
-        is_cached = isinstance(reader, FrameCache) or self.tiling.spec.interpolates  # which has a cache of its own
+        is_cached = (
+            isinstance(reader, FrameCache) or self.tiling.spec.interpolates
+        )  # which has a cache of its own
         capacity = (self.tiling.num_frame_testing or len(reader.stems)) + 2
         return reader if is_cached else FrameCache(reader, capacity)
 
-    def frames(self, reader: FrameReader, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
+    def frames(
+        self, reader: FrameReader, wanted: range, tick: Tick = lambda _: None
+    ) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
         A network that interpolates takes an InterpolatedClip or LeftOutFrames: given frames come back unchanged.
@@ -315,7 +363,9 @@ class Restorer:
         window, last = range(1 - length // 2, 1 - length // 2 + length), len(reader.given) - 1
         numbers = [reader.given[min(max(gap + i, 0), last)] for gap in gaps for i in window]
         windows = FrameCache(reader.clip, length + 2, numbers)
-        made = self._restored(windows, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers)))
+        made = self._restored(
+            windows, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers))
+        )
         made = itertools.islice(made, 0, None, length)
         for index in wanted:
             yield reader.frame(index)["lq"] if reader.gaps[index] is None else next(made)
@@ -330,7 +380,11 @@ class Restorer:
 
         def read(moments: Sequence[Moment]) -> tuple[Tensor, ...]:
             items = [cache.frame(*moment) for moment in moments]
-            lq, *spike = (torch.stack([i[key] for i in items])[None] for key in ("lq", "spike") if key in items[0])
+            lq, *spike = (
+                torch.stack([i[key] for i in items])[None]
+                for key in ("lq", "spike")
+                if key in items[0]
+            )
             if self.noise_sigma is not None:
                 lq = torch.cat((lq, torch.full_like(lq[:, :, :1], self.noise_sigma / 255)), dim=2)
             return lq, *spike
@@ -340,7 +394,12 @@ class Restorer:
             shrunk = None
             try:
                 for frame in stream_clip(
-                    self._run, read, len(cache.stems), self.tiling, wanted, lambda part: tick(part * len(wanted))
+                    self._run,
+                    read,
+                    len(cache.stems),
+                    self.tiling,
+                    wanted,
+                    lambda part: tick(part * len(wanted)),
                 ):
                     is_started = True
                     if self.finite_only and not torch.isfinite(frame).all():
@@ -357,7 +416,9 @@ class Restorer:
                     shrunk = smaller(self.tiling, *cache.frame(0)["lq"].shape[-2:])
                 if shrunk is None:
                     what = f"the network with {self.tiling.describe()}"
-                    raise DataError("out of memory", what, "tiles that fit into memory", self.do) from e
+                    raise DataError(
+                        "out of memory", what, "tiles that fit into memory", self.do
+                    ) from e
             # After the except block, because the traceback keeps the tensors that filled the memory.
             torch.cuda.empty_cache()
             self.tiling = shrunk
@@ -369,7 +430,11 @@ class Restorer:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             out = self.net(*(x.to(self.device, non_blocking=True) for x in inputs))
         # The one new frame, repeated for every input frame, as the tiles expect it.
-        return out[:, :1].expand(-1, inputs[0].shape[1], -1, -1, -1) if self.tiling.spec.interpolates else out
+        return (
+            out[:, :1].expand(-1, inputs[0].shape[1], -1, -1, -1)
+            if self.tiling.spec.interpolates
+            else out
+        )
 
 
 class InterpolatedClip:
@@ -385,7 +450,9 @@ class InterpolatedClip:
         self.fps = None if clip.fps is None else 2 * clip.fps
         if clip.times is not None:
             between = [(a + b) / 2 for a, b in itertools.pairwise(clip.times)]
-            self.times = [t for pair in zip(clip.times, between, strict=False) for t in pair] + [clip.times[-1]]
+            self.times = [t for pair in zip(clip.times, between, strict=False) for t in pair] + [
+                clip.times[-1]
+            ]
         self.stems = [f"{stem}{half}" for stem in clip.stems for half in ("", "_5")][:-1]
         self.gaps = [i // 2 if i % 2 else None for i in range(len(self.stems))]
 
@@ -410,7 +477,12 @@ class LeftOutFrames:
         self.gaps = range(first, first + len(self.given) - length + 1)
         if not self.gaps:
             expected = f"at least {2 * length - 1}: {length} given frames and those between"
-            raise DataError(f"clip {clip.name} has {len(clip.stems)} frames", clip.name, expected, "leave it out")
+            raise DataError(
+                f"clip {clip.name} has {len(clip.stems)} frames",
+                clip.name,
+                expected,
+                "leave it out",
+            )
         self.stems = [clip.stems[2 * gap + 1] for gap in self.gaps]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
@@ -420,4 +492,6 @@ class LeftOutFrames:
 
 def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipReader]:
     """Clips with sharp frames as a network with `spec` is scored on them."""
-    return [LeftOutFrames(clip, spec.least_frames) for clip in clips] if spec.interpolates else clips
+    return (
+        [LeftOutFrames(clip, spec.least_frames) for clip in clips] if spec.interpolates else clips
+    )

@@ -63,9 +63,14 @@ def validate(model: ModelVRT, clips: list[FrameReader]) -> Validation | None:
     )  # fmt: skip
     with ExitStack() as stack:
         stack.callback(net.train, training)
-        total = sum(len(wanted_frames(len(clip.stems), val.center_frame_only)) for clip in clips[rank::world])
+        total = sum(
+            len(wanted_frames(len(clip.stems), val.center_frame_only))
+            for clip in clips[rank::world]
+        )
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
-        shown = stack.enter_context(open_progress(model.opt.logging.progress, total, "validation", "frames"))
+        shown = stack.enter_context(
+            open_progress(model.opt.logging.progress, total, "validation", "frames")
+        )
         for first in range(0, len(clips), world):
             if first:
                 # A collective to the watchdog: a rank that waits here for a slower one is not reported as stuck.
@@ -76,7 +81,12 @@ def validate(model: ModelVRT, clips: list[FrameReader]) -> Validation | None:
             if (index := first + rank) < len(clips):
                 watchdog.phase(f"validate: clip {index}")
                 scores, images = _validate_clip(
-                    restorer, clips[index], index in strips, out, shown.update, model.opt.metric.values
+                    restorer,
+                    clips[index],
+                    index in strips,
+                    out,
+                    shown.update,
+                    model.opt.metric.values,
                 )
                 mine.append(scores)
                 panels |= {index: images} if images else {}
@@ -91,12 +101,19 @@ def validate(model: ModelVRT, clips: list[FrameReader]) -> Validation | None:
     scalars = {f"val/{m}": means["restored"][m] for m in METRICS} | {
         f"val/{m}_input": means["input"][m] for m in METRICS
     }
-    scalars |= {f"clips/{m}/{clip}": table[clip]["restored"][m] for m in METRICS for clip in shown_panels}
+    scalars |= {
+        f"clips/{m}/{clip}": table[clip]["restored"][m] for m in METRICS for clip in shown_panels
+    }
     return Validation(scalars, score_text(results), shown_panels)
 
 
 def _validate_clip(
-    restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None, tick: Tick, values: str
+    restorer: Restorer,
+    clip: FrameReader,
+    with_strip: bool,
+    out: Path | None,
+    tick: Tick,
+    values: str,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The scores of all frames, for `collect`, and the panels of the middle one with `with_strip`, else {}.
 
@@ -110,20 +127,28 @@ def _validate_clip(
         watchdog.go_on()
         item = cache.frame(index)
         lq, gt = item["lq"], item["gt"]
-        if lq.shape != gt.shape:  # super-resolution: the input is scored at the size of the sharp frame
+        if (
+            lq.shape != gt.shape
+        ):  # super-resolution: the input is scored at the size of the sharp frame
             lq = torch.nn.functional.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
         is_finite = bool(frame.isfinite().all())
         nonfinite += not is_finite
         frame = middle_instant(frame, restorer.tiling.spec.out_instants)
         truth = scored_values(gt, values)
-        add_scores(scores, "restored", scored_values(frame, values) if is_finite else None, truth, METRICS)
+        add_scores(
+            scores, "restored", scored_values(frame, values) if is_finite else None, truth, METRICS
+        )
         add_scores(scores, "input", scored_values(lq[:3], values), truth, METRICS)
         if with_strip and index == len(clip.stems) // 2:
             spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
-            panels = comparison(tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(gt))
+            panels = comparison(
+                tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(gt)
+            )
         if out is not None:
             with best_effort("restored frames"):
                 imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", tensor_to_uint8(frame))
     if nonfinite:
-        logger.warning("validation: NaN or Inf in %d restored frames of clip %s", nonfinite, clip.name)
+        logger.warning(
+            "validation: NaN or Inf in %d restored frames of clip %s", nonfinite, clip.name
+        )
     return {"name": clip.name, "frames": len(wanted), "per_frame": scores}, panels

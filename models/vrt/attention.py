@@ -36,7 +36,12 @@ def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def window_attention(
-    qkv: Tensor, bias: Tensor | None, spans: tuple[Span, ...], scale: float, mutual: bool, tape: Tape | None
+    qkv: Tensor,
+    bias: Tensor | None,
+    spans: tuple[Span, ...],
+    scale: float,
+    mutual: bool,
+    tape: Tape | None,
 ) -> Tensor:
     """Attention among the tokens of each window, or between its two frames (mutual, without bias).
 
@@ -45,8 +50,12 @@ def window_attention(
     """
     parts, t = [], qkv.shape[1] // (2 if mutual else 1)
     # The gradient of a slice would be as large as the whole.
-    for part, span in zip(qkv.split([span.stop - span.start for span in spans]), spans, strict=True):
-        mask = None if span.mask is None else span.mask[:t, :t]  # within a frame, it is that of both
+    for part, span in zip(
+        qkv.split([span.stop - span.start for span in spans]), spans, strict=True
+    ):
+        mask = (
+            None if span.mask is None else span.mask[:t, :t]
+        )  # within a frame, it is that of both
         if tape is not None:
             out = CpuAttention.apply(part, bias, mask, scale, mutual, tape)
         else:
@@ -55,7 +64,9 @@ def window_attention(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None
+) -> Tensor:
     """q, k, v: (n, heads, T, hd) -> (n, heads, T, hd); bias (heads, T, T) and mask (T, T) for all n, or None."""
     added = logit_offset(bias, mask, q.dtype)
     n, heads, _, d = q.shape
@@ -71,7 +82,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, m
     return out[..., :d]
 
 
-def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype, factor: float = 1.0) -> Tensor | None:
+def logit_offset(
+    bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype, factor: float = 1.0
+) -> Tensor | None:
     """Sum of bias and mask, which is added to the logits, times `factor`: (1, heads or 1, T, T), or None."""
     if mask is not None:
         bias = mask[None] if bias is None else bias + mask
@@ -83,11 +96,19 @@ class CpuAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, qkv: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, mutual: bool, tape: Tape
+        ctx,
+        qkv: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        scale: float,
+        mutual: bool,
+        tape: Tape,
     ) -> Tensor:
         q, k, v = heads_of(qkv, mutual)
         key = bias is None, None if mask is None else mask.data_ptr()
-        if key not in tape.offsets:  # for all windows that are computed at once, (windows * heads, T, T), or None
+        if (
+            key not in tape.offsets
+        ):  # for all windows that are computed at once, (windows * heads, T, T), or None
             added = logit_offset(bias, mask, q.dtype, LOG2_E)
             if added is not None:
                 added = added.expand(windows_at_once(q), q.shape[1], *added.shape[2:]).flatten(0, 1)
@@ -135,7 +156,9 @@ class CpuAttention(torch.autograd.Function):
             x = torch.bmm(gb, vb.transpose(1, 2), out=grads[: len(qb)]).mul_(p)
             grad_k = torch.bmm(qb[..., :d].transpose(1, 2).contiguous(), x).mul_(scale)
             grad_q = torch.bmm(x, kb[..., :d]).mul_(scale)
-            for target, value in zip(targets, (grad_q, grad_k.transpose(1, 2), grad_v.transpose(1, 2)), strict=True):
+            for target, value in zip(
+                targets, (grad_q, grad_k.transpose(1, 2), grad_v.transpose(1, 2)), strict=True
+            ):
                 target[now] = value.reshape(-1, heads, t, d)
             if grad_bias is not None:
                 grad_bias += x if len(x) == heads else x.view(-1, heads, t, t).sum(0)
@@ -153,7 +176,9 @@ def windows_at_once(q: Tensor) -> int:
 def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tensor) -> Tensor:
     """scale q k^T + offset, of (n, T, hd), written to `out`."""
     added = out if offset is None else offset[: len(q)]
-    return torch.baddbmm(added, q, k.transpose(1, 2), beta=0 if offset is None else 1, alpha=scale, out=out)
+    return torch.baddbmm(
+        added, q, k.transpose(1, 2), beta=0 if offset is None else 1, alpha=scale, out=out
+    )
 
 
 def cpu_attention(
@@ -169,7 +194,11 @@ def cpu_attention(
     # Transposing thin matrices costs less than a product with a thin result. The row of ones gives the sum of each row.
     v_ones = q.new_ones(n, heads, d + 1, t)
     v_ones[:, :, :d] = v.transpose(2, 3)
-    weights, out, top = q.new_empty(min(step, n) * heads, t, t), torch.empty_like(v_ones), q.new_zeros(n, heads, t, 1)
+    weights, out, top = (
+        q.new_empty(min(step, n) * heads, t, t),
+        torch.empty_like(v_ones),
+        q.new_zeros(n, heads, t, 1),
+    )
     for first in range(0, n, step):
         now = slice(first, first + step)
         qb, kb = (x[now].reshape(-1, t, d) for x in (q, k))
@@ -177,7 +206,11 @@ def cpu_attention(
         if subtracts:
             top[now] = p.amax(2, keepdim=True).view_as(top[now])
             p.sub_(top[now].view(-1, t, 1))
-        torch.bmm(v_ones[now].view(-1, d + 1, t), p.exp2_().transpose(1, 2), out=out[now].view(-1, d + 1, t))
+        torch.bmm(
+            v_ones[now].view(-1, d + 1, t),
+            p.exp2_().transpose(1, 2),
+            out=out[now].view(-1, d + 1, t),
+        )
     out, total = out.split((d, 1), dim=2)
     least, most = total.aminmax()
     limit = torch.finfo(q.dtype).max ** 0.5

@@ -82,11 +82,16 @@ class InChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, work: Work, *weights: Tensor | None) -> Tensor:
-        w = {name: None if t is None else t.detach() for name, t in zip(work.names, weights, strict=True)}
+        w = {
+            name: None if t is None else t.detach()
+            for name, t in zip(work.names, weights, strict=True)
+        }
         w = cast(w, x.dtype)
         out = x.new_empty(*x.shape[:2], len(w["fc2"]))
         # Without a backward pass to come, torch's attention is as fast, except in bfloat16.
-        has_tape = work.records is not None and (ctx.needs_input_grad[0] or x.dtype is torch.bfloat16)
+        has_tape = work.records is not None and (
+            ctx.needs_input_grad[0] or x.dtype is torch.bfloat16
+        )
         tape = Tape(work.records and ctx.needs_input_grad[0]) if has_tape else None
         for sample, chunk, factors in work.pieces(len(x)):
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
@@ -104,9 +109,17 @@ class InChunks(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         work, needed = ctx.work, ctx.needs_input_grad[2:]
         weights, recorded = dict(zip(work.names, saved, strict=False)), saved[len(needed) :]
-        tape = None if work.records is None else Tape(False, recorded=iter(recorded) if recorded else None)
+        tape = (
+            None
+            if work.records is None
+            else Tape(False, recorded=iter(recorded) if recorded else None)
+        )
         # Gradients are summed in the dtype of the weights. fc2 and its bias need no graph.
-        sums = {key: torch.zeros_like(t) for (key, t), needs in zip(weights.items(), needed, strict=True) if needs}
+        sums = {
+            key: torch.zeros_like(t)
+            for (key, t), needs in zip(weights.items(), needed, strict=True)
+            if needs
+        }
         wanted = [key for key in sums if key not in ("fc2", "fc2_bias")]
         w = {key: None if t is None else t.detach() for key, t in cast(weights, x.dtype).items()}
         for key in wanted:
@@ -162,7 +175,14 @@ class GatedMlp(nn.Module):
 
     FLAGS = ("checkpoint",)
 
-    def __init__(self, inputs: int, hidden: int, outputs: int, checkpoint: bool = False, kernels: str = "auto") -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        checkpoint: bool = False,
+        kernels: str = "auto",
+    ) -> None:
         super().__init__()
         self.checkpoint, self.kernels = checkpoint, kernels
         self.fc11 = nn.Linear(inputs, hidden)
@@ -172,14 +192,22 @@ class GatedMlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         w = self.weights()
         if not runs_in_chunks(self.kernels, x):
-            return recomputed(lambda u: self.fc2(gated(u, w)), x, weights=w.values(), when=self.checkpoint)
+            return recomputed(
+                lambda u: self.fc2(gated(u, w)), x, weights=w.values(), when=self.checkpoint
+            )
         rows = x.to(compute_dtype(x)).flatten(0, -2)
         step = GPU_TOKENS if x.device.type in PUBLIC_ATTENTION else CPU_TOKENS
         chunks = [Chunk(*[slice(first, first + step)] * 2) for first in range(0, len(rows), step)]
-        work = Work(lambda tokens, chunk, factors, w, tape: (None, gated(tokens, w)), chunks, tuple(w))
+        work = Work(
+            lambda tokens, chunk, factors, w, tape: (None, gated(tokens, w)), chunks, tuple(w)
+        )
         with torch.autocast(x.device.type, enabled=False):
             return InChunks.apply(rows[None], work, *w.values()).view(*x.shape[:-1], -1)
 
     def weights(self) -> Weights:
         layers = {"fc11": self.fc11, "fc12": self.fc12, "fc2": self.fc2}
-        return {name: t for key, m in layers.items() for name, t in ((key, m.weight), (f"{key}_bias", m.bias))}
+        return {
+            name: t
+            for key, m in layers.items()
+            for name, t in ((key, m.weight), (f"{key}_bias", m.bias))
+        }

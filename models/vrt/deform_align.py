@@ -22,7 +22,9 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     """
     kind, dtype = x.device.type, compute_dtype(x)
     if kind != "cpu":
-        from torchvision.ops import deform_conv2d  # takes seconds to import, so only when it is needed
+        from torchvision.ops import (
+            deform_conv2d,  # takes seconds to import, so only when it is needed
+        )
 
         # It needs one dtype, and computes in float32 under autocast. An offset of 20 pixels in bfloat16 is off by 1/16.
         precise = torch.promote_types(x.dtype, torch.float32)
@@ -31,15 +33,23 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
             return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask).to(dtype)
     # One grid_sample and one matrix product: 3 times faster than torchvision's scalar loops, 7 times with gradients.
     n, c, h, w = x.shape
-    groups, mask = mask.shape[1] // TAPS, mask.to(offset.dtype)  # a product of two dtypes is five times as slow
+    groups, mask = (
+        mask.shape[1] // TAPS,
+        mask.to(offset.dtype),
+    )  # a product of two dtypes is five times as slow
     dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)
     base_y, base_x = _tap_positions(h, w, offset.dtype, x.device)
     scale_y, scale_x = 2.0 / max(h - 1, 1), 2.0 / max(w - 1, 1)
     # Two planes of coordinates, not pairs: grid_sample reads both, and planes are faster to write.
     grid = torch.stack(((dx + base_x) * scale_x - 1.0, (dy + base_y) * scale_y - 1.0), dim=1)
     grid = grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
-    samples = nn.functional.grid_sample(x.reshape(n * groups, -1, h, w).to(grid.dtype), grid, align_corners=True)
-    samples, factors = samples.view(n, groups, -1, TAPS, h * w), mask.view(n, groups, 1, TAPS, h * w)
+    samples = nn.functional.grid_sample(
+        x.reshape(n * groups, -1, h, w).to(grid.dtype), grid, align_corners=True
+    )
+    samples, factors = (
+        samples.view(n, groups, -1, TAPS, h * w),
+        mask.view(n, groups, 1, TAPS, h * w),
+    )
     columns = samples * factors if torch.is_grad_enabled() else samples.mul_(factors)
     weight_groups = c // weight.shape[1]
     columns = columns.view(n, weight_groups, -1, h * w)
@@ -49,11 +59,17 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)
-def _tap_positions(h: int, w: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _tap_positions(
+    h: int, w: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Row and column of each tap of each output pixel: (9, h, 1) and (9, 1, w)."""
     tap = torch.arange(3, dtype=dtype, device=device) - 1
-    rows = tap.repeat_interleave(3).view(TAPS, 1, 1) + torch.arange(h, dtype=dtype, device=device).view(1, h, 1)
-    columns = tap.repeat(3).view(TAPS, 1, 1) + torch.arange(w, dtype=dtype, device=device).view(1, 1, w)
+    rows = tap.repeat_interleave(3).view(TAPS, 1, 1) + torch.arange(
+        h, dtype=dtype, device=device
+    ).view(1, h, 1)
+    columns = tap.repeat(3).view(TAPS, 1, 1) + torch.arange(w, dtype=dtype, device=device).view(
+        1, 1, w
+    )
     return rows, columns
 
 
@@ -128,7 +144,7 @@ class DeformAlign(nn.Module):
     def transient(self, target: Tensor) -> int:
         """Bytes that the backward pass on a GPU holds at most besides what was saved; target: (n, d, h, w).
 
-        Counted on fake tensors (tests/fake_gpu.py): 2 to 10 % above the count. Offsets and masks, their gradients and
+        Counted on fake tensors (tests/helpers/fake_gpu.py): 2 to 10 % above the count. Offsets and masks, their gradients and
         forms in float32; the input of the convolutions, in as many copies; the gradient of the result; the samples, of
         torchvision's kernel in float32 for up to 32 frames at a time.
         """
@@ -140,7 +156,9 @@ class DeformAlign(nn.Module):
         return h * w * (n * (12 * offsets + 16 * inputs + 4 * d) + 4 * at_once * samples)
 
 
-def align_clip(module: DeformAlign, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> tuple[Tensor, Tensor]:
+def align_clip(
+    module: DeformAlign, x: Tensor, backward: list[Tensor], forward: list[Tensor]
+) -> tuple[Tensor, Tensor]:
     """The later, and the earlier neighbours of every frame, aligned to it: two clips of x's shape (B, N, C, H, W).
 
     backward, forward: flows of distance 1, 2, ... A neighbour outside the clip is zero with zero flow. The last
@@ -164,7 +182,11 @@ def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], ahead: bo
             flow = torch.cat((flow, no_flow) if ahead else (no_flow, flow))
         sources.append(near)
         bases.append(flow)
-    step = max(1, CPU_PIXELS // (frames.shape[1] * frames[0, 0, 0].numel())) if frames.device.type == "cpu" else n
+    step = (
+        max(1, CPU_PIXELS // (frames.shape[1] * frames[0, 0, 0].numel()))
+        if frames.device.type == "cpu"
+        else n
+    )
     parts = []
     for first in range(0, n - 1, step):
         part = slice(first, first + step)

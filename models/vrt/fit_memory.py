@@ -66,7 +66,9 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         """Bytes of activations that are kept for the backward pass, and the most that there are at a time."""
         kept = peak = 0
         for moment in moments:
-            again = sum(branch.bytes for branch in moment.branches if getattr(branch.owner, branch.flag))
+            again = sum(
+                branch.bytes for branch in moment.branches if getattr(branch.owner, branch.flag)
+            )
             kept += sum(branch.bytes for branch in moment.branches) - again
             peak = max(peak, moment.saved + kept + again + moment.transient)
         return moments[-1].saved + kept, peak
@@ -114,7 +116,9 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
             run()
         known: dict[tuple, list[int]] = {}
         moments = [
-            Moment([], saved, module.transient(x)) if module in aligns else _moment(net, module, x, saved, known)
+            Moment([], saved, module.transient(x))
+            if module in aligns
+            else _moment(net, module, x, saved, known)
             for module, x, saved in seen
         ]
         return [*moments, Moment([], sum(sizes.values()))]
@@ -138,7 +142,9 @@ def saved_bytes(net: nn.Module) -> Iterator[dict[int, int]]:
         yield sizes
 
 
-def _moment(net: nn.Module, owner: nn.Module, x: Tensor, saved: int, known: dict[tuple, list[int]]) -> Moment:
+def _moment(
+    net: nn.Module, owner: nn.Module, x: Tensor, saved: int, known: dict[tuple, list[int]]
+) -> Moment:
     """known: bytes that are saved in addition when the flags are cleared one by one, of each kind and size of owner."""
     key, transient = (type(owner), tuple(x.shape), x.dtype), 0
     if isinstance(owner, Block):
@@ -149,7 +155,9 @@ def _moment(net: nn.Module, owner: nn.Module, x: Tensor, saved: int, known: dict
         padded = batch * math.prod(-(-s // w) * w for s, w in zip(size, window, strict=True))
         # Mutual attention adds the products within half a window.
         pairs = (3 if attn.mutual else 2) * math.prod(window) * channels
-        of_attn, of_mlp = (sum(layer.weight.numel() for layer in m.children()) for m in (attn, owner.mlp))
+        of_attn, of_mlp = (
+            sum(layer.weight.numel() for layer in m.children()) for m in (attn, owner.mlp)
+        )
         work = padded * 2.0 * (of_attn + pairs), batch * math.prod(size) * 2.0 * of_mlp
     else:
         work = (2.0 * x.numel() / x.shape[-1] * sum(w.numel() for w in owner.weights().values()),)
@@ -164,7 +172,9 @@ def _moment(net: nn.Module, owner: nn.Module, x: Tensor, saved: int, known: dict
         known[key] = [max(0, now - before) for before, now in pairwise(totals)]
         for flag in owner.FLAGS:
             setattr(owner, flag, True)
-    branches = [Branch(owner, *branch) for branch in zip(owner.FLAGS, known[key], work, strict=True)]
+    branches = [
+        Branch(owner, *branch) for branch in zip(owner.FLAGS, known[key], work, strict=True)
+    ]
     return Moment(branches, saved, transient)
 
 
@@ -176,7 +186,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory_error(
-    where: str, device: torch.device, train: TrainOptions, data: LoaderOptions | None, netG: Section, spec: InputSpec
+    where: str,
+    device: torch.device,
+    train: TrainOptions,
+    data: LoaderOptions | None,
+    netG: Section,
+    spec: InputSpec,
 ) -> SpikeVRTError:
     """The error for a training step without room, with the option lines that make it smaller."""
     if device.type == "cuda":
@@ -184,9 +199,13 @@ def out_of_memory_error(
         total = torch.cuda.get_device_properties(device).total_memory / GB
     else:
         peak, total = "", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GB
-    lines = suggest_changes(train, data, netG, spec) or ["take a smaller network, or a GPU with more memory"]
+    lines = suggest_changes(train, data, netG, spec) or [
+        "take a smaller network, or a GPU with more memory"
+    ]
     if device.type == "cuda":
-        lines.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation")
+        lines.append(
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation"
+        )
     return SpikeVRTError(
         f"out of memory on rank {utils_dist.get_rank()}{peak}", where,
         f"a step within the {total:.1f} GB of the device, less what other processes use",
@@ -194,7 +213,9 @@ def out_of_memory_error(
     )  # fmt: skip
 
 
-def suggest_changes(train: TrainOptions, data: LoaderOptions | None, netG: Section, spec: InputSpec) -> list[str]:
+def suggest_changes(
+    train: TrainOptions, data: LoaderOptions | None, netG: Section, spec: InputSpec
+) -> list[str]:
     """Option lines that make a training step smaller, those first that change the result least.
 
     data: datasets.train; None in a notebook without datasets.
@@ -203,9 +224,19 @@ def suggest_changes(train: TrainOptions, data: LoaderOptions | None, netG: Secti
     if batch > 1:
         fewer = next(b for b in range(batch // 2, 0, -1) if batch % b == 0)
         steps = train.accumulation_steps * batch // fewer
-        lines.append(f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={steps}")
-    keys = [f"netG.{k}=true" for k in ("use_checkpoint_attn", "use_checkpoint_ffn") if getattr(netG, k, None) is False]
-    keys += [f"netG.{k}=[]" for k in ("no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks") if getattr(netG, k, [])]
+        lines.append(
+            f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={steps}"
+        )
+    keys = [
+        f"netG.{k}=true"
+        for k in ("use_checkpoint_attn", "use_checkpoint_ffn")
+        if getattr(netG, k, None) is False
+    ]
+    keys += [
+        f"netG.{k}=[]"
+        for k in ("no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks")
+        if getattr(netG, k, [])
+    ]
     if keys:
         lines.append(" ".join(keys))
     if not train.amp.enable:

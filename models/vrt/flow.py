@@ -14,7 +14,9 @@ from torch import Tensor, nn
 def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Pixel coordinates, (1, 2, height, width); channel 0 = x (column), 1 = y (row)."""
     y, x = torch.meshgrid(
-        torch.arange(height, dtype=dtype, device=device), torch.arange(width, dtype=dtype, device=device), indexing="ij"
+        torch.arange(height, dtype=dtype, device=device),
+        torch.arange(width, dtype=dtype, device=device),
+        indexing="ij",
     )
     return torch.stack((x, y)).unsqueeze(0)
 
@@ -29,8 +31,12 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     flow = flow if flow.dtype == torch.float64 else flow.float()
     columns, rows = (pixel_grid(height, width, flow.dtype, flow.device) + flow).unbind(1)
     # Python numbers go to the kernel as arguments; a tensor of them would be copied to the GPU.
-    grid = torch.stack((columns * (2.0 / max(width - 1, 1)) - 1.0, rows * (2.0 / max(height - 1, 1)) - 1.0), dim=3)
-    return F.grid_sample(x.to(grid.dtype), grid, mode=mode, padding_mode=padding, align_corners=True).to(x.dtype)
+    grid = torch.stack(
+        (columns * (2.0 / max(width - 1, 1)) - 1.0, rows * (2.0 / max(height - 1, 1)) - 1.0), dim=3
+    )
+    return F.grid_sample(
+        x.to(grid.dtype), grid, mode=mode, padding_mode=padding, align_corners=True
+    ).to(x.dtype)
 
 
 def nearest4(x: Tensor, flow: Tensor) -> Tensor:
@@ -52,7 +58,9 @@ def nearest4(x: Tensor, flow: Tensor) -> Tensor:
         for iy in (py.floor().long(), py.ceil().long()):
             inside = (ix >= 0) & (ix < width) & (iy >= 0) & (iy < height)
             index = iy.clamp(0, height - 1) * width + ix.clamp(0, width - 1)
-            picked = flat.gather(2, index.view(n, 1, -1).expand(-1, c, -1)).view(n, c, height, width)
+            picked = flat.gather(2, index.view(n, 1, -1).expand(-1, c, -1)).view(
+                n, c, height, width
+            )
             corners.append(picked * inside.unsqueeze(1))
     return torch.cat(corners, dim=1)
 
@@ -69,10 +77,17 @@ class SpyNet(nn.Module):
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
         self.basic_module = nn.ModuleList()
-        for _ in range(LEVELS):  # (n, 8, h, w): reference, warped neighbour, upsampled flow -> residual (n, 2, h, w)
-            layers = [(nn.Conv2d(inputs, outputs, 7, 1, 3), nn.ReLU()) for inputs, outputs in pairwise(WIDTHS)]
+        for _ in range(
+            LEVELS
+        ):  # (n, 8, h, w): reference, warped neighbour, upsampled flow -> residual (n, 2, h, w)
+            layers = [
+                (nn.Conv2d(inputs, outputs, 7, 1, 3), nn.ReLU())
+                for inputs, outputs in pairwise(WIDTHS)
+            ]
             level = nn.Sequential(*[layer for pair in layers for layer in pair][:-1])
-            self.basic_module.append(nn.ModuleDict({"basic_module": level}))  # as the checkpoints name it
+            self.basic_module.append(
+                nn.ModuleDict({"basic_module": level})
+            )  # as the checkpoints name it
 
     def pyramid(self, frames: Tensor) -> list[Tensor]:
         """Normalised frames at six scales, coarsest first. frames: (n, 3 or 1, h, w) -> (n, 3, ...)."""
@@ -84,7 +99,9 @@ class SpyNet(nn.Module):
             levels.append(F.avg_pool2d(levels[-1], 2, 2))
         return levels[::-1]
 
-    def estimate(self, ref: list[Tensor], supp: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
+    def estimate(
+        self, ref: list[Tensor], supp: list[Tensor], size: tuple[int, int]
+    ) -> list[Tensor]:
         """Flows that warp `supp` to `ref`, from their pyramids; size: (h, w) of the original frames.
 
         Returns one (n, 2, h / s, w / s) for each of the four finest levels, finest first.
@@ -98,11 +115,16 @@ class SpyNet(nn.Module):
             warped = flow_warp(supp[level], up, padding="border")
             flow = module["basic_module"](torch.cat((ref[level], warped, up), dim=1)) + up
             if level >= LEVELS - 4:
-                (full_h, full_w), (h, w) = flow.shape[-2:], (side >> (LEVELS - 1 - level) for side in size)
+                (full_h, full_w), (h, w) = (
+                    flow.shape[-2:],
+                    (side >> (LEVELS - 1 - level) for side in size),
+                )
                 found = flow
                 if (h, w) != (full_h, full_w):
                     found = F.interpolate(flow, (h, w), mode="bilinear", align_corners=False)
-                    found = torch.stack((found[:, 0] * (w / full_w), found[:, 1] * (h / full_h)), dim=1)
+                    found = torch.stack(
+                        (found[:, 0] * (w / full_w), found[:, 1] * (h / full_h)), dim=1
+                    )
                 flows.insert(0, found)
         return flows
 
@@ -129,11 +151,15 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     for found in spynet.estimate(ref, supp, (height, width)):
         backward, forward = found.view(2, b, n - 1, *found.shape[1:])
         far_b, far_f = [backward], [forward]
-        for reach in range(1, distance):  # the flow to the last neighbour, then from there to the next one
+        for reach in range(
+            1, distance
+        ):  # the flow to the last neighbour, then from there to the next one
             for far, last, near in (
                 (far_b, far_b[-1][:, :-1], backward[:, reach:]), (far_f, far_f[-1][:, 1:], forward[:, :-reach]),
             ):  # fmt: skip
-                far.append(last + flow_warp(near.flatten(0, 1), last.flatten(0, 1)).view(near.shape))
+                far.append(
+                    last + flow_warp(near.flatten(0, 1), last.flatten(0, 1)).view(near.shape)
+                )
         flows.append((far_b, far_f))
     return flows
 
@@ -148,4 +174,6 @@ def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
     warped = nearest4(source, torch.stack((backward, forward)).flatten(0, 2))
     warped = warped.view(2, b, n - 1, 4 * c, height, width)
     missing = warped.new_zeros(b, 1, 4 * c, height, width)
-    return torch.cat((frames, torch.cat((warped[0], missing), 1), torch.cat((missing, warped[1]), 1)), dim=2)
+    return torch.cat(
+        (frames, torch.cat((warped[0], missing), 1), torch.cat((missing, warped[1]), 1)), dim=2
+    )

@@ -18,7 +18,9 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm over the last axis in the dtype of x; mean and variance are float32 or float64 either way."""
-    if x.device.type != "cpu":  # a CPU sums the gradients of weight and bias in their dtype: bfloat16 is 40 % off
+    if (
+        x.device.type != "cpu"
+    ):  # a CPU sums the gradients of weight and bias in their dtype: bfloat16 is 40 % off
         weight, bias = weight.to(x.dtype), bias.to(x.dtype)
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
@@ -55,7 +57,9 @@ def tf32(is_on: bool) -> Iterator[None]:
             setattr(part, key, setting)
 
 
-def recomputed(function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor], when: bool = True) -> Tensor:
+def recomputed(
+    function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor], when: bool = True
+) -> Tensor:
     """function(*args); in backward, if one can follow, it is recomputed under the same autocast. No random numbers.
 
     weights: all that it takes beside args. when: whether to recompute. torch's own checkpoint serves torch.compile
@@ -93,7 +97,12 @@ class Recomputed(torch.autograd.Function):
         kind = tensors[0].device.type
         ctx.function, ctx.count = function, count
         # Without autocast's cache of weights: its entries have no graph here, and would outlive the backward.
-        ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), False)
+        ctx.autocast = (
+            kind,
+            torch.get_autocast_dtype(kind),
+            torch.is_autocast_enabled(kind),
+            False,
+        )
         ctx.save_for_backward(*tensors)
         with torch.autocast(*ctx.autocast):
             return function(*tensors[:count])
@@ -102,7 +111,10 @@ class Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         needed, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
-        args = [t.detach().requires_grad_(needs) for t, needs in zip(saved[: ctx.count], needed, strict=False)]
+        args = [
+            t.detach().requires_grad_(needs)
+            for t, needs in zip(saved[: ctx.count], needed, strict=False)
+        ]
         with torch.enable_grad(), torch.autocast(*ctx.autocast):
             seed = Seed.apply(ctx.function(*args), grad)  # the output itself is not kept
         wanted = [t for t, needs in zip((*args, *saved[ctx.count :]), needed, strict=True) if needs]

@@ -89,24 +89,36 @@ def window_chunks(
     places[: size[0], : size[1], : size[2]] = torch.arange(pixels).view(size)
     places = places.roll([-s for s in shift], (0, 1, 2))
     (nd, nh, nw), (wd, wh, ww) = counts, window
-    cells = places.view(nd, wd, nh, wh, nw, ww).permute(0, 2, 4, 1, 3, 5).reshape(nd, nh, nw, tokens)
+    cells = (
+        places.view(nd, wd, nh, wh, nw, ww).permute(0, 2, 4, 1, 3, 5).reshape(nd, nh, nw, tokens)
+    )
 
     # Along each shifted axis only the last window needs a mask.
-    cuts = [[(0, n)] if s == 0 else [(0, n - 1), (n - 1, n)] for n, s in zip(counts, shift, strict=True)]
+    cuts = [
+        [(0, n)] if s == 0 else [(0, n - 1), (n - 1, n)] for n, s in zip(counts, shift, strict=True)
+    ]
     parts, spans, start = [], [], 0
     for cut in product(*cuts):
         part = cells[slice(*cut[0]), slice(*cut[1]), slice(*cut[2])].reshape(-1, tokens)
-        part = torch.cat([torch.where(part < 0, part, part + sample * pixels) for sample in range(batch)])
+        part = torch.cat(
+            [torch.where(part < 0, part, part + sample * pixels) for sample in range(batch)]
+        )
         last = [len(axis) == 2 and piece == axis[1] for axis, piece in zip(cuts, cut, strict=True)]
-        mask = _mask(window, tuple(s if at_end else 0 for s, at_end in zip(shift, last, strict=True)))
+        mask = _mask(
+            window, tuple(s if at_end else 0 for s, at_end in zip(shift, last, strict=True))
+        )
         if len(part):
             spans.append(Span(start, start + len(part), None if mask is None else mask.to(device)))
             parts.append(part)
             start += len(part)
 
     chunks = []
-    for first, own in zip(range(0, start, most), torch.cat(parts).split(min(most, start)), strict=True):
-        within = [Span(max(s.start - first, 0), min(s.stop - first, len(own)), s.mask) for s in spans]
+    for first, own in zip(
+        range(0, start, most), torch.cat(parts).split(min(most, start)), strict=True
+    ):
+        within = [
+            Span(max(s.start - first, 0), min(s.stop - first, len(own)), s.mask) for s in spans
+        ]
         within, rows = tuple(s for s in within if s.start < s.stop), own.flatten()
         if padded == size:
             rows = rows.to(device)
@@ -138,7 +150,12 @@ def relative_position_index(window: tuple[int, int, int]) -> Tensor:
     # Always on the CPU: with the default device "meta", a meta tensor would be cached.
     axes = [torch.arange(s, device="cpu") for s in window]
     points = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)
-    offset = points[:, :, None] - points[:, None, :] + torch.tensor(window, device="cpu").view(3, 1, 1) - 1
+    offset = (
+        points[:, :, None]
+        - points[:, None, :]
+        + torch.tensor(window, device="cpu").view(3, 1, 1)
+        - 1
+    )
     return (offset[0] * (2 * window[1] - 1) + offset[1]) * (2 * window[2] - 1) + offset[2]
 
 

@@ -30,7 +30,9 @@ def examine(file: str | None, overrides: Sequence[str]) -> int:
     begin = time.perf_counter()
     with utils_dist.ranks(log=False):
         utils_dist.init_dist(120)
-        findings = [Finding(OK, "rendezvous", f"all ranks met in {time.perf_counter() - begin:.1f} s")]
+        findings = [
+            Finding(OK, "rendezvous", f"all ranks met in {time.perf_counter() - begin:.1f} s")
+        ]
         findings += [*from_all_ranks([*check_host()]), *check_ranks()]
         if file:
             findings += check_training(["--opt", file, *overrides])
@@ -44,25 +46,46 @@ def check_host() -> Iterator[Finding]:
     """The launch, environment variables that are known to cause failures or slow runs, and what this host has."""
     env, cores, launch = os.environ, os.cpu_count() or 1, RUN.launch
     ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
-    place = f"{launch.mode}, rank {launch.rank} of {launch.world_size}, local rank {launch.local_rank}"
+    place = (
+        f"{launch.mode}, rank {launch.rank} of {launch.world_size}, local rank {launch.local_rank}"
+    )
     yield Finding(OK, "launch", place)
     if text := env.get("NCCL_TIMEOUT"):
-        what, why = f"{text} s for every collective", "NCCL does not read it; this project takes it as seconds"
+        what, why = (
+            f"{text} s for every collective",
+            "NCCL does not read it; this project takes it as seconds",
+        )
         if text.isdigit() and int(text) < 10**5:
             yield Finding(OK, "NCCL_TIMEOUT", what)
         else:
-            yield Finding(WARN, "NCCL_TIMEOUT", f"{what}; that looks like milliseconds", why, "give seconds")
+            yield Finding(
+                WARN, "NCCL_TIMEOUT", f"{what}; that looks like milliseconds", why, "give seconds"
+            )
     threads = env.get("OMP_NUM_THREADS", "")
     if launch.world_size > 1 and (not threads.isdigit() or int(threads) * ranks_here > cores):
         what = f"OMP_NUM_THREADS is {threads or 'not set'}, {ranks_here} ranks share {cores} cores"
         cure = "start through launch_train.sh, or set it to 1"
-        yield Finding(WARN, "threads", what, "ranks that fight for cores are slow in all they do", cure)
+        yield Finding(
+            WARN, "threads", what, "ranks that fight for cores are slow in all they do", cure
+        )
     if env.get("TORCH_NCCL_BLOCKING_WAIT", env.get("NCCL_BLOCKING_WAIT", "0")) not in ("0", ""):
-        yield Finding(WARN, "environment", "NCCL_BLOCKING_WAIT is set", "each collective blocks the host", "unset it")
+        yield Finding(
+            WARN,
+            "environment",
+            "NCCL_BLOCKING_WAIT is set",
+            "each collective blocks the host",
+            "unset it",
+        )
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     has_ib = any(Path("/sys/class/infiniband").glob("*"))
     if names and launch.world_size > 1 and has_ib and env.get("NCCL_IB_DISABLE") == "1":
-        yield Finding(WARN, "network", "InfiniBand, and NCCL_IB_DISABLE=1", "NCCL uses slow sockets", "unset it")
+        yield Finding(
+            WARN,
+            "network",
+            "InfiniBand, and NCCL_IB_DISABLE=1",
+            "NCCL uses slow sockets",
+            "unset it",
+        )
     what = f"{len(names)} x {names[0]}" if names else "no GPU: ranks run on the CPU"
     yield Finding(OK, "devices", f"torch {torch.__version__}; {what}")
     free = shutil.disk_usage(".").free / 2**30
@@ -79,23 +102,40 @@ def check_ranks() -> Iterator[Finding]:
     """Who is where; whether sums are right, and how fast they travel. Collective."""
     places = utils_dist.gather_objects((os.uname().nodename, torch.__version__))
     hosts = sorted({host for host, _ in places})
-    yield Finding(OK, "ranks", f"{len(places)} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}")
+    yield Finding(
+        OK,
+        "ranks",
+        f"{len(places)} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}",
+    )
     world, device = utils_dist.get_world_size(), utils_dist.get_device()
     if device.type == "cuda":
         found = utils_dist.gather_objects(gpu.usage(device))
-        texts = [f"rank {rank}: {gpu.describe(one) if one else 'unknown'}" for rank, one in enumerate(found)]
+        texts = [
+            f"rank {rank}: {gpu.describe(one) if one else 'unknown'}"
+            for rank, one in enumerate(found)
+        ]
         yield Finding(OK, "GPUs", "; ".join(texts))
     if len({version for _, version in places}) > 1:
-        yield Finding(FAIL, "versions", f"torch differs: {places}", "sums differ", "install the same")
+        yield Finding(
+            FAIL, "versions", f"torch differs: {places}", "sums differ", "install the same"
+        )
     if world == 1:
         yield Finding(OK, "collectives", "one process: none are needed")
         return
     total = torch.tensor([float(utils_dist.get_rank() + 1)], device=device)
     dist.all_reduce(total)
     if float(total) == world * (world + 1) / 2:
-        yield Finding(OK, "all_reduce", f"the sum over {world} ranks is right ({dist.get_backend()})")
+        yield Finding(
+            OK, "all_reduce", f"the sum over {world} ranks is right ({dist.get_backend()})"
+        )
     else:
-        yield Finding(FAIL, "all_reduce", f"sum {total}", "gradients would be wrong", "update torch and drivers")
+        yield Finding(
+            FAIL,
+            "all_reduce",
+            f"sum {total}",
+            "gradients would be wrong",
+            "update torch and drivers",
+        )
     rates = []
     for size in (0.01, 1, 16):  # MB
         data = torch.ones(int(size * 2**20 / 4), device=device)
@@ -125,7 +165,9 @@ def check_training(argv: list[str]) -> list[Finding]:
                 what = f"{opt.opt_path} is valid"
             elif check == "data":
                 loader, clips = main_train_vrt.build_data(opt)
-                what = f"{loader.sampler.dataset_len} training samples, {len(clips or ())} test clips"
+                what = (
+                    f"{loader.sampler.dataset_len} training samples, {len(clips or ())} test clips"
+                )
             else:
                 model = define_Model(opt)
                 model.init_train(None)
@@ -157,16 +199,26 @@ def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
     """Different samples on each rank, and equally many, for the same network. Collective."""
     mine = [index for _, index in loader.sampler]
     shards = utils_dist.gather_objects(mine)
-    first = "; ".join(f"rank {rank}: {', '.join(map(str, shard[:3]))}" for rank, shard in enumerate(shards))
-    if len({len(shard) for shard in shards}) > 1 or len(set(itertools.chain(*shards))) < sum(map(len, shards)):
-        yield Finding(FAIL, "shards", f"overlapping or unequal; first samples {first}", "work done twice")
+    first = "; ".join(
+        f"rank {rank}: {', '.join(map(str, shard[:3]))}" for rank, shard in enumerate(shards)
+    )
+    if len({len(shard) for shard in shards}) > 1 or len(set(itertools.chain(*shards))) < sum(
+        map(len, shards)
+    ):
+        yield Finding(
+            FAIL, "shards", f"overlapping or unequal; first samples {first}", "work done twice"
+        )
     else:
-        yield Finding(OK, "shards", f"{len(mine)} samples a rank and epoch, none twice; first samples {first}")
+        yield Finding(
+            OK, "shards", f"{len(mine)} samples a rank and epoch, none twice; first samples {first}"
+        )
     digests = utils_dist.gather_objects(weights_hash(model.netG))
     if len(set(digests)) == 1:
         yield Finding(OK, "parameters", f"hash {digests[0]} on all ranks")
     else:  # fresh weights may differ: DDP broadcasts those of rank 0 when it wraps the network
-        yield Finding(WARN, "parameters", f"hashes {digests}", "fresh weights differ until DDP wraps them")
+        yield Finding(
+            WARN, "parameters", f"hashes {digests}", "fresh weights differ until DDP wraps them"
+        )
 
 
 def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
@@ -201,7 +253,9 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     """Gradients of all ranks together against those of one process that sees all their samples; float64. Collective."""
     net = unwrap_ddp(model.netG).double().eval()
-    batches = utils_dist.gather_objects({k: v for k, v in batch.items() if isinstance(v, torch.Tensor)})
+    batches = utils_dist.gather_objects(
+        {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)}
+    )
 
     def gradients(parts: list[dict[str, Any]]) -> torch.Tensor:
         for part in parts:
@@ -212,13 +266,22 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
         return flat
 
     model.netG = net
-    for parameter in net.parameters():  # DDP broadcasts rank 0's weights; the reference needs them as well
+    for (
+        parameter
+    ) in net.parameters():  # DDP broadcasts rank 0's weights; the reference needs them as well
         dist.broadcast(parameter.data, 0)
     expected = gradients(batches)
     model.netG = model.wrap(net)
     found = gradients([batches[utils_dist.get_rank()]])
-    worst = max(utils_dist.gather_objects(float((found - expected).abs().max() / expected.abs().max())))
+    worst = max(
+        utils_dist.gather_objects(float((found - expected).abs().max() / expected.abs().max()))
+    )
     if worst < 1e-6:
-        return Finding(OK, "gradients", f"{len(batches)} ranks agree with one process: {worst:.0e} relative")
-    what, cure = f"differ from one process by {worst:.0e} (relative)", "set find_unused_parameters; see docs/ddp.md"
+        return Finding(
+            OK, "gradients", f"{len(batches)} ranks agree with one process: {worst:.0e} relative"
+        )
+    what, cure = (
+        f"differ from one process by {worst:.0e} (relative)",
+        "set find_unused_parameters; see docs/ddp.md",
+    )
     return Finding(FAIL, "gradients", what, "it would train wrongly", cure)

@@ -28,9 +28,15 @@ def table(findings: list[Finding]) -> str:
     lines = []
     for f in sorted(findings, key=lambda f: (OK, WARN, FAIL).index(f.status)):
         lines.append(f"{f.status:<5} {f.check:<14} {f.what}")
-        lines += [f"{'':<20} {label:<4} {text}" for label, text in (("why", f.why), ("cure", f.cure)) if text]
+        lines += [
+            f"{'':<20} {label:<4} {text}"
+            for label, text in (("why", f.why), ("cure", f.cure))
+            if text
+        ]
     counts = {status: sum(f.status == status for f in findings) for status in (OK, WARN, FAIL)}
-    return "\n".join([*lines, "", ", ".join(f"{count} {status}" for status, count in counts.items())])
+    return "\n".join(
+        [*lines, "", ", ".join(f"{count} {status}" for status, count in counts.items())]
+    )
 
 
 def read_log(text: str) -> list[Finding]:
@@ -44,8 +50,12 @@ def read_log(text: str) -> list[Finding]:
     for number, line in enumerate(last_start.splitlines(), 1 + text.count("\n", 0, begin)):
         for name, pattern, meaning, cure in known:
             if found := re.search(pattern, line):
-                why = meaning.format(*(IN_WORDS.get(word, word) for word in found.groups(default="")))
-                findings.setdefault(name, Finding(FAIL, name, f"line {number}: {line.strip()[:MOST]}", why, cure))
+                why = meaning.format(
+                    *(IN_WORDS.get(word, word) for word in found.groups(default=""))
+                )
+                findings.setdefault(
+                    name, Finding(FAIL, name, f"line {number}: {line.strip()[:MOST]}", why, cure)
+                )
                 break
     if findings:
         return list(findings.values())

@@ -39,8 +39,16 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
             except OSError as e:
                 if e.filename is None and e.errno not in DISK_FULL:
                     raise  # of a pipe or a connection
-                what, needed = f"cannot read or write: {e.strerror or e}", "permission, and room on the disk"
-                error = DataError(what, str(e.filename or "a file"), needed, "mend this, then start the command again")
+                what, needed = (
+                    f"cannot read or write: {e.strerror or e}",
+                    "permission, and room on the disk",
+                )
+                error = DataError(
+                    what,
+                    str(e.filename or "a file"),
+                    needed,
+                    "mend this, then start the command again",
+                )
                 print(error, file=sys.stderr)
                 return error.exit_code
             except KeyboardInterrupt:
@@ -50,16 +58,22 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
                 sys.stdout.flush()  # while the error can be answered; Python itself flushes later
         except BrokenPipeError:
             poll = select.poll()
-            poll.register(sys.stdout.fileno(), 0)  # POLLERR, that nobody reads stdout, is reported in any case
+            poll.register(
+                sys.stdout.fileno(), 0
+            )  # POLLERR, that nobody reads stdout, is reported in any case
             if not any(event & select.POLLERR for _, event in poll.poll(0)):
                 raise  # the pipe is another one, to a process of the script
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # for what is still in the buffer
             return READER_GONE
 
     return run
 
 
-def shown(total: int, name: str, unit: str, quiet_s: float = QUIET_S) -> AbstractContextManager[Any]:
+def shown(
+    total: int, name: str, unit: str, quiet_s: float = QUIET_S
+) -> AbstractContextManager[Any]:
     """The progress of `total` units: a bar on a terminal, else lines. quiet_s: seconds before the first line."""
     say = functools.partial(print, flush=True)  # whoever reads a pipe or a file is to see it now
     return open_progress("bar", total, name, unit, say=say, quiet_s=quiet_s, is_kept=True)

@@ -1,4 +1,4 @@
-"""One rank of tests/test_gradients.py: the same steps of ModelVRT, plain and compiled, on clips of two sizes.
+"""One rank of tests/parts/models/test_gradients.py: the same steps of ModelVRT, plain and compiled, on clips of two sizes.
 
 compile_worker.py OPTIONS [eager]     prints losses, relative difference of the last gradients, and how many graphs were
 made. eager: they are run as they stand, no code is made of them.
@@ -24,19 +24,25 @@ DEBUGGING_AID = "debug_backend_override"
 def train(*overrides: str) -> tuple[list[float], Tensor]:
     """Loss of each step, and the last gradient."""
     model = ModelVRT(load_options(sys.argv[1], overrides, PARTS))
-    torch.nn.init.normal_(model.netG.conv_last.weight, std=0.1)  # zero would leave nothing to the blocks
+    torch.nn.init.normal_(
+        model.netG.conv_last.weight, std=0.1
+    )  # zero would leave nothing to the blocks
     model.init_train()
     losses = []
     for step, side in enumerate(SIDES, 1):
         generator = torch.Generator().manual_seed(10 * step + utils_dist.get_rank())
         lq = torch.rand(1, 2, 3, side, side, generator=generator)
-        result = model.optimize_parameters(step, [{"lq": lq, "gt": lq.square(), "key": [str(step)]}])
+        result = model.optimize_parameters(
+            step, [{"lq": lq, "gt": lq.square(), "key": [str(step)]}]
+        )
         losses.append(float(result.losses["loss"]))
     return losses, torch.cat([p.grad.flatten() for p in unwrap_ddp(model.netG).parameters()])
 
 
 def main() -> None:
-    if "eager" in sys.argv and hasattr(torch._dynamo.config, DEBUGGING_AID):  # not in all versions of torch
+    if "eager" in sys.argv and hasattr(
+        torch._dynamo.config, DEBUGGING_AID
+    ):  # not in all versions of torch
         setattr(torch._dynamo.config, DEBUGGING_AID, ">=0:eager")
     with utils_dist.ranks(log=False):
         utils_dist.init_dist(300)
@@ -45,7 +51,12 @@ def main() -> None:
         compiled, found = train("train.compile=true")
         error = float((found - expected).norm() / expected.norm())
         made = [before, graphs["unique_graphs"]]
-        print(json.dumps({"plain": plain, "compiled": compiled, "gradient_error": error, "graphs": made}), flush=True)
+        print(
+            json.dumps(
+                {"plain": plain, "compiled": compiled, "gradient_error": error, "graphs": made}
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

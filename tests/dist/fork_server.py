@@ -79,7 +79,9 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, which its server has not told yet
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # it has ended, which its server has not told yet
                 os.kill(self.pid, number)
 
 
@@ -107,15 +109,24 @@ class ForkServer:
         atexit.register(self.close)
 
     def can_start(self, env: Mapping[str, str]) -> bool:
-        differing = {key for key in self.env.keys() | env.keys() if self.env.get(key) != env.get(key)}
+        differing = {
+            key for key in self.env.keys() | env.keys() if self.env.get(key) != env.get(key)
+        }
         return all(key.startswith(LATE_VARIABLES) for key in differing)
 
     def start(
-        self, argv: Sequence[str], env: Mapping[str, str], out: Any, err: Any, gate: int | None = None
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        out: Any,
+        err: Any,
+        gate: int | None = None,
     ) -> ForkedProcess:
         """argv: a script and its arguments; out, err: open files. gate: a pipe, whose end lets the process begin."""
         request = json.dumps({"argv": list(map(str, argv)), "env": dict(env)}).encode()
-        socket.send_fds(self.socket, [request], [out.fileno(), err.fileno(), *([] if gate is None else [gate])])
+        socket.send_fds(
+            self.socket, [request], [out.fileno(), err.fileno(), *([] if gate is None else [gate])]
+        )
         while not self.waiting:
             self.receive(None)
         return ForkedProcess(self, self.waiting.pop())
@@ -145,7 +156,12 @@ fork_server = cache(ForkServer)
 
 def clean_env() -> dict[str, str]:
     """The environment in which tests began, without launch variables; one thread per rank."""
-    return {**INHERITED, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    return {
+        **INHERITED,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
 
 
 def serve(listener: socket.socket) -> list[str]:
@@ -216,7 +232,9 @@ def main() -> types.CodeType | None:
         sys.exit(f"{threads} threads after the imports: a fork would lack all but one")
     gc.freeze()  # or every child would search and copy all objects of the libraries, for a second and a half at its end
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup of the tests is none of those that they start
+    signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # nohup of the tests is none of those that they start
     argv = serve(listener)
     sys.argv = argv
     path = ROOT / argv[0]

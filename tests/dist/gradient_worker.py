@@ -29,11 +29,20 @@ with utils_dist.ranks(log=False):
     for step in (1, 2):
         # Samples 0 ... 3 of the step, shared out as the sampler does: rank, rank + world, ...
         draw = torch.Generator().manual_seed(step)
-        sizes = {name: (4, 2, channels, 32, 32) for name, channels in (("lq", 3), ("spike", 2), ("gt", 3))}
-        clips = {name: torch.rand(size, generator=draw, dtype=torch.float64) for name, size in sizes.items()}
+        sizes = {
+            name: (4, 2, channels, 32, 32)
+            for name, channels in (("lq", 3), ("spike", 2), ("gt", 3))
+        }
+        clips = {
+            name: torch.rand(size, generator=draw, dtype=torch.float64)
+            for name, size in sizes.items()
+        }
         mine = range(launch.rank, per_rank * parts * launch.world_size, launch.world_size)
         batches = [mine[part * per_rank : (part + 1) * per_rank] for part in range(parts)]
-        feed = [{k: v[list(rows)] for k, v in clips.items()} | {"key": [str(r) for r in rows]} for rows in batches]
+        feed = [
+            {k: v[list(rows)] for k, v in clips.items()} | {"key": [str(r) for r in rows]}
+            for rows in batches
+        ]
         model.optimize_parameters(step, feed)
         if step == 1:
             named = unwrap_ddp(model.netG).named_parameters()

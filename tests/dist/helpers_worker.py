@@ -18,7 +18,10 @@ from utils.options.models import WatchdogOptions
 NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, {}\nLast error:\n{}"
 SYSTEM = "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) or external library call failed."
 REMOTE = "remote process exited\nncclRemoteError: A call failed possibly due to a remote process exiting prematurely."
-CLOSED, FULL = "socketProgress: Connection closed by remote peer", "/dev/shm/nccl-x, error: No space left on device"
+CLOSED, FULL = (
+    "socketProgress: Connection closed by remote peer",
+    "/dev/shm/nccl-x, error: No space left on device",
+)
 
 
 def collectives() -> None:
@@ -109,7 +112,11 @@ def barrier_without_the_last_rank() -> None:
 
 
 def main() -> None:
-    if sys.argv[1] == "second_life" and os.environ["RANK"] == "1" and not Path(sys.argv[2]).exists():
+    if (
+        sys.argv[1] == "second_life"
+        and os.environ["RANK"] == "1"
+        and not Path(sys.argv[2]).exists()
+    ):
         Path(sys.argv[2]).touch()
         sys.exit(1)
     with utils_dist.ranks(log=False):

@@ -44,7 +44,9 @@ class RankResult:
     @property
     def jsons(self) -> list[Any]:
         """The last JSON line of each rank."""
-        found = [[line for line in text.splitlines() if line.startswith("{")] for text in self.stdout]
+        found = [
+            [line for line in text.splitlines() if line.startswith("{")] for text in self.stdout
+        ]
         return [json.loads(lines[-1]) if lines else None for lines in found]
 
 
@@ -62,7 +64,9 @@ class Ranks:
         """
         self.start = time.monotonic()
         port = free_port()
-        self.files = [(tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)]  # noqa: SIM115
+        self.files = [
+            (tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)
+        ]  # noqa: SIM115
         self.processes = []
         # No rank begins before all exist: a fork needs no time to import torch, in which launchers start the others.
         gate, release = os.pipe()
@@ -109,7 +113,9 @@ class Ranks:
         return RankResult(codes, [out for out, _ in texts], [err for _, err in texts], seconds)
 
 
-def run_ranks(n: int, script: str | Path, *args: str, limit_s: float = 60, **options: Any) -> RankResult:
+def run_ranks(
+    n: int, script: str | Path, *args: str, limit_s: float = 60, **options: Any
+) -> RankResult:
     """Run `script` on n ranks to the end. options: those of Ranks."""
     with Ranks(n, script, *args, **options) as ranks:
         result = ranks.wait(limit_s)
@@ -119,7 +125,10 @@ def run_ranks(n: int, script: str | Path, *args: str, limit_s: float = 60, **opt
 
 
 def run_command(
-    command: Sequence[str], limit_s: float = 60, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+    command: Sequence[str],
+    limit_s: float = 60,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
 ) -> RankResult:
     """Any command, from the repository's root or another folder, as one "rank"."""
     start = time.monotonic()
@@ -133,7 +142,9 @@ def run_command(
     except subprocess.TimeoutExpired as e:
         kill_session(process)
         out, err = process.communicate()
-        raise AssertionError(f"{command} still running after {PATIENCE * limit_s} s:\n{out}{err}") from e
+        raise AssertionError(
+            f"{command} still running after {PATIENCE * limit_s} s:\n{out}{err}"
+        ) from e
     return RankResult([process.returncode], [out], [err], time.monotonic() - start)
 
 
@@ -173,11 +184,18 @@ def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
     return text
 
 
-def _start(arguments: list[str], env: dict[str, str], out: Any, err: Any, prefix: Sequence[str], gate: int) -> Any:
+def _start(
+    arguments: list[str], env: dict[str, str], out: Any, err: Any, prefix: Sequence[str], gate: int
+) -> Any:
     if not prefix and fork_server().can_start(env):
         return fork_server().start(arguments, env, out, err, gate)
     return subprocess.Popen(
-        [*prefix, sys.executable, *arguments], cwd=ROOT, stdout=out, stderr=err, env=env, start_new_session=True
+        [*prefix, sys.executable, *arguments],
+        cwd=ROOT,
+        stdout=out,
+        stderr=err,
+        env=env,
+        start_new_session=True,
     )
 
 
@@ -195,4 +213,6 @@ def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
 
 def _content(file: Any) -> str:
     position = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-    return os.pread(file.fileno(), max(position, os.fstat(file.fileno()).st_size), 0).decode(errors="replace")
+    return os.pread(file.fileno(), max(position, os.fstat(file.fileno()).st_size), 0).decode(
+        errors="replace"
+    )

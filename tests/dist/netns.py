@@ -24,7 +24,19 @@ class TwoHosts:
     def __enter__(self) -> "TwoHosts":
         for name in self.names:
             _ip("netns", "add", name)
-        _ip("link", "add", "cable0", "netns", self.names[0], "type", "veth", "peer", "cable1", "netns", self.names[1])
+        _ip(
+            "link",
+            "add",
+            "cable0",
+            "netns",
+            self.names[0],
+            "type",
+            "veth",
+            "peer",
+            "cable1",
+            "netns",
+            self.names[1],
+        )
         for i, name in enumerate(self.names):
             _ip("-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", f"cable{i}")
             for device in ("lo", f"cable{i}"):
@@ -37,7 +49,19 @@ class TwoHosts:
 
     def command(self, host: int, *command: str) -> list[str]:
         inner = f'hostname host{host}; exec "$@"'
-        return ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c", inner, "sh", *command]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.names[host],
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            inner,
+            "sh",
+            *command,
+        ]
 
     def cut(self) -> None:
         """Swallow every packet, without a word to either side."""

@@ -59,7 +59,12 @@ class Odd(nn.Module):
         struck = utils_dist.get_rank() == RANK
         if struck and self.calls == STEP:
             self.strike()
-        if struck and CASE in ("signal", "kill", "term") and Odd.steps == STEP and self.training == (CASE == "term"):
+        if (
+            struck
+            and CASE in ("signal", "kill", "term")
+            and Odd.steps == STEP
+            and self.training == (CASE == "term")
+        ):
             os.kill(os.getpid(), signal.SIGKILL if CASE == "kill" else signal.SIGTERM)
         if CASE == "busy":
             compute(STEP if struck else 1)
@@ -69,7 +74,9 @@ class Odd(nn.Module):
             print("a library prints to stdout")
         elif CASE == "noisy":
             time.sleep(0.05)  # as a tile of a real network takes a while
-        is_nan = struck and ((CASE == "nan" and self.calls >= STEP) or (CASE == "once" and self.calls == STEP))
+        is_nan = struck and (
+            (CASE == "nan" and self.calls >= STEP) or (CASE == "once" and self.calls == STEP)
+        )
         return restored * float("nan") if is_nan else restored
 
     def strike(self) -> None:
@@ -84,7 +91,10 @@ class Odd(nn.Module):
         elif CASE == "states":
             states = ({"model_state_dict", "optimizer"}, {"conv.weight", "conv.bias"})
             dicts = [x.keys() for x in gc.get_objects() if isinstance(x, dict)]
-            print(f"{sum(any(keys >= state for state in states) for keys in dicts)} checkpoints in memory", flush=True)
+            print(
+                f"{sum(any(keys >= state for state in states) for keys in dicts)} checkpoints in memory",
+                flush=True,
+            )
         elif CASE == "drift":
             self.conv.bias.data += 1e-6
 
@@ -145,5 +155,8 @@ if __name__ == "__main__":
         TrainLoader.start = told_start
     code = {"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:])
     if CASE in ("late", "peak"):
-        print(json.dumps(moments if CASE == "late" else {"peak_gb": StepTimer().read()["memory_gb"]}), flush=True)
+        print(
+            json.dumps(moments if CASE == "late" else {"peak_gb": StepTimer().read()["memory_gb"]}),
+            flush=True,
+        )
     process.end(code)

@@ -120,13 +120,18 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         deadline = time.monotonic() + limit_s
         while not is_up():
             if time.monotonic() > deadline:
-                logs = [f"{p}:\n{p.read_text(errors='replace')[-2000:]}" for p in self.folder.glob("*.[lo][ou][gt]")]
+                logs = [
+                    f"{p}:\n{p.read_text(errors='replace')[-2000:]}"
+                    for p in self.folder.glob("*.[lo][ou][gt]")
+                ]
                 raise AssertionError("\n".join([f"waited for {name} in vain", *logs]))
             time.sleep(0.1)
 
     def run(self, *command: str, check: bool = True, limit_s: float = 150, cwd: Path = ROOT) -> str:
         """Output of a SLURM command, called in the repository or in a copy of it."""
-        done = subprocess.run(command, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+        done = subprocess.run(
+            command, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=limit_s
+        )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -142,7 +147,11 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         """What a job that was queued again wrote in its life number `life` (from 1), once that holds `text`."""
         starts = "Distributed Training Setup"  # each of two ranks says it
         deadline = time.monotonic() + limit_s
-        while text not in (content := "".join(path.read_text(errors="replace").split(starts)[2 * life - 1 :])):
-            assert time.monotonic() < deadline, f"{text!r} did not appear in {path}:\n{path.read_text()[-4000:]}"
+        while text not in (
+            content := "".join(path.read_text(errors="replace").split(starts)[2 * life - 1 :])
+        ):
+            assert time.monotonic() < deadline, (
+                f"{text!r} did not appear in {path}:\n{path.read_text()[-4000:]}"
+            )
             time.sleep(0.1)
         return content

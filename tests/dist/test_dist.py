@@ -16,11 +16,23 @@ def test_collectives_give_the_same_on_every_rank(n):
     assert result.exit_codes == [0] * n
     for found in result.jsons:
         assert found["gathered"] == [{"rank": rank} for rank in range(n)]
-        assert found["store_s"] == 60  # NCCL's exchange of ids through the store has the time of the group
+        assert (
+            found["store_s"] == 60
+        )  # NCCL's exchange of ids through the store has the time of the group
     for rank, out in enumerate(result.stdout if n > 1 else ()):  # the set-up, in one piece
-        lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]  # torch 2.8's own
-        assert lines[:5] == ["=" * 40, "Distributed Training Setup", "=" * 40, "Backend: gloo", f"World Size: {n}"]
-        assert lines[5:7] == [f"Rank: {rank}", f"Local Rank: {rank}"] and lines[7].startswith("Master: 127.0.0.1:")
+        lines = [
+            line for line in out.splitlines() if not line.startswith("[Gloo]")
+        ]  # torch 2.8's own
+        assert lines[:5] == [
+            "=" * 40,
+            "Distributed Training Setup",
+            "=" * 40,
+            "Backend: gloo",
+            f"World Size: {n}",
+        ]
+        assert lines[5:7] == [f"Rank: {rank}", f"Local Rank: {rank}"] and lines[7].startswith(
+            "Master: 127.0.0.1:"
+        )
 
 
 @pytest.mark.parametrize(("case", "code", "message"), [
@@ -44,14 +56,19 @@ def test_a_rank_signs_off_once_though_two_of_its_threads_end_it():
 
 def test_nccl_timeout_is_the_time_of_a_collective():
     # The options say 60 s; the rank that never comes sleeps for 600.
-    result = run_ranks(2, WORKER, "barrier_without_the_last_rank", limit_s=50, env={"NCCL_TIMEOUT": "2"})
+    result = run_ranks(
+        2, WORKER, "barrier_without_the_last_rank", limit_s=50, env={"NCCL_TIMEOUT": "2"}
+    )
     assert result.exit_codes == [70, 70]
 
 
 def test_nccl_words_are_shown_whole_and_the_rank_that_only_heard_of_it_is_silent():
     result = run_ranks(2, WORKER, "nccl_of_a_peer_and_of_its_own_host")
     assert result.exit_codes == [1, 1]
-    assert "ncclSystemError" in result.stderr[1] and "/dev/shm/nccl-x, error: No space left" in result.stderr[1]
+    assert (
+        "ncclSystemError" in result.stderr[1]
+        and "/dev/shm/nccl-x, error: No space left" in result.stderr[1]
+    )
     assert result.text.count("Traceback") == 1 and "Error" not in result.stderr[0]
 
 

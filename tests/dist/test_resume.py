@@ -6,7 +6,7 @@ import re
 from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from tests.dist.launching import ROOT, run_ranks
-from tests.train_files import (
+from tests.helpers.train_files import (
     experiment,
     history,
     latest,
@@ -25,7 +25,11 @@ BATCH = "datasets.train.dataloader_batch_size={}"
 
 def run(options, ranks, total_iter, batch, accumulated, *overrides):
     """Train with a network of one layer, in which nothing goes wrong."""
-    steps = (f"train.total_iter={total_iter}", f"train.accumulation_steps={accumulated}", BATCH.format(batch))
+    steps = (
+        f"train.total_iter={total_iter}",
+        f"train.accumulation_steps={accumulated}",
+        BATCH.format(batch),
+    )
     return odd(options, "debug.every=1", "datasets.test={}", *steps, *overrides, ranks=ranks)
 
 
@@ -35,12 +39,20 @@ def samples_of_steps(stdout):
     for text in stdout:
         for step, keys in re.findall(r"\[Rank \d/\d\] Step (\d+), .*Samples: (.*)", text):
             found.setdefault(int(step), []).append(keys.split(", "))
-    return {step: [key for row in zip(*ranks, strict=True) for key in row] for step, ranks in found.items()}
+    return {
+        step: [key for row in zip(*ranks, strict=True) for key in row]
+        for step, ranks in found.items()
+    }
 
 
-def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_furthest_file(tmp_path):
+def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_furthest_file(
+    tmp_path,
+):
     options = write_odd(tmp_path)
-    source, own = (experiment(options, task) / "checkpoints" / "checkpoint_latest.pth" for task in ("run", "other"))
+    source, own = (
+        experiment(options, task) / "checkpoints" / "checkpoint_latest.pth"
+        for task in ("run", "other")
+    )
     named = ("--resume", str(source))
     other = ("task=other", *named)
     # 4 samples a step, 2 steps an epoch.
@@ -55,12 +67,22 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     for epoch in range(2):
         order.seek(epoch)
         expected += [data[sample]["key"] for sample in order]
-    seen = samples_of_steps(two.stdout) | samples_of_steps(four.stdout) | samples_of_steps(one.stdout)
+    seen = (
+        samples_of_steps(two.stdout) | samples_of_steps(four.stdout) | samples_of_steps(one.stdout)
+    )
     assert seen[1] + seen[2] + seen[3] == expected[:12]
-    assert four.text.count("4 ranks now, 2 before: the same samples in the same order, but sums round differently") == 1
+    assert (
+        four.text.count(
+            "4 ranks now, 2 before: the same samples in the same order, but sums round differently"
+        )
+        == 1
+    )
 
     assert f"resumed from {source} at iter 1" in four.text
-    assert "this run has a checkpoint of its own at iter 2" in one.text and f"resumed from {own} at iter 2" in one.text
+    assert (
+        "this run has a checkpoint of its own at iter 2" in one.text
+        and f"resumed from {own} at iter 2" in one.text
+    )
     assert latest(options)["step"] == 1 and latest(options, "other")["step"] == 3
     # Another number of samples a step needs a named checkpoint, and begins the next epoch.
     refused = run(options, 1, 3, 1, 1)
@@ -68,11 +90,20 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     again = run(options, 1, 5, 1, 1)
 
     said = "samples a step 4 -> 1"
-    assert [r.exit_codes for r in (refused, begun, again)] == [[2], [0], [0]], refused.text + begun.text
+    assert [r.exit_codes for r in (refused, begun, again)] == [[2], [0], [0]], (
+        refused.text + begun.text
+    )
     assert said in refused.text and f"--resume {source}" in refused.text
-    assert f"({said}): epoch 2 begins with its first sample" in begun.text and "ranks now" not in begun.text
+    assert (
+        f"({said}): epoch 2 begins with its first sample" in begun.text
+        and "ranks now" not in begun.text
+    )
     state = latest(options)
-    assert (state["step"], state["epoch"], state["batch"]) == (5, 1, 4) and "begins with" not in again.text
+    assert (state["step"], state["epoch"], state["batch"]) == (
+        5,
+        1,
+        4,
+    ) and "begins with" not in again.text
     # A branch goes on from its own checkpoint, though its source has gone further.
     branch = run(options, 1, 5, 2, 2, *other)
 
@@ -114,5 +145,7 @@ def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once_and_ends_both_ran
     damaged.write_bytes(b"")
     (experiment(options) / MARK).touch()
     result = train(options, ranks=2, limit_s=60)
-    assert result.exit_codes == [3, 3] and result.text.count("CheckpointError: no readable") == 1, result.text
+    assert result.exit_codes == [3, 3] and result.text.count("CheckpointError: no readable") == 1, (
+        result.text
+    )
     assert "Traceback" not in result.text

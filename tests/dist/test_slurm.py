@@ -11,7 +11,7 @@ import pytest
 
 from tests.dist import slurm
 from tests.dist.launching import ROOT, wait_for, write_command
-from tests.train_files import experiment, latest, write_options
+from tests.helpers.train_files import experiment, latest, write_options
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"no SLURM: {slurm.missing()}")
 
@@ -57,13 +57,22 @@ def copy_with_pauses(folder: Path) -> Path:
 NO_GPU = ("--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
 
 
-def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scancel(tmp_path, cluster):
+def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scancel(
+    tmp_path, cluster
+):
     options, log = write_options(tmp_path), tmp_path / "job.out"
     # SLURM looks every 30 s whose end is near: the signal comes some 20 to 50 s after the start.
     limit = ("--time=1", "--signal=B:USR1@10")
-    options_of_job = ("datasets.test={}", 'logging.writers=["pause"]', "watchdog.stall_s=8", "train.total_iter=1000000")
+    options_of_job = (
+        "datasets.test={}",
+        'logging.writers=["pause"]',
+        "watchdog.stall_s=8",
+        "train.total_iter=1000000",
+    )
     copy = copy_with_pauses(tmp_path / "copy")
-    job = cluster.submit(f"--output={log}", *limit, *NO_GPU, "submit_job.sh", str(options), *options_of_job, cwd=copy)
+    job = cluster.submit(
+        f"--output={log}", *limit, *NO_GPU, "submit_job.sh", str(options), *options_of_job, cwd=copy
+    )
     wait_for(log, "Iter: ", 120)
     cluster.run("scontrol", "suspend", job)
     time.sleep(1)
@@ -72,9 +81,13 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert log.read_text() == before
     cluster.run("scontrol", "resume", job)
     first = wait_for(log, "stopped by a signal at iter", 120)
-    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")  # no further signal of the limit, however slow
+    cluster.run(
+        "scontrol", "update", f"JobId={job}", "TimeLimit=10"
+    )  # no further signal of the limit, however slow
     second = cluster.wait_for_life(log, 2, "Iter: ", 180)
-    cluster.submit("--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true")
+    cluster.submit(
+        "--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true"
+    )
     second = cluster.wait_for_life(log, 2, "stopped by a signal at iter", 60)
     cluster.wait_for_life(log, 3, "Iter: ", 180)
     cluster.run("scancel", job)
@@ -84,7 +97,10 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert cluster.state(job) == "CANCELLED"
     assert "StallError" not in first and "Timeout" not in first
     assert latest(options)["step"] == stopped_at(third) > stopped_at(second) > stopped_at(first)
-    assert f"Master: {slurm.socket.gethostname()}:{15000 + int(job) % 10000}" in first and "World Size: 2" in first
+    assert (
+        f"Master: {slurm.socket.gethostname()}:{15000 + int(job) % 10000}" in first
+        and "World Size: 2" in first
+    )
     checkpoint = experiment(options) / "checkpoints" / "checkpoint_latest.pth"
     assert f"resumed from {checkpoint} at iter {stopped_at(first)}" in second
     assert f"resumed from {checkpoint} at iter {stopped_at(second)}" in third
@@ -92,7 +108,9 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
 
 def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder(tmp_path, cluster):
     log, script = tmp_path / "cores.out", ROOT / "submit_job.sh"
-    python = write_command(tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*")
+    python = write_command(
+        tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
+    )
     own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
     path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={python.parent}:{os.environ['PATH']},OMP_NUM_THREADS="
     cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")
@@ -102,9 +120,15 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder
     cluster.submit(*elsewhere, cwd=tmp_path)
     text = wait_for(tmp_path / "elsewhere.out", "cpus", 30)
     assert f"cpus 3 threads 3 of -u {ROOT}/main_train_vrt.py --opt mine.json" in text
-    write_command(tmp_path / "bin/scontrol", "echo slurm_load_jobs error: Socket timed out >&2; exit 1")
-    cluster.submit(f"--output={tmp_path / 'busy.out'}", path, *own, str(script), "mine.json")  # SLURM does not answer
-    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt mine.json" in wait_for(tmp_path / "busy.out", "cpus", 30)
+    write_command(
+        tmp_path / "bin/scontrol", "echo slurm_load_jobs error: Socket timed out >&2; exit 1"
+    )
+    cluster.submit(
+        f"--output={tmp_path / 'busy.out'}", path, *own, str(script), "mine.json"
+    )  # SLURM does not answer
+    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt mine.json" in wait_for(
+        tmp_path / "busy.out", "cpus", 30
+    )
 
 
 def stopped_at(log: str) -> int:
@@ -113,7 +137,15 @@ def stopped_at(log: str) -> int:
 
 def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster):
     options = write_options(tmp_path)
-    table = cluster.run("srun", "--ntasks=2", sys.executable, "scripts/doctor.py", "--opt", str(options), limit_s=240)
+    table = cluster.run(
+        "srun",
+        "--ntasks=2",
+        sys.executable,
+        "scripts/doctor.py",
+        "--opt",
+        str(options),
+        limit_s=240,
+    )
     assert table.count("0 fail") == 1
     for check in ("all_reduce", "shards", "parameters", "gradients"):
         assert f"ok    {check}" in table

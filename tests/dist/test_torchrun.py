@@ -13,7 +13,7 @@ import pytest
 
 from tests.dist import netns
 from tests.dist.launching import ROOT, free_port, started, wait_for
-from tests.train_files import MAIN, latest, write_options
+from tests.helpers.train_files import MAIN, latest, write_options
 from utils.dist.process import children_of, process_state
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -33,24 +33,41 @@ def test_an_elastic_restart_resumes_and_nobody_is_left_when_torchrun_is_killed(t
     )  # fmt: skip
     with started(command, log) as process:
         wait_for(log, "Iter: 2,")
-        ranks = [pid for pid in children_of(process.pid) if MAIN in Path(f"/proc/{pid}/cmdline").read_text()]
+        ranks = [
+            pid
+            for pid in children_of(process.pid)
+            if MAIN in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
         os.kill(ranks[0], signal.SIGKILL)
         text = wait_for(log, r"(?s)resumed from \S+ at iter [1-9].* Iter: ")
         assert "SIGUSR1 would kill torchrun" in text
         family = children_of(process.pid)
         process.kill()
         deadline = time.monotonic() + 10
-        while any(process_state(pid) not in (None, "Z") for pid in family) and time.monotonic() < deadline:
+        while (
+            any(process_state(pid) not in (None, "Z") for pid in family)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
         assert family and [pid for pid in family if process_state(pid) not in (None, "Z")] == []
 
 
 @pytest.mark.parametrize(
-    ("prefix", "names"), [("", "SIGUSR1"), ("env --default-signal=HUP", "SIGHUP"), ("nohup", "SIGHUP SIGINT")]
+    ("prefix", "names"),
+    [("", "SIGUSR1"), ("env --default-signal=HUP", "SIGHUP"), ("nohup", "SIGHUP SIGINT")],
 )
-def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_but_for_nohup(tmp_path, log, prefix, names):
+def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_but_for_nohup(
+    tmp_path, log, prefix, names
+):
     options = write_options(tmp_path)
-    command = (*prefix.split(), ROOT / "launch_train.sh", "2", options, "train.total_iter=1000", SHORT[0])
+    command = (
+        *prefix.split(),
+        ROOT / "launch_train.sh",
+        "2",
+        options,
+        "train.total_iter=1000",
+        SHORT[0],
+    )
     with started(command, log) as process:
         text = wait_for(log, "Iter: 1,")
         for name in names.split():
@@ -66,7 +83,11 @@ def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_but_for_nohup
         assert process.wait(120) == 75
     text = log.read_text()
     assert text.count("stopped by a signal at iter") == 1
-    assert "SIGUSR1 would kill" not in text and "Traceback" not in text and latest(options)["step"] >= 1
+    assert (
+        "SIGUSR1 would kill" not in text
+        and "Traceback" not in text
+        and latest(options)["step"] >= 1
+    )
 
 
 PAI_DLC = {"RANK": "{node}", "WORLD_SIZE": "2", "NPROC_PER_NODE": "2"}
@@ -76,14 +97,20 @@ KUBEFLOW = {
 
 
 @contextmanager
-def nodes(folder: Path, platform: dict[str, str], *commands: Sequence[object]) -> Iterator[tuple[list, list[Path]]]:
+def nodes(
+    folder: Path, platform: dict[str, str], *commands: Sequence[object]
+) -> Iterator[tuple[list, list[Path]]]:
     """The processes that a platform starts, one on each of two nodes of two GPUs, and their outputs."""
     logs = [folder / f"node{node}.log" for node in range(2)]
     given = platform | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as both:
         yield (
             [
-                both.enter_context(started(command, logs[node], **{k: v.format(node=node) for k, v in given.items()}))
+                both.enter_context(
+                    started(
+                        command, logs[node], **{k: v.format(node=node) for k, v in given.items()}
+                    )
+                )
                 for node, command in enumerate(commands)
             ],
             logs,
@@ -96,11 +123,15 @@ def identities(logs: list[Path]) -> list[tuple[str, ...]]:
     return sorted(found for log in logs for found in re.findall(banner, log.read_text()))
 
 
-def test_where_a_platform_starts_one_process_per_node_the_ranks_of_all_nodes_train_and_resume_as_one_world(tmp_path):
+def test_where_a_platform_starts_one_process_per_node_the_ranks_of_all_nodes_train_and_resume_as_one_world(
+    tmp_path,
+):
     options = write_options(tmp_path)
     changes = (SHORT[0], "train.total_iter=1000")
     python = (sys.executable, "-u", MAIN, "--opt", options)
-    with nodes(tmp_path, KUBEFLOW, (*python, *changes), (ROOT / "launch_train.sh", options, *changes)) as (both, logs):
+    with nodes(
+        tmp_path, KUBEFLOW, (*python, *changes), (ROOT / "launch_train.sh", options, *changes)
+    ) as (both, logs):
         wait_for(logs[0], "Iter: 1,")
         both[1].send_signal(signal.SIGTERM)
         assert [process.wait(300) for process in both] == [75, 75], logs[1].read_text()
@@ -127,7 +158,16 @@ def test_a_wrong_option_ends_every_node_of_such_a_platform_with_one_message(tmp_
 
 def test_one_node_of_such_a_platform_needs_no_address_and_tests_with_all_its_ranks(tmp_path, log):
     options = write_options(tmp_path)
-    test = (sys.executable, "main_test_vrt.py", "--method", "tfp", "--opt", options, "--output", tmp_path / "out")
+    test = (
+        sys.executable,
+        "main_test_vrt.py",
+        "--method",
+        "tfp",
+        "--opt",
+        options,
+        "--output",
+        tmp_path / "out",
+    )
     with started(test, log, WORLD_SIZE="1", RANK="0", NPROC_PER_NODE="2") as process:
         assert process.wait(300) == 0, log.read_text()
     assert identities([log]) == [("2", "0", "0"), ("2", "1", "1")]
@@ -168,4 +208,8 @@ def _is_rank(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return False
-    return process_state(pid) not in (None, "Z") and MAIN in command and "distributed.run" not in command
+    return (
+        process_state(pid) not in (None, "Z")
+        and MAIN in command
+        and "distributed.run" not in command
+    )

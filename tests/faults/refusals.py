@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.dist.launching import Ranks, free_port
-from tests.train_files import MAIN, odd_command, write_odd, write_options
+from tests.helpers.train_files import MAIN, odd_command, write_odd, write_options
 
 NO_HOST = {"MASTER_ADDR": "no-such-host.invalid"}
 
@@ -50,12 +50,17 @@ def seconds_until_explained(case: Environment, limit_s: float = 60) -> float:
     """From the start of the processes, Python's own start included, to the words that explain what is wrong."""
     with tempfile.TemporaryDirectory() as folder, closing(stranger()) as other:
         ports = {"port": str(other.getsockname()[1]), "free": str(free_port())}
-        message, env = case.message.format(**ports), {k: v.format(**ports) for k, v in case.env.items()}
+        message, env = (
+            case.message.format(**ports),
+            {k: v.format(**ports) for k, v in case.env.items()},
+        )
         command = ("--opt", str(write_options(Path(folder))), *case.overrides)
         with Ranks(case.ranks, MAIN, *command, env=env, env_of=case.env_of) as running:
             while not any(message in running.output(rank) for rank in range(case.ranks)):
                 if time.monotonic() - running.start > limit_s:
-                    raise AssertionError(f"{case.name}: {message!r} never came\n{running.output(0)}")
+                    raise AssertionError(
+                        f"{case.name}: {message!r} never came\n{running.output(0)}"
+                    )
                 time.sleep(0.02)
             return time.monotonic() - running.start
 
@@ -69,7 +74,11 @@ def stranger() -> socket.socket:
 
 
 # What a sample says when its file breaks; {clip} and {frame} are in the path that is named.
-BROKEN = {"vanished frame": "No such file", "cut frame": "cannot read image", "cut spikes": "100 bytes holds"}
+BROKEN = {
+    "vanished frame": "No such file",
+    "cut frame": "cannot read image",
+    "cut spikes": "100 bytes holds",
+}
 
 
 def damage(folder: Path, kind: str) -> None:
@@ -104,5 +113,9 @@ def break_file(kind: str, ranks: int) -> BrokenFile:
             damaged = time.monotonic()
             result = running.wait(60)
             seconds = time.monotonic() - damaged
-        named = BROKEN[kind] in result.text and ("/train0/" in result.text or "/train1/" in result.text)
-        return BrokenFile(kind, ranks, seconds, named and result.exit_codes == [3] * ranks, result.text)
+        named = BROKEN[kind] in result.text and (
+            "/train0/" in result.text or "/train1/" in result.text
+        )
+        return BrokenFile(
+            kind, ranks, seconds, named and result.exit_codes == [3] * ranks, result.text
+        )

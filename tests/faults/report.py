@@ -8,7 +8,16 @@ from typing import Any
 
 def page(results: dict[str, Any], former: str) -> str:
     """The page with these results. Of the former one its last section stays, a measurement on its own."""
-    return "\n".join([HEAD, *rows(results), "", *exceptions(results), TAIL, former[former.index("\n## Many ranks") :]])
+    return "\n".join(
+        [
+            HEAD,
+            *rows(results),
+            "",
+            *exceptions(results),
+            TAIL,
+            former[former.index("\n## Many ranks") :],
+        ]
+    )
 
 
 HEAD = """# Reliability
@@ -27,7 +36,9 @@ def exceptions(results: dict[str, Any]) -> Iterator[str]:
     """Every trial that did not end as it should, in its own words."""
     wrong = [text for result in results.values() for text in result.get("wrong", ())]
     if wrong:
-        yield "\n".join(["Trials that did not end as they should:", "", *(f"* {text}" for text in wrong), ""])
+        yield "\n".join(
+            ["Trials that did not end as they should:", "", *(f"* {text}" for text in wrong), ""]
+        )
 
 
 NAMED = "{trials} trials | {right} named; detected after {detected_s_median} s (median), {detected_s_max} s (worst); all processes gone after {gone_s_max} s at worst"
@@ -35,7 +46,8 @@ NAMED = "{trials} trials | {right} named; detected after {detected_s_median} s (
 ROWS = {
     "stalls": "a rank stalls, 6 kinds, 2/4/8 ranks | " + NAMED,
     "deaths": "kill -9 or exception, 2/4/8 ranks | " + NAMED,
-    "store_host": "rank 0, which holds the store, stopped, stuck in C code or killed, 2/4/8 ranks | " + NAMED,
+    "store_host": "rank 0, which holds the store, stopped, stuck in C code or killed, 2/4/8 ranks | "
+    + NAMED,
     "false_alarms": "none: {ranks} healthy ranks on busy cores | {minutes:g} minutes | {alarms} alarms, {last[steps]} steps",
     "overhead": "none: cost of the watchdog | 10^6 phases, 1000 beats | {phase_ns} ns a phase, {turn_us} us a beat: {percent:.3f} % of a 100 ms step",
     "kills": "kill -9 of a random rank at a random time, resumed | {trials} trials | {identical} identical",

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.dist.launching import ROOT, RankResult, Ranks, free_port, started, wait_for
-from tests.train_files import MAIN, experiment, odd_command, same, state_of, train, write_options
+from tests.helpers.train_files import (
+    MAIN,
+    experiment,
+    odd_command,
+    same,
+    state_of,
+    train,
+    write_options,
+)
 from utils.run.history import read_history
 
 STEPS = 6
@@ -45,7 +53,9 @@ def reference(ranks: int) -> dict[str, Any]:
         return state_of(options)
 
 
-def interrupt(options: Path, ranks: int, how: str, seed: int, expected: dict[str, Any]) -> Interruption:
+def interrupt(
+    options: Path, ranks: int, how: str, seed: int, expected: dict[str, Any]
+) -> Interruption:
     """Strike a fresh run once, at a random moment from its start on, and let the same command finish it.
 
     how: "kill" (SIGKILL to a random rank), "SIGTERM", "SIGUSR1" or "SIGHUP" (to a random rank, or to all).
@@ -58,7 +68,9 @@ def interrupt(options: Path, ranks: int, how: str, seed: int, expected: dict[str
         step = rng.randint(0, STEPS - 3)  # so that a signal is heard before the end
         running.wait_for(f"Iter: {step}," if step else "starting at iter 0 of", 0, 300)
         time.sleep(rng.uniform(0, 0.3))
-        targets = [rng.randrange(ranks)] if how == "kill" or rng.random() < 0.5 else list(range(ranks))
+        targets = (
+            [rng.randrange(ranks)] if how == "kill" or rng.random() < 0.5 else list(range(ranks))
+        )
         number = signal.SIGKILL if how == "kill" else getattr(signal, how)
         # To all ranks as torchrun does it: to their whole process groups.
         send = os.kill if len(targets) == 1 else os.killpg

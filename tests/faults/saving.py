@@ -53,5 +53,7 @@ def kill_while_saving(trials: int) -> dict[str, Any]:
             except CheckpointError:
                 unreadable += 1
                 continue
-            lost += state["step"] < acknowledged or not bool((state["weights"] == state["step"]).all())
+            lost += state["step"] < acknowledged or not bool(
+                (state["weights"] == state["step"]).all()
+            )
     return {"trials": trials, "torn": torn, "unreadable": unreadable, "lost": lost}

@@ -64,7 +64,11 @@ def train() -> None:
     net: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     net = DistributedDataParallel(net) if utils_dist.get_world_size() > 1 else net
     # Its process goes with its rank, as those of data/loader.py do.
-    loader = iter(DataLoader(Numbers(), num_workers=1, prefetch_factor=1, worker_init_fn=lambda _: die_with_parent()))
+    loader = iter(
+        DataLoader(
+            Numbers(), num_workers=1, prefetch_factor=1, worker_init_fn=lambda _: die_with_parent()
+        )
+    )
     started, longest, last = time.monotonic(), 0.0, time.monotonic()
     step = 0
     while (time.monotonic() - started < 60 * MINUTES) if MINUTES else step < 100:

@@ -42,15 +42,25 @@ class Trial:
         """Named once, rightly, with the stack where there can be one, nobody ended with 0, nobody stayed."""
         verdict, _ = KINDS[self.kind]
         expected = verdict if verdict == "DataError" else f"rank {self.rank} is {verdict}"
-        return self.blamed == [expected] and self.has_stack and 0 not in self.exit_codes and not self.left
+        return (
+            self.blamed == [expected]
+            and self.has_stack
+            and 0 not in self.exit_codes
+            and not self.left
+        )
 
     def __str__(self) -> str:
-        said, left = ", ".join(self.blamed) or "nothing", f", left behind: {', '.join(self.left)}" if self.left else ""
+        said, left = (
+            ", ".join(self.blamed) or "nothing",
+            f", left behind: {', '.join(self.left)}" if self.left else "",
+        )
         times = f"{said} after {self.detected_s:.2f} s, all gone after {self.gone_s:.2f} s"
         return f"{self.kind}, rank {self.rank} of {self.ranks}: {times}{left}"
 
 
-def run_stall(kind: str, ranks: int, rank: int, step: int = 10, stall_s: float = 5.0, limit_s: float = 60.0) -> Trial:
+def run_stall(
+    kind: str, ranks: int, rank: int, step: int = 10, stall_s: float = 5.0, limit_s: float = 60.0
+) -> Trial:
     with Ranks(ranks, WORKER, kind, str(rank), str(step), str(stall_s)) as running:
         sessions = [p.pid for p in running.processes]
         deadline = time.time() + limit_s + 60
@@ -68,7 +78,9 @@ def run_stall(kind: str, ranks: int, rank: int, step: int = 10, stall_s: float =
         left = processes_of(sessions) if math.isnan(gone) else []
         result = running.wait(1)
     text = result.text
-    seconds = [math.inf if math.isnan(event - fault) else event - fault for event in (detected, gone)]
+    seconds = [
+        math.inf if math.isnan(event - fault) else event - fault for event in (detected, gone)
+    ]
     return Trial(
         kind, ranks, rank, *seconds, left,
         re.findall(r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback", text),
@@ -85,6 +97,8 @@ def processes_of(sessions: list[int]) -> list[str]:
         except (OSError, ValueError):  # it went meanwhile
             continue
         if int(session) in sessions and state not in ("Z", "X"):
-            who = "the rank itself" if stat.parent.name == session else f"process {stat.parent.name}"
+            who = (
+                "the rank itself" if stat.parent.name == session else f"process {stat.parent.name}"
+            )
             found.append(f"{who} of rank {sessions.index(int(session))} (state {state})")
     return found

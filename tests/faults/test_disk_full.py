@@ -14,7 +14,7 @@ import torch
 
 from main_train_vrt import read_options
 from tests.dist.launching import Ranks, run_into
-from tests.train_files import MAIN, experiment, latest, train, write_options
+from tests.helpers.train_files import MAIN, experiment, latest, train, write_options
 from utils.errors import CheckpointError
 from utils.files import MARK
 from utils.run import checkpoint
@@ -31,7 +31,9 @@ def disk(folder: Path, size: str, files: int = 1000) -> Iterator[Path]:
     """A file system of that size, and for so many files, on `folder`."""
     folder.mkdir(parents=True)
     options = f"size={size},nr_inodes={files + 1}"
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True
+    )
     if made.returncode != 0:
         pytest.skip("needs root, to mount a small file system")
     try:
@@ -55,7 +57,9 @@ def full_in_the_middle(folder):
 
 
 def full_at_the_sidecar(folder):
-    for number in range(os.statvfs(folder).f_ffree - 1):  # one file more is allowed: the checkpoint itself
+    for number in range(
+        os.statvfs(folder).f_ffree - 1
+    ):  # one file more is allowed: the checkpoint itself
         (folder / f"other{number}").touch()
     return state(2)
 
@@ -76,14 +80,18 @@ def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(tmp_path, fi
         assert not list(folder.glob(".*"))
 
 
-def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_the_last_save(tmp_path):
+def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_the_last_save(
+    tmp_path,
+):
     options = write_options(tmp_path)
     # Room for one checkpoint of 25 MB with its weights, 13 MB, not for a second.
     with disk(experiment(options).parent, "50m"):
         result = train(options, "train.checkpoint_save=1", "datasets.test={}", ranks=2)
         assert result.exit_codes == [3, 3], result.text
         assert result.text.count("CheckpointError: ") == 1 and "Traceback" not in result.text
-        assert re.search(r"too full for a checkpoint: \d+ MB free\n.*\n +expected  at least \d\d MB", result.text)
+        assert re.search(
+            r"too full for a checkpoint: \d+ MB free\n.*\n +expected  at least \d\d MB", result.text
+        )
         assert latest(options)["step"] == 1
 
 
@@ -133,7 +141,9 @@ def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):
     (run.folder / "images").symlink_to("/dev/full")
     scalars = {f"val/{name}{into}": 1.0 for name in ("psnr", "ssim") for into in ("", "_input")}
     for _ in range(2):
-        run.log_validation(Progress(), scalars, {"clip": {"restored": np.zeros((8, 8, 3), np.uint8)}})
+        run.log_validation(
+            Progress(), scalars, {"clip": {"restored": np.zeros((8, 8, 3), np.uint8)}}
+        )
     run.close()
     assert caplog.text.count("cannot write images") == 1
 
@@ -143,5 +153,8 @@ def test_a_run_does_not_start_on_a_full_disk(tmp_path):
     with disk(experiment(options).parent, "1m") as folder:
         fill(folder)
         result = train(options)
-    assert result.exit_codes == [3] and "DataError: cannot write: No space left on device" in result.text
+    assert (
+        result.exit_codes == [3]
+        and "DataError: cannot write: No space left on device" in result.text
+    )
     assert "Traceback" not in result.text

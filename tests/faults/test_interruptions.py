@@ -8,7 +8,7 @@ import pytest
 
 from tests.dist.launching import Ranks
 from tests.faults.runs import interrupt, reference
-from tests.train_files import MAIN, odd_command, write_odd, write_options
+from tests.helpers.train_files import MAIN, odd_command, write_odd, write_options
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,12 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("first", "second"), [("SIGUSR1", "SIGTERM"), ("SIGINT", "SIGINT")])
-def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tmp_path, first, second):
-    with Ranks(1, *odd_command(write_odd(tmp_path), "datasets.test={}", case="stall", struck=(0, 2))) as running:
+def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
+    tmp_path, first, second
+):
+    with Ranks(
+        1, *odd_command(write_odd(tmp_path), "datasets.test={}", case="stall", struck=(0, 2))
+    ) as running:
         running.wait_for("Iter: 1,", 0, 120)
         running.processes[0].send_signal(getattr(signal, first))
         deadline = time.monotonic() + 10
@@ -42,12 +46,21 @@ DEAF = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
     ("SIGTERM SIGTERM", DEAF, 75),  # as scancel sends them
     ("SIGUSR1", DEAF, 75),
 ])  # fmt: skip
-def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(tmp_path, names, prefix, code):
-    command = ("--opt", str(write_options(tmp_path)), f"train.total_iter={1000 if code else 5}", "datasets.test={}")
+def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(
+    tmp_path, names, prefix, code
+):
+    command = (
+        "--opt",
+        str(write_options(tmp_path)),
+        f"train.total_iter={1000 if code else 5}",
+        "datasets.test={}",
+    )
     with Ranks(1, MAIN, *command, prefix=prefix) as running:
         running.wait_for("Iter: 1,", 0, 120)
         for name in names.split():
-            send = os.killpg if name == "SIGHUP" else os.kill  # the system sends it to all that the run started
+            send = (
+                os.killpg if name == "SIGHUP" else os.kill
+            )  # the system sends it to all that the run started
             send(running.processes[0].pid, getattr(signal, name))
             time.sleep(0.02)  # apart, or the system makes one of two
         result = running.wait(60)
@@ -56,9 +69,12 @@ def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(t
 
 
 @pytest.mark.parametrize(
-    ("how", "seed", "struck"), [("kill", 1, "rank 0"), ("SIGUSR1", 0, "rank 1"), ("SIGTERM", 4, "rank 0, 1")]
+    ("how", "seed", "struck"),
+    [("kill", 1, "rank 0"), ("SIGUSR1", 0, "rank 1"), ("SIGTERM", 4, "rank 0, 1")],
 )
-def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the_same_bits(runs, how, seed, struck):
+def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the_same_bits(
+    runs, how, seed, struck
+):
     options, expected = runs
     trial = interrupt(options, 2, how, seed, expected)
     assert trial.struck == f"{how} to {struck}" and trial.identical, trial.text

@@ -112,7 +112,9 @@ def verdicts_of(ranks, stall_s, is_over):
     """(rank, kind) of each verdict that the ranks come to, until it is over, 30 s at most."""
     verdicts, deadline = [], time.monotonic() + 30
     while not is_over(verdicts) and time.monotonic() < deadline:
-        verdicts += [(found["rank"], found["kind"]) for rank in ranks if (found := rank.turn(stall_s))]
+        verdicts += [
+            (found["rank"], found["kind"]) for rank in ranks if (found := rank.turn(stall_s))
+        ]
         time.sleep(0.1)
     return verdicts
 
@@ -125,10 +127,16 @@ def test_a_beat_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
             assert not any(rank.turn(LONG) for rank in ranks)
         costs[n] = [{name: (rank.store.requests[name], rank.store.keys[name]) for name in rank.store.requests}
                     for rank in ranks]  # fmt: skip
-    assert all(cost["set"] == (3, 3) and cost["multi_get"][0] == 3 for n in costs for cost in costs[n])
+    assert all(
+        cost["set"] == (3, 3) and cost["multi_get"][0] == 3 for n in costs for cost in costs[n]
+    )
     assert all(set(cost) == {"set", "multi_get"} for n in costs for cost in costs[n])
     # Verdict, rank 0, the next rank, and the last of a host watches the first of it as well.
-    assert max(cost["multi_get"][1] for cost in costs[8]) <= max(cost["multi_get"][1] for cost in costs[64]) == 3 * 4
+    assert (
+        max(cost["multi_get"][1] for cost in costs[8])
+        <= max(cost["multi_get"][1] for cost in costs[64])
+        == 3 * 4
+    )
 
 
 def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
@@ -136,8 +144,13 @@ def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
     for n in (8, 64):
         ranks = [Simulated(rank, n, PrefixStore(f"start{n}", server)) for rank in range(n)]
         in_threads(*(rank.start for rank in ranks))
-        assert all(rank.store.keys == rank.store.requests for rank in ranks)  # one key at a time, also while waiting
-        most[n] = {name: max(rank.store.requests[name] for rank in ranks) for name in ("add", "compare_set")}
+        assert all(
+            rank.store.keys == rank.store.requests for rank in ranks
+        )  # one key at a time, also while waiting
+        most[n] = {
+            name: max(rank.store.requests[name] for rank in ranks)
+            for name in ("add", "compare_set")
+        }
         # The last to come to each of the three meetings releases the others.
         assert sum(rank.store.requests["set"] for rank in ranks) == 2 * n + 3
     assert most[8] == most[64]
@@ -148,11 +161,17 @@ def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(s
     n = 64
     ranks = new_ranks(server, fault, n)
     strike(ranks, fault)
-    verdicts = verdicts_of(ranks, 1.5, lambda _: all(rank.known_at or rank.fault == "silent" for rank in ranks))
+    verdicts = verdicts_of(
+        ranks, 1.5, lambda _: all(rank.known_at or rank.fault == "silent" for rank in ranks)
+    )
 
     assert verdicts == [(n // 2, "STUCK" if fault == "stuck" else "SILENT")]
     # Only the states of all ranks can tell who is waited for: one rank reads them.
-    read_all = [rank.rank for rank in ranks if rank.store.keys["multi_get"] > 4 * rank.store.requests["multi_get"]]
+    read_all = [
+        rank.rank
+        for rank in ranks
+        if rank.store.keys["multi_get"] > 4 * rank.store.requests["multi_get"]
+    ]
     assert len(read_all) == (1 if fault == "stuck" else 0)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.dist.launching import Ranks
 from tests.faults.stalls import run_stall
-from tests.train_files import experiment, odd, odd_command, write_odd
+from tests.helpers.train_files import experiment, odd, odd_command, write_odd
 from utils.dist.process import children_of, process_state
 
 STALL_S = 3.0
@@ -28,10 +28,14 @@ def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank, most_s):
 
 def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     weights = tmp_path / "weights.pth"
-    torch.save({"params": {"conv.weight": torch.zeros(3, 3, 3, 3), "conv.bias": torch.zeros(3)}}, weights)
+    torch.save(
+        {"params": {"conv.weight": torch.zeros(3, 3, 3, 3), "conv.bias": torch.zeros(3)}}, weights
+    )
     places = ("--weights", str(weights), "--output", str(tmp_path / "out"))
     limits = ("watchdog.stall_s=3", "watchdog.validate_s=1")
-    result = odd(write_odd(tmp_path), *places, *limits, case="stall", struck=(1, 1), program="test", ranks=2)
+    result = odd(
+        write_odd(tmp_path), *places, *limits, case="stall", struck=(1, 1), program="test", ranks=2
+    )
     assert result.exit_codes == [70, 70], result.text
     assert result.text.count("rank 1 is STUCK") == 1 and 'in phase "restore: test' in result.text
     assert "odd_worker.py" in result.text
@@ -42,11 +46,14 @@ PAUSE_S = STALL_S + 6  # more than any limit that follows from it
 
 # The last process to wake is the first to stop, so many seconds before the others, which then wait for it.
 @pytest.mark.parametrize(
-    ("ranks", "last_ones"), [(1, {"its loader process": 1}), (2, {"rank 0": 0, "rank 1": 1, "rank 0 again": 1})]
+    ("ranks", "last_ones"),
+    [(1, {"its loader process": 1}), (2, {"rank 0": 0, "rank 1": 1, "rank 0 again": 1})],
 )
 def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, ranks, last_ones):
     changes = ("datasets.test={}", "train.total_iter=100000", f"watchdog.stall_s={STALL_S}")
-    command = odd_command(write_odd(tmp_path), *changes, "datasets.train.dataloader_persistent_workers=true")
+    command = odd_command(
+        write_odd(tmp_path), *changes, "datasets.train.dataloader_persistent_workers=true"
+    )
     with Ranks(ranks, *command) as running:
         running.wait_for("Iter: 5,", 0, 120)
         pids = [process.pid for process in running.processes]
@@ -77,7 +84,10 @@ def _signal(pids: list[int], number: int) -> None:
         os.kill(pid, number)
 
 
-KEY, KEY_OF_OPTIONS = "0123456789abcdef0123456789abcdef01canary", "fedcba9876543210fedcba9876543210canary10"
+KEY, KEY_OF_OPTIONS = (
+    "0123456789abcdef0123456789abcdef01canary",
+    "fedcba9876543210fedcba9876543210canary10",
+)
 SECRET = f"logging.wandb_api_key={KEY_OF_OPTIONS}"
 ENV = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
 LINE = re.compile(
@@ -89,12 +99,22 @@ LINE = re.compile(
 def files_with_a_key(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
-    return [path for path in files if any(key.encode() in path.read_bytes() for key in (KEY, KEY_OF_OPTIONS))]
+    return [
+        path
+        for path in files
+        if any(key.encode() in path.read_bytes() for key in (KEY, KEY_OF_OPTIONS))
+    ]
 
 
 def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_key_does(tmp_path):
     options = write_odd(tmp_path)
-    changes = ("datasets.test={}", "debug.compare_every=2", "watchdog.stall_s=5", "logging.use_wandb=true", SECRET)
+    changes = (
+        "datasets.test={}",
+        "debug.compare_every=2",
+        "watchdog.stall_s=5",
+        "logging.use_wandb=true",
+        SECRET,
+    )
     status = experiment(options) / "status"
     with Ranks(2, *odd_command(options, *changes, case="stall", struck=(1, 4)), env=ENV) as running:
         running.wait_for("Iter: 3,", 0, 120)
@@ -102,7 +122,10 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
         pids = [process.pid for process in running.processes]
         result = running.wait(60)
     at_start = LINE.findall(result.stdout[0])
-    assert [(rank, int(pid), step) for rank, pid, step, *_ in at_start] == [("0", pids[0], "0"), ("1", pids[1], "0")]
+    assert [(rank, int(pid), step) for rank, pid, step, *_ in at_start] == [
+        ("0", pids[0], "0"),
+        ("1", pids[1], "0"),
+    ]
     assert not set(at_start[0][6:]) & set(at_start[1][6:]) and at_start[0][4] == at_start[1][4]
     asked = LINE.findall(status.read_text())
     assert [(line[0], line[2], line[3], line[5]) for line in asked] == [
@@ -110,19 +133,31 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
     ]  # fmt: skip
     assert asked[0][4] == asked[1][4] != at_start[0][4]
     # The run went on to end itself, with stacks.
-    assert result.exit_codes == [70, 70] and "rank 1 is STUCK" in result.text and "odd_worker.py" in result.text
+    assert (
+        result.exit_codes == [70, 70]
+        and "rank 1 is STUCK" in result.text
+        and "odd_worker.py" in result.text
+    )
     assert KEY not in result.text and KEY_OF_OPTIONS not in result.text
     assert files_with_a_key(tmp_path / "experiments") == []
 
 
 @pytest.mark.parametrize(
     ("case", "step", "last", "said"),
-    [("drift", 3, 4, "the weights after iteration 4 differ"), ("shape", 0, 0, "the networks differ")],
+    [
+        ("drift", 3, 4, "the weights after iteration 4 differ"),
+        ("shape", 0, 0, "the networks differ"),
+    ],
 )
-def test_networks_that_differ_between_the_ranks_or_drift_apart_end_the_run(tmp_path, case, step, last, said):
+def test_networks_that_differ_between_the_ranks_or_drift_apart_end_the_run(
+    tmp_path, case, step, last, said
+):
     changes = ("datasets.test={}", "debug.compare_every=2", "train.total_iter=8")
     result = odd(write_odd(tmp_path), *changes, case=case, struck=(1, step), ranks=2)
     assert result.exit_codes == [2, 2] and "Traceback" not in result.text, result.text
     assert result.text.count(f"DistError: {said} between the ranks") == 1
     assert not last or re.search(r"rank 0: '[0-9a-f]{12}'; rank 1: '[0-9a-f]{12}'", result.text)
-    assert result.text.count(f"Iter: {last},") == bool(last) and f"Iter: {last + 1}," not in result.text
+    assert (
+        result.text.count(f"Iter: {last},") == bool(last)
+        and f"Iter: {last + 1}," not in result.text
+    )

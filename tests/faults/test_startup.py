@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.clip_files import write_clip
 from tests.dist.launching import ROOT, Ranks, clean_env, free_port, run_ranks
 from tests.faults.refusals import break_file, stranger
-from tests.train_files import MAIN, odd_command, train, write_odd, write_options
+from tests.helpers.clip_files import write_clip
+from tests.helpers.train_files import MAIN, odd_command, train, write_odd, write_options
 from utils.dist.process import children_of
 from utils.options.models import WatchdogOptions
 
@@ -39,11 +39,15 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
     (3, {}, {2: {"RANK": "1"}}, "rank 1 arrived twice"),
     (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {}, "nobody answers at 127.0.0.1"),
 ])  # fmt: skip
-def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(ranks, env, env_of, message):
+def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(
+    ranks, env, env_of, message
+):
     port = {"MASTER_PORT": str(free_port())}
     result = run_ranks(ranks, *WORKER, env=env | SOON | port, env_of=env_of)
     lost = {70} if env_of else set()  # to ranks that had met already
-    assert {2} <= set(result.exit_codes) <= {2} | lost and "Traceback" not in result.text, result.text
+    assert {2} <= set(result.exit_codes) <= {2} | lost and "Traceback" not in result.text, (
+        result.text
+    )
     assert result.text.count(message) == 1
 
 
@@ -56,11 +60,18 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
     assert result.text.count("the options differ between the ranks") == 1
 
 
-def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one_lengthens_the_limits(tmp_path):
+def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one_lengthens_the_limits(
+    tmp_path,
+):
     options, changes = write_options(tmp_path), ("train.total_iter=1", "datasets.test={}")
     result = train(options, ranks=2, env={"NCCL_TIMEOUT": "200"})
     assert result.exit_codes == [2, 2]
-    assert result.text.count("stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the") == 1
+    assert (
+        result.text.count(
+            "stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the"
+        )
+        == 1
+    )
     result = train(options, *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
@@ -76,16 +87,24 @@ def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one
 def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
     # The fork server is the shell: both have the same parent.
     for _ in range(2):
-        result = run_ranks(1, MAIN, "--opt", "nothere.json", env={**launch, "TMPDIR": str(tmp_path)})
-        assert result.exit_codes == [2] and result.text.count("Error: ") == 1 and said in result.text, result.text
+        result = run_ranks(
+            1, MAIN, "--opt", "nothere.json", env={**launch, "TMPDIR": str(tmp_path)}
+        )
+        assert (
+            result.exit_codes == [2] and result.text.count("Error: ") == 1 and said in result.text
+        ), result.text
     assert not list(tmp_path.glob("spikevrt-*"))
 
 
-def test_ranks_of_one_launch_report_the_same_error_once(tmp_path):  # of torchrun: tests/dist/test_torchrun.py
+def test_ranks_of_one_launch_report_the_same_error_once(
+    tmp_path,
+):  # of torchrun: tests/dist/test_torchrun.py
     env = {"SPIKEVRT_JOIN_TIMEOUT": "abc", "TMPDIR": str(tmp_path)}
     result = run_ranks(2, MAIN, "--opt", "nothere.json", env=env)
     assert set(result.exit_codes) == {2}
-    assert result.text.count("SPIKEVRT_JOIN_TIMEOUT is 'abc'") == 1 and "Traceback" not in result.text, result.text
+    assert (
+        result.text.count("SPIKEVRT_JOIN_TIMEOUT is 'abc'") == 1 and "Traceback" not in result.text
+    ), result.text
     assert not list(tmp_path.glob("spikevrt-*"))
 
 
@@ -93,8 +112,14 @@ def test_an_error_in_bytes_that_are_no_text_is_reported(tmp_path):
     command = b"LC_ALL=C exec %s main_train_vrt.py --opt %s train.nothere=h\xfcbsch" % (
         sys.executable.encode(), bytes(write_options(tmp_path)),
     )  # fmt: skip
-    ended = subprocess.run([b"bash", b"-c", command], capture_output=True, timeout=600, env=clean_env(), cwd=ROOT)
-    assert ended.returncode == 2 and b"OptionError: " in ended.stderr and b"Traceback" not in ended.stderr, ended.stderr
+    ended = subprocess.run(
+        [b"bash", b"-c", command], capture_output=True, timeout=600, env=clean_env(), cwd=ROOT
+    )
+    assert (
+        ended.returncode == 2
+        and b"OptionError: " in ended.stderr
+        and b"Traceback" not in ended.stderr
+    ), ended.stderr
 
 
 def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
@@ -119,14 +144,22 @@ def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
     budgets = WatchdogOptions(**values)
     assert [budgets.of(phase) for phase in ("data", "start", "validate: a clip", "save")] == limits
     # A clip may be called what it likes.
-    assert budgets.of("restore: cat in hat") == budgets.of("barrier in validate: clip in save") == limits[2]
+    assert (
+        budgets.of("restore: cat in hat")
+        == budgets.of("barrier in validate: clip in save")
+        == limits[2]
+    )
     assert budgets.of("barrier in epoch turn") == limits[0]
     assert budgets.timeout_s(1800) == timeout_s
 
 
 def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name():
-    trial = break_file("cut spikes", ranks=2)  # other damages: tests/test_io_backend.py, tests/faults/trials.py
-    assert trial.is_named and "loader worker" in trial.text and "Traceback" not in trial.text, trial.text
+    trial = break_file(
+        "cut spikes", ranks=2
+    )  # other damages: tests/parts/data/test_io_backend.py, tests/faults/trials.py
+    assert trial.is_named and "loader worker" in trial.text and "Traceback" not in trial.text, (
+        trial.text
+    )
     assert trial.text.count("DataError: ") == 1
 
 
@@ -154,7 +187,9 @@ def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tm
     (spikes / "000002.dat").write_bytes(2 * (spikes / "000002.dat").read_bytes())
     (spikes / "000003.dat").unlink()
     other = tmp_path / "GOPRO_Large_spike_seq/test"
-    (other / "test1/spike/000001.dat").write_bytes((b"no spikes, but 768 bytes of text; " * 23)[:768])
+    (other / "test1/spike/000001.dat").write_bytes(
+        (b"no spikes, but 768 bytes of text; " * 23)[:768]
+    )
     os.truncate(other / "test0/spike/000001.dat", 30)
     (tmp_path / "GOPRO_Large/train/train1/blur/000000.png").write_bytes(b"<html>moved</html>")
     write_clip(tmp_path, "train2", frames=4, h=8, w=12)  # another camera than the others

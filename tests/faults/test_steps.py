@@ -8,17 +8,23 @@ import torch
 
 from models.model_vrt import define_Model
 from tests.faults.test_stalls import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
-from tests.train_files import experiment, network, odd, same, write_odd
+from tests.helpers.train_files import experiment, network, odd, same, write_odd
 from utils.run.steps import StepLog
 
 
 def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
     options = write_odd(tmp_path)
-    changes = ("datasets.test={}", "train.checkpoint_save=1", "debug.compare_every=1")  # the weights of the ranks
+    changes = (
+        "datasets.test={}",
+        "train.checkpoint_save=1",
+        "debug.compare_every=1",
+    )  # the weights of the ranks
     result = odd(options, *changes, case="once", struck=(1, 2), ranks=2)
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("step skipped on all ranks") == 1  # the other rank is silent
-    assert "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train" in result.text
+    assert (
+        "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train" in result.text
+    )
     files = [experiment(options) / f"models/{step}_G.pth" for step in (1, 2, 3)]
     first, second, third = (torch.load(file, weights_only=True)["params"] for file in files)
     assert same(first, second) and not same(second, third)
@@ -26,7 +32,13 @@ def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
 
 def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a_key(tmp_path):
     options = write_odd(tmp_path)
-    changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "debug.every=1", "train.checkpoint_save=1", SECRET)
+    changes = (
+        "datasets.test={}",
+        "train.max_nonfinite_steps=3",
+        "debug.every=1",
+        "train.checkpoint_save=1",
+        SECRET,
+    )
     result = odd(options, *changes, case="nan", struck=(1, 1), ranks=2, env=ENV)
     assert result.exit_codes == [4, 4]
     assert result.text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
@@ -40,7 +52,9 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a
     healthy, broken = steps[1]["ranks"]
     assert healthy["finite"] and healthy["loss"] > 0 and healthy["samples"] == seen[0][1:2]
     assert broken == {"rank": 1, "loss": "nan", "finite": False, "samples": seen[1][1:2]}
-    assert files_with_a_key(tmp_path / "experiments") == [] and not re.search(f"{KEY}|{KEY_OF_OPTIONS}", result.text)
+    assert files_with_a_key(tmp_path / "experiments") == [] and not re.search(
+        f"{KEY}|{KEY_OF_OPTIONS}", result.text
+    )
     assert f"rank 1: {steps[2]['ranks'][1]['samples'][0]}" in result.text
 
 
@@ -48,7 +62,9 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a
 def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_path, ranks):
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     changes = ("datasets.test={}", "train.max_nonfinite_steps=1")
-    result = odd(write_odd(tmp_path, logging=logging), *changes, case="nan", struck=(0, 2), ranks=ranks)
+    result = odd(
+        write_odd(tmp_path, logging=logging), *changes, case="nan", struck=(0, 2), ranks=ranks
+    )
     assert result.exit_codes == [4] * ranks, result.text
     assert result.text.count("NonFiniteError: ") == 1 and "StallError" not in result.text
 
@@ -58,12 +74,19 @@ def test_one_rank_without_memory_ends_all_and_says_what_to_change(tmp_path):
     result = odd(write_odd(tmp_path), "datasets.test={}", case="memory", struck=(1, 1), ranks=3)
     assert result.exit_codes == [1, 1, 1]
     assert result.text.count("out of memory on rank 1") == 1
-    assert "train.amp.enable=true" in result.text and "gt_size=" in result.text and "Traceback" not in result.text
+    assert (
+        "train.amp.enable=true" in result.text
+        and "gt_size=" in result.text
+        and "Traceback" not in result.text
+    )
 
 
 def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
     # sqrt(inf) has a slope of 0: the norm of the gradients alone would pass.
-    values = {"netG": network(fusion="none"), "train": {"G_lossfn_type": "charbonnier", "E_decay": 0}}
+    values = {
+        "netG": network(fusion="none"),
+        "train": {"G_lossfn_type": "charbonnier", "E_decay": 0},
+    }
     model = define_Model(values)
     model.init_train()
     log, clip = StepLog(), torch.rand(1, 2, 3, 32, 32)

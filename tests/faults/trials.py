@@ -27,10 +27,17 @@ from typing import Any
 from tests.dist.launching import ROOT, Ranks
 from tests.faults.refusals import BROKEN, ENVIRONMENTS, break_file, seconds_until_explained
 from tests.faults.report import page
-from tests.faults.runs import STEPS, interrupt, reference, restart_of_one_agent, signal_launcher, suspend
+from tests.faults.runs import (
+    STEPS,
+    interrupt,
+    reference,
+    restart_of_one_agent,
+    signal_launcher,
+    suspend,
+)
 from tests.faults.saving import kill_while_saving
 from tests.faults.stalls import KINDS, Trial, run_stall
-from tests.train_files import odd_command, write_odd, write_options
+from tests.helpers.train_files import odd_command, write_odd, write_options
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
 PAGE = ROOT / "docs/reliability.md"
@@ -39,7 +46,9 @@ STALL_S = 5.0
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")
 
 
-def stalls(kinds: Iterable[str], count: int, rank_of: Callable[[str, int, int], int], share: float) -> dict[str, Any]:
+def stalls(
+    kinds: Iterable[str], count: int, rank_of: Callable[[str, int, int], int], share: float
+) -> dict[str, Any]:
     """Each kind of stall or death on 2, 4 and 8 ranks. rank_of: of the kind, the seed and the ranks, who is struck."""
     return summary_of_stalls([
         run_stall(kind, ranks, rank_of(kind, seed, ranks), step=10 + 5 * seed, stall_s=STALL_S)
@@ -63,9 +72,14 @@ def summary_of_stalls(trials: list[Trial]) -> dict[str, Any]:
 def false_alarms(share: float) -> dict[str, Any]:
     """Eight healthy ranks on this machine, with a busy loop on each core."""
     minutes = 10 * share
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
     try:
-        with Ranks(8, "tests/faults/stall_worker.py", "none", "0", "0", str(STALL_S), str(minutes)) as running:
+        with Ranks(
+            8, "tests/faults/stall_worker.py", "none", "0", "0", str(STALL_S), str(minutes)
+        ) as running:
             result = running.wait(60 * minutes + 180)
     finally:
         for process in busy:
@@ -105,13 +119,20 @@ def suspensions(share: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         options = write_odd(Path(folder))
         count = max(1, round(5 * share))
-        found = [suspend(options, ranks, seed, STALL_S) for ranks in (1, 2, 4) for seed in range(count)]
+        found = [
+            suspend(options, ranks, seed, STALL_S) for ranks in (1, 2, 4) for seed in range(count)
+        ]
     return told(found)
 
 
 def told(wrong: list[str], **more: Any) -> dict[str, Any]:
     """The results of trials, by what went wrong in each of them ("": nothing)."""
-    return {"trials": len(wrong), "right": wrong.count(""), **more, "wrong": [text[-500:] for text in wrong if text]}
+    return {
+        "trials": len(wrong),
+        "right": wrong.count(""),
+        **more,
+        "wrong": [text[-500:] for text in wrong if text],
+    }
 
 
 def launcher(share: float) -> dict[str, Any]:
@@ -121,7 +142,9 @@ def launcher(share: float) -> dict[str, Any]:
         count = max(1, round(10 * share))
         found = [signal_launcher(options, ranks, seed) for ranks in (2, 4) for seed in range(count)]
     wrong = ["" if code == 75 else f"launch_train.sh ended with {code}" for code, _ in found]
-    return told(wrong, signals=", ".join(SIGNALS), gone_s_max=round(max(seconds for _, seconds in found), 2))
+    return told(
+        wrong, signals=", ".join(SIGNALS), gone_s_max=round(max(seconds for _, seconds in found), 2)
+    )
 
 
 def environments(share: float) -> dict[str, Any]:
@@ -133,7 +156,12 @@ def environments(share: float) -> dict[str, Any]:
 
 def broken_files(share: float) -> dict[str, Any]:
     """Files that vanish or are cut while 2 and 4 ranks train on them."""
-    found = [break_file(kind, ranks) for _ in range(max(1, round(2 * share))) for ranks in (2, 4) for kind in BROKEN]
+    found = [
+        break_file(kind, ranks)
+        for _ in range(max(1, round(2 * share)))
+        for ranks in (2, 4)
+        for kind in BROKEN
+    ]
     wrong = ["" if t.is_named else f"{t.text}\n{t.kind}, {t.ranks} ranks" for t in found]
     return told(wrong, gone_s_max=round(max(t.seconds for t in found), 2))
 
@@ -145,13 +173,23 @@ def epochs(share: float) -> dict[str, Any]:
         for persistent in ("false", "true"):
             with tempfile.TemporaryDirectory() as folder:
                 options = write_odd(Path(folder))
-                each[f"{ranks} ranks, persistent: {persistent}"] = count_epochs(options, ranks, count, persistent)
-    return {"epochs": count, "runs": len(each), "finished": sum(n == count for n in each.values()), "each": each}
+                each[f"{ranks} ranks, persistent: {persistent}"] = count_epochs(
+                    options, ranks, count, persistent
+                )
+    return {
+        "epochs": count,
+        "runs": len(each),
+        "finished": sum(n == count for n in each.values()),
+        "each": each,
+    }
 
 
 def count_epochs(options: Path, ranks: int, count: int, persistent: str) -> int:
     """Epochs that a run of so many came through."""
-    loader = (f"datasets.train.dataloader_persistent_workers={persistent}", "datasets.train.dataloader_num_workers=2")
+    loader = (
+        f"datasets.train.dataloader_persistent_workers={persistent}",
+        "datasets.train.dataloader_num_workers=2",
+    )
     changes = (f"train.epochs={count}", "train.total_iter=1000000", "datasets.test={}", *loader)
     with Ranks(ranks, *odd_command(options, *changes, case="late", struck=(1, 0))) as running:
         result = running.wait(120 + 10 * count)
@@ -175,10 +213,16 @@ def overhead(share: float) -> dict[str, Any]:
         "print((time.perf_counter() - t) / 1000 * 1e6)\n"
         "import os; os._exit(0) if not __import__('sys').stdout.flush() else None\n"
     )
-    out = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     phase_ns, turn_us = map(float, out.split())
     per_step = 5 * phase_ns / 1e9 + turn_us / 1e6 * 0.1 / 0.5
-    return {"phase_ns": round(phase_ns), "turn_us": round(turn_us, 1), "share_of_100_ms_step": round(per_step / 0.1, 6)}
+    return {
+        "phase_ns": round(phase_ns),
+        "turn_us": round(turn_us, 1),
+        "share_of_100_ms_step": round(per_step / 0.1, 6),
+    }
 
 
 KINDS_OF_TRIAL = {
@@ -199,11 +243,18 @@ def read_results() -> dict[str, Any]:
 
 
 def main() -> None:
-    form = {"prog": "python -m tests.faults.trials", "formatter_class": argparse.RawDescriptionHelpFormatter}
+    form = {
+        "prog": "python -m tests.faults.trials",
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
     parser = argparse.ArgumentParser(description=__doc__, **form)
-    parser.add_argument("--only", default=",".join(KINDS_OF_TRIAL), help="kinds of trial, with commas")
+    parser.add_argument(
+        "--only", default=",".join(KINDS_OF_TRIAL), help="kinds of trial, with commas"
+    )
     parser.add_argument("--share", type=float, default=1.0)
-    parser.add_argument("--write", action="store_true", help="write docs/reliability.md and run nothing")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/reliability.md and run nothing"
+    )
     args = parser.parse_args()
     results = read_results()
     for name in [] if args.write else args.only.split(","):

@@ -56,7 +56,9 @@ def require_usable_gpus() -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
         return
-    with warnings.catch_warnings(record=True) as reasons:  # torch's own warning, e.g. "driver ... is too old"
+    with warnings.catch_warnings(
+        record=True
+    ) as reasons:  # torch's own warning, e.g. "driver ... is too old"
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return
@@ -66,7 +68,9 @@ def require_usable_gpus() -> None:
     if program := shutil.which("nvidia-smi"):
         command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
         with suppress(OSError, subprocess.SubprocessError):  # the driver and its library may differ
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+            answer = subprocess.run(
+                command, capture_output=True, text=True, timeout=20, check=True
+            ).stdout
             rows = [line.strip() for line in answer.splitlines() if line.strip()]
             gpus, driver = len(rows), rows[0] if rows else "unknown"
     if not gpus:
@@ -88,7 +92,9 @@ def require_kernels(device: torch.device) -> None:
     capability, built_for = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
     if advice := missing_wheel(capability, built_for):
         raise DistError(
-            "this torch has no kernels for the {} (compute capability {}.{})".format(device_name(device), *capability),
+            "this torch has no kernels for the {} (compute capability {}.{})".format(
+                device_name(device), *capability
+            ),
             f"torch {torch.__version__}, built for {' '.join(built_for)}",
             "a torch that was built for this GPU",
             f"{advice} (https://pytorch.org/get-started)",
@@ -102,13 +108,21 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
     every later GPU (CUDA C++ programming guide, 5.8).
     """
     found = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
-    archs = [(kind, (int(major), int(minor))) for kind, major, minor in found]  # none: for GPUs of another maker
-    if not archs or any(a <= capability and (kind == "compute" or a[0] == capability[0]) for kind, a in archs):
+    archs = [
+        (kind, (int(major), int(minor))) for kind, major, minor in found
+    ]  # none: for GPUs of another maker
+    if not archs or any(
+        a <= capability and (kind == "compute" or a[0] == capability[0]) for kind, a in archs
+    ):
         return ""
     if capability < (5, 0):
         return "use the CPU or another GPU: no torch from 2.8 on was built for this one"
     # pytorch#172352: CUDA 12.8 and later leave Volta and older out; torch 2.14 is the last one with CUDA 12.6.
-    cuda = "2.8 to 2.14 for CUDA 12.6 (cu126)" if capability < (7, 5) else "for CUDA 12.8 or later, its newest version"
+    cuda = (
+        "2.8 to 2.14 for CUDA 12.6 (cu126)"
+        if capability < (7, 5)
+        else "for CUDA 12.8 or later, its newest version"
+    )
     return f"install torch {cuda}"
 
 
@@ -117,12 +131,21 @@ def claim(store: Store, rank: int, uuid: str) -> None:
     other = store.compare_set(f"gpu/{uuid}", "", str(rank)).decode()
     if other != str(rank):
         do = "start one rank per visible GPU, with LOCAL_RANK from 0; or make another GPU visible to each rank"
-        raise DistError(f"ranks {other} and {rank} use the same GPU, {uuid}", "the launch", "a GPU for each rank", do)
+        raise DistError(
+            f"ranks {other} and {rank} use the same GPU, {uuid}",
+            "the launch",
+            "a GPU for each rank",
+            do,
+        )
 
 
 def device_name(device: torch.device) -> str:
     """The model of a GPU, or the threads on the CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
 
 
 def usage(device: torch.device) -> dict[str, float] | None:
@@ -146,4 +169,6 @@ def usage(device: torch.device) -> dict[str, float] | None:
 
 def describe(found: dict[str, float]) -> str:
     """The `usage` of one GPU in words."""
-    return f"GPU {found['busy']:.0%} busy, {found['used_gb']:.1f} of {found['total_gb']:.1f} GB used"
+    return (
+        f"GPU {found['busy']:.0%} busy, {found['used_gb']:.1f} of {found['total_gb']:.1f} GB used"
+    )

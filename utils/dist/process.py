@@ -125,7 +125,9 @@ def first_to_claim(name: str) -> bool:
     Before it ends, it calls `outlast_siblings`. A claim is an abstract address: no file, free once its process ends.
     """
     claim = socket.socket(socket.AF_UNIX)
-    text = f"{os.getuid()} {machine()} {name}".encode(errors="replace")  # containers may share addresses
+    text = f"{os.getuid()} {machine()} {name}".encode(
+        errors="replace"
+    )  # containers may share addresses
     try:
         claim.bind(f"\0spikevrt-{hashlib.sha256(text).hexdigest()}")
     except OSError as e:  # where nothing can be claimed, reporting twice is better than not at all
@@ -140,7 +142,9 @@ def outlast_siblings() -> None:
         return
     deadline = time.monotonic() + CLAIM_S
     with suppress(ValueError):  # in another thread than the main one
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it as soon as one of the others has gone
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # torchrun sends it as soon as one of the others has gone
     while time.monotonic() < deadline:
         for pid in set(children_of(os.getppid())) - {os.getpid(), *children_of(os.getpid())}:
             with suppress(OSError):  # it is gone
@@ -157,9 +161,15 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
     Exit handlers would send those two SIGTERMs and join: where both come before a loader process looks, they count as
     one, which it ignores (`leave_signals_to_parent`), and the join never ends.
     """
-    with suppress(ValueError):  # in another thread than the main one; the handler raises in the main one only
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise an error for each loader process
-    for pid in pids if pids is not None else [child.pid for child in multiprocessing.active_children()]:
+    with suppress(
+        ValueError
+    ):  # in another thread than the main one; the handler raises in the main one only
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # torch's would raise an error for each loader process
+    for pid in (
+        pids if pids is not None else [child.pid for child in multiprocessing.active_children()]
+    ):
         for process in [*children_of(pid), pid]:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -184,8 +194,12 @@ def end(code: int) -> NoReturn:
 
 def peak_process_gb() -> float:
     """Most memory that this process had so far, in GB (1e9 bytes)."""
-    with open("/proc/self/status") as status:  # ru_maxrss would count the process that started this one as well
-        return next(int(line.split()[1]) * 1024 / 1e9 for line in status if line.startswith("VmHWM"))
+    with open(
+        "/proc/self/status"
+    ) as status:  # ru_maxrss would count the process that started this one as well
+        return next(
+            int(line.split()[1]) * 1024 / 1e9 for line in status if line.startswith("VmHWM")
+        )
 
 
 def die_with_parent() -> None:
@@ -199,17 +213,25 @@ def write_exit_file(code: int) -> None:
     """torchrun turns every exit code into 1; scripts/torchrun_quiet.py reads the run's own code here."""
     if path := os.environ.get("SPIKEVRT_EXIT_FILE"):
         # The first line counts: the rank that failed writes before those that end because of it.
-        with suppress(OSError), open(path, "a", encoding="ascii") as file:  # a full disk must not change the code
+        with (
+            suppress(OSError),
+            open(path, "a", encoding="ascii") as file,
+        ):  # a full disk must not change the code
             file.write(f"{code}\n")
 
 
-def start_guard(rank: int, limit_s: float, stack_file: str, is_alone: bool) -> subprocess.Popen | None:
+def start_guard(
+    rank: int, limit_s: float, stack_file: str, is_alone: bool
+) -> subprocess.Popen | None:
     """The guard of this process; write to its stdin at each beat. is_alone: no other rank reports the stall.
 
     None where the system starts no more processes. It keeps the signals of GROUP_SIGNALS blocked, as it starts.
     """
     arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone])
-    command, root = [sys.executable, "-S", "-m", "utils.dist.process", arguments], Path(__file__).resolve().parents[2]
+    command, root = (
+        [sys.executable, "-S", "-m", "utils.dist.process", arguments],
+        Path(__file__).resolve().parents[2],
+    )
     with suppress(OSError), signals_held():
         process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
         os.set_blocking(process.stdin.fileno(), False)  # no beat waits for the guard
@@ -258,7 +280,9 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
             if "State:\tT" in status:
                 said = "(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)"
                 file.write(f"{title}{said}\n".encode())
-            elif int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGUSR2 - 1) & 1:  # or it would end
+            elif (
+                int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGUSR2 - 1) & 1
+            ):  # or it would end
                 file.write(title.encode())
                 before = os.fstat(file.fileno()).st_size
                 os.kill(asked, signal.SIGUSR2)

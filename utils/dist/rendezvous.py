@@ -35,7 +35,10 @@ T = TypeVar("T")
 
 def open_store(launch: LaunchInfo) -> Store:
     """The store of all ranks. Raises DistError within the time limits."""
-    hosts, address = launch.rank == 0 and not launch.by_agent, (launch.master_addr, launch.master_port)
+    hosts, address = (
+        launch.rank == 0 and not launch.by_agent,
+        (launch.master_addr, launch.master_port),
+    )
     clock, limit_s = AwakeClock(), min(CHECK_S, launch.join_s)
     while True:
         try:
@@ -44,17 +47,35 @@ def open_store(launch: LaunchInfo) -> Store:
         except (OSError, TimeoutError) as e:
             # A job's DNS entry may appear a moment after its containers.
             if clock.now() > limit_s - CHECK_S / 2:
-                what, do = f"MASTER_ADDR does not resolve: {launch.master_addr}", f"correct MASTER_ADDR ({e})"
-                raise DistError(what, _place(launch), "the name or address of the host of rank 0", do) from e
+                what, do = (
+                    f"MASTER_ADDR does not resolve: {launch.master_addr}",
+                    f"correct MASTER_ADDR ({e})",
+                )
+                raise DistError(
+                    what, _place(launch), "the name or address of the host of rank 0", do
+                ) from e
         time.sleep(0.5)
     try:
-        tcp = _within(limit_s, lambda: TCPStore(*address, is_master=True, wait_for_workers=False)) if hosts else None
+        tcp = (
+            _within(limit_s, lambda: TCPStore(*address, is_master=True, wait_for_workers=False))
+            if hosts
+            else None
+        )
     except TimeoutError as e:
-        what, do = f"rank 0 cannot reach its own store at {address[0]}:{address[1]}", "correct MASTER_ADDR"
-        raise DistError(what, _place(launch), "MASTER_ADDR names the host that rank 0 runs on", do) from e
+        what, do = (
+            f"rank 0 cannot reach its own store at {address[0]}:{address[1]}",
+            "correct MASTER_ADDR",
+        )
+        raise DistError(
+            what, _place(launch), "MASTER_ADDR names the host that rank 0 runs on", do
+        ) from e
     except (TorchDistError, OSError) as e:
         in_use = "EADDRINUSE" in str(e) or "in use" in str(e)
-        what = f"port {launch.master_port} is in use" if in_use else f"cannot open port {launch.master_port}"
+        what = (
+            f"port {launch.master_port} is in use"
+            if in_use
+            else f"cannot open port {launch.master_port}"
+        )
         do = "choose another MASTER_PORT (the same on all ranks), or end what listens there"
         do += "" if in_use else f"; torch says: {str(e).splitlines()[0]}"
         raise DistError(what, _place(launch), "a free MASTER_PORT on the host of rank 0", do) from e
@@ -74,16 +95,22 @@ def _connect(launch: LaunchInfo) -> TCPStore:
             waited = clock.now()
             if waited > launch.join_s:
                 reason = errno.errorcode.get(e.errno, e)
-                what = f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({reason})"
+                what = (
+                    f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({reason})"
+                )
                 do = "check that rank 0 was started, that MASTER_ADDR is its host, and that no firewall blocks the port"
-                raise DistError(what, _place(launch), "rank 0 listening on MASTER_ADDR:MASTER_PORT", do) from e
+                raise DistError(
+                    what, _place(launch), "rank 0 listening on MASTER_ADDR:MASTER_PORT", do
+                ) from e
             if waited > check_s and not told:
                 told = True
                 logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, *address)
         time.sleep(0.1)
     try:
         # Another program may accept and never answer; torch ignores its own time-out then.
-        return _within(check_s, lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=check_s)))
+        return _within(
+            check_s, lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=check_s))
+        )
     except (TimeoutError, TorchDistError) as e:
         what = f"what listens at {address[0]}:{address[1]} is not the store of this run"
         do = "choose another MASTER_PORT, the same on all ranks"
@@ -99,7 +126,9 @@ def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
     mine = uuid.uuid4().hex
     if launch.rank == 0:
         request = tcp.clone(), mine, launch.join_s
-        threading.Thread(target=_answer_requests, args=request, daemon=True, name="rendezvous").start()
+        threading.Thread(
+            target=_answer_requests, args=request, daemon=True, name="rendezvous"
+        ).start()
         return mine
     tcp.set(f"request/{tcp.add('requests', 1)}", mine)
     if not wait_for(tcp, f"answer/{mine}", launch.join_s, lambda: "rank 0"):
@@ -129,7 +158,10 @@ def meet(store: Store, launch: LaunchInfo) -> None:
     """
     store.add(JOINED, 1)
     if store.add(f"arrived/{launch.rank}", 1) > 1:
-        expected, do = "each RANK once", "correct RANK, or end the other run that uses this MASTER_PORT"
+        expected, do = (
+            "each RANK once",
+            "correct RANK, or end the other run that uses this MASTER_PORT",
+        )
         raise DistError(f"rank {launch.rank} arrived twice", _place(launch), expected, do)
     if store.add("arrived", 1) == launch.world_size:
         store.set(MET, "1")
@@ -140,7 +172,9 @@ def meet(store: Store, launch: LaunchInfo) -> None:
 
     # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 is missing, they report it.
     is_first = launch.rank == 0
-    if not wait_for(store, MET, launch.join_s + (0 if is_first else 3), missing if is_first else None):
+    if not wait_for(
+        store, MET, launch.join_s + (0 if is_first else 3), missing if is_first else None
+    ):
         raise _not_arrived(missing() if is_first else "rank 0", launch)
 
 
@@ -155,7 +189,9 @@ class Round:
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
-        self.arrived, self.failed, self.over = (f"{name}/{key}" for key in ("arrived", "failed", "over"))
+        self.arrived, self.failed, self.over = (
+            f"{name}/{key}" for key in ("arrived", "failed", "over")
+        )
 
     def arrive(self, code: int | None = None) -> None:
         """code: the exit code if this rank failed. The last rank to arrive lets all ranks read the outcome."""
@@ -173,7 +209,9 @@ class Round:
         return tuple(map(int, failed.split())) if failed else None
 
 
-def wait_for(store: Store, key: str, seconds: float, missing: Callable[[], str] | None = None) -> bool:
+def wait_for(
+    store: Store, key: str, seconds: float, missing: Callable[[], str] | None = None
+) -> bool:
     """Whether the key comes within this time. missing: what to say after 10 s that this waits for.
 
     Polls, in the end four times a second: torch's own wait ignores Ctrl-C, and prints when the time is over.

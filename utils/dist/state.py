@@ -129,8 +129,14 @@ def answering(folder: Path) -> Iterator[None]:
                 if _time_of(path) in (None, answered):
                     continue
                 over.wait(POLL_S)  # for a beat that is newer than the request
-                beats = store.multi_get([f"beat/{rank}" for rank in range(RUN.launch.world_size)]) if store else []
-                lines = [status_line(rank, json.loads(beat)) for rank, beat in enumerate(beats)] or [status_line()]
+                beats = (
+                    store.multi_get([f"beat/{rank}" for rank in range(RUN.launch.world_size)])
+                    if store
+                    else []
+                )
+                lines = [
+                    status_line(rank, json.loads(beat)) for rank, beat in enumerate(beats)
+                ] or [status_line()]
                 text = "\n".join([time.strftime("%Y-%m-%d %H:%M:%S"), *lines, ""])
                 with suppress(DataError):  # a full disk: the next request may succeed
                     write_whole(path, text.encode())
@@ -166,10 +172,16 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
         rank, addr, port = _place(env, ["WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"], faults)
     elif tasks > 1:
         mode, world_size = "slurm", tasks
-        rank = _number(env, "SLURM_PROCID", faults, low=0, high=world_size - 1, bound="SLURM_NTASKS")
+        rank = _number(
+            env, "SLURM_PROCID", faults, low=0, high=world_size - 1, bound="SLURM_NTASKS"
+        )
         # Address and port are the same in every task of the step; the user's own MASTER_* take precedence. The step's
         # list: with `srun --nodelist` task 0 need not sit on the first host of the job.
-        hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", "")
+        hosts = (
+            env.get("SLURM_STEP_NODELIST")
+            or env.get("SLURM_JOB_NODELIST")
+            or env.get("SLURM_NODELIST", "")
+        )
         addr = env.get("MASTER_ADDR", "").strip() or first_host(hosts)
         if not addr:
             faults.append("SLURM_JOB_NODELIST is missing (first host of the job)")
@@ -181,10 +193,15 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
         mode, rank, addr, port = "single", 0, "", 0
     local_rank, join_s, timeout_s = 0, 300.0, 0.0
     if mode != "single":
-        join_s, timeout_s = _seconds(env, "SPIKEVRT_JOIN_TIMEOUT", join_s), _seconds(env, "NCCL_TIMEOUT", timeout_s)
+        join_s, timeout_s = (
+            _seconds(env, "SPIKEVRT_JOIN_TIMEOUT", join_s),
+            _seconds(env, "NCCL_TIMEOUT", timeout_s),
+        )
         name = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID"
         high = gpu_count - 1 if gpu_count > 1 else None
-        local_rank = _number(env, name, faults, default=0, low=0, high=high, bound="the number of GPUs on this host")
+        local_rank = _number(
+            env, name, faults, default=0, low=0, high=high, bound="the number of GPUs on this host"
+        )
         if mode == "platform" and gpu_count > 1 and not env.get(name) and not faults:
             raise DistError(
                 f"WORLD_SIZE is {world_size}, LOCAL_RANK and NPROC_PER_NODE are missing, {gpu_count} GPUs are visible",
@@ -203,7 +220,9 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     with suppress(ValueError):
         if not text or 0 < float(text) < 10**6:
             return float(text or default)
-    raise DistError(f"{name} is {text!r}", "the environment", "seconds > 0", f"correct or unset {name}")
+    raise DistError(
+        f"{name} is {text!r}", "the environment", "seconds > 0", f"correct or unset {name}"
+    )
 
 
 def node_variables(env: Mapping[str, str], gpu_count: int = 0) -> dict[str, str]:
@@ -214,7 +233,9 @@ def node_variables(env: Mapping[str, str], gpu_count: int = 0) -> dict[str, str]
     gpu_count: GPUs that this process sees, for NPROC_PER_NODE "auto" and "gpu". Raises DistError as `read_launch`.
     """
     names = [own if env.get(own) else other for own, other in NODE_NAMES.items()]
-    found = {own: env[name].strip() for own, name in zip(NODE_NAMES, names, strict=True) if env.get(name)}
+    found = {
+        own: env[name].strip() for own, name in zip(NODE_NAMES, names, strict=True) if env.get(name)
+    }
     is_task = "SLURM_PROCID" in env and "WORLD_SIZE" not in env
     if "PET_NPROC_PER_NODE" not in found or env.get("LOCAL_RANK") or is_task:
         return {}
@@ -250,7 +271,9 @@ def _place(env: Mapping[str, str], names: list[str], faults: list[str]) -> tuple
 
 def _refuse(faults: list[str], env: Mapping[str, str]) -> None:
     if faults:
-        where = "the environment of " + (f"rank {env['RANK']}" if env.get("RANK", "").isdigit() else "this process")
+        where = "the environment of " + (
+            f"rank {env['RANK']}" if env.get("RANK", "").isdigit() else "this process"
+        )
         expected = "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as docs/ddp.md describes them"
         do = "correct these variables, or unset WORLD_SIZE to train in one process"
         raise DistError(f"the launch variables are wrong: {'; '.join(faults)}", where, expected, do)
@@ -279,6 +302,8 @@ def _number(
         return low
     if value < low or (high is not None and value > high):
         limit = f"{low} or more" if high is None else f"{low} to {high}"
-        faults.append(f"{name} is {value}, expected {limit}" + (f" (below {bound})" if bound else ""))
+        faults.append(
+            f"{name} is {value}, expected {limit}" + (f" (below {bound})" if bound else "")
+        )
         return low
     return value

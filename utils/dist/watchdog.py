@@ -35,13 +35,17 @@ from utils.dist.state import RUN, Place
 from utils.errors import StallError
 from utils.options.models import WatchdogOptions
 
-FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}; empty while there is none
+FAILURE = (
+    "failure"  # store key: the first failure, {"rank", "code", "by"}; empty while there is none
+)
 REPORTED = "reported"  # store key: the failure has been reported; all ranks may end
 QUIET_S = 3.0  # a rank that beats, on a machine with eight times as many processes as cores, is heard within 2.2 s
 LOOKING = "looking"  # store key: the rank that reads all states; empty while none does
 
 State = dict[str, Any]
-Verdict = tuple[int, str, str]  # the rank that stops the run, STUCK, SILENT or DEAD, and what was seen
+Verdict = tuple[
+    int, str, str
+]  # the rank that stops the run, STUCK, SILENT or DEAD, and what was seen
 STALL_CODE = StallError.exit_code
 EXIT_S = 8.0  # a rank that knows of a failure ends within this time
 
@@ -52,7 +56,9 @@ def phase(name: str, step: int | None = None, is_sync: bool = False) -> None:
     is_sync: the phase ends only when all ranks have entered it.
     """
     before, staged = RUN.place, name if name.endswith(RUN.stage) else name + RUN.stage
-    RUN.place = Place(staged, before.step if step is None else step, time.monotonic(), before.syncs + is_sync)
+    RUN.place = Place(
+        staged, before.step if step is None else step, time.monotonic(), before.syncs + is_sync
+    )
 
 
 def go_on() -> None:
@@ -88,15 +94,21 @@ def collective(name: str) -> Iterator[None]:
 class Beats:
     """The beats of one rank. store: None in a single process. machine_name: of simulated hosts."""
 
-    def __init__(self, rank: int, world_size: int, store: Store | None, machine_name: str = "") -> None:
+    def __init__(
+        self, rank: int, world_size: int, store: Store | None, machine_name: str = ""
+    ) -> None:
         self.rank, self.world_size, self.store = rank, world_size, store
         self.machine = machine_name or process.machine()
         self.number, self.clock = 0, process.AwakeClock(1.0)
         self.watched: list[int] | None = None  # None until all ranks have met
         self.states: dict[int, State] = {}  # the newest known of each rank
-        self.seen: dict[int, tuple[int, float]] = {}  # watched rank -> (its last beat, when it came)
+        self.seen: dict[
+            int, tuple[int, float]
+        ] = {}  # watched rank -> (its last beat, when it came)
         self.is_looking = False
-        self.first_look: dict[int, tuple[int, float]] = {}  # as `seen`, of ranks that are read only while looking
+        self.first_look: dict[
+            int, tuple[int, float]
+        ] = {}  # as `seen`, of ranks that are read only while looking
         if store is not None:
             store.compare_set(FAILURE, "", "")  # so that multi_get can read it with the states
             self.place = store.add(f"on/{self.machine}", 1) - 1  # index among the ranks of its host
@@ -117,7 +129,9 @@ class Beats:
             # can the end of a process be seen.
             on_host = self.store.add(f"on/{self.machine}", 0)
             next_on_host = int(self.store.get(f"on/{self.machine}/{(self.place + 1) % on_host}"))
-            self.watched = sorted({0, (self.rank + 1) % self.world_size, next_on_host} - {self.rank})
+            self.watched = sorted(
+                {0, (self.rank + 1) % self.world_size, next_on_host} - {self.rank}
+            )
         found = self.store.multi_get([FAILURE, *(f"beat/{rank}" for rank in self.watched or ())])
         for rank, text in zip(self.watched or (), found[1:], strict=True):
             state = self.states[rank] = json.loads(text)
@@ -138,7 +152,12 @@ class Beats:
             if is_gone(state):
                 return rank, "DEAD", f"its process {state['pid']} is gone"
             # A beat is half a second. How long a rank has been in its phase counts only beside the others.
-            if not silent and stall_s is not None and state["budget"] and now - when > stall_s - 0.5:
+            if (
+                not silent
+                and stall_s is not None
+                and state["budget"]
+                and now - when > stall_s - 0.5
+            ):
                 silent = rank, "SILENT", f"no beat for {now - when:.1f} s"
         if silent:
             return silent
@@ -148,7 +167,9 @@ class Beats:
             return None
         # It has been too long in its phase itself: it looks for the cause, unless another rank does already.
         if self.store is not None:
-            self.is_looking = self.is_looking or self.store.compare_set(LOOKING, "", mine).decode() == mine
+            self.is_looking = (
+                self.is_looking or self.store.compare_set(LOOKING, "", mine).decode() == mine
+            )
             if not self.is_looking:
                 return None
             self.states.update(read_states(self.store, self.world_size))
@@ -156,7 +177,11 @@ class Beats:
             return None  # one has not called `watch` yet
         # The others wait for the longest over its budget of those that entered the fewest collectives.
         fewest = min(state["syncs"] for state in self.states.values())
-        over, rank = max((s["age"] - s["budget"], rank) for rank, s in self.states.items() if s["syncs"] == fewest)
+        over, rank = max(
+            (s["age"] - s["budget"], rank)
+            for rank, s in self.states.items()
+            if s["syncs"] == fewest
+        )
         return self._cause(rank, min(QUIET_S, stall_s / 2)) if over > 0 else None
 
     def _cause(self, rank: int, quiet_s: float) -> Verdict | None:
@@ -168,7 +193,9 @@ class Beats:
         for other, state in self.states.items():
             if other in (rank, self.rank) or state["syncs"] != self.states[rank]["syncs"]:
                 continue
-            beat, when = self.seen.get(other) or self.first_look.setdefault(other, (state["beat"], now))
+            beat, when = self.seen.get(other) or self.first_look.setdefault(
+                other, (state["beat"], now)
+            )
             if other not in self.seen and beat != state["beat"]:
                 continue  # heard since the first look
             if now - when > quiet_s:
@@ -191,16 +218,25 @@ class Watchdog(threading.Thread):
         super().__init__(daemon=True, name="watchdog")
         self.rank, self.store = RUN.launch.rank, RUN.store.clone() if RUN.store else None
         if self.store is not None:
-            self.store.set_timeout(timedelta(days=365))  # a pause is no failure; the guard has the limit
+            self.store.set_timeout(
+                timedelta(days=365)
+            )  # a pause is no failure; the guard has the limit
         self.beats = Beats(self.rank, RUN.launch.world_size, self.store)
-        self.budgets: WatchdogOptions | None = None  # None until `watch`: follows failures and deaths only
+        self.budgets: WatchdogOptions | None = (
+            None  # None until `watch`: follows failures and deaths only
+        )
         self.interval_s = 0.5
-        self.ending = False  # the main thread has finished: a peer whose process is gone is not DEAD
+        self.ending = (
+            False  # the main thread has finished: a peer whose process is gone is not DEAD
+        )
         self.failure: State | None = None  # the failure that ends the run, once it is known
         self.stopped = threading.Event()
         self.turns = 0
         self.guard: subprocess.Popen | None = None  # the process; it has a heartbeat from each turn
-        self.place, self.entered = RUN.place, self.beats.clock.now()  # the phase of the last beat, and when it began
+        self.place, self.entered = (
+            RUN.place,
+            self.beats.clock.now(),
+        )  # the phase of the last beat, and when it began
         self.host = socket.gethostname()
         # In memory, so that nothing is left on the disk; others open it by its name.
         descriptor = os.memfd_create("spikevrt-stack")
@@ -219,7 +255,9 @@ class Watchdog(threading.Thread):
                 seen, since = self.turns, now
                 continue
             host = None if RUN.launch.by_agent else self.beats.states.get(0)
-            patience_s = min(1.5, self.budgets.stall_s) if host and is_gone(host) else self.budgets.stall_s
+            patience_s = (
+                min(1.5, self.budgets.stall_s) if host and is_gone(host) else self.budgets.stall_s
+            )
             if now - since > (EXIT_S if self.failure else patience_s):
                 self._store_lost()
 
@@ -243,7 +281,9 @@ class Watchdog(threading.Thread):
         self.interval_s = min(0.5, budgets.stall_s / 6)
         self.beats.clock.slice_s = 2 * self.interval_s
         # After the other ranks, which see more.
-        self.guard = process.start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, self.store is None)
+        self.guard = process.start_guard(
+            self.rank, budgets.stall_s + 4, self.stack_file.name, self.store is None
+        )
         self.budgets = budgets
         # Others report a silent rank only once its beat has shown that it is watched: beat before going on.
         self.beats.publish(self._own_state())
@@ -282,7 +322,10 @@ class Watchdog(threading.Thread):
     def _own_state(self) -> State:
         place, now = RUN.place, self.beats.clock.now()
         if place is not self.place:
-            self.place, self.entered = place, now - min(time.monotonic() - place.since, self.beats.clock.slice_s)
+            self.place, self.entered = (
+                place,
+                now - min(time.monotonic() - place.since, self.beats.clock.slice_s),
+            )
         return {
             "phase": place.phase, "step": place.step, "syncs": place.syncs,
             "age": now - self.entered, "budget": self.budgets.of(place.phase) if self.budgets else 0.0,
@@ -295,7 +338,9 @@ class Watchdog(threading.Thread):
             self.beats.states.update(read_states(self.store, self.beats.world_size))
         if kind != "DEAD":
             # A silent rank will hardly answer; half a second is for one that is only slow.
-            stacks = self._stacks_of(rank, 0.5 if kind == "SILENT" else 1.5) or "(it does not answer)"
+            stacks = (
+                self._stacks_of(rank, 0.5 if kind == "SILENT" else 1.5) or "(it does not answer)"
+            )
         self._say(rank, kind, what, stacks)
         # Set only now: the guard would end this process while it still collects stacks.
         self.failure = {"rank": rank, "code": STALL_CODE, "by": self.rank}
@@ -329,7 +374,9 @@ class Watchdog(threading.Thread):
             f"rank {rank} is {kind}: {what}{' in' if kind == 'STUCK' else '; last seen in'} {where(state)}",
             f"host {state['host']}, pid {state['pid']}",
             expected[kind],
-            "see its stack below" if stacks else "look for the out-of-memory killer or a signal on that host",
+            "see its stack below"
+            if stacks
+            else "look for the out-of-memory killer or a signal on that host",
         )
         lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
         for other, s in sorted(self.beats.states.items()):
@@ -346,7 +393,9 @@ class Watchdog(threading.Thread):
         launch, first = RUN.launch, self.beats.states.get(0)
         # Ranks notice it up to seconds apart; the same port and process are the same run.
         if not process.first_to_claim(f"lost {launch.master_port} {first and first['pid']}"):
-            time.sleep(2.0)  # for the rank that reports; torchrun ends all ranks when the first has ended
+            time.sleep(
+                2.0
+            )  # for the rank that reports; torchrun ends all ranks when the first has ended
         elif first is None or launch.by_agent:
             say(str(StallError(
                 f"rank {self.rank} has lost the store of the run",
@@ -364,7 +413,9 @@ class Watchdog(threading.Thread):
 
 def say(text: str) -> None:
     """One write to stderr, and to the log file where this rank has one."""
-    text = text.encode(errors="backslashreplace").decode()  # under LC_ALL=C, arguments hold bytes that are no text
+    text = text.encode(
+        errors="backslashreplace"
+    ).decode()  # under LC_ALL=C, arguments hold bytes that are no text
     with suppress(Exception):
         sys.stdout.flush()
     with suppress(OSError):
@@ -377,7 +428,9 @@ def say(text: str) -> None:
 
 def read_states(store: Store, world_size: int) -> dict[int, State]:
     """The last beat of each rank; all have met."""
-    return dict(enumerate(map(json.loads, store.multi_get([f"beat/{rank}" for rank in range(world_size)]))))
+    return dict(
+        enumerate(map(json.loads, store.multi_get([f"beat/{rank}" for rank in range(world_size)])))
+    )
 
 
 def claim_failure(store: Store, rank: int, code: int, by: int) -> State | None:
@@ -416,11 +469,21 @@ def leave(code: int, store: Store | None) -> NoReturn:
             count, deadline = store.add("left", 1), time.monotonic() + 3
             # A rank that may take the store along waits for all ranks that are alive.
             is_last = RUN.launch.rank == 0 or RUN.launch.by_agent
-            states = read_states(store, RUN.launch.world_size) if is_last and store.check([MET]) else {}
-            gone: dict[int, bool] = {}  # rank whose process is gone -> whether it ended without signing off
-            while is_last and count + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
+            states = (
+                read_states(store, RUN.launch.world_size) if is_last and store.check([MET]) else {}
+            )
+            gone: dict[
+                int, bool
+            ] = {}  # rank whose process is gone -> whether it ended without signing off
+            while (
+                is_last
+                and count + sum(gone.values()) < store.add(JOINED, 0)
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.02)
-                new = [rank for rank, state in states.items() if rank not in gone and is_gone(state)]
+                new = [
+                    rank for rank, state in states.items() if rank not in gone and is_gone(state)
+                ]
                 gone |= {rank: not store.check([f"left/{rank}"]) for rank in new}
                 count = store.add("left", 0)
         process.outlast_siblings()  # with the loader processes alive: their end would raise an error in the main thread

@@ -28,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 # Keys that name a registered part, whose parameters stand beside them.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
-NO_OPTIONS = ("$schema", "$version")  # the JSON Schema for editors; the version that wrote a record of options
+NO_OPTIONS = (
+    "$schema",
+    "$version",
+)  # the JSON Schema for editors; the version that wrote a record of options
 
 
 def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:
@@ -41,8 +44,15 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
     add_flag = partial(parser.add_argument, dest="flags", action="append", default=[])
     resume = {"metavar": "auto|none|PATH", "help": "checkpoint to resume from (path.resume)"}
-    add_flag("--resume", type=lambda path: f"path.resume={'null' if path == 'none' else path}", **resume)
-    add_flag("--use_amp", action="append_const", const="train.amp.enable=true", help="train.amp.enable=true")
+    add_flag(
+        "--resume", type=lambda path: f"path.resume={'null' if path == 'none' else path}", **resume
+    )
+    add_flag(
+        "--use_amp",
+        action="append_const",
+        const="train.amp.enable=true",
+        help="train.amp.enable=true",
+    )
     for flag, key in SHORT_FLAGS.items():
         add_flag(f"--{flag}", type=f"{key}={{}}".format, metavar="N", help=key)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
@@ -51,7 +61,9 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     overrides = [*args.overrides, *args.flags]
     given = dict(override.partition("=")[::2] for override in overrides)
     if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
-        overrides.append("train.total_iter=null")  # the file must not end the run before these epochs
+        overrides.append(
+            "train.total_iter=null"
+        )  # the file must not end the run before these epochs
     return args.opt, overrides
 
 
@@ -82,7 +94,11 @@ class Sources:
 
     def place(self, where: str) -> str:
         """The place of dotted key `where`, else of a key in it, else of the nearest section around it."""
-        key = where if where in self.places else next((k for k in self.places if k.startswith(f"{where}.")), where)
+        key = (
+            where
+            if where in self.places
+            else next((k for k in self.places if k.startswith(f"{where}.")), where)
+        )
         while key and key not in self.places:
             key = key.rpartition(".")[0]
         place = self.places.get(key, self.main_file)
@@ -94,7 +110,9 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
     if "base" not in raw:
         return raw
     if not isinstance(raw["base"], str):
-        raise OptionError(f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base")
+        raise OptionError(
+            f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base"
+        )
     base_path = path.parent / raw.pop("base")
     base, places = _read_file(base_path)
     if "base" in base:
@@ -113,14 +131,19 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise OptionError(what, str(path), "a JSON file in UTF-8", "save it as UTF-8") from e
     except OSError as e:
         siblings = [str(p) for p in path.parent.glob("*.json")] if path.parent.is_dir() else []
-        what, expected = f"cannot read the option file: {e.strerror}", f"a JSON file{nearest(str(path), siblings)}"
+        what, expected = (
+            f"cannot read the option file: {e.strerror}",
+            f"a JSON file{nearest(str(path), siblings)}",
+        )
         do = "give its path with --opt (a base is relative to the file that names it)"
         raise OptionError(what, str(path), expected, do) from e
     places: dict[str, str] = {}
     for key, line in _key_lines(text):
         if key in places:
             expected = f"each key once (first on line {places[key].rpartition('line ')[2]})"
-            raise OptionError(f"{key} is given twice", f"{path}, line {line}", expected, "remove one of the two")
+            raise OptionError(
+                f"{key} is given twice", f"{path}, line {line}", expected, "remove one of the two"
+            )
         places[key] = f"{path}, line {line}"
     try:
         raw = json5.loads(text)
@@ -130,7 +153,9 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         do = "correct the file there or just above"
         raise OptionError("the option file is no valid JSON", str(path), expected, do) from e
     if not isinstance(raw, dict):
-        raise OptionError("the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file")
+        raise OptionError(
+            "the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file"
+        )
     return {key: value for key, value in raw.items() if key not in NO_OPTIONS}, places
 
 
@@ -162,7 +187,9 @@ def _key_lines(text: str) -> list[tuple[str, int]]:
     return found
 
 
-def _merge(base: dict[str, Any], own: dict[str, Any], where: str, sources: Sources) -> dict[str, Any]:
+def _merge(
+    base: dict[str, Any], own: dict[str, Any], where: str, sources: Sources
+) -> dict[str, Any]:
     """`own` over `base`, section by section."""
     if "type" in own and own["type"] != base.get("type"):
         return copy.deepcopy(own)
@@ -222,12 +249,20 @@ def shown_argument(argument: str) -> str:
 
 # Sections that name a registered part, and the registry's key in `parts`.
 Parts = Mapping[str, Registry]
-PART_SECTIONS = {"netG": "netG", "train": "train", "datasets.train": "datasets", "datasets.test": "datasets"}
+PART_SECTIONS = {
+    "netG": "netG",
+    "train": "train",
+    "datasets.train": "datasets",
+    "datasets.test": "datasets",
+}
 TOTALS = ("dataloader_batch_size", "dataloader_num_workers")  # over all GPUs in KAIR, per GPU here
 
 
 def load_options(
-    path: str | Path, overrides: Sequence[str], parts: Parts, check: Sequence[Callable[[Options], object]] = ()
+    path: str | Path,
+    overrides: Sequence[str],
+    parts: Parts,
+    check: Sequence[Callable[[Options], object]] = (),
 ) -> Options:
     """The options of file `path`, completed with every default.
 
@@ -248,7 +283,9 @@ def load_options(
     return opt
 
 
-def read_options(values: Mapping[str, Any], parts: Parts, sources: Sources | None = None) -> Options:
+def read_options(
+    values: Mapping[str, Any], parts: Parts, sources: Sources | None = None
+) -> Options:
     """The options of a mapping in the form of an option file, completed with every default. Raises OptionError."""
     sources = sources or Sources("")
     raw = copy.deepcopy(dict(values))
@@ -258,7 +295,11 @@ def read_options(values: Mapping[str, Any], parts: Parts, sources: Sources | Non
         logger.warning("Options that have no effect here: %s", ", ".join(dropped))
     totals, loader = [], _section_of(raw, "datasets.train") or {}
     if any(key.rpartition(".")[2] not in FORMERLY_OURS for key in dropped):  # a file of KAIR
-        totals = [key for key in TOTALS if key in loader and f"datasets.train.{key}" not in sources.overridden]
+        totals = [
+            key
+            for key in TOTALS
+            if key in loader and f"datasets.train.{key}" not in sources.overridden
+        ]
     wrong: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         outer, _, name = where.rpartition(".")
@@ -272,14 +313,20 @@ def read_options(values: Mapping[str, Any], parts: Parts, sources: Sources | Non
         registry = parts[kind]
         part = section.get(registry.type_key)
         known = registry.model(part).model_fields if part in registry.names() else section
-        own = {key: value for key, value in section.items() if key in known or f"{where}.{key}" not in sources.soft}
+        own = {
+            key: value
+            for key, value in section.items()
+            if key in known or f"{where}.{key}" not in sources.soft
+        }
         try:
             holder[name] = registry.resolve(own, where)
         except OptionError as e:
             wrong.append(e)
             holder[name] = registry.base.model_construct()  # the rest is checked as well
     try:
-        opt = read_section(Options, {**raw, "opt_path": sources.main_file, "kair_totals": totals}, "")
+        opt = read_section(
+            Options, {**raw, "opt_path": sources.main_file, "kair_totals": totals}, ""
+        )
     except OptionError as e:
         wrong.insert(0, e)
     if wrong:

@@ -26,42 +26,66 @@ class LoaderOptions(Section):
     """Keys of `datasets.train` and `datasets.test` that configure the loader; the others belong to the dataset."""
 
     name: str = Field("", description="A name for messages; no effect.")
-    dataloader_shuffle: bool = Field(True, description="Draw a new order in each epoch (training only).")
-    dataloader_num_workers: int = Field(2, ge=0, description="Loader processes per GPU; 0 loads in the main process.")
-    dataloader_batch_size: int = Field(1, ge=1, description="Clips per GPU and step (the log says the total).")
-    dataloader_persistent_workers: bool = Field(False, description="Keep the loader processes from epoch to epoch.")
-    dataloader_prefetch_factor: int = Field(2, ge=1, description="Batches each loader process prepares ahead.")
-    dataloader_timeout_s: float | None = Field(
-        None, gt=0, description="A batch that takes longer stops the run; null: 4/5 of watchdog.stall_s."
+    dataloader_shuffle: bool = Field(
+        True, description="Draw a new order in each epoch (training only)."
     )
-    dataloader_epoch_repeat: int = Field(1, ge=1, description="Passes over the dataset that count as one epoch.")
+    dataloader_num_workers: int = Field(
+        2, ge=0, description="Loader processes per GPU; 0 loads in the main process."
+    )
+    dataloader_batch_size: int = Field(
+        1, ge=1, description="Clips per GPU and step (the log says the total)."
+    )
+    dataloader_persistent_workers: bool = Field(
+        False, description="Keep the loader processes from epoch to epoch."
+    )
+    dataloader_prefetch_factor: int = Field(
+        2, ge=1, description="Batches each loader process prepares ahead."
+    )
+    dataloader_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="A batch that takes longer stops the run; null: 4/5 of watchdog.stall_s.",
+    )
+    dataloader_epoch_repeat: int = Field(
+        1, ge=1, description="Passes over the dataset that count as one epoch."
+    )
 
     @property
     def spike_channels(self) -> int:
         """S, the spike channels of the dataset's samples; 0 for RGB. Its class says so."""
-        return self.constructor.spike_channels(self) if hasattr(self.constructor, "spike_channels") else 0
+        return (
+            self.constructor.spike_channels(self)
+            if hasattr(self.constructor, "spike_channels")
+            else 0
+        )
 
     @property
     def spike_data(self) -> dict[str, Any] | None:
-        """What those who use the weights need to know of the spikes; see data.spike_source. Reads dataset.json."""
-        return self.constructor.spike_data(self) if hasattr(self.constructor, "spike_data") else None
+        """What those who use the weights need to know of the spikes; see data.cameras.spike_source. Reads dataset.json."""
+        return (
+            self.constructor.spike_data(self) if hasattr(self.constructor, "spike_data") else None
+        )
 
 
 class PathOptions(Section):
     root: str = Field("experiments", min_length=1, description="Folder of all runs.")
-    pretrained_netG: str | None = Field(None, description="Weights to start from; a checkpoint of the run wins.")
+    pretrained_netG: str | None = Field(
+        None, description="Weights to start from; a checkpoint of the run wins."
+    )
     pretrained_netE: str | None = Field(
         None, description="Weights of the averaged network (E_decay); null: those of netG."
     )
     resume: str | None = Field(
-        "auto", description='"auto": go on from the newest checkpoint of this run; null: start anew; or a file.'
+        "auto",
+        description='"auto": go on from the newest checkpoint of this run; null: start anew; or a file.',
     )
 
 
 class AmpOptions(Section):
     enable: bool = Field(False, description="Mixed precision.")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
-        "auto", description="auto: bfloat16 where all devices compute in it, else float16, with gradient scaling."
+        "auto",
+        description="auto: bfloat16 where all devices compute in it, else float16, with gradient scaling.",
     )
 
 
@@ -69,8 +93,12 @@ class TrainOptions(Section):
     """Keys of `train`, beside those of the loss that `G_lossfn_type` names."""
 
     manual_seed: int = Field(0, ge=0, description="All randomness of a run follows from it.")
-    total_iter: int | None = Field(300000, ge=1, description="Optimizer steps in all; null: those of epochs.")
-    epochs: int | None = Field(None, ge=1, description="Stop after so many epochs, if that comes before total_iter.")
+    total_iter: int | None = Field(
+        300000, ge=1, description="Optimizer steps in all; null: those of epochs."
+    )
+    epochs: int | None = Field(
+        None, ge=1, description="Stop after so many epochs, if that comes before total_iter."
+    )
     accumulation_steps: int = Field(1, ge=1, description="Batches per optimizer step.")
 
     G_lossfn_weight: float = Field(1.0, gt=0, description="Factor of the loss.")
@@ -80,26 +108,40 @@ class TrainOptions(Section):
         [0.9, 0.99], min_length=2, max_length=2, description="Decay of the first and second moment."
     )
     G_optimizer_wd: float = Field(0.0, ge=0, description="Weight decay.")
-    G_optimizer_clipgrad: float | None = Field(None, gt=0, description="Largest gradient norm; null: no clipping.")
+    G_optimizer_clipgrad: float | None = Field(
+        None, gt=0, description="Largest gradient norm; null: no clipping."
+    )
 
     G_scheduler_type: Literal["MultiStepLR", "CosineAnnealingWarmRestarts"] = Field(
         "CosineAnnealingWarmRestarts", description="Course of the learning rate."
     )
-    G_scheduler_milestones: list[Positive] = Field([], description="MultiStepLR: steps at which the rate drops.")
-    G_scheduler_gamma: float = Field(0.5, gt=0, le=1, description="MultiStepLR: factor of each drop.")
+    G_scheduler_milestones: list[Positive] = Field(
+        [], description="MultiStepLR: steps at which the rate drops."
+    )
+    G_scheduler_gamma: float = Field(
+        0.5, gt=0, le=1, description="MultiStepLR: factor of each drop."
+    )
     G_scheduler_periods: Positive | list[Positive] = Field(
         300000, description="Cosine: steps of each period; eta_min after the last."
     )
-    G_scheduler_restart_weights: float | list[float] = Field(1.0, description="Cosine: height of each restart.")
+    G_scheduler_restart_weights: float | list[float] = Field(
+        1.0, description="Cosine: height of each restart."
+    )
     G_scheduler_eta_min: float = Field(1e-7, ge=0, description="Cosine: lowest learning rate.")
     G_warmup_iter: int = Field(0, ge=0, description="Steps of linear warm-up.")
 
-    E_decay: float = Field(0.0, ge=0, lt=1, description="Decay of the averaged weights (EMA); 0: none.")
-    fix_iter: int | None = Field(0, ge=-1, description="Steps during which fix_keys are frozen; null or -1: none.")
+    E_decay: float = Field(
+        0.0, ge=0, lt=1, description="Decay of the averaged weights (EMA); 0: none."
+    )
+    fix_iter: int | None = Field(
+        0, ge=-1, description="Steps during which fix_keys are frozen; null or -1: none."
+    )
     fix_lr_mul: float = Field(1.0, ge=0, description="Factor of their learning rate afterwards.")
     fix_keys: list[str] = Field([], description="Parts of parameter names.")
 
-    G_param_strict: bool = Field(False, description="pretrained_netG must match tensor by tensor; else 90 % of them.")
+    G_param_strict: bool = Field(
+        False, description="pretrained_netG must match tensor by tensor; else 90 % of them."
+    )
 
     amp: AmpOptions = AmpOptions()
     compile: bool = Field(False, description="torch.compile the network.")
@@ -107,31 +149,46 @@ class TrainOptions(Section):
         None,
         description="float32 products of a GPU in TF32: faster, 10 bits precise. null: as torch, convolutions alone.",
     )
-    empty_cache: bool = Field(False, description="Give unused GPU memory back at the start of each epoch; costs time.")
-    max_nonfinite_steps: int = Field(10, ge=1, description="So many NaN/Inf steps in a row stop the run.")
+    empty_cache: bool = Field(
+        False, description="Give unused GPU memory back at the start of each epoch; costs time."
+    )
+    max_nonfinite_steps: int = Field(
+        10, ge=1, description="So many NaN/Inf steps in a row stop the run."
+    )
 
     checkpoint_test: int = Field(5000, ge=1, description="Steps between validations.")
     checkpoint_save: int = Field(5000, ge=1, description="Steps between checkpoints.")
     checkpoint_print: int = Field(200, ge=1, description="Steps between log lines.")
-    keep_checkpoints: int = Field(1, ge=1, description="Former versions to keep of the latest and best checkpoint.")
+    keep_checkpoints: int = Field(
+        1, ge=1, description="Former versions to keep of the latest and best checkpoint."
+    )
 
 
 class ValOptions(Section):
     save_img: bool = Field(
-        False, description="Write restored frames; in training those of the clips that rank 0 validates, to images/."
+        False,
+        description="Write restored frames; in training those of the clips that rank 0 validates, to images/.",
     )
     pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
-    flip_seq: bool = Field(False, description="Restore the clip followed by its time-reversed copy, and average.")
+    flip_seq: bool = Field(
+        False, description="Restore the clip followed by its time-reversed copy, and average."
+    )
     center_frame_only: bool = Field(False, description="Keep the middle frame only.")
     num_frame_testing: Literal["auto"] | Count = Field(
-        "auto", description='Frames restored at a time; "auto": 12; 0: the whole clip, however long.'
+        "auto",
+        description='Frames restored at a time; "auto": 12; 0: the whole clip, however long.',
     )
     num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
     size_patch_testing: Literal["auto"] | Count = Field(
-        "auto", description='Side of a spatial tile; "auto": 256, halved where memory is short. 0: the whole frame.'
+        "auto",
+        description='Side of a spatial tile; "auto": 256, halved where memory is short. 0: the whole frame.',
     )
-    size_patch_overlapping: int = Field(20, ge=0, description="Pixels shared by neighbouring tiles.")
-    batch_tiles: int = Field(1, ge=1, description="Spatial tiles that go through the network at once.")
+    size_patch_overlapping: int = Field(
+        20, ge=0, description="Pixels shared by neighbouring tiles."
+    )
+    batch_tiles: int = Field(
+        1, ge=1, description="Spatial tiles that go through the network at once."
+    )
 
 
 class MetricOptions(Section):
@@ -142,27 +199,38 @@ class MetricOptions(Section):
         description="What is scored: frames clamped to 0..1 and rounded to 8 bits; clamped alone; or as they are.",
     )
     mean: Literal["clips", "frames"] = Field(
-        "clips", description="Averages: over the frames of a clip, then over clips; or over all frames."
+        "clips",
+        description="Averages: over the frames of a clip, then over clips; or over all frames.",
     )
 
 
 class LoggingOptions(Section):
     progress: Literal["bar", "line", "none"] = Field(
-        "bar", description="A bar on a terminal; a plain line at each tenth; nothing, also with TQDM_DISABLE=1."
+        "bar",
+        description="A bar on a terminal; a plain line at each tenth; nothing, also with TQDM_DISABLE=1.",
     )
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
-    writers: list[str | dict[str, Any]] = Field([], description="Further writers of your own; see docs/extending.md.")
+    writers: list[str | dict[str, Any]] = Field(
+        [], description="Further writers of your own; see docs/extending.md."
+    )
     use_wandb: bool = Field(
-        False, description="Report to Weights & Biases; offline into wandb/, for a later `wandb sync`."
+        False,
+        description="Report to Weights & Biases; offline into wandb/, for a later `wandb sync`.",
     )
     wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
     wandb_entity: str | None = Field(None, description="W&B team or user.")
-    wandb_api_key: str | None = Field(None, description="W&B key; better given as WANDB_API_KEY; saved nowhere.")
+    wandb_api_key: str | None = Field(
+        None, description="W&B key; better given as WANDB_API_KEY; saved nowhere."
+    )
 
 
 class DebugOptions(Section):
-    every: int = Field(0, ge=0, description="Every so many steps each rank prints its own line; 0: never.")
-    compare_every: int = Field(500, ge=0, description="Steps between comparisons of the ranks' weights; 0: never.")
+    every: int = Field(
+        0, ge=0, description="Every so many steps each rank prints its own line; 0: never."
+    )
+    compare_every: int = Field(
+        500, ge=0, description="Steps between comparisons of the ranks' weights; 0: never."
+    )
 
 
 # Limits that follow from watchdog.stall_s where they are null: so many times as long, and of 300 s at least.
@@ -174,21 +242,29 @@ LIMITS |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
 class WatchdogOptions(Section):
     """A rank that stays longer in one phase ends the run, by name. Set stall_s; the other limits follow from it."""
 
-    stall_s: float = Field(300, ge=1, description="Seconds for any phase: a batch, a step, a barrier.")
+    stall_s: float = Field(
+        300, ge=1, description="Seconds for any phase: a batch, a step, a barrier."
+    )
     start_s: float | None = Field(
         None, ge=1, description="Seconds for start and first step. null: 3 stall_s, at least 900."
     )
     validate_s: float | None = Field(
-        None, ge=1, description="Seconds for a tile of a test, or scores of a frame. null: 5 stall_s, at least 1500."
+        None,
+        ge=1,
+        description="Seconds for a tile of a test, or scores of a frame. null: 5 stall_s, at least 1500.",
     )
-    save_s: float | None = Field(None, ge=1, description="Seconds for a checkpoint. null: 3 stall_s, at least 900.")
+    save_s: float | None = Field(
+        None, ge=1, description="Seconds for a checkpoint. null: 3 stall_s, at least 900."
+    )
 
     def limit(self, name: str) -> float:
         """The seconds of stall_s, or of one of MULTIPLES."""
         return getattr(self, name) or MULTIPLES[name] * max(300.0, self.stall_s)
 
     def of(self, name: str) -> float:
-        outermost = name.partition(":")[0].rpartition(" in ")[2]  # what follows the colon names a clip
+        outermost = name.partition(":")[0].rpartition(" in ")[
+            2
+        ]  # what follows the colon names a clip
         return max(self.stall_s, self.limit(LIMITS[outermost]) if outermost in LIMITS else 0.0)
 
     def timeout_s(self, least_s: float) -> float:
@@ -210,7 +286,10 @@ class Options(Section):
     the file is one of those and the command line does not change them. Both are no options.
     """
 
-    task: str = Field(pattern=r"^\.*[\w\-][\w.\-]*$", description="Name of the run; its folder is <path.root>/<task>.")
+    task: str = Field(
+        pattern=r"^\.*[\w\-][\w.\-]*$",
+        description="Name of the run; its folder is <path.root>/<task>.",
+    )
     model: Literal["vrt"] = Field("vrt", description="The training procedure.")
     gpu_ids: list[Count] | None = Field(
         None,
@@ -220,7 +299,9 @@ class Options(Section):
     dist: bool = Field(False, description="For the reader only: what the launch says wins.")
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
-    dist_timeout_s: float = Field(1800, gt=0, description="Time-out of the process group (NCCL_TIMEOUT wins).")
+    dist_timeout_s: float = Field(
+        1800, gt=0, description="Time-out of the process group (NCCL_TIMEOUT wins)."
+    )
     scale: int = Field(1, ge=1, description="Size of the output over size of the input.")
     n_channels: int = Field(3, ge=1, description="Channels of the picture.")
     path: PathOptions = PathOptions()
@@ -263,14 +344,21 @@ class Options(Section):
     def save(self, folder: Path) -> Path:
         """Write the resolved options, without secrets, to <folder>/<option file's name>_<time>.json; gives the path."""
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
-        starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))  # within this second
+        starts = sum(
+            path.name.startswith(name) for path in folder.glob("*.json")
+        )  # within this second
         target = folder / f"{name}{f'_{starts + 1}' if starts else ''}.json"
-        write_whole(target, f"{json.dumps({'$version': VERSION, **redact(self.plain())}, indent=2)}\n".encode())
+        write_whole(
+            target,
+            f"{json.dumps({'$version': VERSION, **redact(self.plain())}, indent=2)}\n".encode(),
+        )
         return target
 
     def digest(self) -> str:
         """12 hex digits that are equal where all options but secrets are equal; ranks compare it at the start."""
-        return hashlib.sha256(json.dumps(redact(self.plain()), sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(
+            json.dumps(redact(self.plain()), sort_keys=True).encode()
+        ).hexdigest()[:12]
 
     def note_on_totals(self, ranks: int) -> str:
         """The warning where a file of KAIR is run on several ranks: its loader's numbers are totals, ours per GPU."""
@@ -279,7 +367,9 @@ class Options(Section):
         totals, overrides, kept = [], [], []
         for key in self.kair_totals:
             value = getattr(self.datasets.train, key)
-            totals.append(f"{key} {value} x {ranks} ranks = {value * ranks} in all, in KAIR {value}")
+            totals.append(
+                f"{key} {value} x {ranks} ranks = {value * ranks} in all, in KAIR {value}"
+            )
             if key == "dataloader_batch_size" and value % ranks:
                 kept.append(f"a batch of {value} cannot be divided evenly among {ranks} ranks")
             else:
@@ -332,7 +422,10 @@ class Options(Section):
         return self
 
 
-_FOLDER, _SPLIT = "the folder is <path.root>/<task>", "datasets.train is for training, datasets.test for testing"
+_FOLDER, _SPLIT = (
+    "the folder is <path.root>/<task>",
+    "datasets.train is for training, datasets.test for testing",
+)
 _INIT, _REGULARIZER = "the network is initialized as VRT is", "there is no such regularizer"
 _DATASET = {
     "val_partition": "only VideoRecurrentTrainDataset leaves clips out", "test_mode": _SPLIT, "phase": _SPLIT,

@@ -14,7 +14,17 @@ import pkgutil
 import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -29,11 +39,23 @@ SHORT_FLAGS = {
     "epochs": "train.epochs",
     "learning_rate": "train.G_optimizer_lr",
 }
-OTHER_NAMES = SHORT_FLAGS | {"lr": SHORT_FLAGS["learning_rate"], "workers": SHORT_FLAGS["num_workers"]}
+OTHER_NAMES = SHORT_FLAGS | {
+    "lr": SHORT_FLAGS["learning_rate"],
+    "workers": SHORT_FLAGS["num_workers"],
+}
 # The last words of a key say that its value is a secret: "wandb_api_key", but not "token_dim".
 _NAME = "(?i:(?:api|access|secret)_?keys?|(?:auth)?tokens?|passwords?|passwd|secrets?)"
 SECRET = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
-SECRETS = ("wandb_api_key", "api_key", "access_key", "secret_key", "token", "auth_token", "password", "secret")
+SECRETS = (
+    "wandb_api_key",
+    "api_key",
+    "access_key",
+    "secret_key",
+    "token",
+    "auth_token",
+    "password",
+    "secret",
+)
 # In text that is no JSON: "token: value", or "--token value" on a command line.
 _IN_TEXT = re.compile(
     rf"""(?<![^\W_])({_NAME}["']?\s*[:=]\s*|--(?:[\w-]*[_-])?{_NAME}[ =])("(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}}\]]+)"""
@@ -46,7 +68,9 @@ class Section(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
-    constructor: ClassVar[Callable[..., Any] | None] = None  # of the registered part, where the section names one
+    constructor: ClassVar[Callable[..., Any] | None] = (
+        None  # of the registered part, where the section names one
+    )
 
     def plain(self) -> dict[str, Any]:
         """The section as an option file holds it: plain types, nested sections as objects."""
@@ -72,7 +96,11 @@ def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
         return [redact(v, key, shown) for v in value]
     if is_secret and isinstance(value, str if shown is None else (str, int, float)):
         return shown  # in a message also a number, which may be a key without its quotes
-    return _IN_TEXT.sub(rf"\1{shown}", value) if shown is not None and isinstance(value, str) else value
+    return (
+        _IN_TEXT.sub(rf"\1{shown}", value)
+        if shown is not None and isinstance(value, str)
+        else value
+    )
 
 
 def nearest(name: str, valid: Collection[str]) -> str:
@@ -90,7 +118,9 @@ def read_section(model: type[S], values: Mapping[str, Any], where: str, kind: st
     try:
         return model(**values)
     except ValidationError as e:
-        raise joined([_error_of(error, model, values, where, kind) for error in e.errors()]) from None
+        raise joined(
+            [_error_of(error, model, values, where, kind) for error in e.errors()]
+        ) from None
 
 
 def joined(errors: Collection[OptionError]) -> OptionError:
@@ -111,7 +141,11 @@ def _error_of(
     error: ErrorDetails, model: type[Section], values: Mapping[str, Any], where: str, kind: str
 ) -> OptionError:
     names = [str(part) for part in error["loc"]]
-    owner, depth, value = model, 0, values  # the model that the wrong key belongs to, how deep it lies, its section
+    owner, depth, value = (
+        model,
+        0,
+        values,
+    )  # the model that the wrong key belongs to, how deep it lies, its section
     while depth < len(names) - 1 and (inner := _model_of(owner, names[depth])) is not None:
         owner, value, depth = inner, value[names[depth]], depth + 1
     key, section = names[depth], ".".join([where, *names[:depth]]).strip(".")
@@ -130,7 +164,12 @@ def _error_of(
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
     shown = repr(redact(value.get(key), key, "***"))
-    return OptionError(f"{dotted} is {shown}", dotted, expected, f"correct {dotted}; docs/options.md lists all keys")
+    return OptionError(
+        f"{dotted} is {shown}",
+        dotted,
+        expected,
+        f"correct {dotted}; docs/options.md lists all keys",
+    )
 
 
 def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
@@ -150,7 +189,9 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if get_origin(annotation) in (Union, types.UnionType):
         parts = [a for a in get_args(annotation) if a is not type(None)]
         # A list and a tuple, which only Python can give, are one thing in JSON.
-        text = " or ".join(dict.fromkeys(describe(a, metadata if len(parts) == 1 else ()) for a in parts))
+        text = " or ".join(
+            dict.fromkeys(describe(a, metadata if len(parts) == 1 else ()) for a in parts)
+        )
         return text + (" or null" if len(parts) < len(get_args(annotation)) else "")
     if get_origin(annotation) is Literal:
         return " | ".join(f'"{a}"' if isinstance(a, str) else str(a) for a in get_args(annotation))
@@ -167,7 +208,9 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     origin = get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, (BaseModel, dict)):
         return "object"
-    bounds += next((f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)), "")
+    bounds += next(
+        (f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)), ""
+    )
     return f"{getattr(annotation, '__name__', str(annotation))} {bounds}".strip()
 
 
@@ -192,7 +235,9 @@ class Registry:
 
     def __init__(self, kind: str, type_key: str = "type", base: type[Section] = Section) -> None:
         self.kind, self.type_key, self.base = kind, type_key, base
-        self._parts: dict[str, tuple[Callable[..., Any], frozenset[str], dict[str, type[Section]]]] = {}
+        self._parts: dict[
+            str, tuple[Callable[..., Any], frozenset[str], dict[str, type[Section]]]
+        ] = {}
         self._models: dict[str, type[Section]] = {}
 
     def register(
@@ -216,7 +261,11 @@ class Registry:
 
     def keys(self, name: str) -> list[str]:
         """The option keys of part `name`, without the type key and the keys of `base`."""
-        return [key for key in self.model(name).model_fields if key not in (self.type_key, *self.base.model_fields)]
+        return [
+            key
+            for key in self.model(name).model_fields
+            if key not in (self.type_key, *self.base.model_fields)
+        ]
 
     def model(self, name: str) -> type[Section]:
         """The options of part `name` as a frozen model: its type, the keys of `base`, those of its constructor."""
@@ -227,7 +276,9 @@ class Registry:
                 default = ... if parameter.default is inspect.Parameter.empty else parameter.default
                 annotation = parameter.annotation
                 # A nested part is a resolved section in the model, whatever an option file may hold.
-                nested = [m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Registry)]
+                nested = [
+                    m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Registry)
+                ]
                 if isinstance(annotation, type) and issubclass(annotation, Section):
                     shared.append(annotation)
                 else:
@@ -247,12 +298,16 @@ class Registry:
             return section
         if not isinstance(section, (str, Mapping)):
             expected = f"an object {{ ... }}, or the name of a {self.kind}"
-            raise OptionError(f"{where} is {redact(section, where, '***')!r}", where, expected, f"correct {where}")
+            raise OptionError(
+                f"{where} is {redact(section, where, '***')!r}", where, expected, f"correct {where}"
+            )
         values = {self.type_key: section} if isinstance(section, str) else dict(section)
         name = values.get(self.type_key)
         key, names = f"{where}.{self.type_key}", self.names()
         if name not in names:
-            what = f"{key} is missing" if name is None else f"{key} is {redact(name, shown='***')!r}"
+            what = (
+                f"{key} is missing" if name is None else f"{key} is {redact(name, shown='***')!r}"
+            )
             expected = f"a registered {self.kind}: {', '.join(names)}{nearest(str(name), names)}"
             raise OptionError(what, key, expected, "choose one of these, or register your own")
         model, wrong = self.model(name), []
@@ -293,7 +348,8 @@ class Registry:
         return {
             key: parameter.replace(annotation=hints.get(key, Any))
             for key, parameter in inspect.signature(constructor).parameters.items()
-            if key not in given and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if key not in given
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
 
 

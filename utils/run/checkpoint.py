@@ -28,7 +28,16 @@ from utils.files import free_bytes, sha256_of
 from utils.options.models import TrainOptions
 
 # What torch.load raises for a file of something else, or one that cannot be read.
-UNREADABLE = (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, OSError)
+UNREADABLE = (
+    UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OSError,
+)
 
 ROOM = "free some space or quota, or set path.root to another disk, then resume"
 
@@ -38,7 +47,12 @@ logger = logging.getLogger(__name__)
 NO_DIFFERENCE = ("opt_path", "task", "path")
 # What the scores of a validation depend on; without effect on them.
 OF_SCORES = ("datasets.test.", "val.", "metric.")
-NO_SCORE = ("val.save_img", "val.batch_tiles", "datasets.test.dataloader_", "datasets.test.cache_data")
+NO_SCORE = (
+    "val.save_img",
+    "val.batch_tiles",
+    "datasets.test.dataloader_",
+    "datasets.test.cache_data",
+)
 
 
 def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
@@ -50,7 +64,9 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
     """
     need_mb, sidecar = 1.2 * _plain_bytes(state) / 2**20, Path(f"{path}.sha256")
-    temp, sidecar_temp = (file.with_name(f".{file.name}.{os.getpid()}.tmp") for file in (path, sidecar))
+    temp, sidecar_temp = (
+        file.with_name(f".{file.name}.{os.getpid()}.tmp") for file in (path, sidecar)
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if (free_mb := free_bytes(path.parent) / 2**20) < need_mb:
@@ -67,7 +83,10 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         _sync(sidecar_temp)
         if keep and path.exists() and _fault(path) is None:  # a damaged newest one is not kept
             endings = ("", *range(2, keep + 1))
-            versions = [path, *(path.with_name(f"{path.stem}_previous{end}{path.suffix}") for end in endings)]
+            versions = [
+                path,
+                *(path.with_name(f"{path.stem}_previous{end}{path.suffix}") for end in endings),
+            ]
             for number in range(keep, 0, -1):  # each version becomes the one before
                 newer, older = versions[number - 1], versions[number]
                 if newer.exists():
@@ -101,7 +120,11 @@ def load(path: Path) -> dict[str, Any]:
                     logger.warning("the former version is used instead: %s", candidate)
                 return state
             except UNREADABLE as e:
-                fault = f"{e}" if isinstance(e, OSError) else "not a file of plain types and tensors alone"
+                fault = (
+                    f"{e}"
+                    if isinstance(e, OSError)
+                    else "not a file of plain types and tensors alone"
+                )
         logger.warning("%s is damaged (%s)", candidate, fault)
         faults.append(f"{candidate.name}: {fault}")
     expected = "a file of this project, sha256 as its sidecar says"
@@ -120,7 +143,9 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
         return sum(_plain_bytes(item, f"{where}[{index}]") for index, item in enumerate(value))
     if type(value) not in (str, int, float, bool, type(None)):
         what = f"{type(value).__name__} in a checkpoint"
-        raise CheckpointError(what, where, "plain types and tensors only", "convert it before saving")
+        raise CheckpointError(
+            what, where, "plain types and tensors only", "convert it before saving"
+        )
     return 0
 
 
@@ -161,7 +186,11 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as e:
-        if e.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # some file systems sync no folders
+        if e.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+            errno.ENOSYS,
+        ):  # some file systems sync no folders
             raise
     finally:
         os.close(descriptor)
@@ -169,7 +198,9 @@ def _sync(path: Path) -> None:
 
 def _versions(path: Path) -> list[Path]:
     """The file and its kept former versions, those that are there, newest first; `load` says which can be read."""
-    former = sorted(path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name))
+    former = sorted(
+        path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name)
+    )
     return [path, *former] if os.path.lexists(path) else former
 
 
@@ -243,7 +274,10 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     latest = own_checkpoint(folder, "latest")
     has_own = bool(_versions(latest))
     if resume is None and has_own:
-        what, expected = "path.resume is null, yet the folder holds a run", "an empty folder for a run from zero"
+        what, expected = (
+            "path.resume is null, yet the folder holds a run",
+            "an empty folder for a run from zero",
+        )
         do = "--resume auto resumes it; for a new run set another task name or move the folder away"
         raise OptionError(what, str(latest), expected, do)
     if resume in (None, "auto"):
@@ -289,7 +323,9 @@ def _read_state(path: Path) -> dict[str, Any]:
     raise CheckpointError(what, str(path), "a file checkpoints/checkpoint_*.pth of a run", do)
 
 
-def left_to_do(progress: Progress, total_iter: int, test_every: int) -> Literal["validation", "steps", "nothing"]:
+def left_to_do(
+    progress: Progress, total_iter: int, test_every: int
+) -> Literal["validation", "steps", "nothing"]:
     """What comes next in the life of a run; "nothing": it is finished. The one place that decides.
 
     A run is finished when its last step is validated, and the checkpoint records that (`validated`). A validation that
@@ -310,23 +346,43 @@ def restore_progress(
 
     folder: of the run. options: all, plain and without secrets; those that differ from the checkpoint's are logged.
     """
-    state, is_own = resumed.state, resumed.path.parent.resolve() == own_checkpoint(folder, "latest").parent.resolve()
-    progress = Progress(**{field.name: state.get(field.name, field.default) for field in fields(Progress)})
-    was = DataOrder(**state["order"]) if "order" in state else None  # older versions did not write it
+    state, is_own = (
+        resumed.state,
+        resumed.path.parent.resolve() == own_checkpoint(folder, "latest").parent.resolve(),
+    )
+    progress = Progress(
+        **{field.name: state.get(field.name, field.default) for field in fields(Progress)}
+    )
+    was = (
+        DataOrder(**state["order"]) if "order" in state else None
+    )  # older versions did not write it
     if progress.batch == (was or order).steps:
         progress.next_epoch()
     changes = differences(state["options"], options)
     if changes and utils_dist.is_main_process():
         texts = {key: [json.dumps(value) for value in values] for key, values in changes.items()}
-        short = {key: [t if len(t) <= 80 else f"{t[:77]}..." for t in pair] for key, pair in texts.items()}
+        short = {
+            key: [t if len(t) <= 80 else f"{t[:77]}..." for t in pair]
+            for key, pair in texts.items()
+        }
         lines = [f"  {key}: {' -> '.join(pair)}" for key, pair in short.items()]
-        logger.warning("options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines))
+        logger.warning(
+            "options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines)
+        )
     progress.saved = progress.step if is_own else -1
     if not is_own:
         progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
-    other_test = [key for key in changes if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE)]
-    if progress.best_psnr is not None and (other_test or not _versions(own_checkpoint(folder, "best"))):
-        reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
+    other_test = [
+        key for key in changes if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE)
+    ]
+    if progress.best_psnr is not None and (
+        other_test or not _versions(own_checkpoint(folder, "best"))
+    ):
+        reason = (
+            f"{', '.join(other_test)} changed"
+            if other_test
+            else "this run's folder holds no checkpoint_best.pth"
+        )
         logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
         progress.best_psnr, progress.best_step = None, 0
     if progress.step < planned_steps(train, (was or order).steps, progress):
@@ -343,7 +399,9 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
     return of_epochs if train.total_iter is None else min(train.total_iter, of_epochs)
 
 
-def differences(was: dict[str, Any], now: dict[str, Any], where: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(
+    was: dict[str, Any], now: dict[str, Any], where: str = ""
+) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (value then, value now) of the options that differ. A key that one side lacks is left out."""
     found = {}
     for key in sorted(was.keys() & now.keys()):
@@ -358,7 +416,11 @@ def differences(was: dict[str, Any], now: dict[str, Any], where: str = "") -> di
 
 
 def _find_place(
-    progress: Progress, was: DataOrder | None, order: DataOrder, resumed: Resumed, options: dict[str, Any]
+    progress: Progress,
+    was: DataOrder | None,
+    order: DataOrder,
+    resumed: Resumed,
+    options: dict[str, Any],
 ) -> None:
     """Start the next epoch, with a warning, where a position in the data means other samples than before.
 
@@ -368,12 +430,17 @@ def _find_place(
     """
     ranks, ranks_then = utils_dist.get_world_size(), resumed.state["world_size"]
     now, before = (
-        count * tree["datasets"]["train"]["dataloader_batch_size"] * tree["train"]["accumulation_steps"]
+        count
+        * tree["datasets"]["train"]["dataloader_batch_size"]
+        * tree["train"]["accumulation_steps"]
         for count, tree in ((ranks, options), (ranks_then, resumed.state["options"]))
     )
     pairs = [("samples a step", before, now)]
     if was is not None:
-        pairs += [("samples an epoch", was.samples, order.samples), ("seed of the order", was.seed, order.seed)]
+        pairs += [
+            ("samples an epoch", was.samples, order.samples),
+            ("seed of the order", was.seed, order.seed),
+        ]
     changed = [f"{name} {old} -> {new}" for name, old, new in pairs if old != new]
     is_other = was is not None and was.sample_list != order.sample_list
     changed += ["other clips, frames or spikes"] * is_other
@@ -395,5 +462,7 @@ def _find_place(
         )  # fmt: skip
     elif ranks != ranks_then and utils_dist.is_main_process():
         logger.warning(
-            "%d ranks now, %d before: the same samples in the same order, but sums round differently", ranks, ranks_then
+            "%d ranks now, %d before: the same samples in the same order, but sums round differently",
+            ranks,
+            ranks_then,
         )

@@ -23,11 +23,20 @@ from utils.logger import WARNINGS_NAME, best_effort
 logger = logging.getLogger(__name__)
 
 LINES_NAME, HISTORY_NAME = "training_history.jsonl", "training_history.json"
-History = dict[str, list[list[float]]]  # {"train/loss": [[step, value], ...], ...}; a value that is not finite is NaN
+History = dict[
+    str, list[list[float]]
+]  # {"train/loss": [[step, value], ...], ...}; a value that is not finite is NaN
 # A running mean over a twentieth of the entries: smooth enough to compare runs, short enough to show a change.
 SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST = 20, 3, 200
 # Of the figure of one run, written after each validation: to have them computed doubles its time.
-MARGINS = {"left": 0.07, "bottom": 0.075, "right": 0.94, "top": 0.945, "wspace": 0.2, "hspace": 0.32}
+MARGINS = {
+    "left": 0.07,
+    "bottom": 0.075,
+    "right": 0.94,
+    "top": 0.945,
+    "wspace": 0.2,
+    "hspace": 0.32,
+}
 GREY = "0.35"
 REPORT_NAME, CURVES_NAME, ENVIRONMENT_NAME = "report.html", "curves.png", "environment.json"
 # At most 12 clips have strips; at this width a page takes about 5 MB, and never more than 16.
@@ -53,15 +62,23 @@ class HistoryWriter:
             if not self.is_ready:
                 # Keep no line that is no entry, and none that this run writes again: it repeats the steps after its
                 # start, and a validation that was killed after its entry and before its save.
-                older = self.file if self.file.is_file() else self.folder / HISTORY_NAME  # that of an older version
+                older = (
+                    self.file if self.file.is_file() else self.folder / HISTORY_NAME
+                )  # that of an older version
                 entries = _entries(older) if self.start and older.is_file() else []
                 if broken := entries.count(None):
                     logger.warning("%s: %d lines are no entries and are left out", older, broken)
                 before = [entry for entry in entries if entry and entry["step"] <= self.start]
-                kept = [entry for entry in before if entry["step"] < step or entry.keys().isdisjoint(values)]
+                kept = [
+                    entry
+                    for entry in before
+                    if entry["step"] < step or entry.keys().isdisjoint(values)
+                ]
                 write_whole(self.file, b"".join(map(_line, kept)))
                 self.is_ready = True
-            finite = {tag: float(value) if math.isfinite(value) else None for tag, value in values.items()}
+            finite = {
+                tag: float(value) if math.isfinite(value) else None for tag, value in values.items()
+            }
             line = _line({"step": step} | finite)
             with open(self.file, "ab", buffering=0) as file:
                 size = file.tell()
@@ -79,13 +96,20 @@ class HistoryWriter:
         if not self.is_behind:
             return
         self.is_behind = False
-        with best_effort("the report of the run", Exception):  # nor does a fault of the plot cost the history
+        with best_effort(
+            "the report of the run", Exception
+        ):  # nor does a fault of the plot cost the history
             history = read_history(self.folder)
             curves = encoded(draw_panels({"": history}))
-            plain = {tag: [[x, y if math.isfinite(y) else None] for x, y in curve] for tag, curve in history.items()}
+            plain = {
+                tag: [[x, y if math.isfinite(y) else None] for x, y in curve]
+                for tag, curve in history.items()
+            }
             write_whole(self.folder / HISTORY_NAME, json.dumps(plain, allow_nan=False).encode())
             write_whole(self.folder / CURVES_NAME, curves)
-            write_whole(self.folder / REPORT_NAME, build_report(self.folder, history, curves).encode())
+            write_whole(
+                self.folder / REPORT_NAME, build_report(self.folder, history, curves).encode()
+            )
 
 
 def _line(entry: dict[str, Any]) -> bytes:
@@ -96,7 +120,10 @@ def read_history(run: Path) -> History:
     """The history of a run (its folder, or one of its two files; old runs have the .json alone), else DataError."""
     path = run
     if run.suffix not in (".json", ".jsonl"):
-        path = next((file for name in (LINES_NAME, HISTORY_NAME) if (file := run / name).is_file()), run / LINES_NAME)
+        path = next(
+            (file for name in (LINES_NAME, HISTORY_NAME) if (file := run / name).is_file()),
+            run / LINES_NAME,
+        )
     if not path.is_file():
         expected = f"the folder of a run, or its {LINES_NAME} or {HISTORY_NAME}"
         raise DataError(f"no {path}", "the command line", expected, "correct the path")
@@ -123,9 +150,13 @@ def _entries(path: Path) -> list[dict[str, Any] | None]:
             entries.append(None)
             with suppress(ValueError):
                 entries[-1] = json.loads(line)
-        return [e if isinstance(e, dict) and isinstance(e.get("step"), int) else None for e in entries]
+        return [
+            e if isinstance(e, dict) and isinstance(e.get("step"), int) else None for e in entries
+        ]
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)  # older versions wrote NaN
+        whole = json.loads(
+            path.read_text(encoding="utf-8"), parse_constant=lambda _: None
+        )  # older versions wrote NaN
         steps: dict[int, dict[str, Any]] = {}
         for tag, curve in whole.items():
             for step, value in curve:
@@ -153,10 +184,17 @@ def run_names(runs: list[Path]) -> list[str]:
     paths, names = [folder_of(run).resolve().parts[::-1] for run in runs], []
     for parts in paths:
         others = [other for other in paths if other != parts]
-        count = next(n for n in range(1, len(parts) + 1) if all(other[:n] != parts[:n] for other in others))
+        count = next(
+            n for n in range(1, len(parts) + 1) if all(other[:n] != parts[:n] for other in others)
+        )
         names.append("/".join(parts[:count][::-1]))
     if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"a run is given twice: {twice[0]}", "the command line", "each run once", "leave one out")
+        raise DataError(
+            f"a run is given twice: {twice[0]}",
+            "the command line",
+            "each run once",
+            "leave one out",
+        )
     return names
 
 
@@ -171,19 +209,36 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     for x, y, colour in _curves(histories, "train/loss"):
         mean, window = smoothed(y)
         loss.plot(x, y, color=colour, linewidth=0.6, alpha=0.35, label="each entry")
-        loss.plot(x, mean, color=colour, linewidth=2.2, label=f"mean of {window} entries" if is_one else "running mean")
+        loss.plot(
+            x,
+            mean,
+            color=colour,
+            linewidth=2.2,
+            label=f"mean of {window} entries" if is_one else "running mean",
+        )
         means.extend(mean[np.isfinite(mean)])
     if means and min(means) > 0 and max(means) > 10 * min(means):
         loss.set_yscale("log")
 
-    star = {"linestyle": "", "marker": "*", "markersize": 14, "markeredgecolor": "white", "label": "best"}
+    star = {
+        "linestyle": "",
+        "marker": "*",
+        "markersize": 14,
+        "markeredgecolor": "white",
+        "label": "best",
+    }
     for x, y, colour in _curves(histories, "val/psnr"):
         psnr.plot(x, y, color=colour, marker="o", markersize=3.5, label="restored")
         if np.isfinite(y).any():
             best = int(np.nanargmax(np.where(np.isfinite(y), y, np.nan)))
             psnr.plot(x[best], y[best], color=colour, **star)
             if is_one:
-                psnr.set_title(f"best {y[best]:.2f} at {x[best]:,.0f}", loc="right", fontsize="medium", color=GREY)
+                psnr.set_title(
+                    f"best {y[best]:.2f} at {x[best]:,.0f}",
+                    loc="right",
+                    fontsize="medium",
+                    color=GREY,
+                )
     for x, y, colour in _curves(histories, "val/psnr_input"):
         psnr.plot(x, y, color=colour, linestyle="--", label="blurry input")
 
@@ -205,15 +260,27 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
             waits.plot(x, 100 * y, **wait)
             speed.plot([], [], label="data wait", **wait)
 
-    for axis, tag in zip(axes, ("train/loss", "val/psnr", "train/lr", "train/it_per_s"), strict=True):
+    for axis, tag in zip(
+        axes, ("train/loss", "val/psnr", "train/lr", "train/it_per_s"), strict=True
+    ):
         if not axis.lines:
-            axis.text(0.5, 0.5, f"no {tag} yet", transform=axis.transAxes, ha="center", va="center", color=GREY)
+            axis.text(
+                0.5,
+                0.5,
+                f"no {tag} yet",
+                transform=axis.transAxes,
+                ha="center",
+                va="center",
+                color=GREY,
+            )
     # Places where curves seldom are; to search for an empty one takes long with many entries.
     for axis, place in ((loss, "upper right"), (psnr, "center right"), (speed, "center left")):
         lines, names = axis.get_legend_handles_labels()
         # Each kind once, grey where the colours are those of the runs.
         if kinds := dict(zip(names, lines, strict=True)):
-            legend = axis.legend(kinds.values(), kinds.keys(), loc=place, fontsize="small", framealpha=0.8)
+            legend = axis.legend(
+                kinds.values(), kinds.keys(), loc=place, fontsize="small", framealpha=0.8
+            )
             for line in () if is_one else legend.get_lines():
                 line.set_color(GREY)
     return figure
@@ -245,14 +312,21 @@ def smoothed(values: Sequence[float]) -> tuple[np.ndarray, int]:
     y = np.asarray(values, float)
     half = int(np.clip(len(y) // SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST)) // 2
     is_finite = np.isfinite(y)
-    sums, counts = (np.concatenate(([0.0], np.cumsum(part))) for part in (np.where(is_finite, y, 0.0), is_finite))
+    sums, counts = (
+        np.concatenate(([0.0], np.cumsum(part)))
+        for part in (np.where(is_finite, y, 0.0), is_finite)
+    )
     first = np.clip(np.arange(len(y)) - half, 0, None)
     last = np.clip(np.arange(len(y)) + half + 1, None, len(y))
     count = counts[last] - counts[first]
-    return np.where(count > 0, (sums[last] - sums[first]) / np.maximum(count, 1), np.nan), 2 * half + 1
+    return np.where(
+        count > 0, (sums[last] - sums[first]) / np.maximum(count, 1), np.nan
+    ), 2 * half + 1
 
 
-def _curves(histories: Mapping[str, History], tag: str) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
+def _curves(
+    histories: Mapping[str, History], tag: str
+) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
     """(steps, values, colour) of each run that has the scalar."""
     for number, history in enumerate(histories.values()):
         if entries := history.get(tag):
@@ -264,11 +338,15 @@ def _empty_figure(
     margins: dict[str, float] | None = None,
 ) -> tuple[Any, list[Any]]:  # fmt: skip
     """A figure with an empty panel of `size` (inches) for each title and, where there are several, the runs' names."""
-    from matplotlib.figure import Figure  # not before a figure is drawn; not pyplot, which wants a display
+    from matplotlib.figure import (
+        Figure,  # not before a figure is drawn; not pyplot, which wants a display
+    )
     from matplotlib.lines import Line2D
 
     rows = -(-len(titles) // columns)
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout=None if margins else "constrained")
+    figure = Figure(
+        figsize=(size[0] * columns, size[1] * rows), layout=None if margins else "constrained"
+    )
     if margins:
         figure.subplots_adjust(**margins)
     axes = [figure.add_subplot(rows, columns, number) for number in range(1, len(titles) + 1)]
@@ -280,17 +358,31 @@ def _empty_figure(
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     if len(histories) > 1:
-        lines = [Line2D([], [], color=f"C{number % 10}", linewidth=3) for number in range(len(histories))]
-        figure.legend(lines, list(histories), loc="outside upper center", ncols=min(4, len(histories)))
+        lines = [
+            Line2D([], [], color=f"C{number % 10}", linewidth=3) for number in range(len(histories))
+        ]
+        figure.legend(
+            lines, list(histories), loc="outside upper center", ncols=min(4, len(histories))
+        )
     return figure, axes
 
 
 def build_report(folder: Path, history: History, curves: bytes) -> str:
     """One self-contained page on the run in `folder`. curves: a PNG."""
-    columns = [dict(history.get(f"val/{name}", [])) for name in ("psnr", "psnr_input", "ssim", "ssim_input")]
-    steps, scores = list(columns[0]), {step: psnr for step, psnr in columns[0].items() if math.isfinite(psnr)}
+    columns = [
+        dict(history.get(f"val/{name}", []))
+        for name in ("psnr", "psnr_input", "ssim", "ssim_input")
+    ]
+    steps, scores = (
+        list(columns[0]),
+        {step: psnr for step, psnr in columns[0].items() if math.isfinite(psnr)},
+    )
     best = max(scores, key=scores.get, default=None)
-    state = [f"iteration {max(entries[-1][0] for entries in history.values()):,}" if history else "no entry yet"]
+    state = [
+        f"iteration {max(entries[-1][0] for entries in history.values()):,}"
+        if history
+        else "no entry yet"
+    ]
     if losses := history.get("train/loss"):
         state.append(f"loss {losses[-1][1]:.4f}")
     if scores:
@@ -298,7 +390,9 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         state.append(f"PSNR {last:.2f} dB, best {scores[best]:.2f} dB at iteration {best:,}")
     shown = [step for step in steps if step == best or step in steps[-SHOWN_ROWS:]][::-1]
 
-    warnings: dict[str, tuple[str, int]] = {}  # text -> time of the last one, how often; the newest last
+    warnings: dict[
+        str, tuple[str, int]
+    ] = {}  # text -> time of the last one, how often; the newest last
     recorded = folder / WARNINGS_NAME
     for line in recorded.read_text(encoding="utf-8").splitlines() if recorded.is_file() else ():
         with suppress(ValueError):  # a line that was cut by a kill
@@ -313,7 +407,9 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         names = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
         for file in sorted(images.rglob(f"{steps[-1]}.png"), key=natural_key) if steps else ():
             panels = panels_of(imread_rgb(file), names)
-            clips[file.parent.relative_to(images).as_posix()] = {k: v for k, v in panels.items() if k != ERROR}
+            clips[file.parent.relative_to(images).as_posix()] = {
+                k: v for k, v in panels.items() if k != ERROR
+            }
     return render(
         "run",
         title=f"Training: {folder.resolve().name}",

@@ -30,7 +30,9 @@ GB = 1e9
 Use = tuple[float, float]  # used, total, in GB (1e9 bytes)
 PAUSES = ("validation", "save")
 WINDOW_S = 300.0  # the speed within about this time counts for the time that remains
-DATA_WAIT = 0.10  # share of the time; below it, a faster loader gains less than the noise between two runs
+DATA_WAIT = (
+    0.10  # share of the time; below it, a faster loader gains less than the noise between two runs
+)
 SLOWER = 1.2  # times the median of the other ranks
 LEAST_EFFECT = 0.05  # of a step: a rank that is slower by less than this delays nobody noticeably
 WINDOW_STEPS = 10  # fewer steps are judged together with the next ones
@@ -43,7 +45,9 @@ FALLS, FALL_DB = 3, 0.1  # validations in a row, and in all: PSNR wavers by some
 SAVES = 20  # to come: time enough to react, a day or more with usual options
 
 
-def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int = 3, warmup: int = 0) -> float:
+def seconds_of(
+    run: Callable[[], Any], device: torch.device, repeats: int = 3, warmup: int = 0
+) -> float:
     """Median seconds of `run`, to the end of its work on the device."""
     seconds = []
     for _ in range(warmup + repeats):
@@ -71,7 +75,9 @@ class Span:
         if not self.steps:
             return {}
         seconds = self.seconds
-        return {"it_per_s": self.steps / seconds} | {f"{k}_share": part / seconds for k, part in self.parts.items()}
+        return {"it_per_s": self.steps / seconds} | {
+            f"{k}_share": part / seconds for k, part in self.parts.items()
+        }
 
 
 class StepTimer:
@@ -118,7 +124,9 @@ class StepTimer:
         self._recent = self._faded()
         self.line = Span()
         is_on_gpu = torch.cuda.is_initialized()
-        values["memory_gb"] = torch.cuda.max_memory_allocated() / GB if is_on_gpu else process.peak_process_gb()
+        values["memory_gb"] = (
+            torch.cuda.max_memory_allocated() / GB if is_on_gpu else process.peak_process_gb()
+        )
         return values
 
     def begin_epoch(self) -> None:
@@ -180,13 +188,18 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     found: list[Use] = []
     with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
-        total, free = (int(lines[key].split()[0]) * 1024 / GB for key in ("MemTotal", "MemAvailable"))
+        total, free = (
+            int(lines[key].split()[0]) * 1024 / GB for key in ("MemTotal", "MemAvailable")
+        )
         found.append((total - free, total))
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if "memory" in controllers.split(","):  # version 1
-                root, names = groups / "memory", ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_")
+                root, names = (
+                    groups / "memory",
+                    ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_"),
+                )
             elif not controllers:  # version 2
                 root, names = groups, ("memory.current", "memory.max", "")
             else:
@@ -196,8 +209,13 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
             for folder in [inner, *inner.parents] if inner.is_dir() else [root]:
                 with suppress(OSError, ValueError, KeyError):  # above the root, or "max": no limit
                     total = int((folder / limit).read_text())
-                    stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
-                    cache = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+                    stat = dict(
+                        line.split(" ", 1)
+                        for line in (folder / "memory.stat").read_text().splitlines()
+                    )
+                    cache = sum(
+                        int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive")
+                    )
                     found.append(((int((folder / used).read_text()) - cache) / GB, total / GB))
     # Version 1 has a limit of 2**63 bytes where there is none.
     limited = (use for use in found if 0 < use[1] < 2**60 / GB)
@@ -264,8 +282,15 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
 class Health:
     """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns."""
 
-    def __init__(self, folder: Path, train: TrainOptions, datasets: DatasetsOptions, total_iter: int) -> None:
-        self.folder, self.train, self.datasets, self.total_iter = folder, train, datasets, total_iter
+    def __init__(
+        self, folder: Path, train: TrainOptions, datasets: DatasetsOptions, total_iter: int
+    ) -> None:
+        self.folder, self.train, self.datasets, self.total_iter = (
+            folder,
+            train,
+            datasets,
+            total_iter,
+        )
         self.said: set[str] = set()
         self.window: list[list[Measured]] = []  # log lines that are not judged yet
         self.is_first = True  # of this process: it also starts workers, builds DDP, compiles
@@ -306,11 +331,19 @@ class Health:
                     now, recent, before, self.train.G_optimizer_lr, 2 * before,
                 )  # fmt: skip
         for kind, do in (
-            ("GPU", 'netG.checkpoint="auto" with netG.memory_budget_gb={:.3g} or less, or a smaller gt_size'),
-            ("host", "lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory"),
+            (
+                "GPU",
+                'netG.checkpoint="auto" with netG.memory_budget_gb={:.3g} or less, or a smaller gt_size',
+            ),
+            (
+                "host",
+                "lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory",
+            ),
         ):
             known = [(rank.memory[kind], i) for i, rank in enumerate(ranks) if kind in rank.memory]
-            (used, total), fullest = max(known, key=lambda found: found[0][0] / found[0][1], default=((0.0, 1.0), 0))
+            (used, total), fullest = max(
+                known, key=lambda found: found[0][0] / found[0][1], default=((0.0, 1.0), 0)
+            )
             if used / total > MEMORY:
                 self._warn(
                     f"memory {kind}", "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
@@ -329,7 +362,10 @@ class Health:
         """Waits for data, and what a rank does alone: in the backward pass the fast ranks wait for the slow one."""
         steps, last = sum(line[0].steps for line in lines), lines[-1]
         seconds, waits, forwards = (
-            [sum(getattr(line, name) for line in of_rank) / steps for of_rank in zip(*lines, strict=True)]
+            [
+                sum(getattr(line, name) for line in of_rank) / steps
+                for of_rank in zip(*lines, strict=True)
+            ]
             for name in ("seconds", "data_s", "forward_s")
         )
         shares = [wait / all_s for wait, all_s in zip(waits, seconds, strict=True)]
@@ -366,7 +402,12 @@ class Health:
         last = self.validations[-FALLS - 1 :]
         psnrs = [psnr for psnr, _ in last]
         is_falling = psnrs == sorted(set(psnrs), reverse=True)
-        if len(last) <= FALLS or not is_falling or psnrs[0] - psnrs[-1] < FALL_DB or last[-1][1] >= last[0][1]:
+        if (
+            len(last) <= FALLS
+            or not is_falling
+            or psnrs[0] - psnrs[-1] < FALL_DB
+            or last[-1][1] >= last[0][1]
+        ):
             return
         self._warn(
             "overfitting",
@@ -384,10 +425,15 @@ class Health:
         # The latest checkpoint and, with a test split, the best one keep former versions; a new one is written before
         # an old one goes. The weights of all steps stay.
         kinds = 1 + (self.datasets.test is not None)
-        sizes = {path.name: path.stat().st_size for path in (self.folder / "checkpoints").glob("checkpoint_*.pth")}
+        sizes = {
+            path.name: path.stat().st_size
+            for path in (self.folder / "checkpoints").glob("checkpoint_*.pth")
+        }
         missing = kinds * (1 + self.train.keep_checkpoints) - len(sizes)
         whole = sizes.get("checkpoint_latest.pth", 0) * (1 + max(0, missing))
-        weights = sum(path.stat().st_size for path in (self.folder / "models").glob(f"{step}_*.pth"))
+        weights = sum(
+            path.stat().st_size for path in (self.folder / "models").glob(f"{step}_*.pth")
+        )
         if not left or not weights:
             return
         room = max(0, (free_bytes(self.folder) - whole) / weights)

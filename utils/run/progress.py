@@ -54,7 +54,9 @@ def shown_kind(kind: str) -> str:
 class Bar(ExitStack):
     """A bar of tqdm. Whatever is written meanwhile appears above it. A lost terminal does not end the run."""
 
-    def __init__(self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any) -> None:
+    def __init__(
+        self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any
+    ) -> None:
         super().__init__()
         terminal = sys.stderr.stream if isinstance(sys.stderr, AboveBars) else sys.stderr
         if terminal is sys.stderr:  # else another bar is open already
@@ -92,7 +94,9 @@ class AboveBars:
     def write(self, text: str) -> int:
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
-            with tqdm.external_write_mode(file=self.terminal):  # clears the bars there, and draws them again
+            with tqdm.external_write_mode(
+                file=self.terminal
+            ):  # clears the bars there, and draws them again
                 self.stream.write("".join(f"{line}\n" for line in lines))
                 self.stream.flush()
         return len(text)
@@ -109,7 +113,9 @@ class AboveBars:
 class Lines:
     """A line after the first seconds, at each tenth, and after a minute without one, with the time that remains."""
 
-    def __init__(self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0) -> None:
+    def __init__(
+        self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0
+    ) -> None:
         self.total, self.name, self.unit, self.done, self._say = max(total, 1), name, unit, 0, say
         self._begin = time.monotonic()
         self._quiet_until, self._due = self._begin + quiet_s, self._begin + QUIET_S
@@ -117,15 +123,22 @@ class Lines:
     def update(self, count: float = 1) -> None:
         before, self.done = self.done, self.done + count
         now = time.monotonic()
-        share, former = ((done + 1e-6) / self.total for done in (self.done, before))  # thirds do not add up to 1
+        share, former = (
+            (done + 1e-6) / self.total for done in (self.done, before)
+        )  # thirds do not add up to 1
         is_tenth = int(LINES * share) > int(LINES * former)
         if now < self._quiet_until or not (is_tenth or now >= self._due):
             return
         self._due = now + LINE_S
         rate = max(self.done, 1e-6) / max(now - self._begin, 1e-6)
         pace = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
-        done, left = f"{self.done:.1f}".removesuffix(".0"), duration(max(self.total - self.done, 0) / rate)
-        self._say(f"{self.name}: {int(100 * share)} %, {done} of {self.total} {self.unit}, {pace}, {left} left")
+        done, left = (
+            f"{self.done:.1f}".removesuffix(".0"),
+            duration(max(self.total - self.done, 0) / rate),
+        )
+        self._say(
+            f"{self.name}: {int(100 * share)} %, {done} of {self.total} {self.unit}, {pace}, {left} left"
+        )
 
 
 class RunProgress(ExitStack):
@@ -137,7 +150,12 @@ class RunProgress(ExitStack):
 
     def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:
         super().__init__()
-        self.kind, self.total_iter, self.timer, self.every = shown_kind(kind), total_iter, timer, every
+        self.kind, self.total_iter, self.timer, self.every = (
+            shown_kind(kind),
+            total_iter,
+            timer,
+            every,
+        )
         self._shown: Bar | None = None
         self._name = ""
 
@@ -153,7 +171,10 @@ class RunProgress(ExitStack):
             pace, left = self.timer.pace(), self.eta(step)
             parts = [f"{1 / pace:.3g} it/s" if pace else "", f"{left} left" if left else "", values]
             self._shown.update(1, self._name, ", ".join(filter(None, parts)))
-        elif self.kind == "line" and step * LINES // self.total_iter > (step - 1) * LINES // self.total_iter:
+        elif (
+            self.kind == "line"
+            and step * LINES // self.total_iter > (step - 1) * LINES // self.total_iter
+        ):
             left = f", {eta} left" if (eta := self.eta(step)) else ""
             share = 100 * step // self.total_iter
             logger.info("%s: %d %%, %d of %d it%s", self._name, share, step, self.total_iter, left)
@@ -168,7 +189,9 @@ class RunProgress(ExitStack):
             return ""
         seconds = (self.total_iter - step) * pace
         for kind, every in self.every.items():
-            if every and (known := self.timer.pauses.get(kind)):  # those of `step` itself are still to come
+            if every and (
+                known := self.timer.pauses.get(kind)
+            ):  # those of `step` itself are still to come
                 seconds += (last // every - (step - 1) // every + 1) * statistics.fmean(known)
         return duration(seconds)
 

@@ -57,7 +57,12 @@ class Experiment:
     """The log line, numbers, images and checkpoints of a run. Only rank 0 writes."""
 
     def __init__(
-        self, folder: Path, options: dict[str, Any], order: DataOrder, health: Health, writers: Sequence[Any] = ()
+        self,
+        folder: Path,
+        options: dict[str, Any],
+        order: DataOrder,
+        health: Health,
+        writers: Sequence[Any] = (),
     ) -> None:
         """options: all of them, plain and without secrets, for each checkpoint. writers: see docs/extending.md."""
         self.folder, self.options, self.order, self.health = folder, options, order, health
@@ -65,7 +70,9 @@ class Experiment:
         self.table = ""  # of the newest validation
         self.last_values = ""  # of the newest log line, for the progress bar
 
-    def log_training(self, progress: Progress, ranks: list[Measured], grad_norms: list[float], eta: str) -> None:
+    def log_training(
+        self, progress: Progress, ranks: list[Measured], grad_norms: list[float], eta: str
+    ) -> None:
         """One line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...``; its values, and those of each rank, to the writers.
 
         ranks: of the steps since the last line. grad_norms: of these steps. eta: see RunProgress.eta.
@@ -75,26 +82,49 @@ class Experiment:
         said = f"{loss:.4f}" if grad_norms else "none (all steps skipped)"
         self.last_values = f"loss {said}, lr {lr:.1e}"
         fields = (f", it/s: {speed:.3g}" if speed else "") + (f", eta: {eta}" if eta else "")
-        logger.info("Epoch: %d, Iter: %d, Loss: %s, lr: %.3e%s", progress.epoch + 1, progress.step, said, lr, fields)
+        logger.info(
+            "Epoch: %d, Iter: %d, Loss: %s, lr: %.3e%s",
+            progress.epoch + 1,
+            progress.step,
+            said,
+            lr,
+            fields,
+        )
         tagged = {f"train/{name}": value for name, value in values.items()}
-        for name in ("data_s", "forward_s", "compute_s") if ranks[0].steps else ():  # seconds per step of each rank
-            tagged |= {f"ranks/{name}/{i}": getattr(rank, name) / rank.steps for i, rank in enumerate(ranks)}
+        for name in (
+            ("data_s", "forward_s", "compute_s") if ranks[0].steps else ()
+        ):  # seconds per step of each rank
+            tagged |= {
+                f"ranks/{name}/{i}": getattr(rank, name) / rank.steps
+                for i, rank in enumerate(ranks)
+            }
         self.to_writers("scalars", tagged, progress.step)
         self.health.logged(ranks, grad_norms)
 
     def log_epoch(self, epoch: int, values: dict[str, float], timer: StepTimer) -> None:
         """One line on the epoch that ended, the `epoch`-th. values: see ModelVRT.epoch_log."""
         speed, skipped = timer.epoch.values(), values["skipped"]
-        pauses = f" ({duration(timer.epoch.paused)} of it validation and saving)" if timer.epoch.paused >= 1 else ""
+        pauses = (
+            f" ({duration(timer.epoch.paused)} of it validation and saving)"
+            if timer.epoch.paused >= 1
+            else ""
+        )
         parts = [f"{values['steps']:,} steps", f"mean loss {values['loss']:.4f}"]
-        parts += [f"{speed['it_per_s']:.3g} it/s", f"data wait {100 * speed['data_share']:.0f} %"] if speed else []
+        parts += (
+            [f"{speed['it_per_s']:.3g} it/s", f"data wait {100 * speed['data_share']:.0f} %"]
+            if speed
+            else []
+        )
         parts += [f"took {duration(time.perf_counter() - timer.epoch_begin)}{pauses}"]
         parts += [f"{skipped} steps skipped"] if skipped else []
         logger.info("Epoch %d ended: %s", epoch, ", ".join(parts))
         timer.begin_epoch()
 
     def log_validation(
-        self, progress: Progress, scalars: dict[str, float], panels: dict[str, dict[str, np.ndarray]]
+        self,
+        progress: Progress,
+        scalars: dict[str, float],
+        panels: dict[str, dict[str, np.ndarray]],
     ) -> None:
         """The validation's means as one line and curves; strips of its panels to images/<clip>/<step>.png."""
         logger.info(
@@ -107,7 +137,9 @@ class Experiment:
             strip = comparison_strip(images)
             with best_effort("images of the validation"):
                 imwrite_rgb(self.folder / "images" / name / f"{progress.step}.png", strip)
-                write_whole(self.folder / "images" / history.PANELS_NAME, json.dumps(list(images)).encode())
+                write_whole(
+                    self.folder / "images" / history.PANELS_NAME, json.dumps(list(images)).encode()
+                )
             self.to_writers("image", f"val/{name}", strip, progress.step)
         self.to_writers("scalars", scalars, progress.step)  # last: the report shows the pictures
 
@@ -123,11 +155,17 @@ class Experiment:
             return
         begin = time.perf_counter()
         path = checkpoint.own_checkpoint(self.folder, name)
-        position = {**asdict(progress), "order": asdict(self.order), "world_size": utils_dist.get_world_size()}
+        position = {
+            **asdict(progress),
+            "order": asdict(self.order),
+            "world_size": utils_dist.get_world_size(),
+        }
         position["version"] = VERSION
         keep = 0 if is_again else self.options["train"]["keep_checkpoints"]
         checkpoint.save({**state_of(), **position, "options": self.options}, path, keep)
-        logger.info("saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin)
+        logger.info(
+            "saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin
+        )
 
     def close(self) -> None:
         self.to_writers("close")
@@ -143,7 +181,9 @@ class Experiment:
             except Exception as e:
                 self.writers.remove(writer)
                 name = type(writer).__name__
-                logger.warning("%s failed and is left out from now on: %s: %s", name, type(e).__name__, e)
+                logger.warning(
+                    "%s failed and is left out from now on: %s: %s", name, type(e).__name__, e
+                )
 
 
 @contextmanager
@@ -160,7 +200,9 @@ def only_run_in(folder: Path) -> Iterator[None]:
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
             # Runs of former versions left no mark. Those of others have options/*.json, models/*.pth, checkpoints, too.
-            claim_run_folder(folder, WRITTEN, is_ours=any(folder.glob("checkpoints/checkpoint_*.pth.sha256")))
+            claim_run_folder(
+                folder, WRITTEN, is_ours=any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
+            )
             file = _take_lock(folder / ".lock")
     try:
         yield
@@ -180,31 +222,47 @@ def _take_lock(path: Path) -> BinaryIO:
         except (BlockingIOError, PermissionError):
             file.seek(0)
         except OSError as e:
-            logger.warning("%s cannot be locked (%s): start no second run in this folder", path, e.strerror)
+            logger.warning(
+                "%s cannot be locked (%s): start no second run in this folder", path, e.strerror
+            )
             return file
         holder = file.read().decode(errors="replace").strip()
-        is_elsewhere = holder.startswith("process ") and f" on {socket.gethostname()}," not in holder
+        is_elsewhere = (
+            holder.startswith("process ") and f" on {socket.gethostname()}," not in holder
+        )
         if is_elsewhere and not is_told:
             is_told = True
-            logger.warning("%s is held by %s: waiting up to %.0f s", path, holder, PATIENCE_WITH_HOSTS_S)
+            logger.warning(
+                "%s is held by %s: waiting up to %.0f s", path, holder, PATIENCE_WITH_HOSTS_S
+            )
         if time.monotonic() - start > (PATIENCE_WITH_HOSTS_S if is_elsewhere else PATIENCE_S):
-            what, do = "another run is at work in this folder", "wait for it or end it, or set another task name"
+            what, do = (
+                "another run is at work in this folder",
+                "wait for it or end it, or set another task name",
+            )
             raise OptionError(what, f"{path}: {holder}", "one run in a folder", do)
         time.sleep(0.1)
     with suppress(OSError):  # a full disk is for the first save to report
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.ctime()}\n".encode())
+        file.write(
+            f"process {os.getpid()} on {socket.gethostname()}, since {time.ctime()}\n".encode()
+        )
     return file
 
 
 def write_environment(folder: Path, parameters: int) -> None:
     """folder/environment.json, for the report: command, versions, device, size, of each start that trains. Rank 0."""
     # Without the ceiling, git would name the commit of a repository that this folder happens to lie in.
-    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent), "GIT_OPTIONAL_LOCKS": "0"}
+    environment = os.environ | {
+        "GIT_CEILING_DIRECTORIES": str(ROOT.parent),
+        "GIT_OPTIONAL_LOCKS": "0",
+    }
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     commit, device = "", utils_dist.get_device()
     with suppress(OSError, subprocess.SubprocessError):  # no git, or no repository
-        commit = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=True).stdout
+        commit = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=10, check=True
+        ).stdout
     values = {
         "command": " ".join(map(shown_argument, sys.argv)),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -235,14 +293,19 @@ class TensorBoardWriter:
         before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
             self.writer = SummaryWriter(str(folder), purge_step=step + 1)
-        self.image, self.close = partial(self.writer.add_image, dataformats="HWC"), self.writer.close
+        self.image, self.close = (
+            partial(self.writer.add_image, dataformats="HWC"),
+            self.writer.close,
+        )
         # Its thread raises an error in the next call here, and prints it as an uncaught one as well.
         threads, hook = set(threading.enumerate()) - before, threading.excepthook
         threading.excepthook = lambda args: None if args.thread in threads else hook(args)
         lines = json.dumps(options, indent=2).splitlines()
         values = {key: value for name in HPARAMS for key, value in flat(options.get(name), name)}
         with best_effort(str(folder)):
-            self.writer.add_text("options", "\n".join(f"    {line}" for line in lines), step)  # indented: verbatim
+            self.writer.add_text(
+                "options", "\n".join(f"    {line}" for line in lines), step
+            )  # indented: verbatim
             # add_hparams would write a second run. TensorBoard takes the metrics from the scalars of this one.
             for part in summary.hparams(values, dict.fromkeys(METRICS)):
                 self.writer.file_writer.add_summary(part)
@@ -258,7 +321,9 @@ class WandbWriter:
     The key reaches wandb through the environment of this process only: its own login would write it to a file.
     """
 
-    def __init__(self, section: LoggingOptions, folder: Path, options: dict[str, Any], run_id: str | None) -> None:
+    def __init__(
+        self, section: LoggingOptions, folder: Path, options: dict[str, Any], run_id: str | None
+    ) -> None:
         """options: those of the run without secrets, as W&B's config."""
         import wandb
 
@@ -290,10 +355,15 @@ class WandbWriter:
         self.run.log({tag: self.image_of(rgb)}, step=step)
 
 
-def build_writers(section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress) -> list[Any]:
+def build_writers(
+    section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress
+) -> list[Any]:
     """The writers of `logging`. progress: where the run starts; its W&B run is continued, or noted there."""
     writers: list[Any] = [history.HistoryWriter(folder, progress.step)]
-    writers += [WRITERS.build(own, "logging.writers", folder=folder, step=progress.step) for own in section.writers]
+    writers += [
+        WRITERS.build(own, "logging.writers", folder=folder, step=progress.step)
+        for own in section.writers
+    ]
     if section.use_tensorboard:
         writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options))
     if section.use_wandb:

@@ -1,0 +1,319 @@
+"""What is known of spike files: dataset.json, and the planes of each frame (`spike.first`, `count`, `exposure`)."""
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from data.spike.formats import SpikeFileError
+from utils.errors import DataError, OptionError
+
+FILE_NAME = "dataset.json"
+FORMAT = 1
+OF_CLIP = ("h", "w", "flip", "rate", "light", "calibration")  # keys that a clip may have of its own
+GOPRO_INTERPOLATE = 8  # planes per 240-fps frame of the published Spk-GoPro streams
+EXPOSURE_FORM = (
+    '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list with [start, length] '
+    "of every frame}; or the name of a JSON file that holds one of these"
+)
+
+
+@contextmanager
+def spike_errors_as_data_errors() -> Iterator[None]:
+    """Raise a SpikeFileError, which data/spike raises, as a DataError with the same four parts."""
+    try:
+        yield
+    except SpikeFileError as e:
+        raise DataError(e.what, e.where, e.expected, e.do) from e
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """The contents of a dataset.json; None for what it does not contain.
+
+    h, w: size of a spike plane. flip: rows are stored bottom first. planes: planes per file. gt_plane: the plane at
+    which the sharp frame was taken. rate: spikes per tick at full light. light: what the sensor integrated, "linear"
+    light or "display" values. interpolate: planes per raw frame. calibration: as in a file of scripts/calibrate.py.
+    clips: what differs in single clips: these keys, see `of_clip`; planes, gt_plane, and offset (raw frames between the
+    sharp frame and the middle one).
+    """
+
+    path: str = ""
+    h: int | None = None
+    w: int | None = None
+    flip: bool | None = None
+    planes: int | None = None
+    gt_plane: int | None = None
+    rate: Annotated[float | int, Field(gt=0)] | None = None
+    light: Literal["linear", "display"] | None = None
+    interpolate: Annotated[int, Field(ge=1)] = GOPRO_INTERPOLATE
+    calibration: dict[str, Any] | None = field(
+        default=None, repr=False
+    )  # digests have that of DatSpikes
+    clips: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def of_clip(self, clip: str) -> "DatasetInfo":
+        """What is known of the spikes of one clip: its own h, w, flip, rate, light, calibration, else those of all."""
+        own = {
+            key: value
+            for key, value in self.clips.get(clip, {}).items()
+            if key in OF_CLIP and value is not None
+        }
+        return dataclasses.replace(self, **own) if own else self
+
+    @property
+    def trained_rate(self) -> float | str | None:
+        """rate; "match" where each clip has its own, None where it is unknown."""
+        is_of_clips = self.clips and all(clip.get("rate") for clip in self.clips.values())
+        return "match" if self.rate is None and is_of_clips else self.rate
+
+    def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
+        """How many planes the files of a clip hold, `usual` where nothing is known, and the last one at least.
+
+        The light after the last raw frame is unknown: the planes interpolated after it are missing and, where sharp
+        frames are later than the middle of their exposure, so are those of the raw frames that would follow.
+        """
+        known = self.clips.get(clip, {})
+        planes = known.get("planes", self.planes) or usual
+        return planes, planes - (self.interpolate - 1) - max(
+            known.get("offset", 0), 0
+        ) * self.interpolate
+
+    def gt_plane_of(self, clip: str, planes: int) -> int | None:
+        """The sharp frame's plane in a file of `planes` planes, from dataset.json or from a Spk-GoPro clip name.
+
+        Of GOPR0372_07_00, n = 7 frames were averaged. Each 240-fps frame is followed by 7 interpolated ones, so frame i
+        of the n is plane 8 i, and the sharp frame, number (n - 1) / 2, is plane 4 n - 4. The last file of a clip may
+        lack 7 of its 8 n planes.
+        """
+        known = self.clips.get(clip, {}).get("gt_plane", self.gt_plane)
+        if known is None and (named := re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)):
+            n = int(named[1])
+            return 4 * n - 4 if n and 8 * n - 7 <= planes <= 8 * n else None
+        return known
+
+
+def nearest_info(path: Path) -> DatasetInfo:
+    """The dataset.json of the data set that a spike file or folder is part of; empty where there is none.
+
+    Layout: <root>/<split>/<clip>/spike/<file>.
+    """
+    above = path.resolve().parents
+    places = [path, *above[:3]] if path.is_dir() else [path.parent, *above[:4]]
+    return next(
+        (info for info in (load_info(str(place)) for place in places) if info.path), DatasetInfo()
+    )
+
+
+def load_info(dataroot_spike: str) -> DatasetInfo:
+    """The dataset.json in the spike folder or its parent (which holds the splits); empty where there is none.
+
+    Raises DataError for a file that is no JSON object of this format, and for values of a wrong type.
+    """
+    root, whose = Path(dataroot_spike), ""
+    path = next((p for p in (root / FILE_NAME, root.parent / FILE_NAME) if p.is_file()), None)
+    if path is None:
+        return DatasetInfo()
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        if table.get("format") != FORMAT:
+            raise ValueError(f"format is {table.get('format')!r}")
+        recipe = table.get("recipe") or {}
+        # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
+        table = {
+            "light": recipe.get("light"),
+            **table,
+            "path": str(path),
+            "interpolate": recipe.get("interpolate"),
+        }
+        known = {
+            f.name: table[f.name]
+            for f in dataclasses.fields(DatasetInfo)
+            if table.get(f.name) is not None
+        }
+        reader = TypeAdapter(DatasetInfo)
+        info = reader.validate_json(json.dumps(known), strict=True)
+        for clip, own in info.clips.items():
+            whose = f"clip {clip}: "
+            reader.validate_json(json.dumps({key: own.get(key) for key in OF_CLIP}), strict=True)
+        return info
+    except (OSError, ValueError, TypeError, AttributeError) as e:
+        what = f"dataset.json cannot be used: {whose}{_in_words(e)}"
+        expected = f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"'
+        raise DataError(what, str(path), expected, "correct it, or make the data set again") from e
+
+
+def _in_words(e: Exception) -> str:
+    """The first error of pydantic, or the system's reason, in one line."""
+    if isinstance(e, ValidationError):
+        first = e.errors()[0]
+        return " ".join(
+            [".".join(map(str, first["loc"])), f"is {first['input']!r}: {first['msg']}"]
+        ).strip()
+    return getattr(e, "strerror", None) or str(e)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The planes of one frame: first ... first + count - 1 of its file.
+
+    origin, length: they are planes origin ... origin + count - 1 of the `length` planes that the plane of the sharp
+    frame (`spike.center`, gt_plane) is counted in: those of the file, or with `spike.exposure` of the exposure.
+    middle: of the planes that belong to the frame, counted in the same way; x.5 lies between two. It is not the middle
+    of the planes that are read where the file lacks some.
+    """
+
+    first: int
+    count: int
+    origin: int
+    length: int
+    middle: float
+
+
+Start = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Length = Annotated[
+    float, Field(strict=True, ge=0.5, allow_inf_nan=False)
+]  # rounded: at least one plane
+
+
+class Exposures(BaseModel, frozen=True, extra="forbid"):
+    """The exposures of the frames of a clip in planes of its one file: row i, else (start + i period, length).
+
+    Times may lie between planes, for instance with the period 20000 / 24 of a 24-fps camera: the first plane is the
+    rounded start, the number of planes the rounded length, so rounding errors do not add up and all exposures of one
+    length have as many planes.
+    """
+
+    start: Start = 0.0
+    length: Length = 0.0
+    period: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 0.0
+    rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
+
+    def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int]:
+        """(first plane, number of planes) of frame `frame`. offset: planes by which the start moves."""
+        start, length = (
+            self.rows[frame] if self.rows else (self.start + frame * self.period, self.length)
+        )
+        return nearest_plane(start + offset), nearest_plane(length)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The planes that are read of each file.
+
+    first, count: of a file per frame; count None: to its end; first "central": in its middle. exposures: of one file
+    per clip, by clip, "" for every other clip; None for a file per frame. offset: added to the first plane; share: of
+    an exposure's planes, in their middle, that are read, see data/cameras/spike_grid.py.
+    """
+
+    first: int | Literal["central"] = 0
+    count: int | None = None
+    exposures: dict[str, Exposures] | None = None
+    offset: float = 0.0
+    share: float = field(default=1.0, repr=False)  # of digests, the calibration is a part
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether the planes of all frames of a clip are in one file."""
+        return self.exposures is not None
+
+    def frames(self, clip: str, planes: int) -> int:
+        """How many frames the one file of a clip is for: the rows of `spike.exposure`, or as many as end in its planes.
+
+        At least 1, of which `span` may say that it is outside.
+        """
+        table = self.exposures.get(clip, self.exposures.get(""))
+        if table is None or table.rows:
+            return len(table.rows) if table else 1
+        return max(
+            1, next(i for i in itertools.count() if sum(table.planes_of(i, self.offset)) > planes)
+        )
+
+    def span(self, clip: str, frame: int, planes: int, shared: int = 0) -> Span:
+        """The planes of frame number `frame` of a clip, in a file of `planes` planes.
+
+        shared: so many frames share the planes of their one file evenly.
+        Raises DataError where the planes reach outside of the file, and for a frame that `spike.exposure` lacks.
+        """
+        if self.exposures is not None:
+            table = self.exposures.get(clip, self.exposures.get(""))
+            if table is None or 0 < len(table.rows) <= frame:
+                what = f"lists {len(table.rows)} frames of" if table else "does not list"
+                what, expected = (
+                    f"spike.exposure {what} clip {clip}, which has a frame {frame}",
+                    "one for every frame",
+                )
+                raise DataError(what, f"clip {clip}", expected, "complete spike.exposure")
+            start, count = table.planes_of(frame, self.offset)
+            origin, length = 0, count
+        else:
+            count = min(self.count or planes, planes) if self.first == "central" else self.count
+            first = (planes - count) // 2 if self.first == "central" else self.first
+            count = planes - first if count is None else count
+            origin, length = first, planes
+            if shared:
+                first, after = (first + i * count // shared for i in (frame, frame + 1))
+                origin, count, length = 0, after - first, after - first
+            start = first + nearest_plane(self.offset)
+        exposed = max(min(count, 1), nearest_plane(count * self.share))
+        lo = start + (count - exposed) // 2
+        hi = lo + exposed
+        if (
+            self.exposures is None and self.count is None
+        ):  # to the end of the file: what it lacks is left out
+            lo, hi = min(max(lo, 0), planes), min(hi, planes)
+        if lo < 0 or hi <= lo or hi > planes:
+            keys = "spike.exposure" if self.is_one_file else "spike.first, spike.count"
+            shift = f", time offset {self.offset:g}" if self.offset else ""
+            what = f"frame {frame} of clip {clip} needs planes {lo} to {hi - 1} ({keys}{shift})"
+            what, expected = f"{what}, the file has {planes} planes", f"within 0 to {planes - 1}"
+            raise DataError(what, f"clip {clip}", expected, f"correct {keys}, or restore the file")
+        return Span(lo, hi - lo, origin + lo - start, length, origin + (count - 1) / 2)
+
+    def describe(self) -> str:
+        """What differs from reading whole files of one frame each, for digests; "" for nothing."""
+        return "" if self == Timing() else f" {self}"
+
+
+def nearest_plane(time: float) -> int:
+    """The nearest whole number; half a plane is rounded up."""
+    return math.floor(time + 0.5)
+
+
+Tables = Annotated[
+    dict[str, dict[str, Any] | list[Any]], Field(min_length=1)
+]  # by clip, "" for every other one
+REGULAR = dict.fromkeys(("start", "length", "period"))  # all are needed
+
+
+def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] | None:
+    """`spike.exposure` of the options. Raises OptionError for a wrong form, DataError for an unreadable file."""
+    if value is None:
+        return None
+    where, found, clip = "spike.exposure", {}, ""
+    if isinstance(value, str):
+        try:
+            where, value = value, json.loads(Path(value).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as e:
+            what = f"cannot read the exposures: {_in_words(e)}"
+            raise DataError(what, value, EXPOSURE_FORM, "correct spike.exposure") from e
+    is_one = isinstance(value, dict) and value.keys() & REGULAR.keys()
+    try:
+        for clip, entry in (
+            TypeAdapter(Tables).validate_python({"": value} if is_one else value).items()
+        ):
+            found[clip] = Exposures.model_validate(
+                REGULAR | entry if isinstance(entry, dict) else {"rows": entry}
+            )
+    except ValidationError as e:
+        what = f"spike.exposure is not of the expected form{f' for clip {clip}' if clip else ''}: {_in_words(e)}"
+        raise OptionError(what, where, EXPOSURE_FORM, "correct spike.exposure") from e
+    return found

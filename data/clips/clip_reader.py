@@ -1,0 +1,223 @@
+"""Clips to restore, frame by frame: those of a test dataset, or a user's own frames or video with their spikes."""
+
+import dataclasses
+import hashlib
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from data.cameras import spike_info, spike_source
+from data.cameras.self_calibration import calibrated
+from data.cameras.spike_grid import warn_uncovered
+from data.clip import Clip, checked_name
+from data.clip_dataset import TestClips
+from data.clips import files, io_backend, manifest
+from data.spike.formats import FORMATS, array_shape
+from utils.dist import watchdog
+from utils.errors import DataError
+from utils.options.section import Section
+from utils.video import VIDEO_SUFFIXES
+
+logger = logging.getLogger(__name__)
+
+
+class DatasetClip:
+    """Clip `index` of a test dataset, frame by frame."""
+
+    def __init__(self, dataset: Any, index: int) -> None:
+        self.clip = clip = dataset.clips[index]
+        self.dataset, self.index = dataset, index
+        self.name, self.stems = clip.name, clip.stems[: dataset.frame_count(index)]
+        places = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
+        self.origin = clip.origin or {
+            kind: str(Path(paths[0]).parent) for kind, paths in places.items() if paths
+        }
+        self.fps, self.times = (
+            (clip.opened["lq"].fps, clip.opened["lq"].times) if clip.opened else (None, None)
+        )
+
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        item = self.dataset.read_frames(self.index, index, 1, reverse)
+        return {
+            kind: item[kind][0] for kind in ("lq", "spike", "gt", "gt_instants") if kind in item
+        }
+
+    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
+
+    def digest(self) -> str:
+        """Of the names, sizes and times of change of the files, of the stems, and of what the spikes mean."""
+        clip, reader, spikes = self.clip, self.dataset.files, self.clip.spikes
+        about = dataclasses.replace(spikes.info, path="") if spikes else None
+        table = hashlib.sha256(repr((about, list(self.stems))).encode())
+        table.update(spikes.timing.describe().encode() if spikes else b"")
+        if spikes and spikes.calibration:
+            table.update(spikes.calibration.digest().encode())
+        sources = self.dataset.sources if isinstance(reader, io_backend.CacheReader) else []
+        cache = [str(Path(reader.path, source.part, io_backend.INDEX)) for source in sources]
+        for file in dict.fromkeys([*cache, *clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]):
+            size, time = files.stamp(file)
+            table.update(f"{Path(file).name} {size} {time}\n".encode())
+        return table.hexdigest()[:16]
+
+
+def dataset_clips(dataset: TestClips) -> list[DatasetClip]:
+    return [DatasetClip(dataset, index) for index in range(len(dataset))]
+
+
+@dataclasses.dataclass(eq=False)
+class UserClips(TestClips):
+    """The clips of a user's files."""
+
+    clips: list[Clip]
+    files: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
+    camera, seed, num_frame = None, 0, -1
+
+
+def user_clips(
+    path: str | Path,
+    spike: str | Path | None = None,
+    gt: str | Path | None = None,
+    spike_options: dict[str, Any] | None = None,
+    scale: int = 1,
+    trained: dict[str, Any] | None = None,
+) -> list[DatasetClip]:
+    """The clips of a user's `path`: a video, a folder of frames, or a folder of either.
+
+    spike, gt: laid out in the same way. spike_options: a `spike` section of the options (None: the network takes no
+    spikes). scale: size of the sharp frames over that of the input. trained: the spikes in training
+    (ClipDataset.spike_data), used where nothing is known of the user's spikes.
+    Raises DataError, naming the files, where frames, spikes and reference do not belong together.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise DataError(
+            "no such file or folder", str(root), "a folder of frames or a video", "check --input"
+        )
+    places: dict[
+        str, tuple[Path, str | Path | None, str | Path | None]
+    ] = {}  # clip -> frames, spikes, sharp frames
+    for name, frames in (
+        files.clips_in(root, "blur") if root.is_dir() and not files.files_in(root) else ()
+    ):
+        if name in places:
+            where = f"{places[name][0]}, {frames}"
+            raise DataError(
+                f"two clips are named {name}", where, "names that differ", "rename one of them"
+            )
+        beside = ((spike, "spike", FORMATS), (gt, "sharp", VIDEO_SUFFIXES))
+        places[name] = (
+            frames,
+            *(base and files.clip_place(Path(base, name), *place) for base, *place in beside),
+        )
+    if not places:
+        folder = root.resolve()  # <clip>/blur is named after the clip
+        inner = folder.parent.name if folder.name.startswith("blur") else folder.name
+        places[root.stem if root.is_file() else inner] = root, spike, gt
+    section = (
+        None
+        if spike_options is None
+        else spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")
+    )
+    clips = []
+    for name, (frames, spike, gt) in places.items():
+        images, source = files.FrameSource(frames, watchdog.go_on), None
+        if section is not None and spike is not None:
+            own_section, info = described(section, Path(spike), name)
+            source = spike_source.user_spikes(own_section, trained, info, name)
+        clips.append(user_clip(name, images, gt, spike, source, trained, scale))
+    clips = calibrated(clips, io_backend.DiskFiles())
+    for clip in clips:
+        if clip.spikes:
+            warn_uncovered(clip.grid, f"clip {clip.name}", str(clip.opened["lq"].path))
+    return dataset_clips(UserClips(clips))
+
+
+def user_clip(
+    name: str,
+    frames: files.FrameSource,
+    gt: str | Path | None = None,
+    spike: str | Path | None = None,
+    spikes: spike_source.DatSpikes | None = None,
+    trained: dict[str, Any] | None = None,
+    scale: int = 1,
+) -> Clip:
+    """The clip of a user's frames, with their sharp frames and spikes where there are any.
+
+    They are matched by their names, those of a video by order. gt: their folder, or a video. spike: a folder with one
+    file per frame, or one file for the clip; spikes: what it means. Of one file, a frame has the planes that
+    `spike.exposure` says; without it, the frames share all planes evenly. trained, scale: see `user_clips`.
+    Raises DataError where they do not belong together.
+    """
+    opened, places = (
+        {"lq": frames},
+        {"lq": frames.path, "gt": gt, "spike": spike if spikes else None},
+    )
+    if gt is not None:
+        opened["gt"] = files.FrameSource(Path(gt), watchdog.go_on)
+    found = {kind: (images.files, images.stems) for kind, images in opened.items()}
+    if spikes:
+        found["spike"] = spike_files(Path(spike)), [path.stem for path in spike_files(Path(spike))]
+    listing, places = {}, {kind: str(place) for kind, place in places.items() if place}
+    for kind, (paths, stems) in found.items():
+        for stem in (name, *stems):
+            checked_name(stem, places[kind])
+        if twice := [stem for stem, count in Counter(stems).items() if count > 1]:
+            what = f"frames with the same name: {', '.join(twice)}"
+            raise DataError(what, places[kind], "one file per frame", "remove one")
+        if frames.is_video or (kind == "gt" and opened["gt"].is_video):  # by order
+            stems = [*frames.stems[: len(paths)], *stems[len(frames) :]]
+        entries = {path: files.entry_of(str(path)) for path in set(paths)}
+        listing[kind] = {stem: entries[path] for stem, path in zip(stems, paths, strict=True)}
+    roots = {f"dataroot_{kind}": place for kind, place in places.items()}
+    gt_size = opened.get("gt", frames).size
+    source = manifest.Source(**roots, spikes=spikes, is_own=True, trained=trained)
+    check = manifest.ClipCheck(name, source, listing, (frames.size, gt_size))
+    with spike_info.spike_errors_as_data_errors():
+        clip = check.run(None)
+    manifest.raise_problems([(source, check.problems)])
+    wanted = (frames.size[0] * scale, frames.size[1] * scale)
+    if gt is not None and gt_size != wanted:
+        what = "reference of {1}x{0} for frames of {3}x{2}".format(*gt_size, *frames.size)
+        expected = f"{wanted[1]}x{wanted[0]}, as the network enlarges by {scale}"
+        raise DataError(what, str(gt), expected, "check --gt")
+    if spikes:
+        if len(clip.spike_files) == 1 < len(clip) and files.is_read_from_start(clip.spike[0]):
+            logger.warning("spikes of %s: %s", name, files.FROM_START)
+        spikes.is_stretched = True
+        if spikes.calibration is None:
+            files.check_same_view(
+                frames.size, (spikes.geometry.height, spikes.geometry.width), str(spike)
+            )
+    origin = {"input" if kind == "lq" else kind: place for kind, place in places.items()}
+    return dataclasses.replace(clip, opened=opened, origin=origin)
+
+
+def spike_files(path: Path) -> list[Path]:
+    """The spike files of a folder in natural order, of the first of `FORMATS` that it holds; a file for itself."""
+    if not path.is_dir():
+        return [path]
+    return next((found for suffix in FORMATS if (found := files.files_in(path, (suffix,)))), [])
+
+
+def described(
+    section: Section, spike: Path, clip: str = ""
+) -> tuple[Section, spike_info.DatasetInfo]:
+    """The spike section, and what the nearest dataset.json of spikes of its size says of the clip.
+
+    Where nobody gives the size of a plane, the section gets that of the arrays (.npy, .npz).
+    """
+    info = spike_info.nearest_info(spike).of_clip(clip)
+    files = spike_files(spike)
+    if files and {section.h, section.w, info.h, info.w} == {None}:
+        with spike_info.spike_errors_as_data_errors():
+            shape = array_shape(files[0])
+        if shape and len(shape) == 3:
+            section = section.model_copy(update={"h": shape[1], "w": shape[2]})
+    sizes = ((section.h, info.h), (section.w, info.w))
+    is_of_another_size = any(None not in pair and pair[0] != pair[1] for pair in sizes)
+    return section, spike_info.DatasetInfo() if is_of_another_size else info

@@ -1,0 +1,415 @@
+"""List, read and decode the files of clips: in folders, in an LMDB in the layout of BasicSR and KAIR, or in a video.
+
+An LMDB holds one value per file under the key "<clip>/<frame>", and beside data.mdb a meta_info.txt with one line
+"<clip>/<frame>.<ext> (<shape>) <compression>" per key. Files in it are named "<root>.lmdb::<clip>/<frame>" here.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from data.clip import checked_name
+from data.spike.formats import SpikeFile, SpikeGeometry, open_spikes, packed_planes
+from utils.errors import DataError, OptionError, address_of
+from utils.files import natural_key
+from utils.image import IMAGE_SUFFIXES
+from utils.video import VIDEO_SUFFIXES, VideoReader
+
+LMDB_MARK = ".lmdb::"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+FROM_START = (
+    "every frame reads the file of its clip from the start, which is slow for long clips: convert it to .dat "
+    "(scripts/spike_tool.py convert), or build a clip cache (scripts/build_clip_cache.py)"
+)
+# Folders within a clip, never clips of their own.
+PARTS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
+_LMDB_LINE = re.compile(
+    r"(.+?)(?: \(.*\)(?: \d+)?)?$"
+)  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks
+_FIND = "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
+
+_environments: dict[str, Any] = {}  # LMDBs that this process has open
+_opening = (
+    threading.Lock()
+)  # a process may open an LMDB only once, and the data check reads in several threads
+
+
+def _close_environments() -> None:
+    _opening.acquire()  # until after the fork: no thread opens an LMDB during it
+    while _environments:
+        _environments.popitem()[1].close()
+
+
+# A child must not use the environment of its parent, nor open a second one of the same LMDB.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_close_environments,
+        after_in_parent=_opening.release,
+        after_in_child=_opening.release,
+    )
+
+
+@dataclass(frozen=True, slots=True)  # Vimeo-90K has 904,568 of them
+class FileEntry:
+    """One file: its name for `read_bytes`, its size in bytes, and its time of change (of the whole LMDB if in one)."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+Listing = dict[str, dict[str, FileEntry]]  # clip -> frame stem -> file
+
+
+@contextmanager
+def reading(
+    path: str, expected: str = "a readable file", do: str = "restore the file, or remove its clip"
+) -> Iterator[None]:
+    """Raise an OSError in the block as a DataError with the system's reason."""
+    try:
+        yield
+    except OSError as e:
+        do += address_of(path) if isinstance(e, FileNotFoundError) else ""
+        raise DataError(
+            f"cannot read: {e.strerror or e}", str(e.filename or path), expected, do
+        ) from e
+
+
+def entry_of(path: str) -> FileEntry:
+    """Raises DataError where there is no such file, or a link whose target is gone."""
+    with reading(path):
+        about = os.stat(path)
+    return FileEntry(path, about.st_size, about.st_mtime_ns)
+
+
+def stamp(file: str) -> tuple[int, int]:
+    """Size and time of change in ns of a file, or of the LMDB that holds it; zeros where this machine has neither."""
+    root, mark, _ = file.partition(LMDB_MARK)
+    place = f"{root}.lmdb/data.mdb" if mark else file
+    found = os.stat(place) if os.path.exists(place) else None
+    return (found.st_size, found.st_mtime_ns) if found else (0, 0)
+
+
+def is_lmdb(root: str) -> bool:
+    return root.rstrip("/").endswith(".lmdb")
+
+
+def list_root(
+    root: str,
+    folder: str,
+    suffixes: tuple[str, ...],
+    single_files: bool = False,
+    names: Collection[str] | None = None,
+) -> Listing:
+    """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is no such folder.
+
+    suffixes: endings of the files' names, ".png"; of several, the first that a folder has files of.
+    single_files: also <root>/<clip><suffix>, for a clip without other files.
+    A folder that holds folders and no files is no clip: the folders in it are the clips "<folder>/<clip>".
+    names: list these clips only, wherever they are below the root; None: every clip.
+    Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output files.
+    """
+    if is_lmdb(root):
+        listing = _list_lmdb(root, names)
+    else:
+        with reading(root, "a folder with one folder per clip", _FIND), os.scandir(root) as entries:
+            visible = sorted(
+                (e for e in entries if not e.name.startswith(".")),
+                key=lambda e: natural_key(e.name),
+            )
+        listing = {}
+        for name in [entry.name for entry in visible] if names is None else names:
+            path = os.path.join(root, name)
+            if os.path.isdir(path):
+                files, folders = _list_clip(path, folder, suffixes)
+                if not folders:
+                    listing[name] = files
+                for inner in sorted(folders, key=natural_key):
+                    listing[f"{name}/{inner}"] = _list_clip(
+                        os.path.join(path, inner), folder, suffixes
+                    )[0]
+        single = [
+            entry for entry in visible if entry.name.lower().endswith(suffixes) and entry.is_file()
+        ]
+        for suffix in suffixes if single_files else ():
+            for entry in single:
+                stem = entry.name[: -len(suffix)]
+                if entry.name.lower().endswith(suffix) and not listing.get(stem):
+                    listing[stem] = {stem: entry_of(entry.path)}
+        if not listing:
+            what, do = "the data folder holds no clip", "correct the dataroot"
+            if single:
+                some = ", ".join(entry.name for entry in single[:3]) + ", ..." * (len(single) > 3)
+                what += f", but {len(single)} files ({some})"
+                do = "put the files of each clip into a folder of its own, or correct the dataroot"
+                if folder == "spike":
+                    each = "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
+                    do = f"{each}; otherwise {do}"
+            raise DataError(what, root, "one folder per clip", do)
+    for clip, files in listing.items():
+        checked_name(clip, root)
+        for stem in files:
+            checked_name(stem, os.path.join(root, clip))
+    return listing
+
+
+def _list_clip(
+    clip: str, folder: str, suffixes: tuple[str, ...]
+) -> tuple[dict[str, FileEntry], list[str]]:
+    """The frames of the clip by stem; where it holds folders of clips and no files instead, the names of these."""
+    has_inner = os.path.isdir(os.path.join(clip, folder))
+    found: dict[str, dict[str, FileEntry]] = {suffix: {} for suffix in suffixes}
+    folders, others = [], has_inner
+    with (
+        reading(clip, "a readable folder"),
+        os.scandir(os.path.join(clip, folder) if has_inner else clip) as entries,
+    ):
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            suffix = next(
+                (suffix for suffix in suffixes if entry.name.lower().endswith(suffix)), None
+            )
+            if suffix is not None:
+                found[suffix][os.path.splitext(entry.name)[0]] = entry_of(entry.path)
+            elif not has_inner and entry.is_dir():
+                folders.append(entry.name)
+            else:
+                others = True
+    files = next(filter(None, found.values()), {})
+    return files, [] if files or others or PARTS & set(folders) else folders
+
+
+def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
+    about, do = (
+        "meta_info.txt as UTF-8 text beside data.mdb",
+        "make the LMDB again, or correct the dataroot",
+    )
+    with reading(root, about, do if os.path.isdir(root) else _FIND):
+        changed_ns = os.stat(os.path.join(root, "data.mdb")).st_mtime_ns
+        try:
+            lines = Path(root, "meta_info.txt").read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as e:
+            raise OSError(f"meta_info.txt: {e}") from e
+    keys = [
+        os.path.splitext(_LMDB_LINE.match(line.strip())[1])[0] for line in lines if line.strip()
+    ]
+    root, listing = root.rstrip("/"), {}
+    with _environment(root).begin(buffers=True) as transaction:
+        for key in keys:
+            clip, _, stem = key.rpartition("/")
+            if names is None or clip in names:
+                value = transaction.get(key.encode())
+                # A listed key without a value appears as an empty file, which every check refuses.
+                entry = FileEntry(f"{root}::{key}", 0 if value is None else len(value), changed_ns)
+                listing.setdefault(clip or Path(root).stem, {})[stem] = entry
+    if not listing:
+        raise DataError(
+            "the LMDB holds no clip",
+            root,
+            "a key <clip>/<frame> for each frame",
+            "correct the dataroot",
+        )
+    return listing
+
+
+def _environment(root: str) -> Any:
+    """The LMDB, opened at the first use in this process."""
+    with _opening:
+        if root in _environments:
+            return _environments[root]
+        try:
+            import lmdb  # an optional package
+        except ImportError as e:
+            what, do = 'io_backend.type "lmdb" needs the package lmdb', "pip install lmdb"
+            raise OptionError(what, "io_backend.type", "an installed lmdb", do) from e
+        try:
+            environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
+        except lmdb.Error as e:
+            do = "make it again, or correct the dataroot"
+            raise DataError(f"cannot open the LMDB: {e}", root, "a folder with data.mdb", do) from e
+        # LMDB maps the file: reading a page after its end would kill the process (SIGBUS). Opening reads the first two.
+        size = os.path.getsize(os.path.join(root, "data.mdb"))
+        need = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        if size < need:
+            environment.close()
+            what, do = (
+                f"the LMDB is cut short: data.mdb has {size} bytes",
+                "copy it again (mdb_copy -c compacts it)",
+            )
+            raise DataError(what, root, f"{need} bytes, as its first pages say", do)
+        _environments[root] = environment
+        return environment
+
+
+def read_bytes(path: str, count: int = -1) -> bytes:
+    """The first `count` bytes, -1: all, of a file on disk or in an LMDB. Raises DataError with the system's reason."""
+    with reading(path):
+        if LMDB_MARK not in path:
+            with open(path, "rb") as file:
+                return file.read(count)
+        root, key = path.split("::", 1)
+        with _environment(root).begin(buffers=True) as transaction:
+            value = transaction.get(key.encode())
+            if value is None:
+                raise OSError("the LMDB has no such key")
+            return bytes(value if count < 0 else value[:count])
+
+
+def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> SpikeFile:
+    """A spike file on disk, or the packed planes in an LMDB. Raises SpikeFileError, DataError."""
+    if LMDB_MARK in path:
+        return packed_planes(read_bytes(path), path, geometry, remainder)
+    return open_spikes(path, geometry, remainder)
+
+
+def is_read_from_start(path: str) -> bool:
+    """Whether planes within a spike file are reached only through all bytes before them: in an .npz or an LMDB."""
+    return LMDB_MARK in path or path.lower().endswith(".npz")
+
+
+def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
+    """The image in a file as (H, W, 3) uint8 in the order B, G, R; its EXIF rotation is ignored.
+
+    size: the expected (H, W), that of the first frame of the clip; None: any. Raises DataError naming the file.
+    """
+    encoded, image, reason = read_bytes(path), None, ""
+    if encoded[:2] == b"\xff\xd8" and not _has_end(encoded):
+        # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
+        reason = f"JPEG of {len(encoded)} bytes is cut short"
+    elif encoded:
+        try:
+            image = cv2.imdecode(
+                np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+            )
+        except cv2.error as e:  # for instance a damaged header that states too many pixels
+            reason = str(e).splitlines()[0]
+    if image is None:
+        what = f"cannot read image: {reason or f'{len(encoded)} bytes that are no whole image'}"
+        raise DataError(
+            what, path, "a whole PNG or JPEG file", "restore the file, or remove its clip"
+        )
+    if size is not None and image.shape[:2] != size:
+        what, expected = (
+            "frame of {} x {}".format(*image.shape),
+            "{} x {}, as the first of its clip".format(*size),
+        )
+        raise DataError(what, path, expected, "remove the frame, or make it again")
+    return image
+
+
+def _has_end(jpeg: bytes) -> bool:
+    """Whether the first scan of a JPEG ends. Thumbnails come before it, and data of phones, of any kind, behind it."""
+    at = 2
+    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] != b"\xda":
+        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+    return jpeg.find(b"\xff\xd9", at) >= 0
+
+
+def image_size(path: str) -> tuple[int, int]:
+    """(height, width) of an image; a PNG is not decoded, only its header is read."""
+    head = read_bytes(path, 24)
+    width, height = int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+    return (
+        (height, width)
+        if head[:8] == PNG_SIGNATURE and width and height
+        else read_bgr(path).shape[:2]
+    )
+
+
+def reduction(path: str) -> str:
+    """What reading a PNG as 8-bit RGB changes, in words; "" for nothing, and for other files."""
+    head = read_bytes(path, 26)
+    depth, color = head[24:26] if head[:8] == PNG_SIGNATURE and len(head) > 25 else (8, 2)
+    grey = "is a grey image: its value is used for R, G and B" if color in (0, 4) else ""
+    return "has 16 bits: they are cut to 8" if depth == 16 else grey
+
+
+class FrameSource:
+    """The frames of a folder of images (in the natural order of their names), of a single image, or of a video.
+
+    files, stems: file and name of each frame. size: (H, W) of the first frame.
+    fps, times, go_on: see `VideoReader`; None for images.
+    """
+
+    def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
+        if not path.exists():
+            raise DataError(
+                "no such file or folder", str(path), "a video, or images", "check the path"
+            )
+        self.path, self.size, self.fps, self.times = path, None, None, None
+        self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
+        if self.is_video:
+            self._video = VideoReader(path, go_on)
+            self.fps, self.times, count = self._video.fps, self._video.times, self._video.num_frames
+            self.files = [path] * count
+            self.stems = [f"{i:0{max(6, len(str(count)))}d}" for i in range(count)]
+        else:
+            self.files = files_in(path) if path.is_dir() else [path]
+            self.stems = [file.stem for file in self.files]
+            if not self.files:
+                expected = f"frames as {', '.join(IMAGE_SUFFIXES)}"
+                raise DataError("the folder holds no images", str(path), expected, "check the path")
+        self.size = self.read(0).shape[:2]
+
+    def __len__(self) -> int:
+        return len(self.stems)
+
+    def read(self, index: int) -> np.ndarray:
+        """(H, W, 3) uint8 RGB. Raises DataError for an unreadable frame or one of another size."""
+        if self.is_video:
+            return self._video.read(index)
+        return np.ascontiguousarray(read_bgr(str(self.files[index]), self.size)[..., ::-1])
+
+
+def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
+    """The files of a folder with these endings, by default its images, in the natural order of their names."""
+    found = [
+        path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.name[0] != "."
+    ]
+    return sorted(found, key=lambda path: natural_key(path.name))
+
+
+def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
+    """(name, path) of the clips in the folder `root`, in natural order: videos and folders of images.
+
+    inner: the images may also lie in a folder of this name within the folder of the clip.
+    """
+    found = []
+    for path in sorted(root.iterdir(), key=lambda path: natural_key(path.name)):
+        place = clip_place(path, inner)
+        if path.name.startswith("."):
+            continue
+        if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
+            found.append((path.stem, path))
+        elif place.is_dir() and files_in(place):
+            found.append((path.name, place))
+    return found
+
+
+def clip_place(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
+    """Where the files of the clip at `path` are: in one file `path` + suffix, in the folder `inner`, or in `path`."""
+    places = [
+        file for suffix in suffixes if (file := path.with_name(f"{path.name}{suffix}")).is_file()
+    ]
+    return next(iter(places), path / inner if (path / inner).is_dir() else path)
+
+
+def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str) -> None:
+    """Raise DataError where the aspect ratios of frame (H, W) and spike plane (h, w) differ by more than 2 %."""
+    (height, width), (h, w) = frame, spikes
+    if abs(width * h - height * w) > 0.02 * width * h:
+        what, expected = (
+            f"spikes of {h} x {w} for frames of {height} x {width}",
+            "the same ratio of height to width",
+        )
+        do = "correct the size of the spike planes; for a camera with another view, give spike.calibration"
+        raise DataError(what, where, expected, do)

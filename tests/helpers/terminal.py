@@ -1,0 +1,82 @@
+"""Runs a script in a pseudo-terminal, and tells what a person would see there."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+import threading
+from collections import defaultdict
+
+from tests.dist.fork_server import clean_env, fork_server
+from tests.dist.launching import PATIENCE, kill_session
+
+SIZE = (50, 200)  # rows, columns
+LAST_S = 10.0  # for what is written and not read yet; a process that left the session may keep the terminal open
+ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])|\r|\n|[^\x1b\r\n]+")
+
+
+def in_terminal(
+    script: str,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    limit_s: float = 120,
+    size: tuple[int, int] = SIZE,
+) -> tuple[int, bytes]:
+    """Exit code, and all that the script wrote to a terminal of this size, from which it could also read.
+
+    For a picture: print the bytes in one. env: more variables; an empty value removes one.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    written: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # EIO: the last process has closed its end
+                return
+            if not part:
+                return
+            written.append(part)
+
+    wanted = {key: value for key, value in {**clean_env(), **(env or {})}.items() if value}
+    reader = threading.Thread(target=read, daemon=True)
+    with os.fdopen(theirs, "wb", buffering=0) as stream:
+        process = fork_server().start([script, *arguments], wanted, stream, stream)
+    reader.start()
+    try:
+        code = process.wait(limit_s * PATIENCE)
+    finally:
+        kill_session(process)
+        reader.join(LAST_S)
+        os.close(ours)
+    return code, b"".join(written)
+
+
+def screen(written: bytes) -> list[str]:
+    """The rows that a terminal of endless length shows in the end."""
+    rows: dict[int, dict[int, str]] = defaultdict(dict)
+    row = column = 0
+    for token in ESCAPE.finditer(written.decode()):
+        count, code = int(token[1] or 1), token[2]
+        if token[0] == "\r":
+            column = 0
+        elif token[0] == "\n":
+            row += 1
+        elif code == "A":
+            row -= count
+        elif code == "K":
+            rows[row] = {at: sign for at, sign in rows[row].items() if at < column}
+        elif code is None:
+            rows[row] |= dict(enumerate(token[0], column))
+            column += len(token[0])
+        else:
+            raise AssertionError(f"a code that is not known here: {token[0]!r}")
+    every = [rows[i] for i in range(max(rows, default=-1) + 1)]
+    return [
+        "".join(signs.get(at, " ") for at in range(max(signs, default=-1) + 1)).rstrip()
+        for signs in every
+    ]

@@ -1,0 +1,156 @@
+"""Is every form of the network right on a GPU in every precision, against float32, or float64 on the CPU? -m cuda"""
+
+import contextlib
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab.tools import CHECKPOINTED, NAMED
+from models.network_vrt import VRT
+from models.vrt.deform_align import TAPS, deform_conv
+from models.vrt.layers import tf32
+from tests.helpers.naive_vrt import NaiveVRT
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOINTED}
+# Largest difference of the output and of the gradient of a parameter, relative to the largest value.
+LIMITS = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (2e-2, 0.2), torch.float16: (5e-3, 0.05)}
+# Widths, heads and windows as in network 006, with heads of 16 and of 20 channels; two blocks of each kind.
+REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
+
+
+def network(options: dict, **changes: object) -> VRT:
+    """A network whose every parameter has an effect: those that start at zero get small random values."""
+    torch.manual_seed(0)
+    net = VRT(**{**options, "drop_path_rate": 0.0, **changes})
+    for parameter in net.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.02)
+    return net
+
+
+def step(net: nn.Module, clip: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Output, and the gradient of every parameter, in float64 on the CPU. dtype: of autocast; none for float32."""
+    is_exact, scale = dtype is torch.float32, 2.0**10 if dtype is torch.float16 else 1.0
+    with tf32(False) if is_exact else contextlib.nullcontext():
+        with torch.autocast("cuda", dtype, enabled=not is_exact):
+            restored = net(clip)
+        loss = (
+            (restored if is_exact else restored.float()).sub(0.5).square().add(1e-9).sqrt().mean()
+        )
+        (loss * scale).backward()
+    gradients = {name: p.grad / scale for name, p in net.named_parameters() if p.grad is not None}
+    found = {"output": restored, **gradients}
+    return {name: value.detach().double().cpu() for name, value in found.items()}
+
+
+def poison() -> None:
+    """Fill memory with NaN and give it back, so that a kernel that leaves a part of its output unwritten is found."""
+    pieces = [torch.full((2**26,), float("nan"), device="cuda") for _ in range(8)]
+    pieces += [
+        torch.full((2**17,), float("nan"), device="cuda") for _ in range(64)
+    ]  # of torch's small tensors
+    del pieces
+
+
+def check(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.isfinite(found[name]).all(), name
+        off = (found[name] - value).abs().max() / value.abs().max().clamp(min=1e-12)
+        assert off < LIMITS[dtype][name != "output"], f"{name}: {float(off):.1e}"
+
+
+@pytest.fixture(scope="module", params=["small", "real"])
+def reference(request) -> tuple[dict, VRT, Tensor, dict[str, Tensor]]:
+    """Options, network, clip, and its step: by the published equations in float64 on the CPU, or in float32."""
+    options, side = (NAMED["small"], 64) if request.param == "small" else (REAL, 192)
+    net, clip = (
+        network(options),
+        torch.rand(1, 6, 3, side, side, generator=torch.Generator().manual_seed(3)),
+    )
+    if request.param == "real":
+        return options, net, clip, step(copy.deepcopy(net).cuda(), clip.cuda())
+    naive = NaiveVRT(**options)
+    naive.load_state_dict(net.state_dict())
+    return options, net, clip, step(naive.double(), clip.double())
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_whole_step_is_that_of_the_published_equations_or_of_float32_per_parameter(
+    reference, form, dtype
+):
+    options, net, clip, expected = reference
+    ours = network(options, **FORMS[form])
+    ours.load_state_dict(net.state_dict())
+    poison()
+    check(step(ours.cuda(), clip.cuda(), dtype), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@torch.no_grad()
+def test_a_frame_of_1280_x_720_is_finite(dtype):
+    net = network(REAL).cuda().eval()
+    clip = torch.rand(1, 2, 3, 720, 1280, generator=torch.Generator().manual_seed(5)).cuda()
+    with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+        whole = net(clip)
+    assert whole.shape == clip.shape and torch.isfinite(whole).all()
+
+
+def test_a_deformable_convolution_with_wide_offsets_is_that_of_float64():
+    # Offsets of up to 40 px in steps of 1/64, half a step away from the pixels: there the derivative jumps.
+    generator, side, groups, width = torch.Generator().manual_seed(2), 96, 16, 96
+    steps = torch.randint(
+        -64 * 40, 64 * 40, (2, 2 * TAPS * groups, side, side), generator=generator
+    )
+    shapes = (
+        (2, width, side, side),
+        (2, TAPS * groups, side, side),
+        (width, width, 3, 3),
+        (width,),
+    )
+    x, mask, weight, bias = (torch.rand(shape, generator=generator) - 0.5 for shape in shapes)
+    inputs = [x, (steps + 0.5) / 64, mask + 0.5, weight / 8, bias]
+
+    def results(tensors: list[Tensor]) -> list[Tensor]:
+        tensors = [t.detach().requires_grad_() for t in tensors]
+        out = deform_conv(*tensors)
+        return [out, *torch.autograd.grad(out.square().sum(), tensors)]
+
+    expected = results([t.double() for t in inputs])
+    with tf32(False):
+        found = results([t.cuda() for t in inputs])
+    for a, b in zip(found, expected, strict=True):
+        assert (a.double().cpu() - b).abs().max() < 1e-4 * b.abs().max()
+
+
+def test_a_step_of_network_and_optimizer_does_not_wait_for_the_gpu():
+    net = network(REAL).cuda()
+    clip, optimizer = (
+        torch.rand(1, 6, 3, 64, 64).cuda(),
+        torch.optim.Adam(net.parameters(), lr=1e-4, fused=True),
+    )
+
+    def once() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            restored = net(clip)
+        restored.float().square().mean().backward()
+        optimizer.step()
+
+    once()  # makes the constant tensors
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            once()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert [f"{w.filename}:{w.lineno}" for w in caught if "synchron" in str(w.message)] == []

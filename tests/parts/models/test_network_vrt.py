@@ -1,0 +1,126 @@
+"""The network against the reference vectors: outputs, inner activations, flows, gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.network_vrt import VRT
+from tests.helpers import golden
+from tests.helpers.naive_vrt import NaiveVRT
+
+
+def load_net(name: str, **more) -> tuple[golden.NetVector, VRT]:
+    vector = golden.load_net(name)
+    net = VRT(**vector.config["network"], **more).eval()
+    # The tables that are computed, not learned, are left out of the files.
+    assert all("relative_position_index" in k or "position_bias" in k or k in ("spynet.mean", "spynet.std")
+               for k in net.load_state_dict(vector.weights, strict=False).missing_keys)  # fmt: skip
+    return vector, net.double()
+
+
+def watch(net: VRT) -> dict[str, Any]:
+    """Fills a dict with activations under the names of the vectors, in their layout (B, C, N, H, W), and the flows."""
+    seen: dict[str, Any] = {}
+    estimate = net.estimate_flows
+    net.estimate_flows = lambda rgb: seen.setdefault("flows", estimate(rgb))
+    tokens = {
+        "stage1.reshape": net.stage1.reshape,
+        "stage1.residual_group1": net.stage1.residual_group1,
+    }
+    tokens |= {f"stage{i}": getattr(net, f"stage{i}") for i in range(1, 8)} | {"features": net.norm}
+    for name, module in tokens.items():
+        module.register_forward_hook(
+            lambda _, __, out, name=name: seen.update({name: out.permute(0, 4, 1, 2, 3)})
+        )
+    net.conv_first.register_forward_hook(
+        lambda _, ins, out: seen.update({"conv_first_in": ins[0], "conv_first": out})
+    )
+    return seen
+
+
+def activation(seen: dict[str, Any], name: str, batch: int) -> Tensor:
+    if name.startswith("flow_"):
+        kind, distance, level = name.removeprefix("flow_").split("/")
+        return seen["flows"][int(level[-1])][kind == "forward"][int(distance[-1]) - 1].detach()
+    x = seen[name.removesuffix("_stride2").removesuffix("_crop8_24")]
+    if x.dim() == 4:  # frames (B * N, C, H, W)
+        x = x.unflatten(0, (batch, -1)).transpose(1, 2)
+    if name.endswith("_crop8_24"):
+        return x[..., 8:24, 8:24]
+    return x[..., ::2, ::2] if name.endswith("_stride2") else x
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in golden.FOLDER.glob("net_*.npz")))
+def test_outputs_activations_flows_and_gradients_are_those_of_the_reference(name):
+    vector, net = load_net(name)
+    seen = watch(net)
+    x = vector.input.clone().requires_grad_()
+    y = net(x)
+    (y * golden.cotangent(y)).sum().backward()
+    assert list(y.shape) == vector.config["output_shape"]
+    stride = vector.config["output_stride"]
+    parameters = dict(net.named_parameters()) | {"input": x}
+    for key, expected in vector.samples.items():
+        if key == "output":
+            got = y[..., ::stride, ::stride]
+        elif key.startswith("grad/"):
+            got = parameters[key.removeprefix("grad/")].grad
+        else:
+            got = activation(seen, key.removeprefix("act/"), len(x))
+        assert golden.difference(vector.sampled(key, got), expected) < golden.TOLERANCE, key
+    for key, norm in vector.config["grad_norms"].items():
+        assert parameters[key].grad.norm().item() == pytest.approx(norm, rel=1e-8), key
+
+
+@pytest.mark.parametrize("name", sorted(golden.manifests()))
+def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
+    manifest = golden.manifests()[name]
+    with torch.device("meta"):
+        net = VRT(**manifest["config"])
+    parameters = dict(net.named_parameters())
+    state = [
+        [
+            key,
+            list(value.shape),
+            str(value.dtype)[6:],
+            "parameter" if key in parameters else "buffer",
+        ]
+        for key, value in net.state_dict().items()
+    ]
+    rates = {
+        f"{key}.drop_path": m.drop_path
+        for key, m in net.named_modules()
+        if getattr(m, "drop_path", 0)
+    }
+    assert state == manifest["keys"]
+    assert sum(p.numel() for p in parameters.values()) == manifest["n_params"]
+    assert rates == pytest.approx(manifest["drop_path_prob"])
+
+
+def test_checkpointing_changes_memory_and_nothing_else():
+    vector, plain = load_net("net_fi_4f")
+    _, saving = load_net(
+        "net_fi_4f", use_checkpoint_attn=True, use_checkpoint_ffn=True, no_checkpoint_ffn_blocks=[1]
+    )
+    for net in (plain.float(), saving.float()):  # bits are compared, so that any precision will do
+        y = net(vector.input.float())
+        (y * golden.cotangent(y)).sum().backward()
+    assert saving.stage2.residual_group1.blocks[0].checkpoint_attn
+    assert not saving.stage2.residual_group1.blocks[0].checkpoint_ffn
+    for (key, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), key
+
+
+@pytest.mark.parametrize("name", ["net_deblur_pa2_2f_w8", "net_deblur_pa4_4f", "net_gray_1ch"])
+def test_the_plain_transcription_gives_the_reference_output(name):
+    vector = golden.load_net(name)
+    net = NaiveVRT(**vector.config["network"]).eval()
+    net.load_state_dict(vector.weights, strict=False)
+    stride = vector.config["output_stride"]
+    with torch.no_grad():
+        y = net.double()(vector.input)[..., ::stride, ::stride]
+    assert (
+        golden.difference(vector.sampled("output", y), vector.samples["output"]) < golden.TOLERANCE
+    )

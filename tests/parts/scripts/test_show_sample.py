@@ -1,0 +1,222 @@
+"""scripts/show_sample.py: the page shows the sample of training, and names a wrong geometry."""
+
+import base64
+import json
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+from data.cameras.spike_grid import Calibration, save_calibration
+from data.select_dataset import build_dataset
+from data.spike.formats import SpikeGeometry, read_spikes
+from data.spike.simulate import IntegrateAndFire, to_linear
+from scripts import show_sample
+from tests.helpers.clip_files import section, write_dat, write_info
+from tests.helpers.train_files import LOADER, network
+from tests.helpers.two_cameras import texture
+from utils.image import imwrite_rgb, tensor_to_uint8
+
+SIDE, FRAMES, PLANES = 96, 4, 40
+PLANE = SpikeGeometry(48, 48)
+TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+SPIKES = {
+    "type": "dat",
+    "center": "file",
+    "gamma": 2.2,
+    "representation": {"type": "tfi", "offsets": [-6, 0, 6]},
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """One clip per split, of another scene, of 4 frames of 96 x 96, spikes of 48 x 48."""
+    folder = tmp_path_factory.mktemp("home")
+    for seed, split in enumerate(("train", "test")):
+        write_textured_clip(folder, split, np.random.default_rng(seed))
+    write_info(folder, h=48, w=48, planes=PLANES, gt_plane=20, rate=0.6, flip=None)
+    options = {
+        "task": "run",
+        "path": {"root": str(folder / "experiments")},
+        "datasets": {
+            "train": section(folder, num_frame=3, gt_size=48, **TURNS, spike=SPIKES) | LOADER,
+            "test": section(folder, "test", spike=SPIKES),
+        },
+        "netG": network(fusion={"type": "none"}),
+        "train": {"total_iter": 1, "manual_seed": 5, "G_lossfn_type": "charbonnier"},
+    }
+    (folder / "options.json").write_text(json.dumps(options))
+    return folder
+
+
+def write_textured_clip(folder, split, rng):
+    scene = texture(rng, (SIDE + 40, SIDE + 40))
+    for frame in range(FRAMES):
+        shown = scene[5 * frame : 5 * frame + SIDE, 3 * frame : 3 * frame + SIDE]
+        for kind, view in (("sharp", shown), ("blur", cv2.blur(shown, (5, 1)))):
+            path = folder / "GOPRO_Large" / split / "clip0" / kind / f"{frame:06d}.png"
+            imwrite_rgb(path, np.round(255 * view).astype(np.uint8)[..., None].repeat(3, axis=2))
+        light = cv2.resize(to_linear(shown), (SIDE // 2, SIDE // 2), interpolation=cv2.INTER_AREA)
+        sensor = IntegrateAndFire(*light.shape, rate=0.6, rng=np.random.default_rng(frame))
+        path = folder / "GOPRO_Large_spike_seq" / split / "clip0" / "spike" / f"{frame:06d}.dat"
+        write_dat(path, sensor.run([light] * PLANES))
+
+
+def changed_spikes(home, root, change):
+    """The spikes of training, changed, below another folder; the override that takes them."""
+    for path in (home / "GOPRO_Large_spike_seq").glob("train/*/spike/*.dat"):
+        write_dat(
+            root / path.relative_to(home / "GOPRO_Large_spike_seq"),
+            change(read_spikes(path, PLANE)),
+        )
+    return f"datasets.train.dataroot_spike={root}/train"
+
+
+def page_of(home, out, *arguments):
+    args = ["--opt", home / "options.json", "--index", 2, "--out", out, *arguments]
+    assert show_sample.main([str(a) for a in args]) == 0
+    return out.read_text(encoding="utf-8")
+
+
+def verdict(page):
+    return re.search(r'class="verdict (\w+)">([^<]*)', page).groups()
+
+
+def picture(page, alt, number=0):
+    found = re.findall(rf'<img alt="{alt}" src="data:image/jpeg;base64,([^"]*)"', page)[number]
+    return cv2.imdecode(np.frombuffer(base64.b64decode(found), np.uint8), cv2.IMREAD_COLOR)[
+        ..., ::-1
+    ]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
+    page = page_of(home, tmp_path / "a.html", "--epoch", epoch)
+    options = json.loads((home / "options.json").read_text())["datasets"]["train"]
+    dataset = build_dataset(options, "train", 5)
+    draw, item = dataset.draw((epoch, 2)), dataset[(epoch, 2)]
+
+    kind, sentence = verdict(page)
+    assert kind == "right" and re.fullmatch(r"Spikes and frame agree to 0\.[1-5] px\.", sentence), (
+        sentence
+    )
+    aug = draw.aug
+    assert (
+        f"rows {aug.top} to {aug.top + 47}, columns {aug.left} to {aug.left + 47} of 96 x 96"
+        in page
+    )
+    assert ("played backwards" in page) == aug.reverse
+    words = {
+        "mirrored left to right": aug.hflip,
+        "mirrored top to bottom": aug.vflip,
+        "axes swapped": aug.transpose,
+    }
+    assert all((word in page) == is_on for word, is_on in words.items())
+    # Enlarged 6 times; the first picture named so is the alignment, of the frame in the middle.
+    stem = draw.clip.stems[draw.frames[0]]
+    for number, name in enumerate(("lq", "gt")):
+        shown, expected = picture(page, stem, number), tensor_to_uint8(item[name][0])
+        assert (
+            shown.shape == (288, 288, 3)
+            and np.abs(shown[3::6, 3::6].astype(int) - expected).mean() < 3
+        )
+    assert (
+        len(re.findall(r"channel [012]: ", page)) == 2 * 3 * 3
+    )  # alt and caption of every channel of 3 frames
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page) and "http" not in page
+
+
+def test_a_wrong_geometry_is_named(home, tmp_path, capfd):
+    size = ("datasets.train.spike.h=48", "datasets.train.spike.w=48")
+    moved = changed_spikes(home, tmp_path / "moved", lambda spikes: np.roll(spikes, 4, axis=2))
+    other = f"datasets.train.dataroot_spike={home}/GOPRO_Large_spike_seq/test"
+    for name, override, sentence in (
+        (
+            "flip",
+            "datasets.train.spike.flip=false",
+            r"do not agree: the spikes are upside down \(spike\.flip\)",
+        ),
+        (
+            "moved",
+            moved,
+            r"the spikes are shifted by [78]\.\d px to the right: check spike\.calibration",
+        ),
+        ("other", other, r"check spike\.flip, spike\.h and spike\.w"),
+    ):
+        kind, said = verdict(page_of(home, tmp_path / f"{name}.html", *size, override))
+        assert kind == "wrong" and re.search(sentence, said), (name, said)
+        assert said in capfd.readouterr().out.replace("'", "&#x27;")
+
+
+def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path):
+    # A camera that sees the frame from column 20 on.
+    spikes = changed_spikes(home, tmp_path / "second", lambda spikes: spikes[:, :, 10:])
+    size = ("datasets.train.spike.h=48", "datasets.train.spike.w=38")
+    for name, left in (("right", 20.5), ("wrong", 12.5)):
+        rig = Calibration(
+            matrix=[[2, 0, left], [0, 2, 0.5]], spike_size=[48, 38], rgb_size=[96, 96]
+        )
+        save_calibration(tmp_path / f"{name}.json", rig)
+        calibration = f"datasets.train.spike.calibration={tmp_path / f'{name}.json'}"
+        kind, said = verdict(
+            page := page_of(home, tmp_path / f"{name}.html", spikes, *size, calibration)
+        )
+        assert kind == name and ("agree to" in said or "spike.calibration" in said), said
+        assert f"the spikes cover {76 / 96:.1%} of the frame" in page and "blue: the region" in page
+
+
+def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
+    page = page_of(home, tmp_path / "test.html", "--split", "test", "--index", 0)
+    assert (
+        verdict(page)[0] == "right"
+        and "rows 0 to 95, columns 0 to 95" in page
+        and "lq: 4 x 3 x 96 x 96" in page
+    )
+    page = page_of(
+        home, tmp_path / "rgb.html", "datasets.train.dataset_type=VideoRecurrentTrainDataset"
+    )
+    assert (
+        verdict(page) == ("none", "This data set has no spikes.") and "lq: 3 x 3 x 48 x 48" in page
+    )
+
+
+def test_the_first_sample_is_shown_by_default_and_wrong_indices_are_named(
+    home, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    opt = ["--opt", str(home / "options.json")]
+    assert (
+        show_sample.main([*opt, 'datasets.train.camera={"type": "perturb", "threshold_prob": 1.0}'])
+        == 0
+    )
+    page = (tmp_path / "sample_train_0.html").read_text(encoding="utf-8")
+    assert re.search(r"threshold \d\.\d\d?, drop 0, ", page) and "bottom row first" in page
+    assert not re.search(r"SpikeGeometry\(|CameraDraw\(|\w+=\w+, \w+=", page)
+    cases = {
+        "the file exists already": ["--out", "sample_train_0.html"],
+        "an index of 0 to 3": ["--index", "4", "--out", "b.html"],
+        "an epoch of at least 0": ["--epoch", "-1", "--out", "b.html"],
+    }
+    for words, arguments in cases.items():
+        assert show_sample.main([*opt, *arguments]) == 2
+        assert words in capfd.readouterr().err
+    assert (tmp_path / "sample_train_0.html").read_text(encoding="utf-8") == page and not (
+        tmp_path / "b.html"
+    ).exists()
+
+
+def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):
+    page_of(home, tmp_path / "a.html")
+    browser.get(f"file://{tmp_path / 'a.html'}")
+    images = browser.find_elements("css selector", "img")
+    # The whole frame, 3 alignments, 3 frames of lq and gt, 3 channels of 3 frames.
+    assert len(images) == 1 + 3 + 6 + 9
+    assert all(
+        browser.execute_script("return arguments[0].naturalWidth", image) > 0 for image in images
+    )
+    colour = browser.find_element("css selector", ".verdict").value_of_css_property(
+        "background-color"
+    )
+    assert colour.startswith("rgba(30, 126, 52")
+    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []

@@ -1,0 +1,148 @@
+"""The start and the end of a program: output that is no file or that nobody reads, threads still inside torch."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.dist.launching import run_command, run_into, run_ranks
+from tests.helpers.clip_files import write_clip
+from tests.helpers.train_files import MAIN, experiment, write_options
+
+PROGRAM = """
+import atexit, sys, threading, torch
+from utils.dist import process
+def work():
+    a = torch.ones(10)
+    while True:
+        a + a
+for _ in range(8):
+    threading.Thread(target=work, daemon=True).start()
+atexit.register(print, "handled")
+print("done")
+process.end(7)
+"""
+
+
+WITHOUT_EXITFUNCS = """
+import atexit
+del atexit._run_exitfuncs
+from utils.dist import process
+atexit.register(print, "handled")
+process.end(7)
+"""
+UNWATCHED = """
+import io, sys
+sys.stderr = io.StringIO()
+from utils import utils_dist
+from utils.options.models import WatchdogOptions
+with utils_dist.ranks():
+    utils_dist.begin(WatchdogOptions())
+    print("watched")
+"""
+FRESH, LINUX = (
+    ("env",),
+    "SpikeVRT runs on Linux (on Windows: in WSL)",
+)  # env: no fork of a process with torch in it
+LIBRARIES = """
+import sys, main_train_vrt, main_test_vrt
+print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "prefix", "code", "said"),
+    [
+        # With sys.exit, Python before 3.14 aborts: a thread that wants the interpreter back is unwound through C++.
+        (PROGRAM, FRESH, 7, "done\nhandled\n"),
+        (WITHOUT_EXITFUNCS, (), 7, "handled\n"),
+        # As in a notebook. The watchdog waited for its own first turn, which had failed, until the limit of the stall.
+        (UNWATCHED, (), 0, "watched\n"),
+        # torchvision imports the compiler of torch: half of the time in which each rank, worker and tool starts.
+        (LIBRARIES, FRESH, 0, "loaded\n"),
+        (
+            "import sys; sys.platform = 'darwin'; import utils.dist.process",
+            FRESH,
+            1,
+            f"{LINUX}, not on darwin\n",
+        ),
+    ],
+    ids=[
+        "threads in torch",
+        "without a private function of Python",
+        "stderr is no file",
+        "imports",
+        "other system",
+    ],
+)
+def test_a_program_starts_and_ends_as_it_should(tmp_path, program, prefix, code, said):
+    (tmp_path / "program.py").write_text(program)
+    ended = run_ranks(1, tmp_path / "program.py", prefix=prefix)
+    assert ended.exit_codes == [code], ended.text
+    assert ended.stdout[0].endswith(said) or ended.stderr[0] == said, ended.text
+
+
+def run_unread(*arguments):
+    """`run_into` a pipe that nobody reads."""
+    unread, stdout = os.pipe()
+    os.close(unread)
+    with os.fdopen(stdout, "wb") as stream:
+        return run_into(stream, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["scripts/spike_tool.py info --size 8 12", "scripts/doctor.py --log"]
+)
+def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, arguments):
+    write_clip(tmp_path, "clip", frames=1)
+    code, said = run_unread(
+        *arguments.split(), tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat"
+    )
+    assert code == 141 and "Error" not in said, said
+
+
+def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
+    options = write_options(tmp_path)
+    info = f"scripts/spike_tool.py info --size 16 16 {tmp_path}/GOPRO_Large_spike_seq/test/test0/spike/000000.dat >&-"
+    train = f"{MAIN} --opt {options} train.total_iter=1 datasets.test={{}}"
+    for command, code in (
+        (info, 0),
+        (f"{train} >&- 2>&-", 0),
+        (f"{train} train.total_iter=x >&-", 2),
+    ):
+        ended = run_command(["bash", "-c", f"{sys.executable} {command}"], limit_s=120)
+        assert ended.exit_codes == [code] and "Traceback" not in ended.text, ended.text
+    assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
+
+
+def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_path):
+    options = write_options(tmp_path)
+    code, said = run_unread(MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
+    assert (
+        code == 0 and "Traceback" not in said and said.count("cannot write the log (stdout") == 1
+    ), said
+    assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
+
+
+ORPHAN = """
+import multiprocessing, os, signal, time
+from utils.dist.process import die_with_parent
+def child(parent):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    die_with_parent()
+    time.sleep(60)
+multiprocessing.get_context("fork").Process(target=child, args=(os.getpid(),)).start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_whose_parent_died_before_it_asked_ends_as_well():
+    start = time.monotonic()
+    run = subprocess.run(
+        [sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=50
+    )  # until all have closed it
+    assert run.returncode == -signal.SIGKILL and time.monotonic() - start < 30

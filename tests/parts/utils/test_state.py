@@ -1,0 +1,148 @@
+"""What outlives a function call: every global that the program changes, every registry and cache, with its reason.
+
+The scan sees assignments, `with` on a lock, methods that change a container, and decorators. It does not see the state
+of libraries that is set by a call, such as torch.manual_seed.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.helpers.imports import modules_below
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = modules_below(ROOT, {"utils", "data", "models", "scripts"})
+CHANGES = (
+    "add",
+    "append",
+    "clear",
+    "discard",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "setdefault",
+    "update",
+)
+HOLDERS = ("Registry", "Run", "Lock", "Event")
+
+REGISTRIES = (  # filled once, on import, before any option is read
+    "data.augment.CAMERAS", "data.clips.io_backend.IO_BACKENDS", "data.select_dataset.DATASETS",
+    "data.spike.represent.REPRESENTATIONS", "data.cameras.spike_source.REPRESENTATIONS", "data.cameras.spike_source.SPIKE_SOURCES",
+    "models.fusion.operators.FUSIONS", "models.losses.LOSSES", "models.select_network.NETWORKS",
+    "utils.run.writers.WRITERS",
+)  # fmt: skip
+CACHES = (  # index tensors of a few sizes; the same in each forward pass
+    "models.vrt.deform_align._tap_positions", "models.vrt.flow.pixel_grid",
+    "models.vrt.windows.relative_position_index", "models.vrt.windows.window_chunks",
+)  # fmt: skip
+STATE = {
+    "utils.dist.state.RUN": "a process has one rank in one run; signal handlers and every collective need it",
+    "utils.logger._unwritten": "a file that cannot be written is reported once, whoever writes it",
+    "utils.dist.process.CLAIMS": "a process removes its own claims when it ends, whoever made them",
+    "utils.dist.process.machine": "cache: a process stays on its machine",
+    "data.clips.files._environments": "LMDB refuses to be opened twice in a process",
+    "data.clips.files._opening": "the lock for it: a check reads in several threads",
+    "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
+    "sys.argv": "W&B notes the command line: the key is struck out first",
+    "sys.stdout": "where the shell has closed it, what is printed is dropped",
+    "sys.stderr": "likewise",
+    "sys.stdin": "W&B would wait on a terminal for a key: it sees an empty one",
+    "threading.excepthook": "TensorBoard's thread would print an error a second time",
+    "torch._dynamo.config.recompile_limit": "torch has no other way to allow more graphs",
+    "torch.distributed.elastic.multiprocessing.api.PContext.close.__defaults__": "torch 2.8 has no --shutdown-timeout",
+}
+STATE |= dict.fromkeys(REGISTRIES + CACHES, "see above")
+
+
+def test_the_table_of_state_is_complete_and_exact():
+    found = {
+        name
+        for module, path in MODULES.items()
+        for name in changed_names(module, ast.parse(path.read_text()))
+    }
+    assert found == STATE.keys()
+
+
+def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
+    """Dotted names of what the functions of a module change outside of themselves, and of its holders and caches."""
+    names, packages = names_of(module, tree)
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and last_name(node.value) in HOLDERS
+        ):
+            yield f"{module}.{node.targets[0].id}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            if any(
+                last_name(decorator) in ("cache", "lru_cache") for decorator in node.decorator_list
+            ):
+                yield f"{module}.{node.name}"
+            declared = {
+                name
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Global)
+                for name in inner.names
+            }
+            yield from (f"{module}.{name}" for name in declared)
+            stored = {
+                n.id
+                for n in ast.walk(node)
+                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
+            own = (stored | {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}) - declared
+            for first, *rest in filter(None, map(dotted, targets_in(node))):
+                if first in names.keys() - own and (rest or first not in packages):
+                    yield names[first] if names[first] in STATE else ".".join([names[first], *rest])
+
+
+def names_of(module: str, tree: ast.Module) -> tuple[dict[str, str], set[str]]:
+    """({name in the module: its dotted name}, those that are imported packages)."""
+    names, packages = {}, set()
+    for node in tree.body:
+        for target in getattr(node, "targets", [getattr(node, "target", None)]):
+            if isinstance(target, ast.Name):
+                names[target.id] = f"{module}.{target.id}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = {alias.asname or alias.name.split(".")[0]: alias for alias in node.names}
+            packages |= found.keys()
+            names |= {name: alias.name if alias.asname else name for name, alias in found.items()}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
+    return names, packages
+
+
+def targets_in(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    """What is changed in place: a in `a.b = `, `a[b] = `, `del a[b]`, `a.append(..)`, `with a`; all of `a.b`."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            yield node if isinstance(node, ast.Attribute) else node.value
+        elif isinstance(node, ast.AugAssign):
+            yield node.target
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in CHANGES
+        ):
+            yield node.func.value
+        elif isinstance(node, ast.With):
+            yield from (item.context_expr for item in node.items)
+
+
+def last_name(node: ast.expr) -> str:
+    """b of `a.b`, `a.b(..)` and `b`."""
+    return ast.unparse(node.func if isinstance(node, ast.Call) else node).split(".")[-1]
+
+
+def dotted(node: ast.expr) -> list[str]:
+    """["a", "b"] of `a.b` and of `a.b[c]`; [] where it does not begin with a name."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    before = dotted(node.value) if isinstance(node, (ast.Attribute, ast.Subscript)) else []
+    return [*before, node.attr] if before and isinstance(node, ast.Attribute) else before
