@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import json5
 import matplotlib
@@ -121,6 +122,16 @@ def test_the_tests_that_make_quick_names_exist():
         ), (file, test)
 
 
+def read_dataset(file: Path, section: dict[str, object]) -> Any:
+    """Read a section `datasets.train` as a part of the sample's option file."""
+    options = {
+        "base": "000_train_vrt_sample_rgbspike.json",
+        "datasets": {"train": section, "test": None},
+    }
+    file.write_text(json.dumps(options))
+    return main_train_vrt.read_options(["--opt", str(file)]).datasets.train
+
+
 def test_the_options_in_the_pages_are_valid(tmp_path):
     for file in (ROOT / "options/vrt").glob("*.json"):
         shutil.copy(file, tmp_path)
@@ -134,18 +145,19 @@ def test_the_options_in_the_pages_are_valid(tmp_path):
     blocks = re.findall(
         r"```jsonc\n(.*?)```", (ROOT / "docs/data_format.md").read_text(), re.DOTALL
     )
-    dataset, roots, camera, several = blocks
+    *cases, dataset, roots, camera, several = blocks
+    assert len(cases) == 3
+    for case in cases:
+        assert (
+            read_dataset(own, json5.loads(f"{{{case}}}")["train"]).dataroot_spike
+            == "my_data/spikes/train"
+        )
     exposures = re.split(r'^(?="exposure")', several, flags=re.MULTILINE)[1:]
     for exposure in exposures:
         train = json5.loads(f"{{{dataset}, {roots}, {camera}}}")
         values = train.pop("train") | train
         values["spike"] |= json5.loads(f"{{{exposure}}}")
-        options = {
-            "base": "000_train_vrt_sample_rgbspike.json",
-            "datasets": {"train": values, "test": None},
-        }
-        own.write_text(json.dumps(options))
-        read = main_train_vrt.read_options(["--opt", str(own)]).datasets.train
+        read = read_dataset(own, values)
         assert (list(read.spike.representation.half_windows), read.camera.drop_max) == (
             [2, 6, 12],
             0.1,
