@@ -49,6 +49,28 @@ class DatasetClip:
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
 
+    def described(self) -> str:
+        """Return sizes and stems of the clip, and how its spikes are read, in one line."""
+        clip, spikes = self.clip, self.clip.spikes
+        parts: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
+        if spikes:
+            parts.append(dataclasses.replace(spikes.info, path=""))
+            parts.append([spikes.rate, spikes.light, spikes.center, spikes.timing.describe()])
+            if spikes.calibration:
+                parts.append(spikes.calibration.digest())
+        return repr(parts)
+
+    def paths(self) -> list[str]:
+        """Return the files of the tested frames; the arrays of a cache if the files are not here."""
+        clip, count = self.clip, len(self.stems)
+        kept = [*clip.lq[:count], *clip.gt[:count], *clip.spike[:count]]
+        kept += clip.gt_instants[: count * clip.instants]
+        found = list(dict.fromkeys(kept))
+        reader = self.dataset.files
+        if isinstance(reader, io_backend.CacheReader) and files.stamp(found[0]) == (0, 0):
+            return reader.arrays_of(clip)
+        return found
+
     def digest(self) -> str:
         """Of the names, sizes and times of change of the files, of the stems, and of what the spikes mean."""
         clip, reader, spikes = self.clip, self.dataset.files, self.clip.spikes

@@ -215,6 +215,10 @@ class CacheReader:
         first = sum(clip.spike_files[file] for file in before) + piece.first
         return SpikeFile(piece.file, geometry, len(stored), stored).read(first, piece.count, crop)
 
+    def arrays_of(self, clip: Clip) -> list[str]:
+        """Return the files of the cache that hold a clip."""
+        return [str(Path(self.path, clip.name, f"{kind}.u8")) for kind in _arrays(clip)]
+
     def _map(self, clip: Clip, kind: str) -> np.ndarray:
         path, shape = Path(self.path, clip.name, f"{kind}.u8"), _arrays(clip)[kind]
         try:

@@ -1,0 +1,145 @@
+"""The digest of what a score is measured on: it changes with the data, and with nothing else."""
+
+import os
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from data.clips import content
+from data.clips.clip_reader import dataset_clips
+from data.clips.content import digest_of_clips
+from data.select_dataset import build_dataset
+from tests.helpers.clip_files import cached, section, write_clip, write_clips, write_info, write_png
+
+
+@pytest.fixture
+def root(tmp_path):
+    return write_clips(tmp_path / "data", "clip0", "clip1", split="test", first=47)
+
+
+def digest(root, **changes):
+    return digest_of_clips(
+        dataset_clips(build_dataset(section(root, "test", **changes), "test", 0))
+    )
+
+
+def of_frame(root, kind, name):
+    base = "GOPRO_Large_spike_seq" if kind == "spike" else "GOPRO_Large"
+    return root / base / "test/clip1" / kind / name
+
+
+def test_a_copy_with_other_times_of_change_has_the_same_digest(root, tmp_path):
+    shutil.copytree(root, tmp_path / "copy")
+    for path in (tmp_path / "copy").rglob("*.*"):
+        os.utime(path, (1, 1))
+
+    assert digest(tmp_path / "copy") == digest(root)
+
+
+def test_one_changed_pixel_changes_the_digest(root):
+    before, path = digest(root), of_frame(root, "sharp", "000050.png")
+    red = np.full((16, 24), 100, np.uint8)
+    write_png(path, red)
+    first = digest(root)
+    red[7, 11] = 101
+    write_png(path, red)
+
+    assert len({before, first, digest(root)}) == 3
+
+
+@pytest.mark.parametrize("at", [0, 100, -1])
+def test_one_changed_byte_of_the_spikes_changes_the_digest(root, at):
+    before, path = digest(root), of_frame(root, "spike", "000049.dat")
+    planes = bytearray(path.read_bytes())
+    planes[at] ^= 1
+    path.write_bytes(planes)
+
+    assert digest(root) != before
+
+
+@pytest.mark.parametrize("at", [0, 100_003, -1])
+def test_a_large_file_is_sampled_from_its_beginning_to_its_end(tmp_path, at):
+    readers = []
+    for name, value in (("a", 0), ("b", 1)):
+        data = bytearray(200_000)
+        place = at if at in (0, -1) else slice(90_000, 120_000)
+        data[place] = value if at in (0, -1) else bytes([value]) * 30_000
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.dat").write_bytes(data)
+        path = str(tmp_path / name / "x.dat")
+        readers.append(
+            SimpleNamespace(
+                name="x", stems=["0"], described=lambda: "", paths=lambda path=path: [path]
+            )
+        )
+
+    assert digest_of_clips(readers[:1]) != digest_of_clips(readers[1:])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_frame": 3},
+        {"spike": {"type": "dat", "center": "file", "first": 4, "count": 16}},
+        {"spike": {"type": "dat", "center": 11}},
+        {"lq_folder": "sharp"},
+    ],
+    ids=["num_frame", "planes", "center", "frames"],
+)
+def test_what_is_read_of_the_same_files_changes_the_digest(root, changes):
+    assert digest(root, **changes) != digest(root)
+
+
+def test_a_frame_more_changes_the_digest(root):
+    before = digest(root)
+    write_clip(root, "clip1", split="test", first=47, frames=7, seed=1)
+
+    assert digest(root) != before
+
+
+def test_another_rate_in_dataset_json_changes_the_digest(root):
+    before = digest(root)
+    write_info(root, rate=0.5)
+
+    assert digest(root) != before
+
+
+def test_a_cache_beside_its_files_has_their_digest(root, tmp_path):
+    values = cached(section(root, "test"), tmp_path / "cache")
+    clips = dataset_clips(build_dataset(values, "test", 0))
+
+    assert digest_of_clips(clips) == digest(root)
+
+
+def test_a_cache_without_its_files_is_hashed_itself(root, tmp_path):
+    values = cached(section(root, "test"), tmp_path / "cache")
+    clips = dataset_clips(build_dataset(values, "test", 0))
+    shutil.rmtree(root / "GOPRO_Large")
+    before = digest_of_clips(clips)
+    with open(tmp_path / "cache/clip1/gt.u8", "r+b") as file:
+        file.write(b"\x07")
+
+    assert digest_of_clips(clips) != before
+
+
+def test_a_reader_without_files_is_known_by_its_frames():
+    frames = torch.zeros(4, 3, 5, 6)
+    reader = SimpleNamespace(
+        name="x", stems=["0", "1", "2", "3"], frame=lambda i: {"lq": frames[i]}
+    )
+    before = digest_of_clips([reader])
+    frames[3, 2, 4, 5] = 1.0
+
+    assert digest_of_clips([reader]) != before
+
+
+def test_of_a_huge_set_a_file_that_is_not_sampled_counts_by_its_size(root, monkeypatch):
+    monkeypatch.setattr(content, "MOST_FILES", 5)  # of 36 files, as 4096 of 40,000
+    before = digest(root)
+    with open(of_frame(root, "sharp", "000050.png"), "ab") as file:
+        file.write(b"x")
+
+    assert digest(root) != before
