@@ -4,11 +4,13 @@
 # make test     all tests
 # make versions the fast tests with other versions of torch (lab/try_versions.sh; 5 GB each)
 # make gpu      on a new GPU: are results right, how fast is it; writes gpu.json (docs/gpu.md)
-# make lint     ruff
+# make lint     linter, formatter, types, shell scripts, spelling
 # make faults   the whole fault suite (an hour), and docs/reliability.md
 PYTHON ?= python3
 # Where torch and torchvision come from instead of pip's own index: https://download.pytorch.org/whl/cpu has no CUDA.
 TORCH_INDEX ?=
+# requirements-lock.txt installs the versions that were measured.
+REQUIREMENTS ?= requirements.txt
 VENV := .venv
 SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 
@@ -62,13 +64,16 @@ gpu: $(VENV)/.installed-test
 	$(VENV)/bin/python lab/gpu.py --out gpu.json
 
 lint: $(VENV)/.installed-test
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check --quiet .
+	$(VENV)/bin/ruff format --quiet --check .
+	$(VENV)/bin/ty check --quiet --python $(VENV) .
+	git ls-files -z '*.sh' .ci/run | xargs -0 $(VENV)/bin/shellcheck --severity=warning
+	git ls-files -z | xargs -0 $(VENV)/bin/codespell
 
-$(VENV)/.installed: requirements.txt
+$(VENV)/.installed: $(REQUIREMENTS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(if $(TORCH_INDEX),$(VENV)/bin/python -m pip install --quiet torch torchvision --index-url $(TORCH_INDEX))
-	$(VENV)/bin/python -m pip install --quiet -r requirements.txt
+	$(if $(TORCH_INDEX),$(VENV)/bin/python -m pip install --quiet torch torchvision --constraint $(REQUIREMENTS) --index-url $(TORCH_INDEX))
+	$(VENV)/bin/python -m pip install --quiet -r $(REQUIREMENTS)
 	touch $@
 
 $(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed

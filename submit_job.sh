@@ -7,7 +7,7 @@
 #   sbatch --nodes=2 --ntasks-per-node=4 submit_job.sh FILE
 #
 # Adapt the #SBATCH lines, and the line for modules, to the cluster, or override them as in the second example.
-# At its time limit, or pre-empted, the job saves, is queued again and resumes; scancel ends it for good.
+# At its time limit, or preempted, the job saves, is queued again and resumes; scancel ends it for good.
 #SBATCH --job-name=spikevrt
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8

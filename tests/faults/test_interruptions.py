@@ -1,4 +1,4 @@
-"""A run that is killed or pre-empted and started again ends with the bits of one that never was."""
+"""A run that is killed or preempted and started again ends with the bits of one that never was."""
 
 import os
 import signal

@@ -1,0 +1,68 @@
+"""Write the table "What is tried" of docs/reliability.md from the names of the tests.
+
+usage: python lab/make_tried_table.py [--check]
+
+The table has a row for each story: a test in one of the folders below that starts whole programs. The first line of a
+test file says the situation, and the name of a test says what happens. `--check` writes nothing and exits with 1 if the
+page has another table.
+"""
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/reliability.md"
+FOLDERS = ("tests/stories", "tests/dist", "tests/faults")
+BEGIN = "<!-- python lab/make_tried_table.py -->\n"
+END = "<!-- end of the table -->\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if the table is old")
+    arguments = parser.parse_args(argv)
+
+    former = PAGE.read_text(encoding="utf-8")
+    before, _, rest = former.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page = before + BEGIN + "\n".join(table()) + "\n" + END + after
+
+    if arguments.check:
+        return int(page != former)
+    PAGE.write_text(page, encoding="utf-8")
+    return 0
+
+
+def table() -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield "| situation | what happens | tests |"
+    yield "|---|---|---|"
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).glob("test_*.py")):
+            yield from rows(file)
+
+
+def rows(file: Path) -> Iterator[str]:
+    """Yield a row for each test of a file. The first row says the situation."""
+    module = ast.parse(file.read_text(encoding="utf-8"))
+    situation = sentence((ast.get_docstring(module) or "").split("\n")[0])
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            happens = node.name.removeprefix("test_").replace("_", " ")
+            place = file.relative_to(ROOT)
+            yield f"| {situation} | {happens} | [{file.stem}](../{place}) |"
+            situation = ""
+
+
+def sentence(text: str) -> str:
+    """Return a sentence as it stands in a cell: without its full stop, bars escaped."""
+    return text.rstrip(".").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
