@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from data.cameras.frame_times import FrameTimes
 from utils.errors import DataError
 
 IMAGE_KINDS = ("lq", "gt", "gt_instants")
@@ -45,6 +46,7 @@ class Clip:
     size, gt_size: (height, width) in pixels of the first frame. planes: spike planes per file.
     exposures: the planes of each frame; none without spikes. spikes: what they mean, a data.cameras.spike_source.DatSpikes.
     opened: of a user's clip, "lq", "gt" -> data.clips.files.FrameSource. origin: of it, "input", "gt", "spike" -> path.
+    times: when the frames were taken, where one spike file holds the planes of all; else None.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Clip:
     spikes: Any = None
     opened: Any = None
     origin: Any = None
+    times: FrameTimes | None = None
 
     def __len__(self) -> int:
         return len(self.stems)

@@ -98,9 +98,8 @@ def _compared(clip: Clip) -> list[tuple[int, Exposure]]:
 
 
 def _exposures(clip: Clip, spikes: DatSpikes) -> tuple[Exposure, ...]:
-    """The planes of each frame, as `spikes` reads them; without spike.exposure, frames share one file evenly."""
-    shared = len(clip.spike_files) == 1 < len(clip) and not clip.spikes.timing.is_one_file
-    return spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip), shared)
+    """The planes of each frame, as `spikes` reads them."""
+    return spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip), clip.times)
 
 
 def _fitted(clip: Clip, files: Any) -> Found:

@@ -5,14 +5,16 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from data.cameras.frame_times import FrameTimes
 from data.spike.formats import SpikeFileError
 from utils.errors import DataError, OptionError
 
@@ -24,6 +26,44 @@ EXPOSURE_FORM = (
     '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list with [start, length] '
     "of every frame}; or the name of a JSON file that holds one of these"
 )
+
+ADVICE = "correct these exposures where they are wrong, and give them (or a file that holds them)"
+
+
+class UnknownPlanes(DataError):
+    """The times of a clip's frames do not tell which planes of its one spike file are whose.
+
+    clip: its name. proposal: the exposures to correct, in the form of `spike.exposure` for a clip.
+    """
+
+    def __init__(self, what: str, clip: str, proposal: Any) -> None:
+        self.clip = clip
+        self.proposal = proposal
+        super().__init__(
+            what,
+            f"clip {clip}",
+            "a known time of each frame, none missing between them",
+            f"{ADVICE}: {exposure_argument({clip: proposal})}",
+        )
+
+
+def joined(refused: Sequence[UnknownPlanes]) -> DataError:
+    """Return one error for several clips, with one `spike.exposure` for all of them."""
+    first = refused[0]
+    if len(refused) == 1:
+        return DataError(first.what, first.where, first.expected, first.do)
+    table = {each.clip: each.proposal for each in refused}
+    return DataError(
+        what="; ".join(each.what for each in refused),
+        where=", ".join(each.where for each in refused),
+        expected=first.expected,
+        do=f"{ADVICE}: {exposure_argument(table)}",
+    )
+
+
+def exposure_argument(table: dict[str, Any]) -> str:
+    """Return the argument of a command line that gives `spike.exposure`. table: by clip."""
+    return f"'spike.exposure={json.dumps(table)}'"
 
 
 @contextmanager
@@ -237,10 +277,58 @@ class Timing:
             1, next(i for i in itertools.count() if sum(table.planes_of(i, self.offset)) > planes)
         )
 
-    def span(self, clip: str, frame: int, planes: int, shared: int = 0) -> Span:
+    def window(self, planes: int) -> tuple[int, int]:
+        """Return (first plane, number of planes) that `first` and `count` choose of a file."""
+        if self.first == "central":
+            count = min(self.count or planes, planes)
+            return (planes - count) // 2, count
+        count = planes - self.first if self.count is None else self.count
+        return self.first, count
+
+    def shares(
+        self, clip: str, planes: int, times: FrameTimes, tick_hz: float | None = None
+    ) -> list[tuple[int, int]] | None:
+        """Decide which planes of the one file of a clip belong to which of its frames.
+
+        times: of the frames. tick_hz: planes per second, if known. Returns (first plane, plane
+        after the last) of each frame, or None if `exposures` says it.
+
+        Frames at one distance share the planes evenly, other frames of a film by their times. A
+        list of exposures needs an exposure of each frame. One start, length and period for all
+        needs frames at one distance.
+        Raises UnknownPlanes, which proposes exposures, if the times do not tell the planes.
+        """
+        table = None if self.exposures is None else self.exposures.get(clip, self.exposures.get(""))
+        if table is None and self.exposures is not None:
+            return None  # `span` refuses the clip
+        if table is not None and table.rows:
+            if times.missing and len(table.rows) != len(times):
+                raise _unlisted(clip, table, times)
+            return None
+        if table is not None:
+            if not times.is_even:
+                raise _uneven_exposures(clip, table, times)
+            return None
+
+        first, count = self.window(planes)
+        if times.doubt or (times.missing and not times.is_film):
+            raise _unknown_times(clip, times, first, count)
+        if times.is_film and tick_hz:
+            times = times.until(times.begin + Fraction(count) / Fraction(tick_hz))
+            if times.doubt:
+                raise _unknown_times(clip, times, first, count, tick_hz)
+        return times.shares(first, count)
+
+    def span(
+        self,
+        clip: str,
+        frame: int,
+        planes: int,
+        shares: Sequence[tuple[int, int]] | None = None,
+    ) -> Span:
         """The planes of frame number `frame` of a clip, in a file of `planes` planes.
 
-        shared: so many frames share the planes of their one file evenly.
+        shares: of one file for all frames, (first plane, plane after the last) of each, see `shares`.
         Raises DataError where the planes reach outside of the file, and for a frame that `spike.exposure` lacks.
         """
         if self.exposures is not None:
@@ -255,12 +343,10 @@ class Timing:
             start, count = table.planes_of(frame, self.offset)
             origin, length = 0, count
         else:
-            count = min(self.count or planes, planes) if self.first == "central" else self.count
-            first = (planes - count) // 2 if self.first == "central" else self.first
-            count = planes - first if count is None else count
+            first, count = self.window(planes)
             origin, length = first, planes
-            if shared:
-                first, after = (first + i * count // shared for i in (frame, frame + 1))
+            if shares is not None:
+                first, after = shares[frame]
                 origin, count, length = 0, after - first, after - first
             start = first + nearest_plane(self.offset)
         exposed = max(min(count, 1), nearest_plane(count * self.share))
@@ -317,3 +403,50 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
         what = f"spike.exposure is not of the expected form{f' for clip {clip}' if clip else ''}: {_in_words(e)}"
         raise OptionError(what, where, EXPOSURE_FORM, "correct spike.exposure") from e
     return found
+
+
+# ---- Refusals: the times of the frames do not tell the planes -----------------------------------
+
+
+def _unknown_times(
+    clip: str, times: FrameTimes, first: int, count: int, tick_hz: float | None = None
+) -> UnknownPlanes:
+    """Return the refusal of one file without spike.exposure.
+
+    first, count: the planes to share. tick_hz: planes per second, if the clocks contradict.
+    """
+    if times.is_even:
+        length = round(count / len(times), 3)
+        proposal: Any = {"start": first, "length": length, "period": length}
+    elif tick_hz:
+        rows = [(a - times.begin, b - a) for a, b in zip(times.starts, times.ends, strict=True)]
+        proposal = [
+            [first + _plain(a * Fraction(tick_hz)), _plain(b * Fraction(tick_hz))] for a, b in rows
+        ]
+    else:
+        proposal = [[lo, max(hi - lo, 1)] for lo, hi in times.shares(first, count)]
+    what = f"one spike file for the {len(times)} frames of clip {clip}: {times.described()}"
+    return UnknownPlanes(what, clip, proposal)
+
+
+def _uneven_exposures(clip: str, table: Exposures, times: FrameTimes) -> UnknownPlanes:
+    """Return the refusal of one start, length and period for frames at several distances."""
+    rows = []
+    for start in times.starts:
+        periods = (start - times.begin) / times.step
+        rows.append(
+            [_plain(Fraction(table.start) + periods * Fraction(table.period)), table.length]
+        )
+    cause = times.described() or "the frames follow one another at several distances"
+    what = f"spike.exposure gives one period for the {len(times)} frames of clip {clip}: {cause}"
+    return UnknownPlanes(what, clip, rows)
+
+
+def _unlisted(clip: str, table: Exposures, times: FrameTimes) -> UnknownPlanes:
+    """Return the refusal of a list of exposures that has more or fewer rows than there are frames."""
+    what = f"spike.exposure lists {len(table.rows)} frames of clip {clip}: {times.described()}"
+    return UnknownPlanes(what, clip, [list(row) for row in table.rows[: len(times)]])
+
+
+def _plain(number: Fraction) -> float:
+    return round(float(number), 3)

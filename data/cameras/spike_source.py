@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from data.augment import Augment, CameraDraw
+from data.cameras.frame_times import FrameTimes
 from data.cameras.spike_grid import (
     CalibratedGrid,
     Calibration,
@@ -166,19 +167,25 @@ class DatSpikes:
         return self._calibrated
 
     def exposures(
-        self, clip: str, files: list[tuple[str, int]], frames: int, shared: bool = False
+        self,
+        clip: str,
+        files: list[tuple[str, int]],
+        frames: int,
+        times: FrameTimes | None = None,
     ) -> tuple[Exposure, ...]:
         """The planes of each of the frames of a clip, checked: they lie in their file and can be represented.
 
-        files: path and planes of a file per frame, or of one for all. shared: the frames share its planes evenly.
+        files: path and planes of a file per frame, or of one for all. times: of the frames of one file, see
+        `Timing.shares`; None: they are known to follow one another at one distance.
         The plane of the sharp frame is counted in the planes of the exposure; x.5 lies between two.
         Raises OptionError where the plane of the sharp frame is unknown, DataError for all else.
         """
         found, checked = [], set()
+        shares = self.shares(clip, files[0][1], times) if times and len(files) == 1 else None
         for frame in range(frames):
             own = frame if len(files) > 1 else 0
             path, planes = files[own]
-            span = self.timing.span(clip, frame, planes, frames if shared else 0)
+            span = self.timing.span(clip, frame, planes, shares)
             # Its planes and those of the context, as far as there are any: the files follow one another in time.
             lo, hi = span.first - self.context, span.first + span.count + self.context
             start = -files[own - 1][1] if own else 0  # counted in the span's own file
@@ -219,6 +226,11 @@ class DatSpikes:
                         what, path, expected, "use smaller windows, or another spike.center"
                     ) from e
         return tuple(found)
+
+    def shares(self, clip: str, planes: int, times: FrameTimes) -> list[tuple[int, int]] | None:
+        """Return `Timing.shares` of a clip with one file of `planes` planes."""
+        tick_hz = self.calibration.tick_hz if self.calibration else None
+        return self.timing.shares(clip, planes, times, tick_hz)
 
     def rate_of(self, stream: np.ndarray, frame: np.ndarray, window: Window) -> float:
         """Spikes per plane at full light. stream (T, h, w); frame (H, W, 3) uint8, B, G, R: its blurry frame there.

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from data.cameras import spike_info, spike_source
+from data.cameras.frame_times import FrameTimes, times_of_film, times_of_names
 from data.cameras.self_calibration import calibrated
 from data.cameras.spike_grid import warn_uncovered
 from data.clip import Clip, checked_name
@@ -23,6 +24,11 @@ from utils.options.section import Section
 from utils.video import VIDEO_SUFFIXES
 
 logger = logging.getLogger(__name__)
+
+BY_TIME = (
+    "the frames last for different times, so each has the planes of its own time. The last one is "
+    "taken to last as long as the one before it; give spike.exposure if it does not"
+)
 
 
 class DatasetClip:
@@ -146,12 +152,18 @@ def user_clips(
         else spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")
     )
     clips = []
+    refused = []
     for name, (frames, spike, gt) in places.items():
         images, source = files.FrameSource(frames, watchdog.go_on), None
         if section is not None and spike is not None:
             own_section, info = described(section, Path(spike), name)
             source = spike_source.user_spikes(own_section, trained, info, name)
-        clips.append(user_clip(name, images, gt, spike, source, trained, scale))
+        try:
+            clips.append(user_clip(name, images, gt, spike, source, trained, scale))
+        except spike_info.UnknownPlanes as e:
+            refused.append(e)
+    if refused:
+        raise spike_info.joined(refused)
     clips = calibrated(clips, io_backend.DiskFiles())
     for clip in clips:
         if clip.spikes:
@@ -197,7 +209,10 @@ def user_clip(
         listing[kind] = {stem: entries[path] for stem, path in zip(stems, paths, strict=True)}
     roots = {f"dataroot_{kind}": place for kind, place in places.items()}
     gt_size = opened.get("gt", frames).size
-    source = manifest.Source(**roots, spikes=spikes, is_own=True, trained=trained)
+    times = times_of(frames)
+    if times.missing:
+        logger.warning("frames of %s: %s", name, times.described())
+    source = manifest.Source(**roots, spikes=spikes, is_own=True, trained=trained, times=times)
     check = manifest.ClipCheck(name, source, listing, (frames.size, gt_size))
     with spike_info.spike_errors_as_data_errors():
         clip = check.run(None)
@@ -208,8 +223,11 @@ def user_clip(
         expected = f"{wanted[1]}x{wanted[0]}, as the network enlarges by {scale}"
         raise DataError(what, str(gt), expected, "check --gt")
     if spikes:
-        if len(clip.spike_files) == 1 < len(clip) and files.is_read_from_start(clip.spike[0]):
+        is_one_file = len(clip.spike_files) == 1 < len(clip)
+        if is_one_file and files.is_read_from_start(clip.spike[0]):
             logger.warning("spikes of %s: %s", name, files.FROM_START)
+        if is_one_file and not spikes.timing.is_one_file and not times.is_even:
+            logger.warning("spikes of %s: %s", name, BY_TIME)
         spikes.is_stretched = True
         if spikes.calibration is None:
             files.check_same_view(
@@ -217,6 +235,13 @@ def user_clip(
             )
     origin = {"input" if kind == "lq" else kind: place for kind, place in places.items()}
     return dataclasses.replace(clip, opened=opened, origin=origin)
+
+
+def times_of(frames: files.FrameSource) -> FrameTimes:
+    """Return when the frames of a film or a folder were taken, as far as they say it."""
+    if not frames.is_video:
+        return times_of_names(frames.stems)
+    return times_of_film(frames.times)
 
 
 def spike_files(path: Path) -> list[Path]:

@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.cameras.frame_times import FrameTimes, times_of_names
+from data.cameras.spike_info import UnknownPlanes
 from data.cameras.spike_source import DatSpikes
 from data.clip import Clip, Exposure, checked_name
 from data.clips.files import FileEntry, Listing, image_size, is_lmdb, list_root
@@ -82,6 +84,8 @@ class Source:
     trained: dict[str, Any] | None = (
         None  # of a user's clip: the spikes in training, see `ClipDataset.spike_data`
     )
+    # Of a user's clip: when its frames were taken. None: as the numbers in their names say.
+    times: FrameTimes | None = None
 
     def kinds(self) -> dict[str, tuple[str, str, tuple[str, ...]]]:
         """Kind of file -> (root, folder within a clip, endings of the names in order of preference)."""
@@ -388,19 +392,25 @@ class ClipCheck:
                 what = "the first listed frame is not the first of the folder, from which spike.exposure counts"
                 self._report(what, "lq")
             entries["spike"] = [] if self.problems else files * len(keys)
-        planes, exposures = self._spikes(entries["spike"]) if entries.get("spike") else ((), ())
+        stems = tuple(self.stems["lq"][key] for key in keys)
+        times = None
+        if one_file and self.source.times is None:
+            times = times_of_names(stems)
+        elif one_file:
+            times = self.source.times
+        planes, exposures = (), ()
+        if entries.get("spike"):
+            planes, exposures = self._spikes(entries["spike"], times)
         paths = {kind: tuple(entry.path for entry in found) for kind, found in entries.items()}
         paths["gt_instants"] = self._instants(keys) if "gt_instants" in self.kinds else ()
         lq, gt, spike, instants = (
             paths.get(kind, ()) for kind in ("lq", "gt", "spike", "gt_instants")
         )
-        stems, sizes = (
-            tuple(self.stems["lq"][key] for key in keys),
-            self.sizes or self._sizes(paths),
-        )
+        sizes = self.sizes or self._sizes(paths)
         return Clip(
-            self.name, stems, lq, gt, spike, planes, *sizes, instants, exposures, self.spikes
-        )
+            self.name, stems, lq, gt, spike, planes, *sizes, instants, exposures, self.spikes,
+            times=times,
+        )  # fmt: skip
 
     def _report(self, what: str, where: str) -> None:
         """where: a kind of file, for the folder of its files; or a path."""
@@ -456,10 +466,13 @@ class ClipCheck:
                 )
         return keys
 
-    def _spikes(self, files: list[FileEntry]) -> tuple[tuple[int, ...], tuple[Exposure, ...]]:
+    def _spikes(
+        self, files: list[FileEntry], times: FrameTimes | None
+    ) -> tuple[tuple[int, ...], tuple[Exposure, ...]]:
         """The number of planes in the file of each frame, and the planes of each frame.
 
         All files must have as many planes, but the last one may lack the last interpolated planes.
+        times: of the frames, where one file holds the planes of all.
         """
         source, spikes = self.source, self.spikes
         planes: dict[FileEntry, int] = {}
@@ -482,22 +495,26 @@ class ClipCheck:
         if not self.problems:
             try:
                 known = [(file.path, count) for file, count in planes.items()]
-                exposures = self._exposures(known, len(files))
+                exposures = self._exposures(known, len(files), times)
             except (DataError, OptionError) as e:
+                if source.is_own and isinstance(e, UnknownPlanes):
+                    raise  # with the exposures that it proposes
                 self._report(f"{e.what}; expected {e.expected}", files[0].path)
         return tuple(planes.get(file, 0) for file in files), exposures
 
-    def _exposures(self, known: list[tuple[str, int]], frames: int) -> tuple[Exposure, ...]:
+    def _exposures(
+        self, known: list[tuple[str, int]], frames: int, times: FrameTimes | None
+    ) -> tuple[Exposure, ...]:
         """The planes of each frame. known: path and planes of each file. Raises OptionError, DataError."""
         source, spikes = self.source, self.spikes
-        shared = source.has_one_spike_file and not spikes.timing.is_one_file
         try:
-            return spikes.exposures(self.name, known, frames, shared)
+            return spikes.exposures(self.name, known, frames, times)
         except OptionError:
             if not source.is_own:
                 raise
         # Nobody gives the plane of the sharp frame: it is that of the training, else the middle one.
-        length = spikes.timing.span(self.name, 0, known[0][1], frames if shared else 0).length
+        shares = spikes.shares(self.name, known[0][1], times) if times else None
+        length = spikes.timing.span(self.name, 0, known[0][1], shares).length
         plane = (
             source.trained["gt_plane"]
             if source.trained and source.trained["planes"] == length
@@ -508,7 +525,7 @@ class ClipCheck:
             "the middle one is used" if plane is None else f"plane {plane} is used, as in training"
         )
         logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.name, used)
-        return spikes.exposures(self.name, known, frames, shared)
+        return spikes.exposures(self.name, known, frames, times)
 
     def _instants(self, keys: list[FrameKey]) -> tuple[str, ...]:
         """The sharp frames <frame>_0, <frame>_1, ... of each frame: an odd number K of them, the middle one is gt."""

@@ -1,0 +1,252 @@
+"""Which planes of one spike file belong to which frame: by the times of a film, the numbers of a folder."""
+
+import json
+import shutil
+from fractions import Fraction
+
+import cv2
+import numpy as np
+import pytest
+
+from data.clips.clip_reader import user_clips
+from data.spike.simulate import to_display
+from tests.helpers.clip_files import picture, write_dat, write_png
+from tests.helpers.film_files import (
+    SIZE,
+    moving_scene,
+    starts_of,
+    write_film,
+    write_scene_spikes,
+)
+from tests.helpers.weights_files import metrics, restore
+from utils.errors import DataError
+
+SHORT, LONG = Fraction(1, 60), Fraction(1, 15)
+RATE = 1440  # planes a second: 24 in the short time
+OPTIONS = {"type": "dat", "h": 48, "w": 64, "center": "file", "rate": 1.0, "light": "linear"}
+
+
+def planes_of(clip):
+    """(first, count) of the planes of each frame."""
+    return [(e.own.first, e.own.count) for e in clip.clip.exposures]
+
+
+def true_planes(starts, lengths):
+    return [(int(s * RATE), int(d * RATE)) for s, d in zip(starts, lengths, strict=True)]
+
+
+def film_with_spikes(folder, lengths, keep=None, planes=None):
+    """A film and a file of empty planes that begin and end with it; path of both."""
+    starts = starts_of(lengths)
+    kept = range(len(lengths)) if keep is None else keep
+    write_film(folder / "f.mp4", [picture(seed=i) for i in kept], [starts[i] for i in kept])
+    total = int(sum(lengths) * RATE) if planes is None else planes
+    write_dat(folder / "f.dat", np.zeros((total, *SIZE), np.uint8))
+    return folder / "f.mp4", folder / "f.dat"
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [SHORT] * 6 + [LONG] * 6,
+        [LONG] * 3 + [SHORT] * 3,
+        [SHORT, LONG, SHORT, LONG, LONG],
+        [SHORT * 2, SHORT * 3, SHORT * 5, SHORT * 5],
+    ],
+    ids=["slower", "faster", "changing", "each its own"],
+)
+def test_frames_of_a_film_have_the_planes_of_their_times(tmp_path, lengths):
+    film, spikes = film_with_spikes(tmp_path, lengths)
+
+    (clip,) = user_clips(film, spikes, spike_options=OPTIONS)
+
+    assert planes_of(clip) == true_planes(starts_of(lengths), lengths)
+
+
+@pytest.mark.parametrize("first, count", [(7, 288), (0, 290)])
+def test_frames_at_one_distance_share_the_planes_evenly(tmp_path, first, count):
+    film, spikes = film_with_spikes(tmp_path, [SHORT] * 12, planes=300)
+
+    (clip,) = user_clips(film, spikes, spike_options=OPTIONS | {"first": first, "count": count})
+
+    edges = [first + i * count // 12 for i in range(13)]
+    assert planes_of(clip) == [(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
+    # Matroska's clock counts milliseconds: 0, 33, 67, 100, ...
+    starts = [Fraction(i, 30) for i in range(9)]
+    write_film(tmp_path / "f.mkv", [picture(seed=i) for i in range(9)], starts)
+    write_dat(tmp_path / "f.dat", np.zeros((9 * 50 + 4, *SIZE), np.uint8))
+
+    (clip,) = user_clips(tmp_path / "f.mkv", tmp_path / "f.dat", spike_options=OPTIONS)
+
+    assert [first for first, _ in planes_of(clip)] == [i * 454 // 9 for i in range(9)]
+
+
+def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
+    lengths = [SHORT] * 6 + [LONG] * 6
+    light = moving_scene(720)
+    true = true_planes(starts_of(lengths), lengths)
+    frames = []
+    (tmp_path / "gt").mkdir()
+    for number, (first, count) in enumerate(true):
+        blurry = to_display(light[first : first + count].mean(axis=0))
+        frames.append(np.round(255 * blurry).astype(np.uint8)[..., None].repeat(3, axis=2))
+        sharp = np.round(255 * to_display(light[first + count // 2]))
+        cv2.imwrite(str(tmp_path / f"gt/{number:06d}.png"), sharp.astype(np.uint8))
+    write_film(tmp_path / "f.mp4", frames, starts_of(lengths))
+    write_scene_spikes(tmp_path / "f.dat", light)
+    common = ["--method", "exposure", "--input", tmp_path / "f.mp4", "--spike", tmp_path / "f.dat",
+              "--gt", tmp_path / "gt", "--spike-size", 48, 64, "spike.rate=1", "--save", "frames"]  # fmt: skip
+
+    restore(*common, "--output", tmp_path / "timed")
+    rows = json.dumps({"f": [list(map(float, row)) for row in true]})
+    restore(*common, "--output", tmp_path / "true", f"spike.exposure={rows}")
+
+    timed, told = (metrics(tmp_path / name)["averages"] for name in ("timed", "true"))
+    assert timed["restored"]["psnr"] == told["restored"]["psnr"] > timed["input"]["psnr"] + 1
+
+
+def folder_with_spikes(folder, names, planes=240):
+    for number, name in enumerate(names):
+        write_png(folder / "frames" / f"{name}.png", np.full(SIZE, 20 * number))
+    write_dat(folder / "all.dat", np.zeros((planes, *SIZE), np.uint8))
+    return folder / "frames", folder / "all.dat"
+
+
+def refusal(*args, **options):
+    with pytest.raises(DataError) as error:
+        user_clips(*args, spike_options=OPTIONS | options)
+    return error.value
+
+
+GAP = ["frame00", "frame01", "frame04", "frame05"]
+
+
+@pytest.mark.parametrize(
+    "names, words, exposures",
+    [
+        (GAP, "2 of 6 frames are missing: frames 2 to 3", [[0, 40], [40, 40], [160, 40], [200, 40]]),
+        (["0", "1", "3"], "1 of 4 frames is missing: frame 2", [[0, 60], [60, 60], [180, 60]]),
+        (["10", "12", "14"], "2 of 5 frames are missing: frame 11, frame 13",
+         [[0, 48], [96, 48], [192, 48]]),
+        (["left", "right"], "no numbers", {"start": 0, "length": 120.0, "period": 120.0}),
+        (["a1", "b2", "b3"], "no numbers", {"start": 0, "length": 80.0, "period": 80.0}),
+        (["1000000", "1033000", "1099000"], "1 of 4 frames is missing: frame 2",
+         [[0, 80], [80, 80], [160, 80]]),
+        (["3.1", "3.2", "3.5"], "2 of 5 frames are missing: frames 2 to 3",
+         [[0, 48], [48, 48], [192, 48]]),
+        (["0", "1", "9000000000"], "frames 2 to 8999999999", None),
+    ],
+    ids=["gap", "one", "every second", "words", "two kinds", "stamps", "seconds", "huge"],
+)  # fmt: skip
+def test_frames_whose_times_are_unknown_are_refused_with_exposures_to_correct(
+    tmp_path, names, words, exposures
+):
+    error = refusal(*folder_with_spikes(tmp_path, names))
+
+    assert words in error.what and "spike.exposure" in error.do
+    if exposures is not None and names[0] != "1000000":
+        table = error.do.partition("spike.exposure=")[2].rstrip("'")
+        assert json.loads(table) == {"frames": exposures}
+
+
+def test_the_proposed_exposures_are_accepted(tmp_path):
+    files = folder_with_spikes(tmp_path, GAP)
+    table = refusal(*files).do.partition("spike.exposure=")[2].rstrip("'")
+
+    (clip,) = user_clips(*files, spike_options=OPTIONS | {"exposure": json.loads(table)})
+
+    assert planes_of(clip) == [(0, 40), (40, 40), (160, 40), (200, 40)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["7", "8", "9", "10"], ["x_01_a", "x_02_a", "x_03_a", "x_04_a"], ["1e", "2e", "3e", "4e"],
+     ["1000000", "1033333", "1066667", "1100000"], ["0.1", "0.2", "0.3", "0.4"]],
+    ids=["numbers", "between text", "before text", "stamps", "seconds"],
+)  # fmt: skip
+def test_a_folder_without_gaps_shares_its_planes_evenly(tmp_path, names):
+    (clip,) = user_clips(*folder_with_spikes(tmp_path, names, 242), spike_options=OPTIONS)
+
+    assert planes_of(clip) == [(0, 60), (60, 61), (121, 60), (181, 61)]
+
+
+def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
+    files = folder_with_spikes(tmp_path, ["1000000", "1030000", "1070000", "1100000"], 130)
+
+    (clip,) = user_clips(*files, spike_options=OPTIONS)
+
+    assert planes_of(clip) == [(0, 30), (30, 40), (70, 30), (100, 30)]
+
+
+def test_one_period_for_frames_with_a_gap_is_refused(tmp_path):
+    regular = {"start": 3.0, "length": 20.0, "period": 30.5}
+    error = refusal(*folder_with_spikes(tmp_path, GAP), exposure=regular)
+
+    rows = [[3.0, 20.0], [33.5, 20.0], [125.0, 20.0], [155.5, 20.0]]
+    assert "one period" in error.what and json.dumps({"frames": rows}) in error.do
+
+
+def test_one_period_for_a_film_of_changing_rate_is_refused(tmp_path):
+    lengths = [SHORT] * 4 + [LONG] * 2
+    files = film_with_spikes(tmp_path, lengths)
+    error = refusal(*files, exposure={"start": 0.0, "length": 24.0, "period": 24.0})
+
+    assert "several distances" in error.what
+    assert json.dumps({"f": [[float(24 * i), 24.0] for i in (0, 1, 2, 3, 4, 8)]}) in error.do
+
+
+def test_a_list_of_other_frames_than_are_there_is_refused(tmp_path):
+    rows = {"frames": [[40.0 * i, 40.0] for i in range(6)]}
+    error = refusal(*folder_with_spikes(tmp_path, GAP), exposure=rows)
+
+    assert "lists 6 frames" in error.what and "frames 2 to 3" in error.what
+
+
+def test_several_clips_are_refused_at_once(tmp_path):
+    (tmp_path / "sp").mkdir()
+    for clip in ("a", "b"):
+        frames, spikes = folder_with_spikes(tmp_path / clip, GAP)
+        shutil.move(frames, tmp_path / "in" / clip)
+        shutil.move(spikes, tmp_path / f"sp/{clip}.dat")
+    error = refusal(tmp_path / "in", tmp_path / "sp")
+
+    table = json.loads(error.do.partition("spike.exposure=")[2].rstrip("'"))
+    assert list(table) == ["a", "b"] and "clip a" in error.what and "clip b" in error.what
+
+
+def test_missing_numbers_are_named_where_the_spikes_have_a_file_for_each_frame(tmp_path, caplog):
+    frames, _ = folder_with_spikes(tmp_path, GAP)
+    for name in GAP:
+        write_dat(tmp_path / f"each/{name}.dat", np.zeros((24, *SIZE), np.uint8))
+
+    user_clips(frames, tmp_path / "each", spike_options=OPTIONS)
+
+    assert "2 of 6 frames are missing: frames 2 to 3" in caplog.text
+
+
+def calibration(folder, tick_hz):
+    values = {"format": 1, "matrix": [[1, 0, 0], [0, 1, 0]], "spike_size": SIZE, "rgb_size": SIZE}
+    (folder / "c.json").write_text(json.dumps(values | {"tick_hz": tick_hz}))
+    return str(folder / "c.json")
+
+
+@pytest.mark.parametrize("tick_hz, seconds", [(RATE * 2, "0.167"), (RATE / 2, "0.667")])
+def test_clocks_of_two_cameras_that_contradict_are_refused(tmp_path, tick_hz, seconds):
+    files = film_with_spikes(tmp_path, [SHORT] * 4 + [LONG] * 4)
+    error = refusal(*files, calibration=calibration(tmp_path, tick_hz))
+
+    assert f"the film lasts 0.333 s, its planes {seconds} s" in error.what
+
+
+def test_the_clock_of_the_spike_camera_tells_how_long_the_last_frame_lasts(tmp_path):
+    lengths = [LONG, LONG, SHORT, LONG]  # the film says as long as the frame before, SHORT
+    files = film_with_spikes(tmp_path, lengths)
+
+    (clip,) = user_clips(
+        *files, spike_options=OPTIONS | {"calibration": calibration(tmp_path, RATE)}
+    )
+
+    assert planes_of(clip) == true_planes(starts_of(lengths), lengths)
