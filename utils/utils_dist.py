@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import DistNetworkError, PrefixStore
 
-from utils.dist import gpu, process, rendezvous, watchdog
+from utils.dist import gpu, message, process, rendezvous, watchdog
 from utils.dist.rendezvous import Round
 from utils.dist.state import RUN, LaunchInfo, node_variables, read_launch
 from utils.dist.watchdog import Watchdog
@@ -246,23 +246,64 @@ def barrier() -> None:
 
 
 def gather_objects(obj: Any) -> list[Any]:
-    """The object of every rank, in the order of the ranks, on every rank. Collective."""
+    """Return the object of every rank, in the order of the ranks, on every rank. Collective.
+
+    obj: plain values, arrays and tensors; `message.pack` lists the types.
+    """
     if get_world_size() == 1:
         return [obj]
-    found: list[Any] = [None] * get_world_size()
+    device = get_device()
+    own = torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)
     with watchdog.collective("all_gather"):
-        dist.all_gather_object(found, obj)
-    return found
+        # First the sizes, because all ranks give tensors of one size.
+        sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(get_world_size())]
+        dist.all_gather(sizes, torch.tensor([len(own)], device=device))
+        counts = [int(size) for size in sizes]
+        for rank, count in enumerate(counts):
+            message.refuse_size(count, rank)
+
+        padded = torch.zeros(max(counts), dtype=torch.uint8)
+        padded[: len(own)] = own
+        found = [torch.empty(max(counts), dtype=torch.uint8, device=device) for _ in counts]
+        dist.all_gather(found, padded.to(device))
+    return [
+        message.unpack(bytes(data[:count].cpu().numpy()), rank)
+        for rank, (data, count) in enumerate(zip(found, counts, strict=True))
+    ]
 
 
 def from_rank(source: int, obj: Any) -> Any:
-    """The object of rank `source`, on every rank; the others' objects are ignored. Collective."""
+    """Return the object of rank `source`, on every rank. Collective.
+
+    obj: as in `gather_objects`; the objects of the other ranks are ignored.
+    """
     if get_world_size() == 1:
         return obj
-    holder = [obj if get_rank() == source else None]
+    device = get_device()
+    is_source = get_rank() == source
+    data = torch.frombuffer(bytearray(message.pack(obj if is_source else None)), dtype=torch.uint8)
     with watchdog.collective("broadcast"):
-        dist.broadcast_object_list(holder, source, device=get_device())
-    return holder[0]
+        size = torch.tensor([len(data)], device=device)
+        dist.broadcast(size, source)
+        message.refuse_size(int(size), source)
+        if not is_source:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        data = data.to(device)
+        dist.broadcast(data, source)
+    return obj if is_source else message.unpack(bytes(data.cpu().numpy()), source)
+
+
+def all_reduce_mean(tensor: Tensor) -> Tensor:
+    """Return the mean of `tensor` over all ranks, on every rank. Collective.
+
+    tensor: of a floating type and of one shape on all ranks; it stays as it is.
+    """
+    mean = tensor.detach().clone()
+    if dist.is_initialized():
+        with watchdog.collective("all_reduce"):
+            dist.all_reduce(mean)
+        mean /= get_world_size()
+    return mean
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:

@@ -61,7 +61,10 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
     """What each clip shows: kept by an earlier run, or fitted now, by each rank in turn one clip. Collective."""
     is_main, world = utils_dist.is_main_process(), utils_dist.get_world_size()
     begin, kept = time.monotonic(), [_kept(clip, files) for clip in clips] if is_main else []
-    found = utils_dist.from_rank(0, [known for known, _ in kept])
+    found = [
+        known and Found(**known)
+        for known in utils_dist.from_rank(0, [known and vars(known) for known, _ in kept])
+    ]
     missing = [i for i, known in enumerate(found) if known is None]
     for first in range(0, len(missing), world):
         together = missing[first : first + world]
@@ -69,16 +72,18 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
         watchdog.go_on()
         for i, one in zip(
             together,
-            utils_dist.gather_objects([_fitted(clips[i], files) for i in mine]),
+            utils_dist.gather_objects([vars(_fitted(clips[i], files)) for i in mine]),
             strict=False,
         ):
-            found[i] = one[0]
+            found[i] = Found(**one[0])
             place = kept[i][1] if is_main else None
             if place and not place.exists():  # what is there cannot be read, and may not be ours
                 try:
                     write_whole(
                         place,
-                        json.dumps(dataclasses.asdict(one[0]), default=np.ndarray.tolist).encode(),
+                        json.dumps(
+                            dataclasses.asdict(found[i]), default=np.ndarray.tolist
+                        ).encode(),
                     )
                 except DataError as e:
                     logger.info("the calibration cannot be kept: %s", e)

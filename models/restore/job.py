@@ -110,7 +110,12 @@ def restore_clips(job: Job) -> None:
                 job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.overwrite
             )
             watchdog.phase("start")
-    plan = utils_dist.from_rank(0, plan_work(job) if utils_dist.is_main_process() else None)
+    own_plan = plan_work(job) if utils_dist.is_main_process() else []
+    rows = [(work.clip, work.frames.start, work.frames.stop, work.is_whole) for work in own_plan]
+    plan = [
+        Work(clip, range(start, stop), is_whole)
+        for clip, start, stop, is_whole in utils_dist.from_rank(0, rows)
+    ]
     share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[share], more_scores)

@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,8 @@ def check_ranks() -> Iterator[Finding]:
 
 def from_all_ranks(findings: list[Finding]) -> list[Finding]:
     """Findings that are not "ok" on any rank, once each with its ranks, and those of rank 0. Collective."""
-    gathered = utils_dist.gather_objects(findings)
+    of_ranks = utils_dist.gather_objects([astuple(finding) for finding in findings])
+    gathered = [[Finding(*values) for values in of_rank] for of_rank in of_ranks]
     merged = list(gathered[0])
     for finding in {f: None for other in gathered[1:] for f in other if f.status != OK}:
         if finding not in merged:

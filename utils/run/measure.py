@@ -232,7 +232,7 @@ class Measured:
     """
 
     host: str
-    cores: frozenset[int]
+    cores: tuple[int, ...]
     steps: int
     seconds: float
     data_s: float
@@ -260,7 +260,7 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
             others = max(0, total - free - torch.cuda.memory_reserved(device))
             memory["GPU"] = (torch.cuda.max_memory_allocated(device) + others) / GB, total / GB
     return Measured(
-        socket.gethostname(), frozenset(os.sched_getaffinity(0)), steps, seconds, data_s, forward_s,
+        socket.gethostname(), tuple(sorted(os.sched_getaffinity(0))), steps, seconds, data_s, forward_s,
         timed.get("compute_share", 0.0) * seconds, values, memory, gpu.usage(device),
     )  # fmt: skip
 

@@ -115,7 +115,7 @@ STATE = {"host": "a", "pid": 7, "step": 3, "age": 0.1, "phase": "data"}
 
 
 def rank_with(use):
-    return Measured("a", frozenset(), 0, 0.0, 0.0, 0.0, 0.0, {"memory_gb": 1.0}, {}, use)
+    return Measured("a", (), 0, 0.0, 0.0, 0.0, 0.0, {"memory_gb": 1.0}, {}, use)
 
 
 def test_the_log_line_has_the_idlest_and_the_fullest_gpu():

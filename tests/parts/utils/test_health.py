@@ -29,7 +29,7 @@ GB = 10**9
 
 def measured(steps=10, data_s=0.1, forward_s=1.0, memory=None, cores=range(8), **values):
     return Measured(
-        "node", frozenset(cores), steps, 5.0, data_s, forward_s, 3.0, {"loss": 0.1} | values,
+        "node", tuple(cores), steps, 5.0, data_s, forward_s, 3.0, {"loss": 0.1} | values,
         memory or {"host": (4.0, 16.0)}, None,
     )  # fmt: skip
 

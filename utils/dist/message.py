@@ -1,0 +1,152 @@
+"""Messages between ranks as bytes: plain values, arrays and tensors.
+
+torch's collectives of objects send pickles. Loading a pickle runs code that its sender chose, and
+whoever reaches the ports of a run may be the sender. A message here is a text in JSON and the bytes
+of its arrays, so reading it runs nothing.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.errors import DistError
+
+# Length of the text in front of a message, in bytes.
+HEAD = 8
+# A larger message is refused: the largest that a run sends, pictures of a validation, have some MB.
+LARGEST = 2**32
+
+
+def pack(value: Any) -> bytes:
+    """Return the message that holds `value`.
+
+    value: None, bool, int, float, str or Path; a tensor or array; a list, tuple or dict of these. A
+        tensor on the device "meta" is sent as its shape and type.
+
+    Raises TypeError for a value of another type.
+    """
+    contents: list[bytes] = []
+    text = json.dumps(_outline(value, contents)).encode()
+    return len(text).to_bytes(HEAD, "little") + text + b"".join(contents)
+
+
+def unpack(message: bytes, sender: int) -> Any:
+    """Return the value that `message` holds.
+
+    sender: the rank that sent the message, for the error.
+
+    Raises DistError if the message was not made by `pack`.
+    """
+    begin = HEAD + int.from_bytes(message[:HEAD], "little")
+    try:
+        outline = json.loads(message[HEAD:begin])
+        value, end = _value(outline, message, begin)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as e:
+        raise _not_a_message(sender) from e
+    if end != len(message):
+        raise _not_a_message(sender)
+    return value
+
+
+def _outline(value: Any, contents: list[bytes]) -> Any:
+    """Return `value` in JSON's types, and append the bytes of its arrays to `contents`.
+
+    A list of JSON begins with a word that says what it stands for.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        pairs = [[_outline(k, contents), _outline(v, contents)] for k, v in value.items()]
+        return ["dict", *pairs]
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return [kind, *(_outline(item, contents) for item in value)]
+    if isinstance(value, Path):
+        return ["path", str(value)]
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.device.type == "meta":
+            return ["shape", dtype, list(value.shape)]
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        contents.append(flat.view(torch.uint8).numpy().tobytes())
+        return ["tensor", dtype, list(value.shape)]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        contents.append(np.ascontiguousarray(value).tobytes())
+        return ["array", value.dtype.str, list(value.shape)]
+    raise TypeError(f"a message between ranks cannot hold a {type(value).__name__}")
+
+
+def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
+    """Return the value that `outline` describes, and the place in `message` after its bytes.
+
+    begin: the place in `message` at which the bytes of the value begin.
+    """
+    if not isinstance(outline, list):
+        return outline, begin
+    kind, *rest = outline
+    if kind in ("list", "tuple"):
+        items = []
+        for item in rest:
+            value, begin = _value(item, message, begin)
+            items.append(value)
+        return (items if kind == "list" else tuple(items)), begin
+    if kind == "dict":
+        found = {}
+        for key_outline, value_outline in rest:
+            key, begin = _value(key_outline, message, begin)
+            found[key], begin = _value(value_outline, message, begin)
+        return found, begin
+    if kind == "path":
+        return Path(rest[0]), begin
+    name, shape = rest
+    if kind == "array":
+        return _array(np.dtype(name), shape, message, begin)
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} is no type of a tensor")
+    if kind == "shape":
+        return torch.empty(shape, dtype=dtype, device="meta"), begin
+    if kind != "tensor":
+        raise ValueError(f"{kind} is no kind of value")
+    content, end = _array(np.dtype(np.uint8), [-1], message, begin, _bytes_of(dtype, shape))
+    return torch.from_numpy(content).view(dtype).reshape(shape), end
+
+
+def _array(
+    dtype: np.dtype, shape: list[int], message: bytes, begin: int, size: int | None = None
+) -> tuple[np.ndarray, int]:
+    """Return the array of `size` bytes that begins at `begin`, and the place after it."""
+    if dtype.kind not in "biuf":
+        raise ValueError(f"{dtype} is no type of an array")
+    if size is None:
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if not 0 <= size <= len(message) - begin:
+        raise ValueError("the message is too short")
+    content = np.frombuffer(message, np.uint8, count=size, offset=begin).copy()
+    return content.view(dtype).reshape(shape), begin + size
+
+
+def _bytes_of(dtype: torch.dtype, shape: list[int]) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def refuse_size(size: int, sender: int) -> None:
+    """Raise DistError if a message of `size` bytes is too large to be one of this program's."""
+    if not HEAD <= size <= LARGEST:
+        raise _not_a_message(sender)
+
+
+def _not_a_message(sender: int) -> DistError:
+    return DistError(
+        what=f"rank {sender} sent something that no rank of this version sends",
+        where=f"the connection to rank {sender}",
+        expected="a message of the same version of this program",
+        do="start all ranks from the same files; if they are the same, another program reached the "
+        "ports of this run: see docs/ddp.md on trust",
+    )
