@@ -23,6 +23,7 @@ from data.spike.formats import Crop, SpikeGeometry
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.files import write_whole
+from utils.json_file import read_json
 from utils.options.section import Section, read_section
 
 KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
@@ -90,9 +91,9 @@ def scale_of(matrix: np.ndarray) -> float:
 def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:
     """The calibration in the JSON file `path`, or `table`, a part of it. Raises DataError for one of no use."""
     try:
-        if table is None and not isinstance(
-            table := json.loads(Path(path).read_text(encoding="utf-8")), dict
-        ):
+        if table is None:
+            table = read_json(path)
+        if not isinstance(table, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as e:
         what, expected = (

@@ -1,10 +1,11 @@
 """What is known of spike files: dataset.json, and the planes of each frame (`spike.first`, `count`, `exposure`)."""
 
 import dataclasses
-import itertools
+import difflib
 import json
 import math
 import re
+import reprlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from data.cameras.frame_times import FrameTimes
 from data.spike.formats import SpikeFileError
 from utils.errors import DataError, OptionError
+from utils.json_file import read_json
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
@@ -75,6 +77,28 @@ def spike_errors_as_data_errors() -> Iterator[None]:
         raise DataError(e.what, e.where, e.expected, e.do) from e
 
 
+MOST_PLANES = 2**40  # in a file: 15 years at 2 kHz. Keeps sums within 64 bits
+Side = Annotated[int, Field(ge=1, le=2**16)]
+Planes = Annotated[int, Field(ge=1, le=MOST_PLANES)]
+Plane = Annotated[int, Field(ge=0, lt=MOST_PLANES)]
+Rate = Annotated[float | int, Field(gt=0, allow_inf_nan=False)]
+Light = Literal["linear", "display"]
+
+
+class ClipKeys(BaseModel, strict=True, extra="allow"):
+    """The keys of a clip in dataset.json, see `DatasetInfo.clips`. Other keys are records."""
+
+    h: Side | None = None
+    w: Side | None = None
+    flip: bool | None = None
+    rate: Rate | None = None
+    light: Light | None = None
+    calibration: dict[str, Any] | None = None
+    planes: Planes | None = None
+    gt_plane: Plane | None = None
+    offset: Annotated[int, Field(gt=-MOST_PLANES, lt=MOST_PLANES)] | None = None
+
+
 @dataclass(frozen=True)
 class DatasetInfo:
     """The contents of a dataset.json; None for what it does not contain.
@@ -87,14 +111,14 @@ class DatasetInfo:
     """
 
     path: str = ""
-    h: int | None = None
-    w: int | None = None
+    h: Side | None = None
+    w: Side | None = None
     flip: bool | None = None
-    planes: int | None = None
-    gt_plane: int | None = None
-    rate: Annotated[float | int, Field(gt=0)] | None = None
-    light: Literal["linear", "display"] | None = None
-    interpolate: Annotated[int, Field(ge=1)] = GOPRO_INTERPOLATE
+    planes: Planes | None = None
+    gt_plane: Plane | None = None
+    rate: Rate | None = None
+    light: Light | None = None
+    interpolate: Annotated[int, Field(ge=1, le=MOST_PLANES)] = GOPRO_INTERPOLATE
     calibration: dict[str, Any] | None = field(
         default=None, repr=False
     )  # digests have that of DatSpikes
@@ -122,9 +146,9 @@ class DatasetInfo:
         frames are later than the middle of their exposure, so are those of the raw frames that would follow.
         """
         known = self.clips.get(clip, {})
-        planes = known.get("planes", self.planes) or usual
+        planes = known.get("planes") or self.planes or usual
         return planes, planes - (self.interpolate - 1) - max(
-            known.get("offset", 0), 0
+            known.get("offset") or 0, 0
         ) * self.interpolate
 
     def gt_plane_of(self, clip: str, planes: int) -> int | None:
@@ -134,7 +158,9 @@ class DatasetInfo:
         of the n is plane 8 i, and the sharp frame, number (n - 1) / 2, is plane 4 n - 4. The last file of a clip may
         lack 7 of its 8 n planes.
         """
-        known = self.clips.get(clip, {}).get("gt_plane", self.gt_plane)
+        known = self.clips.get(clip, {}).get("gt_plane")
+        if known is None:
+            known = self.gt_plane
         if known is None and (named := re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)):
             n = int(named[1])
             return 4 * n - 4 if n and 8 * n - 7 <= planes <= 8 * n else None
@@ -163,15 +189,19 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
     if path is None:
         return DatasetInfo()
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = read_json(path)
+        if not isinstance(table, dict):
+            raise ValueError("it is no JSON object")
         if table.get("format") != FORMAT:
             raise ValueError(f"format is {table.get('format')!r}")
-        recipe = table.get("recipe") or {}
+        recipe = {} if table.get("recipe") is None else table["recipe"]
+        if not isinstance(recipe, dict):
+            raise ValueError("recipe is no JSON object")
         # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
         table = {
             "light": recipe.get("light"),
             **table,
-            "path": str(path),
+            "path": None,  # of no data set; a folder's name need not be text that JSON can hold
             "interpolate": recipe.get("interpolate"),
         }
         known = {
@@ -179,25 +209,34 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
             for f in dataclasses.fields(DatasetInfo)
             if table.get(f.name) is not None
         }
-        reader = TypeAdapter(DatasetInfo)
-        info = reader.validate_json(json.dumps(known), strict=True)
+        info = TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
         for clip, own in info.clips.items():
             whose = f"clip {clip}: "
-            reader.validate_json(json.dumps({key: own.get(key) for key in OF_CLIP}), strict=True)
-        return info
+            ClipKeys.model_validate_json(json.dumps(own))
+            _refuse_misspelt(own)
+        return dataclasses.replace(info, path=str(path))
     except (OSError, ValueError, TypeError, AttributeError) as e:
         what = f"dataset.json cannot be used: {whose}{_in_words(e)}"
         expected = f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"'
         raise DataError(what, str(path), expected, "correct it, or make the data set again") from e
 
 
+def _refuse_misspelt(own: dict[str, Any]) -> None:
+    """Raise ValueError for a key that is nearly a key of a clip. Other keys are records."""
+    known = list(ClipKeys.model_fields)
+    for key in own:
+        near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
+        if key not in known and near:
+            raise ValueError(f"the key {key!r} is unknown; the nearest one is {near[0]}")
+
+
 def _in_words(e: Exception) -> str:
     """The first error of pydantic, or the system's reason, in one line."""
     if isinstance(e, ValidationError):
         first = e.errors()[0]
-        return " ".join(
-            [".".join(map(str, first["loc"])), f"is {first['input']!r}: {first['msg']}"]
-        ).strip()
+        found = reprlib.repr(first["input"])  # it may be a table of a whole data set
+        place = ".".join(map(str, first["loc"]))
+        return f"{place} is {found}: {first['msg']}".strip()
     return getattr(e, "strerror", None) or str(e)
 
 
@@ -218,9 +257,9 @@ class Span:
     middle: float
 
 
-Start = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Start = Annotated[float, Field(strict=True, ge=0, le=MOST_PLANES, allow_inf_nan=False)]
 Length = Annotated[
-    float, Field(strict=True, ge=0.5, allow_inf_nan=False)
+    float, Field(strict=True, ge=0.5, le=MOST_PLANES, allow_inf_nan=False)
 ]  # rounded: at least one plane
 
 
@@ -234,7 +273,7 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
 
     start: Start = 0.0
     length: Length = 0.0
-    period: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 0.0
+    period: Length = 0.0  # also at least a plane, or a file would hold frames without end
     rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
 
     def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int]:
@@ -265,17 +304,30 @@ class Timing:
         """Whether the planes of all frames of a clip are in one file."""
         return self.exposures is not None
 
+    def table(self, clip: str) -> Exposures | None:
+        """Return the exposures of a clip; None if `exposures` has none for it."""
+        if self.exposures is None:
+            return None
+        return self.exposures.get(clip, self.exposures.get(""))
+
     def frames(self, clip: str, planes: int) -> int:
         """How many frames the one file of a clip is for: the rows of `spike.exposure`, or as many as end in its planes.
 
         At least 1, of which `span` may say that it is outside.
         """
-        table = self.exposures.get(clip, self.exposures.get(""))
-        if table is None or table.rows:
-            return len(table.rows) if table else 1
-        return max(
-            1, next(i for i in itertools.count() if sum(table.planes_of(i, self.offset)) > planes)
-        )
+        table = self.table(clip)
+        if table is None:
+            return 1
+        if table.rows:
+            return len(table.rows)
+        first, count = table.planes_of(0, self.offset)
+        frames = max(int((planes - first - count) / table.period), 1)
+        # Starts are rounded to planes, so one more or one fewer may fit.
+        while sum(table.planes_of(frames, self.offset)) <= planes:
+            frames += 1
+        while frames > 1 and sum(table.planes_of(frames - 1, self.offset)) > planes:
+            frames -= 1
+        return frames
 
     def window(self, planes: int) -> tuple[int, int]:
         """Return (first plane, number of planes) that `first` and `count` choose of a file."""
@@ -298,7 +350,7 @@ class Timing:
         needs frames at one distance.
         Raises UnknownPlanes, which proposes exposures, if the times do not tell the planes.
         """
-        table = None if self.exposures is None else self.exposures.get(clip, self.exposures.get(""))
+        table = self.table(clip)
         if table is None and self.exposures is not None:
             return None  # `span` refuses the clip
         if table is not None and table.rows:
@@ -332,7 +384,7 @@ class Timing:
         Raises DataError where the planes reach outside of the file, and for a frame that `spike.exposure` lacks.
         """
         if self.exposures is not None:
-            table = self.exposures.get(clip, self.exposures.get(""))
+            table = self.table(clip)
             if table is None or 0 < len(table.rows) <= frame:
                 what = f"lists {len(table.rows)} frames of" if table else "does not list"
                 what, expected = (
@@ -387,7 +439,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     where, found, clip = "spike.exposure", {}, ""
     if isinstance(value, str):
         try:
-            where, value = value, json.loads(Path(value).read_text(encoding="utf-8"))
+            where, value = value, read_json(value)
         except (OSError, ValueError) as e:
             what = f"cannot read the exposures: {_in_words(e)}"
             raise DataError(what, value, EXPOSURE_FORM, "correct spike.exposure") from e

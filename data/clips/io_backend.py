@@ -37,6 +37,7 @@ from utils.files import (
     scratch_folder,
     write_whole,
 )
+from utils.json_file import read_json
 from utils.options.section import Registry
 
 logger = logging.getLogger(__name__)
@@ -349,7 +350,7 @@ def _load_index(
 ) -> dict[str, Any]:
     where = Path(path, INDEX)
     try:
-        index = json.loads(where.read_text(encoding="utf-8"))
+        index = read_json(where, largest=2**32)  # Vimeo-90K has 64,612 clips
         if index["format"] != FORMAT:
             raise ValueError(f"format {index['format']}, not {FORMAT}")
         for clip in index["clips"]:

@@ -1,0 +1,51 @@
+"""Read JSON files of data: dataset.json, exposures, calibrations, the index of a clip cache."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+LARGEST = 2**26  # bytes; exposures of 1000 clips of 1000 frames take a quarter of it
+# Of brackets within brackets. Our files need 5; Python and pydantic fail at some hundreds.
+DEEPEST = 32
+
+
+def read_json(path: str | Path, largest: int = LARGEST) -> Any:
+    """Return the contents of a JSON file in UTF-8, with or without a byte order mark.
+
+    largest: number of bytes above which the file is refused unread.
+    Raises OSError, or ValueError with the cause for a file that is no such JSON.
+    """
+    with open(path, "rb") as file:
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise ValueError(f"it has more than {largest} bytes")
+    text = data.decode("utf-8-sig")
+    if _depth(text) > DEEPEST:
+        raise ValueError(f"it has more than {DEEPEST} brackets within one another")
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _depth(text: str) -> int:
+    """Return the largest number of brackets within one another, those in texts left out.
+
+    json.loads calls itself for each bracket, so the depth must be known before.
+    """
+    deepest = depth = 0
+    # A text between quotes is every second piece, once escaped characters are gone.
+    pieces = text.replace("\\\\", "").replace('\\"', "").split('"')
+    for piece in pieces[::2]:
+        opened = piece.count("[") + piece.count("{")
+        if opened:
+            for character in piece:
+                if character in "[{":
+                    depth += 1
+                    deepest = max(deepest, depth)
+                elif character in "]}":
+                    depth -= 1
+        else:
+            depth -= piece.count("]") + piece.count("}")
+    return deepest
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
