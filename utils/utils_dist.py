@@ -3,7 +3,6 @@
 In a single process, which has no process group, every function works the same.
 """
 
-import json
 import logging
 import os
 import re
@@ -26,8 +25,11 @@ from torch import Tensor
 from torch.distributed import DistNetworkError, PrefixStore
 
 from utils.dist import gpu, message, process, rendezvous, watchdog
+from utils.dist.beats import FAILURE, claim_failure, read_states, where
+from utils.dist.platforms import node_variables, read_launch
 from utils.dist.rendezvous import Round
-from utils.dist.state import RUN, LaunchInfo, node_variables, read_launch
+from utils.dist.state import RUN, LaunchInfo
+from utils.dist.store_values import Failure, ForeignValueError, read_state
 from utils.dist.watchdog import Watchdog
 from utils.errors import DistError, SpikeVRTError, StallError
 from utils.logger import setup_logging
@@ -109,7 +111,7 @@ def ranks(log: bool = True) -> Iterator[None]:
             RUN.watchdog = Watchdog()
             rendezvous.meet(RUN.store, launch)
             # If rank 0 and its store are lost before its first beat is read, it can be named.
-            RUN.watchdog.beats.states.setdefault(0, json.loads(RUN.store.get("beat/0")))
+            RUN.watchdog.beats.states.setdefault(0, read_state(0, RUN.store.get("beat/0")))
         yield
         if RUN.watchdog is not None:
             RUN.watchdog.ending = True
@@ -427,12 +429,17 @@ def _report(error: BaseException) -> int:
         if isinstance(error, RuntimeError) and is_of_peer:
             cause = _lost_contact(error)
             code = cause.exit_code
+        own = Failure(get_rank(), code, get_rank())
         try:
-            noted = watchdog.claim_failure(RUN.store, get_rank(), code, get_rank())
+            noted = claim_failure(RUN.store, own, get_world_size())
+        except ForeignValueError:  # a stranger has written there; this error is told all the same
+            noted = None
         except RuntimeError:  # the store is gone with its rank; the watchdog reports that
-            noted = {"code": StallError.exit_code}
-        is_first, code = noted is None, noted["code"] if noted else code
-        if noted and code == StallError.exit_code:
+            noted = own._replace(code=StallError.exit_code)
+        is_first = noted is None
+        if noted is not None:
+            code = noted.code
+        if noted is not None and code == StallError.exit_code:
             time.sleep(10)  # a watchdog thread, here or on another rank, ends this process
     if is_first:
         if isinstance(cause, SpikeVRTError):
@@ -460,17 +467,13 @@ def _lost_contact(error: BaseException) -> StallError:
     with suppress(RuntimeError):  # the store is lost as well
         # One rank compares the beats of all ranks before and after the wait; the others give it time to report.
         looks = store.add("lost contact", 1) == 1
-        before = watchdog.read_states(store, get_world_size()) if looks else {}
+        before = read_states(store, get_world_size()) if looks else {}
         deadline = time.monotonic() + (PATIENCE_S if looks else 2 * PATIENCE_S)
-        while not store.get(watchdog.FAILURE) and time.monotonic() < deadline:
+        while not store.get(FAILURE) and time.monotonic() < deadline:
             time.sleep(0.1)
-        after = (
-            watchdog.read_states(store, get_world_size())
-            if looks and not store.get(watchdog.FAILURE)
-            else {}
-        )
+        after = read_states(store, get_world_size()) if looks and not store.get(FAILURE) else {}
         suspects = "; ".join(
-            f"rank {other} on {state['host']}, last seen in {watchdog.where(state)}"
+            f"rank {other} on {state['host']}, last seen in {where(state)}"
             for other, state in after.items()
             if other != get_rank() and state["beat"] == before[other]["beat"]
         )

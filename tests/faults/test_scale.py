@@ -11,9 +11,10 @@ import pytest
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from utils.dist import rendezvous
+from utils.dist.beats import Beats, claim_failure
 from utils.dist.rendezvous import MET, Round, meet
 from utils.dist.state import LaunchInfo
-from utils.dist.watchdog import Beats, claim_failure
+from utils.dist.store_values import Failure
 
 LONG = 1e6  # seconds
 PER_HOST = 8  # ranks
@@ -49,7 +50,7 @@ class Simulated:
     def publish(self, stall_s: float) -> None:
         self.beats.publish({
             "phase": "simulated", "step": 0, "syncs": self.syncs, "age": max(0.0, time.monotonic() - self.since),
-            "budget": stall_s, "pid": os.getpid(), "host": self.beats.machine, "stack_file": "",
+            "budget": stall_s, "pid": os.getpid(), "host": self.beats.machine,
         })  # fmt: skip
 
     def turn(self, stall_s: float) -> dict[str, Any] | None:
@@ -61,7 +62,9 @@ class Simulated:
             self.known_at = time.time()
             return None
         verdict = self.beats.verdict(stall_s)
-        if verdict is None or claim_failure(self.store, verdict[0], 70, self.rank):
+        if verdict is None or claim_failure(
+            self.store, Failure(verdict[0], 70, self.rank), self.world_size
+        ):
             return None
         return {"rank": verdict[0], "kind": verdict[1], "at": time.time()}
 

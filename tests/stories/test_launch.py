@@ -11,7 +11,8 @@ import torch
 from tests.dist.launching import ROOT, run_command, run_ranks, write_command
 from tests.helpers.train_files import write_options
 from utils import utils_dist
-from utils.dist.state import RUN, LaunchInfo, first_host, node_variables, read_launch
+from utils.dist.platforms import first_host, node_variables, read_launch
+from utils.dist.state import RUN, LaunchInfo
 from utils.errors import DistError
 
 PLATFORM = {

@@ -9,14 +9,18 @@ import atexit
 import ctypes
 import errno
 import faulthandler
+import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
+import platform
 import re
 import select
 import signal
 import socket
+import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -24,6 +28,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,7 +40,11 @@ if not sys.platform.startswith("linux"):
 # Private, without a public equivalent: see `end`.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+F_GET_SEALS = 1034  # linux/fcntl.h
+# Numbers of write and writev in linux/unistd.h: on x86-64, and on most others.
+WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 CLAIM_S = 10.0  # ranks of one start that fail alike do so within this time
+LAST_WORDS_S = 5  # a guard that cannot write its report to a paused terminal ends after this time
 CLAIMS: list[socket.socket] = []  # of this process
 
 
@@ -128,12 +137,31 @@ def first_to_claim(name: str) -> bool:
     text = f"{os.getuid()} {machine()} {name}".encode(
         errors="replace"
     )  # containers may share addresses
+    address = f"\0spikevrt-{hashlib.sha256(text).hexdigest()}"
     try:
-        claim.bind(f"\0spikevrt-{hashlib.sha256(text).hexdigest()}")
-    except OSError as e:  # where nothing can be claimed, reporting twice is better than not at all
-        return e.errno != errno.EADDRINUSE
+        claim.bind(address)
+        claim.listen()  # so that others can ask the system who has the claim
+    except OSError as e:
+        # If nothing can be claimed, reporting twice is better than not at all.
+        return e.errno != errno.EADDRINUSE or not _is_ours(address)
     CLAIMS.append(claim)
     return True
+
+
+def _is_ours(address: str) -> bool:
+    """Whether a process of our own user has claimed the address.
+
+    Any user of the host can bind it. The system says who listens there (SO_PEERCRED of unix(7)).
+    """
+    for _ in range(20):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
+            other.settimeout(1.0)
+            other.connect(address)
+            credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            _, user, _ = struct.unpack("3i", credentials)
+            return user == os.getuid()
+        time.sleep(0.01)  # it is bound, and does not listen yet
+    return False
 
 
 def outlast_siblings() -> None:
@@ -202,9 +230,14 @@ def peak_process_gb() -> float:
         )
 
 
+def _die_with_parent(number: int) -> None:
+    """Get this signal as soon as the parent is gone; 0: none."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
 def die_with_parent() -> None:
-    """SIGKILL for this process as soon as its parent is gone, so that no process is left over after a kill -9."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """End this process as soon as its parent is gone, so that none is left over after a kill -9."""
+    _die_with_parent(signal.SIGKILL)
     if (parent := multiprocessing.parent_process()) and not parent.is_alive():  # it was gone before
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -221,26 +254,33 @@ def write_exit_file(code: int) -> None:
 
 
 def start_guard(
-    rank: int, limit_s: float, stack_file: str, is_alone: bool
-) -> subprocess.Popen | None:
-    """The guard of this process; write to its stdin at each beat. is_alone: no other rank reports the stall.
+    rank: int, limit_s: float, stack_file: str, is_alone: bool, log_file: str | None
+) -> subprocess.Popen[bytes] | None:
+    """Start the guard of this process; it hears a heartbeat from what is written to its stdin.
 
-    None where the system starts no more processes. It keeps the signals of GROUP_SIGNALS blocked, as it starts.
+    is_alone: whether no other rank reports the stall. log_file: path of the run's log.
+
+    Returns None if the system starts no more processes. The guard keeps the signals of
+    GROUP_SIGNALS blocked, as it starts.
     """
-    arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone])
-    command, root = (
-        [sys.executable, "-S", "-m", "utils.dist.process", arguments],
-        Path(__file__).resolve().parents[2],
-    )
+    arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone, log_file])
+    command = [sys.executable, "-S", "-m", "utils.dist.process", arguments]
+    root = Path(__file__).resolve().parents[2]
     with suppress(OSError), signals_held():
-        process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
-        os.set_blocking(process.stdin.fileno(), False)  # no beat waits for the guard
-        return process
+        guard_process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
+        if guard_process.stdin is not None:
+            os.set_blocking(guard_process.stdin.fileno(), False)  # no beat waits for the guard
+        return guard_process
     return None
 
 
-def guard(rank: int, pid: int, limit_s: float, stack_file: str, is_alone: bool) -> None:
-    """Until the rank ends. A rank that is stopped by a signal is left to the other ranks, or to who stopped it."""
+def guard(
+    rank: int, pid: int, limit_s: float, stack_file: str, is_alone: bool, log_file: str | None
+) -> None:
+    """Watch the rank until it ends, and end it if no Python code of its own can.
+
+    A rank that is stopped by a signal is left to the other ranks, or to whoever stopped it.
+    """
     clock, heard = AwakeClock(slice_s=min(1.0, limit_s / 3)), 0.0
     while os.getppid() == pid:
         is_ready = bool(select.select([0], [], [], clock.slice_s / 2)[0])
@@ -253,16 +293,91 @@ def guard(rank: int, pid: int, limit_s: float, stack_file: str, is_alone: bool) 
             break
     else:
         return
+    stacks = ""
     if is_alone:
-        error = StallError(
-            f"rank {rank} is SILENT: its threads did not run for {now - heard:.1f} s: C code holds Python's lock",
-            f"host {socket.gethostname()}, pid {pid}", "a beat each half second (option watchdog.stall_s)",
-            "see its stack below",
-        )  # fmt: skip
         with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
-            os.write(2, f"{error}\n\nStacks of rank {rank}:\n{dump_stacks(file, pid)}\n".encode())
+            stacks = dump_stacks(file, pid)
+    # First the end, then the words: the terminal may be paused. The guard outlives the rank for
+    # them, a few seconds at most.
+    _die_with_parent(0)
+    signal.alarm(LAST_WORDS_S)
     write_exit_file(StallError.exit_code)
     os.kill(pid, signal.SIGKILL)
+    if is_alone:
+        error = StallError(
+            what=f"rank {rank} is SILENT: its threads did not run for {now - heard:.1f} s: C code "
+            "holds Python's lock",
+            where=f"host {socket.gethostname()}, pid {pid}",
+            expected="a beat each half second (option watchdog.stall_s)",
+            do="see its stack below",
+        )
+        words = f"{error}\n\nStacks of rank {rank}:\n{stacks}\n".encode()
+        if log_file is not None:
+            with suppress(OSError):
+                descriptor = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+                os.write(descriptor, words)
+        with suppress(OSError):
+            os.write(2, words)
+
+
+# ---- Other ranks of this host ----------------------------------------------------------------
+
+
+def stack_file_of(pid: int, name: str) -> FileIO | None:
+    """Open the memory file `name` of the process `pid`, or return None if it has none.
+
+    pid: what the network says; nothing is done to the process, and no path comes from the network.
+
+    A rank writes its stacks into a memory file whose name tells the run and the rank. The system
+    shows such names to processes of the same user alone, and no other user can give one of our
+    processes such a file. So the file proves that the process is this rank of this run.
+    """
+    wanted = f"/memfd:{name} (deleted)"
+    folder = f"/proc/{pid}/fd"
+    with suppress(OSError):
+        if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+            return None
+        for entry in os.listdir(folder):
+            if os.readlink(f"{folder}/{entry}") == wanted:
+                file = open(f"{folder}/{entry}", "a+b", buffering=0)  # noqa: SIM115
+                # A file on a disk can have this name too; only a file in memory has seals.
+                fcntl.fcntl(file, F_GET_SEALS)
+                return file
+    return None
+
+
+def stacks_of(pid: int, name: str) -> str:
+    """Return the stacks of the process if it holds the memory file `name`, else ""."""
+    file = stack_file_of(pid, name)
+    if file is None:
+        return ""
+    with suppress(OSError), file:
+        return dump_stacks(file, pid)
+    return ""
+
+
+def kill_rank(pid: int, name: str) -> None:
+    """End the process and what it started, if it holds the memory file `name`."""
+    file = stack_file_of(pid, name)
+    if file is not None:
+        file.close()
+        kill_trees([pid])
+
+
+def main_thread_writes() -> bool:
+    """Whether the main thread waits in a write to a terminal or pipe: stdout or stderr."""
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/syscall").read_text()
+    except OSError:  # some systems do not show it
+        return False
+    words = text.split()
+    if len(words) < 2 or words[0] not in WRITE_CALLS:
+        return False
+    descriptor = int(words[1], 16)
+    if descriptor not in (1, 2):
+        return False
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def dump_stacks(file: Any, pid: int | None = None) -> str:

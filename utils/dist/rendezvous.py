@@ -5,12 +5,13 @@ and does not name the ranks that are missing.
 """
 
 import errno
+import ipaddress
 import logging
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
@@ -20,7 +21,14 @@ from torch.distributed import DistError as TorchDistError
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from utils.dist.process import AwakeClock
-from utils.dist.state import LaunchInfo
+from utils.dist.state import RUN, LaunchInfo
+from utils.dist.store_values import (
+    FAILURE_CODES,
+    ForeignValueError,
+    foreign,
+    sealed,
+    unsealed,
+)
 from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
@@ -56,11 +64,7 @@ def open_store(launch: LaunchInfo) -> Store:
                 ) from e
         time.sleep(0.5)
     try:
-        tcp = (
-            _within(limit_s, lambda: TCPStore(*address, is_master=True, wait_for_workers=False))
-            if hosts
-            else None
-        )
+        tcp = _within(limit_s, lambda: _hosted_store(launch)) if hosts else None
     except TimeoutError as e:
         what, do = (
             f"rank 0 cannot reach its own store at {address[0]}:{address[1]}",
@@ -81,6 +85,53 @@ def open_store(launch: LaunchInfo) -> Store:
         raise DistError(what, _place(launch), "a free MASTER_PORT on the host of rank 0", do) from e
     tcp = tcp or _connect(launch)
     return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if launch.by_agent else ''}", tcp)
+
+
+def _hosted_store(launch: LaunchInfo) -> TCPStore:
+    """Open the store of the run on the address of MASTER_ADDR alone.
+
+    torch listens on every address of the host, though MASTER_ADDR may be its loopback.
+    """
+    address = (launch.master_addr, launch.master_port)
+    listener = _listener(*address)
+    if listener is None:
+        return TCPStore(*address, is_master=True, wait_for_workers=False)
+    # The store closes the descriptor with itself.
+    descriptor = listener.detach()
+    return TCPStore(*address, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+
+
+def _listener(name: str, port: int) -> socket.socket | None:
+    """Return a socket that listens on the address of MASTER_ADDR.
+
+    Returns None if the other hosts know the host of rank 0 by another address: behind a service of
+    a cloud, or if this host itself calls its name by a loopback address, as Debian does.
+    """
+    family, kind, protocol, _, place = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
+    is_loopback = ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback
+    if is_loopback and not _is_loopback_name(name):
+        return None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(socket.SOMAXCONN)
+    except OSError as e:
+        listener.close()
+        if e.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
+    return listener
+
+
+def _is_loopback_name(name: str) -> bool:
+    """Whether MASTER_ADDR is a name of the loopback on every host."""
+    if name.lower() in ("localhost", "ip6-localhost", "localhost.localdomain"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _connect(launch: LaunchInfo) -> TCPStore:
@@ -157,6 +208,8 @@ def meet(store: Store, launch: LaunchInfo) -> None:
     SPIKEVRT_JOIN_TIMEOUT seconds (default 300).
     """
     store.add(JOINED, 1)
+    if RUN.job_key:
+        store.set(f"proof/{launch.rank}", sealed(f"proof/{launch.rank}", "here"))
     if store.add(f"arrived/{launch.rank}", 1) > 1:
         expected, do = (
             "each RANK once",
@@ -176,6 +229,26 @@ def meet(store: Store, launch: LaunchInfo) -> None:
         store, MET, launch.join_s + (0 if is_first else 3), missing if is_first else None
     ):
         raise _not_arrived(missing() if is_first else "rank 0", launch)
+    if RUN.job_key:
+        # Rank 0 asks every rank for its proof, and every rank asks rank 0.
+        _refuse_strangers(store, range(launch.world_size) if is_first else [0], launch)
+
+
+def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) -> None:
+    """Raise DistError if one of these ranks does not have the job key."""
+    for rank in ranks:
+        key = f"proof/{rank}"
+        try:
+            # A stranger that has not read this program leaves no proof at all.
+            unsealed(key, store.get(key) if store.check([key]) else b"")
+        except ForeignValueError as e:
+            raise DistError(
+                what=f"what arrived as rank {rank} does not have the key of this start",
+                where=_place(launch),
+                expected="ranks of one start alone; each has SPIKEVRT_JOB_KEY from its launcher",
+                do="if you start the ranks yourself, give all of them the same SPIKEVRT_JOB_KEY, "
+                "or unset it; else somebody else reaches the port: see docs/ddp.md on trust",
+            ) from e
 
 
 def _not_arrived(ranks: str, launch: LaunchInfo) -> DistError:
@@ -194,19 +267,39 @@ class Round:
         )
 
     def arrive(self, code: int | None = None) -> None:
-        """code: the exit code if this rank failed. The last rank to arrive lets all ranks read the outcome."""
-        mine = "" if code is None else f"{self.rank} {code}"
-        noted = self.store.compare_set(self.failed, "", mine).decode()
-        while mine and int(noted.split()[0]) > self.rank:  # the lowest rank that failed counts
-            noted = self.store.compare_set(self.failed, noted, mine).decode()
+        """Arrive. The last rank to arrive lets all ranks read the outcome.
+
+        code: the exit code if this rank failed.
+        """
+        mine = "" if code is None else sealed(self.failed, f"{self.rank} {code}")
+        noted = self.store.compare_set(self.failed, "", mine)
+        while mine:
+            failure = self._failure(noted)
+            if failure is None or failure[0] <= self.rank:  # the lowest rank that failed counts
+                break
+            noted = self.store.compare_set(self.failed, noted.decode(), mine)
         if self.store.add(self.arrived, 1) == self.world_size:
             self.store.set(self.over, "1")
 
     def wait(self, seconds: float = float("inf")) -> tuple[int, int] | None:
-        """The lowest rank that failed, and its exit code, once all have arrived or the time is over; None if none."""
+        """Return the lowest rank that failed and its exit code, or None if none failed.
+
+        Waits until all ranks have arrived, or the time is over.
+        """
         wait_for(self.store, self.over, seconds)
-        failed = self.store.get(self.failed).decode()
-        return tuple(map(int, failed.split())) if failed else None
+        return self._failure(self.store.get(self.failed))
+
+    def _failure(self, value: bytes) -> tuple[int, int] | None:
+        """Return what `arrive` noted. Raises ForeignValueError if no rank of the run wrote it."""
+        if not value:
+            return None
+        try:
+            rank, code = (int(word) for word in unsealed(self.failed, value).split())
+        except ValueError as e:
+            raise foreign(self.failed) from e
+        if rank not in range(self.world_size) or code not in FAILURE_CODES:
+            raise foreign(self.failed)
+        return rank, code
 
 
 def wait_for(

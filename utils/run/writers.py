@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from utils import VERSION, utils_dist
-from utils.dist import gpu, state
+from utils.dist import gpu, status
 from utils.errors import OptionError
 from utils.files import OTHER_ROOT, claim_run_folder, write_whole, writing
 from utils.image import comparison_strip, imwrite_rgb
@@ -45,7 +45,7 @@ WRITERS = Registry("log writer")  # of `logging.writers`; the others have keys o
 # What a run writes into its folder.
 WRITTEN = (
     "log", "options", "checkpoints", "models", "images", history.LINES_NAME, history.HISTORY_NAME, history.CURVES_NAME,
-    history.REPORT_NAME, history.ENVIRONMENT_NAME, state.STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
+    history.REPORT_NAME, history.ENVIRONMENT_NAME, status.STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 # A rank that was killed a moment ago may still be ending. The lock of a host that crashed lasts until the file server

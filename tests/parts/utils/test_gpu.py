@@ -13,7 +13,8 @@ from scripts.parts.doctor_checks import check_ranks
 from tests.dist.launching import write_command
 from tests.helpers.train_files import train, write_options
 from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
-from utils.dist.state import RUN, LaunchInfo, status_line
+from utils.dist.state import RUN, LaunchInfo
+from utils.dist.status import status_line
 from utils.errors import DistError
 from utils.run.measure import Measured, log_values
 

@@ -1,0 +1,104 @@
+"""One line about every rank: in the log at the start, and in <run>/status after `touch <run>/status`.
+
+The watchdog of each rank publishes its state with every beat. A thread of rank 0, with its own
+connection to the store, reads the beats and writes the lines into the file that was touched. So the
+answer comes while the ranks compute, wait for one another or hang, and slows none of them.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from utils.dist.state import RUN
+from utils.dist.store_values import ForeignValueError, State, read_state
+from utils.errors import DataError
+from utils.files import write_whole
+
+STATUS_NAME = "status"
+POLL_S = 1.0
+
+
+def status_line(rank: int | None = None, state: State | None = None) -> str:
+    """Return host, process, place in the run, weights and samples of a rank.
+
+    rank, state: a rank and its beat; None: this rank.
+    """
+    if state is None:
+        place = RUN.place
+        state = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "step": place.step,
+            "age": time.monotonic() - place.since,
+            "phase": place.phase,
+            "facts": RUN.facts,
+        }
+    if rank is None:
+        rank = RUN.launch.rank
+    facts: dict[str, Any] = state["facts"]
+    first = ", ".join(str(index) for index in facts["first"]) or "none left of this one"
+    parts = [
+        f"rank {rank} of {RUN.launch.world_size} on {state['host']}, {facts['device']}, "
+        f"pid {state['pid']}",
+        f'step {state["step"]}, {state["age"]:.1f} s in phase "{state["phase"]}"',
+        f"loss {'finite' if facts['loss_is_finite'] else 'NaN or Inf'}",
+        f"weights {facts['weights']} at step {facts['weights_step']}",
+        f"{facts['samples']} samples an epoch, first {first}",
+    ]
+    if facts.get("gpu"):
+        parts.append(facts["gpu"])
+    return "; ".join(parts)
+
+
+@contextmanager
+def answering(folder: Path) -> Generator[None]:
+    """Within the block, rank 0 answers in `folder`/status each time that file is touched."""
+    if RUN.launch.rank:
+        yield
+        return
+    over = threading.Event()
+    threading.Thread(target=_answer, args=(folder, over), daemon=True, name="status").start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _answer(folder: Path, over: threading.Event) -> None:
+    path = folder / STATUS_NAME
+    store = RUN.store.clone() if RUN.store else None  # each thread needs a connection of its own
+    # What an earlier run has answered is no request.
+    answered = _time_of(path) if path.exists() and path.stat().st_size else None
+    with suppress(RuntimeError):  # the store is lost, so the run is ending
+        while not over.wait(POLL_S):
+            if _time_of(path) in (None, answered):
+                continue
+            over.wait(POLL_S)  # for a beat that is newer than the request
+            lines = [time.strftime("%Y-%m-%d %H:%M:%S"), *_lines(store), ""]
+            with suppress(DataError):  # a full disk: the next request may succeed
+                write_whole(path, "\n".join(lines).encode())
+            answered = _time_of(path)
+
+
+def _lines(store: Any) -> list[str]:
+    if store is None:
+        return [status_line()]
+    beats = store.multi_get([f"beat/{rank}" for rank in range(RUN.launch.world_size)])
+    lines = []
+    for rank, beat in enumerate(beats):
+        try:
+            lines.append(status_line(rank, read_state(rank, beat)))
+        except (ForeignValueError, KeyError, TypeError):
+            lines.append(f"rank {rank}: what the store holds is no beat of this run")
+    return lines
+
+
+def _time_of(path: Path) -> int | None:
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return None
