@@ -128,6 +128,10 @@ class VideoRecurrentTestDataset(TestClips):
         True  # KAIR's test sections give no filename_ext, and some of its test sets are JPEG
     )
 
+    @classmethod
+    def may_share_frames(cls, section: RecurrentTestKeys) -> bool:
+        return section.sigma is not None  # noise is added to the frames of dataroot_lq
+
     def read_frames(
         self, index: int, first: int, count: int, reverse: bool = False
     ) -> dict[str, Any]:
@@ -181,6 +185,10 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
 
     septuplets = True
 
+    @classmethod
+    def may_share_frames(cls, section: VFIKeys) -> bool:
+        return True
+
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
         return frames[::2] if kind == "lq" else [frames[len(frames) // 2]]
 
@@ -224,6 +232,10 @@ class VideoTestVimeo90KDataset(TestClips):
     """
 
     septuplets = True
+
+    @classmethod
+    def may_share_frames(cls, section: VimeoTestKeys) -> bool:
+        return section.temporal_scale == 2
 
 
 def add_noise(frames: torch.Tensor, sigma: float, rng: np.random.Generator) -> torch.Tensor:

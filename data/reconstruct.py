@@ -27,6 +27,7 @@ from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import LoaderOptions
 from utils.options.section import Section
+from utils.user_path import expanded
 
 # Keys of the spike section that a method sets itself.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
@@ -212,7 +213,7 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Dat
     One file is a single frame or, with spike.exposure, holds as many as its table lists or its period fits in.
     gt: a sharp picture for each. Raises DataError where they do not belong together.
     """
-    path = Path(path)
+    path = Path(expanded(str(path)))
     if not path.exists():
         raise DataError(
             "no such file or folder",

@@ -67,11 +67,13 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     from utils.metrics import plain_table
 
     found, unreadable = [], []
-    for split, section in load_options(file, overrides, parts=PARTS).datasets:
+    opt = load_options(file, overrides, parts=PARTS)
+    for split, section in opt.datasets:
         if section is None or not hasattr(section.constructor, "check"):
             continue
         try:
-            reports = section.constructor.check(section, split, decode=decode, show=shown)
+            how = {"decode": decode, "show": shown, "scale": opt.scale}
+            reports = section.constructor.check(section, split, **how)
         except DataError as e:  # a whole root is missing; the other split has problems of its own
             unreadable.append(e)
             continue

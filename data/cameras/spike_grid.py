@@ -24,6 +24,7 @@ from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.files import write_whole
 from utils.json_file import read_json
+from utils.user_path import expanded
 from utils.options.section import Section, read_section
 
 KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
@@ -90,6 +91,7 @@ def scale_of(matrix: np.ndarray) -> float:
 
 def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:
     """The calibration in the JSON file `path`, or `table`, a part of it. Raises DataError for one of no use."""
+    path = expanded(str(path))
     try:
         if table is None:
             table = read_json(path)

@@ -19,6 +19,7 @@ from data.cameras.frame_times import FrameTimes
 from data.spike.formats import SpikeFileError
 from utils.errors import DataError, OptionError
 from utils.json_file import read_json
+from utils.user_path import advice_on, expanded
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
@@ -439,10 +440,12 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     where, found, clip = "spike.exposure", {}, ""
     if isinstance(value, str):
         try:
-            where, value = value, read_json(value)
+            where = value = expanded(value)
+            value = read_json(where)
         except (OSError, ValueError) as e:
             what = f"cannot read the exposures: {_in_words(e)}"
-            raise DataError(what, value, EXPOSURE_FORM, "correct spike.exposure") from e
+            do = f"correct spike.exposure{advice_on(where)}"
+            raise DataError(what, where, EXPOSURE_FORM, do) from e
     is_one = isinstance(value, dict) and value.keys() & REGULAR.keys()
     try:
         for clip, entry in (

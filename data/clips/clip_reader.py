@@ -21,6 +21,7 @@ from data.spike.formats import FORMATS, array_shape
 from utils.dist import watchdog
 from utils.errors import DataError
 from utils.options.section import Section
+from utils.user_path import advice_on, expanded
 from utils.video import VIDEO_SUFFIXES
 
 logger = logging.getLogger(__name__)
@@ -121,14 +122,24 @@ def user_clips(
     (ClipDataset.spike_data), used where nothing is known of the user's spikes.
     Raises DataError, naming the files, where frames, spikes and reference do not belong together.
     """
-    root = Path(path)
+    root = Path(expanded(str(path)))
+    spike = None if spike is None else expanded(str(spike))
+    gt = None if gt is None else expanded(str(gt))
     if not root.exists():
         raise DataError(
-            "no such file or folder", str(root), "a folder of frames or a video", "check --input"
+            what="no such file or folder",
+            where=str(root),
+            expected="a folder of frames or a video",
+            do=f"check --input{advice_on(str(root))}",
         )
     places: dict[
         str, tuple[Path, str | Path | None, str | Path | None]
     ] = {}  # clip -> frames, spikes, sharp frames
+    beside = ((spike, "spike", FORMATS), (gt, "sharp", VIDEO_SUFFIXES))
+    within = files.clip_place(root, "blur")
+    if within != root and not files.files_in(root):  # the folder of one clip, with its parts
+        inner = [base and str(files.clip_place(Path(base), *place)) for base, *place in beside]
+        root, spike, gt = within, *inner
     for name, frames in (
         files.clips_in(root, "blur") if root.is_dir() and not files.files_in(root) else ()
     ):
@@ -137,7 +148,6 @@ def user_clips(
             raise DataError(
                 f"two clips are named {name}", where, "names that differ", "rename one of them"
             )
-        beside = ((spike, "spike", FORMATS), (gt, "sharp", VIDEO_SUFFIXES))
         places[name] = (
             frames,
             *(base and files.clip_place(Path(base, name), *place) for base, *place in beside),

@@ -20,11 +20,20 @@ from data.cameras.frame_times import FrameTimes, times_of_names
 from data.cameras.spike_info import UnknownPlanes
 from data.cameras.spike_source import DatSpikes
 from data.clip import Clip, Exposure, checked_name
-from data.clips.files import FileEntry, Listing, image_size, is_lmdb, list_root
+from data.clips.files import (
+    PARTS,
+    FileEntry,
+    Listing,
+    image_size,
+    is_lmdb,
+    list_root,
+    read_bytes,
+)
 from data.spike.formats import FORMATS, SpikeFileError, count_planes
 from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES
+from utils.user_path import advice_on
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +52,24 @@ _LINE = re.compile(r"(\S+)\s+(\d+)\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d+))?", re.ASCI
 _FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 
+SAME_FILES = (
+    "gt and lq are the same files, so a network would learn to change nothing: the sharp frames of "
+    "the clip are also its blurry ones"
+)
+SAME_CONTENT = "the sharp frames of all clips are copies of the blurry ones"
+
 FrameKey = tuple[
     str, int, str
 ]  # text before the number of a frame, the number, text after it; -1: no number
 
 
 class Problem(NamedTuple):
-    """One thing wrong with the data."""
+    """One thing wrong with the data. do: the advice; "": restore the files, or remove the clip."""
 
     clip: str
     what: str
     where: str
+    do: str = ""
 
     def __str__(self) -> str:
         return f"{self.clip}: {self.what}  [{self.where}]"
@@ -76,6 +92,8 @@ class Source:
     # Of the clips that differ, see `DatasetInfo.of_clip`.
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
+    # Whether lq and gt may be the same files: noise is added to lq, or they are other frames.
+    may_share_frames: bool = False
     septuplets: bool = False  # Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size; only those listed are read
     part: str = (
         ""  # of one of several roots: its number and "/", which come before the names of its clips
@@ -236,12 +254,15 @@ def raise_problems(
         lists = dict.fromkeys(
             f"the meta list {source.meta}" if source.meta else "the folders" for source in sources
         )
+        advice = [problem.do for problem in problems if problem.do]
+        if len(advice) < len(problems):
+            advice.append(f"restore these files, or remove the clips from {' and '.join(lists)}")
         errors.append(DataError(
             f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
             + (f"\n    ... and {more} more; scripts/doctor.py --data --opt FILE lists all" if more else ""),
             ", ".join(dict.fromkeys(root for source in sources for root in source.roots().values())),
             _joined(source.wanted() for source in sources),
-            f"restore these files, or remove the clips from {' and '.join(lists)}",
+            _joined(advice),
         ))  # fmt: skip
     if errors:
         raise joined_errors(errors) if len(errors) > 1 else errors[0]
@@ -274,6 +295,57 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     ]
 
 
+def _refuse_parts_as_clips(kind: str, root: str, listing: Listing) -> None:
+    """Refuse a root whose folders are blur, sharp or spike, which are never clips.
+
+    Raises DataError, which names the folder that was probably meant.
+    """
+    folders = {name.split("/")[0] for name in listing}
+    parts = sorted(folders & PARTS)
+    if not parts:
+        return
+    is_clip = all(name in PARTS for name in listing)
+    if is_clip:  # <clip>/blur/<frame>: the root is one clip
+        meant = f"the folder above it, {os.path.dirname(os.path.abspath(root))}"
+        found = "the folders of a single clip"
+    else:  # blur/<clip>/<frame>: the root holds a root of each kind
+        own = {"lq": "blur", "gt": "sharp", "gt_instants": "instants", "spike": "spike"}[kind]
+        meant = f"the folder of its own kind, such as {os.path.join(root, own)}"
+        found = "a folder for each kind of file"
+    raise DataError(
+        what=f"dataroot_{kind} holds {found}, {', '.join(parts)}, in place of clips",
+        where=root,
+        expected="a folder with one folder per clip",
+        do=f"set dataroot_{kind} to {meant}",
+    )
+
+
+def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
+    """Find clips whose blurry and sharp frames are the same files.
+
+    Paths are compared after links are followed.
+    """
+    if source.may_share_frames or not source.dataroot_gt:
+        return []
+    problems = []
+    for clip in clips:
+        if os.path.realpath(clip.lq[0]) == os.path.realpath(clip.gt[0]):
+            do = f"correct dataroot_gt, dataroot_lq or lq_folder ({source.lq_folder})"
+            problems.append(Problem(clip.name, SAME_FILES, clip.lq[0], do))
+    return problems
+
+
+def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
+    """Whether the first and last sharp frame of each clip is a copy of its blurry frame."""
+    if source.may_share_frames or not source.dataroot_gt or not clips:
+        return False
+    for clip in clips:
+        for frame in {0, len(clip) - 1}:
+            if read_bytes(clip.lq[frame]) != read_bytes(clip.gt[frame]):
+                return False
+    return True
+
+
 def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:
     """Kind of file, see `Source.kinds` -> the files below its root, of these kinds; None: of all.
 
@@ -291,7 +363,9 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
                 found[kind] = list_root(
                     *place, kind == "spike" and source.has_one_spike_file, names
                 )
+                _refuse_parts_as_clips(kind, place[0], found[kind])
             except DataError as e:
+                e.do += advice_on(place[0])
                 errors.append(e)
     if errors:
         raise joined_errors(errors, source.layout()) from errors[0]
@@ -354,7 +428,11 @@ class ClipCheck:
             and len(self.files.get("spike", ())) == 1 < len(self.files["lq"])
         ):
             what = f"one spike file for {len(self.files['lq'])} frames: spike.exposure would say which planes are whose"
-            self._report(what, "spike")
+            do = "restore the other spike files, or give spike.exposure (docs/data_format.md)"
+            if self.source.is_own:
+                path = next(iter(self.files["spike"].values())).path
+                do += f"; --spike {path} takes it as one file that begins and ends with the clip"
+            self._report(what, "spike", do)
         if self.problems:
             return None
         for kind in self.kinds:
@@ -412,13 +490,13 @@ class ClipCheck:
             times=times,
         )  # fmt: skip
 
-    def _report(self, what: str, where: str) -> None:
-        """where: a kind of file, for the folder of its files; or a path."""
+    def _report(self, what: str, where: str, do: str = "") -> None:
+        """where: a kind of file, for the folder of its files; or a path. do: see `Problem`."""
         if where in self.kinds:
             root = self.kinds[where][0].rstrip("/")
             where = f"{root}::{self.name}" if is_lmdb(root) else os.path.join(root, self.name)
             where = root if self.source.is_own else where
-        self.problems.append(Problem(self.name, what, where))
+        self.problems.append(Problem(self.name, what, where, do))
 
     def _frames(self, listed: Sequence[Any] | None) -> list[FrameKey]:
         """The frames of the clip in order. Reports missing files, gaps and wrong names."""
@@ -437,6 +515,8 @@ class ClipCheck:
         numbers = [found[2] for stem in known.values() if (found := _NUMBERED.fullmatch(stem))]
         digits = max((len(number) for number in numbers if number.startswith("0")), default=1)
         names = {key: known.get(key) or f"{key[0]}{key[1]:0{digits}d}{key[2]}" for key in every}
+        if self._report_other_numbers():
+            return [key for key in self.stems["lq"] if all(key in s for s in self.stems.values())]
         for kind, stems in self.stems.items():
             missing = sorted((names[key] for key in every - stems.keys()), key=natural_key)
             if missing:
@@ -465,6 +545,35 @@ class ClipCheck:
                     kind,
                 )
         return keys
+
+    def _report_other_numbers(self) -> bool:
+        """Report kinds of file that number or name the same frames in another way.
+
+        Returns whether there are any. Then no single file is missing.
+        """
+        ways = {}
+        for kind, stems in self.stems.items():
+            keys = sorted(_frame_key(stem) for stem in stems.values())
+            first = keys[0][1]
+            ways[kind] = [key[1] - first for key in keys], (keys[0][0], first, keys[0][2])
+            if len({(before, after) for before, _, after in keys}) > 1 or first < 0:
+                return False
+        distances, firsts = ways["lq"]
+        others = []
+        for kind, (numbers, first) in ways.items():
+            if numbers != distances:
+                return False
+            if first != firsts:
+                others.append(kind)
+        for kind in others:
+            shown = {one: min(self.stems[one].values(), key=natural_key) for one in ("lq", kind)}
+            if ways[kind][1][1] != firsts[1]:
+                what = f"{kind} counts from {shown[kind]}, lq from {shown['lq']}"
+            else:
+                what = f"{kind} has the name {shown[kind]} where lq has {shown['lq']}"
+            do = "give the files of one frame the same name, if both begin with the same frame"
+            self._report(what, kind, do)
+        return bool(others)
 
     def _spikes(
         self, files: list[FileEntry], times: FrameTimes | None

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 Show = Callable[[int, str, str], Any]  # (total, name, unit) -> a progress, for a `with`
 HIDDEN: Show = partial(open_progress, "none")
 
-FORMAT = 4  # to be raised when the check finds more than before: stored results of older checks are then ignored
+FORMAT = 5  # to be raised when the check finds more than before: stored results of older checks are then ignored
 THREADS = 8
 # The folder of the mean of such values, as GoPro and scripts/prepare_gopro_spike.py name them.
 FITTING = {"display": "blur", "linear": "blur_gamma"}
@@ -64,10 +64,10 @@ class Report:
         return text + (f", spike files of {', '.join(map(str, planes))} planes" if planes else "")
 
 
-def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> None:
+def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN, scale: int = 1) -> None:
     """Check the data of all splits, each by its dataset class. One process calls it while the others wait.
 
-    stored: folder of earlier results. show: see `check_source`. Raises DataError (exit code 3) with every problem of
+    stored: folder of earlier results. show, scale: see `check_source`. Raises DataError (exit code 3) with every problem of
     every split.
     """
     reports, unreadable = [], []
@@ -76,7 +76,7 @@ def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> N
             continue
         start = time.monotonic()
         try:
-            found = section.constructor.check(section, split, stored=stored, show=show)
+            found = section.constructor.check(section, split, stored=stored, show=show, scale=scale)
         except DataError as e:  # a whole root is missing; the other split may lack one too
             unreadable.append(e)
             continue
@@ -95,19 +95,25 @@ def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> N
 
 
 def check_source(
-    source: Source, name: str, stored: Path | None = None, decode: bool = False, show: Show = HIDDEN
+    source: Source,
+    name: str,
+    stored: Path | None = None,
+    decode: bool = False,
+    show: Show = HIDDEN,
+    scale: int = 1,
 ) -> Report:
     """Check clips in folders or LMDBs. name: of the split and the root.
 
     stored: folder of earlier results; a data set that has not changed since is not read again.
     decode: decode every image, which also finds flipped bits; otherwise only its header and its end are read.
     show: called with the number of files, opens their progress.
+    scale: of the network, the side of gt over the side of lq.
     """
     file, spikes = None, source.spikes
     if stored:
         # Changes with the files and with every option that the check depends on.
         asked = [
-            FORMAT, manifest.digest(manifest.list_source(source)), source.kinds(), source.filename_tmpl,
+            FORMAT, scale, manifest.digest(manifest.list_source(source)), source.kinds(), source.filename_tmpl,
             sorted(source.left_out), source.listed,
             [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name,
              repr(spikes.options), spikes.rate, spikes.light, spikes.timing.describe()] if spikes else None,
@@ -125,6 +131,13 @@ def check_source(
             pass  # never checked, or a result that cannot be read
     clips, problems = manifest.scan(source)
     report = Report(name, source, clips, problems, source.notes(len(clips)))
+    # With another scale the sizes differ from the network's, which says more of the cause.
+    if scale == 1:
+        report.problems += manifest.same_files(source, clips)
+        if not report.problems and manifest.have_same_content(source, clips):
+            report.warnings.append(
+                Problem(clips[0].name, manifest.SAME_CONTENT, source.dataroot_lq)
+            )
     places = [
         (clip, kind)
         for kinds in (IMAGE_KINDS, ("spike_files",))

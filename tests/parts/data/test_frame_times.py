@@ -227,6 +227,32 @@ def test_missing_numbers_are_named_where_the_spikes_have_a_file_for_each_frame(t
     assert "2 of 6 frames are missing: frames 2 to 3" in caplog.text
 
 
+def test_the_folder_of_a_clip_is_one_clip(tmp_path):
+    clip = tmp_path / "take 3"
+    for kind in ("blur", "sharp"):
+        for frame in range(3):
+            write_png(clip / kind / f"{frame:02d}.png", np.full(SIZE, 20 * frame))
+    for frame in range(3):
+        write_dat(clip / f"spike/{frame:02d}.dat", np.zeros((24, *SIZE), np.uint8))
+
+    (found,) = user_clips(clip, clip, clip, spike_options=OPTIONS)
+
+    assert found.name == "take 3" and len(found.stems) == 3
+    assert found.origin == {
+        "input": f"{clip}/blur", "gt": f"{clip}/sharp", "spike": f"{clip}/spike"
+    }  # fmt: skip
+
+
+def test_a_folder_with_one_spike_file_for_all_frames_is_told_from_the_file_itself(tmp_path):
+    frames, _ = folder_with_spikes(tmp_path, ["0", "1", "2", "3"])
+    write_dat(tmp_path / "only/all.dat", np.zeros((96, *SIZE), np.uint8))
+
+    error = refusal(frames, tmp_path / "only")
+
+    assert "one spike file for 4 frames" in error.what
+    assert f"--spike {tmp_path}/only/all.dat takes it as one file" in error.do
+
+
 def calibration(folder, tick_hz):
     values = {"format": 1, "matrix": [[1, 0, 0], [0, 1, 0]], "spike_size": SIZE, "rgb_size": SIZE}
     (folder / "c.json").write_text(json.dumps(values | {"tick_hz": tick_hz}))

@@ -157,3 +157,120 @@ def test_a_cache_is_checked_for_its_freshness(root, caplog):
     assert "data train: 2 cached clips" in caplog.text
     os.utime(frame(root), (1, 1))
     assert "the clip cache does not fit the data" in complaint(root, io_backend=backend)
+
+
+def test_sharp_frames_that_are_the_blurry_ones_are_refused(root):
+    said = complaint(root, lq_folder="sharp")
+
+    assert said.count("gt and lq are the same files") == 2
+    assert "correct dataroot_gt, dataroot_lq or lq_folder (sharp)" in said
+
+
+def test_sharp_frames_behind_a_link_to_the_blurry_ones_are_refused(root):
+    for clip in ("clip0", "clip1"):
+        sharp = root / "GOPRO_Large/train" / clip / "sharp"
+        shutil.rmtree(sharp)
+        sharp.symlink_to("blur")
+
+    assert complaint(root).count("gt and lq are the same files") == 2
+
+
+def test_one_root_without_folders_for_blurry_and_sharp_frames_is_refused(root):
+    flat = root / "flat"
+    for clip in ("clip0", "clip1"):
+        shutil.copytree(root / "GOPRO_Large/train" / clip / "blur", flat / clip)
+
+    said = complaint(root, dataroot_lq=str(flat), dataroot_gt=str(flat))
+
+    assert said.count("gt and lq are the same files") == 2
+
+
+def test_the_doctor_refuses_frames_that_are_their_own_sharp_ones(root, capsys):
+    assert doctor_of_data(root, train=section(root, lq_folder="sharp")) == 3
+
+    said = capsys.readouterr()
+    assert "gt and lq are the same files" in said.err and "no problem found" not in said.out
+
+
+def test_copies_of_the_blurry_frames_as_sharp_ones_are_said(root, caplog):
+    for clip in ("clip0", "clip1"):
+        folder = root / "GOPRO_Large/train" / clip
+        shutil.rmtree(folder / "sharp")
+        shutil.copytree(folder / "blur", folder / "sharp")
+
+    preflight(*options(root))
+
+    assert "the sharp frames of all clips are copies of the blurry ones" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"dataroot_lq": "{root}/GOPRO_Large/train/clip0"},
+         "set dataroot_lq to the folder above it, {root}/GOPRO_Large/train"),
+        ({"dataroot_spike": "{root}/GOPRO_Large_spike_seq/train/clip1"},
+         "set dataroot_spike to the folder above it, {root}/GOPRO_Large_spike_seq/train"),
+        ({"dataroot_lq": "{root}/kinds"},
+         "set dataroot_lq to the folder of its own kind, such as {root}/kinds/blur"),
+        ({"dataroot_gt": "{root}/kinds"},
+         "set dataroot_gt to the folder of its own kind, such as {root}/kinds/sharp"),
+    ],
+    ids=["a clip", "spikes of a clip", "kinds, lq", "kinds, gt"],
+)  # fmt: skip
+def test_a_root_that_is_not_the_folder_of_the_clips_is_named_with_the_one_meant(
+    root, change, words
+):
+    for kind in ("blur", "sharp"):
+        shutil.copytree(root / "GOPRO_Large/train/clip0" / kind, root / "kinds" / kind / "clip0")
+    change = {key: value.format(root=root) for key, value in change.items()}
+    spike = {"type": "dat", "h": 8, "w": 12, "center": 12}
+
+    assert words.format(root=root) in complaint(root, spike=spike, **change)
+
+
+def test_spikes_that_count_from_another_number_are_one_problem(root):
+    folder = root / "GOPRO_Large_spike_seq/train/clip0/spike"
+    for number in reversed(range(6)):
+        (folder / f"{number:06d}.dat").rename(folder / f"{number + 1:06d}.dat")
+
+    said = complaint(root)
+
+    assert "1 problem " in said and "spike counts from 000001, lq from 000000" in said
+    assert "give the files of one frame the same name" in said
+
+
+def test_names_with_another_text_are_one_problem(root):
+    folder = root / "GOPRO_Large/train/clip0/sharp"
+    for path in sorted(folder.iterdir()):
+        path.rename(folder / f"gt_{path.name}")
+
+    said = complaint(root)
+
+    assert "1 problem " in said and "gt has the name gt_000000 where lq has 000000" in said
+
+
+def test_one_spike_file_for_several_frames_asks_for_exposures(root):
+    folder = root / "GOPRO_Large_spike_seq/train/clip0/spike"
+    for number in range(1, 6):
+        (folder / f"{number:06d}.dat").unlink()
+
+    assert "restore the other spike files, or give spike.exposure" in complaint(root)
+
+
+def test_home_and_variables_in_paths_are_replaced(root, monkeypatch, caplog):
+    monkeypatch.setenv("HOME", str(root))
+    monkeypatch.setenv("CLIPS", str(root / "GOPRO_Large"))
+    roots = {"dataroot_lq": "${CLIPS}/train", "dataroot_gt": "$CLIPS/train"}
+    caplog.set_level("INFO")
+
+    preflight(*options(root, **roots, dataroot_spike="~/GOPRO_Large_spike_seq/train"))
+
+    assert "data train: 2 clips, 12 frames" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "path, words",
+    [("$NO_SUCH/train", "set the variable $NO_SUCH"), ("~nobody_here/x", "no user ~nobody_here")],
+)
+def test_a_variable_without_a_value_is_named(root, path, words):
+    assert words in complaint(root, dataroot_lq=path)

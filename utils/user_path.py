@@ -1,0 +1,27 @@
+"""Paths as users write them: ~ for the home folder, $NAME or ${NAME} for a variable."""
+
+import os
+import re
+
+_VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
+
+
+def expanded(path: str) -> str:
+    """Return the path with ~ and $NAME replaced; as it is if such a file or folder exists.
+
+    A shell does this for a path of its own, but not within an option file or behind KEY=.
+    A variable that is not set stays in the path.
+    """
+    if os.path.lexists(path):
+        return path
+    return os.path.expanduser(os.path.expandvars(path))
+
+
+def advice_on(path: str) -> str:
+    """Return what to add to the advice on a missing path; "" if nothing in it was to be replaced."""
+    unset = _VARIABLE.search(path)
+    if unset:
+        return f"; set the variable {unset[0]}, which has no value here"
+    if path.startswith("~"):
+        return f"; there is no user {path.split('/')[0]}, so write the path in full"
+    return ""
