@@ -22,7 +22,7 @@ from pathlib import Path
 from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.clip_dataset import check_clips
-from data.clips.clip_reader import dataset_clips, described, user_clips
+from data.clips.clip_reader import described, user_clips
 from data.reconstruct import (
     SET_BY_METHOD,
     Reconstruction,
@@ -109,9 +109,10 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
     check_clips(dataset, "test", opt.scale, None if formula else method.instants)
-    clips = dataset_clips(dataset) if formula else scored_clips(dataset_clips(dataset), saved.spec)
+    clips = dataset.readers() if formula else scored_clips(dataset.readers(), saved.spec)
     folder = Path(args.output or opt.folder / (f"test_{args.method}" if formula else "test"))
-    for source in dataset.sources:
+    # A test set of another kind need not have folders.
+    for source in getattr(dataset, "sources", ()):
         refuse_overlap(folder, source.roots())
     save = args.save or (("frames",) if opt.val.save_img else ())
     first = getattr(section, "num_frame", -1)
@@ -128,7 +129,7 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
         f" on the test set of {opt.task}" if formula else ""
     )
     expected, settings = (
-        max(len(clips), dataset.count_folders()),
+        max(len(clips), dataset.count_folders() if hasattr(dataset, "count_folders") else 0),
         {"datasets.test": read, "train.manual_seed": seed},
     )
     return Job(

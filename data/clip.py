@@ -85,6 +85,15 @@ class Clip:
         return (self.grid.region, self.grid.step) if self.spikes else ((0, 0, *self.size), 1)
 
     @property
+    def has_gt(self) -> bool:
+        return bool(self.gt)
+
+    @property
+    def gt_place(self) -> str:
+        """Where a sharp frame is, for messages: a file of several instants, if there are any."""
+        return (self.gt_instants or self.gt or self.lq)[0]
+
+    @property
     def scale(self) -> int:
         return self.gt_size[0] // self.size[0]
 

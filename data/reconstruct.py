@@ -12,13 +12,12 @@ import torch
 from data.cameras.spike_info import spike_errors_as_data_errors
 from data.cameras.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of
 from data.clips.clip_reader import (
-    DatasetClip,
     UserClips,
-    dataset_clips,
     described,
     spike_files,
     user_clip,
 )
+from data.clips.readers import DatasetClip
 from data.spike.formats import FORMATS, count_planes, open_spikes
 from data.spike.represent import exposure_estimate
 from data.spike.simulate import DISPLAY_GAMMA, to_display, to_uint8
@@ -225,4 +224,4 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Dat
     section, info = described(section, path, name)
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     clip = user_clip(name, LongExposures(path, name, source), gt, path, source)
-    return dataset_clips(UserClips([clip]))[0]
+    return UserClips([clip]).readers()[0]

@@ -19,11 +19,10 @@ def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int
     """
     where, is_training = f"datasets.{split}", split == "train"
     section = DATASETS.resolve(section, where)
-    # A plain torch Dataset is one for training.
     fit = [
-        n
-        for n in DATASETS.names()
-        if getattr(DATASETS.model(n).constructor, "is_training", True) == is_training
+        name
+        for name in DATASETS.names()
+        if _is_for_training(DATASETS.model(name).constructor) == is_training
     ]
     if section.dataset_type not in fit:
         key, expected = (
@@ -34,6 +33,11 @@ def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int
             f"{key} is {section.dataset_type}", key, f"{expected}: {', '.join(fit)}", "choose one"
         )
     return DATASETS.build(section, where, seed=seed)
+
+
+def _is_for_training(dataset: type) -> bool:
+    """Whether a dataset is one to train on: a plain torch Dataset is, one with readers is not."""
+    return getattr(dataset, "is_training", not hasattr(dataset, "readers"))
 
 
 import_parts("data", "dataset_*")

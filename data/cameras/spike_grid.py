@@ -24,8 +24,8 @@ from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.files import write_whole
 from utils.json_file import read_json
-from utils.user_path import expanded
 from utils.options.section import Section, read_section
+from utils.user_path import expanded
 
 KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
 LEAST_COVERAGE = 0.5

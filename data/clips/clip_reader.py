@@ -1,14 +1,10 @@
 """Clips to restore, frame by frame: those of a test dataset, or a user's own frames or video with their spikes."""
 
 import dataclasses
-import hashlib
 import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from torch import Tensor
 
 from data.cameras import spike_info, spike_source
 from data.cameras.frame_times import FrameTimes, times_of_film, times_of_names
@@ -17,6 +13,7 @@ from data.cameras.spike_grid import warn_uncovered
 from data.clip import Clip, checked_name
 from data.clip_dataset import TestClips
 from data.clips import files, io_backend, manifest
+from data.clips.readers import DatasetClip
 from data.spike.formats import FORMATS, array_shape
 from utils.dist import watchdog
 from utils.errors import DataError
@@ -30,72 +27,6 @@ BY_TIME = (
     "the frames last for different times, so each has the planes of its own time. The last one is "
     "taken to last as long as the one before it; give spike.exposure if it does not"
 )
-
-
-class DatasetClip:
-    """Clip `index` of a test dataset, frame by frame."""
-
-    def __init__(self, dataset: Any, index: int) -> None:
-        self.clip = clip = dataset.clips[index]
-        self.dataset, self.index = dataset, index
-        self.name, self.stems = clip.name, clip.stems[: dataset.frame_count(index)]
-        places = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
-        self.origin = clip.origin or {
-            kind: str(Path(paths[0]).parent) for kind, paths in places.items() if paths
-        }
-        self.fps, self.times = (
-            (clip.opened["lq"].fps, clip.opened["lq"].times) if clip.opened else (None, None)
-        )
-
-    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        item = self.dataset.read_frames(self.index, index, 1, reverse)
-        return {
-            kind: item[kind][0] for kind in ("lq", "spike", "gt", "gt_instants") if kind in item
-        }
-
-    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
-
-    def described(self) -> str:
-        """Return sizes and stems of the clip, and how its spikes are read, in one line."""
-        clip, spikes = self.clip, self.clip.spikes
-        parts: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
-        if spikes:
-            parts.append(dataclasses.replace(spikes.info, path=""))
-            parts.append([spikes.rate, spikes.light, spikes.center, spikes.timing.describe()])
-            if spikes.calibration:
-                parts.append(spikes.calibration.digest())
-        return repr(parts)
-
-    def paths(self) -> list[str]:
-        """Return the files of the tested frames; the arrays of a cache if the files are not here."""
-        clip, count = self.clip, len(self.stems)
-        kept = [*clip.lq[:count], *clip.gt[:count], *clip.spike[:count]]
-        kept += clip.gt_instants[: count * clip.instants]
-        found = list(dict.fromkeys(kept))
-        reader = self.dataset.files
-        if isinstance(reader, io_backend.CacheReader) and files.stamp(found[0]) == (0, 0):
-            return reader.arrays_of(clip)
-        return found
-
-    def digest(self) -> str:
-        """Of the names, sizes and times of change of the files, of the stems, and of what the spikes mean."""
-        clip, reader, spikes = self.clip, self.dataset.files, self.clip.spikes
-        about = dataclasses.replace(spikes.info, path="") if spikes else None
-        table = hashlib.sha256(repr((about, list(self.stems))).encode())
-        table.update(spikes.timing.describe().encode() if spikes else b"")
-        if spikes and spikes.calibration:
-            table.update(spikes.calibration.digest().encode())
-        sources = self.dataset.sources if isinstance(reader, io_backend.CacheReader) else []
-        cache = [str(Path(reader.path, source.part, io_backend.INDEX)) for source in sources]
-        for file in dict.fromkeys([*cache, *clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]):
-            size, time = files.stamp(file)
-            table.update(f"{Path(file).name} {size} {time}\n".encode())
-        return table.hexdigest()[:16]
-
-
-def dataset_clips(dataset: TestClips) -> list[DatasetClip]:
-    return [DatasetClip(dataset, index) for index in range(len(dataset))]
 
 
 @dataclasses.dataclass(eq=False)
@@ -178,7 +109,7 @@ def user_clips(
     for clip in clips:
         if clip.spikes:
             warn_uncovered(clip.grid, f"clip {clip.name}", str(clip.opened["lq"].path))
-    return dataset_clips(UserClips(clips))
+    return UserClips(clips).readers()
 
 
 def user_clip(

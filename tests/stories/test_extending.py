@@ -1,6 +1,7 @@
 """What docs/extending.md promises: each part is one new file, and everything else finds and uses it."""
 
 import json
+import math
 import re
 import shutil
 
@@ -121,6 +122,10 @@ assert main_train_vrt.main(sys.argv[1:]) == 0
 noise = {"train": {"dataset_type": "Noise", "samples": 4, "dataloader_num_workers": 1}}
 assert main_train_vrt.main([*opt, "task=noise", f"datasets={json.dumps(noise)}"]) == 0
 assert doctor.main(["--data", *opt, f"datasets={json.dumps(noise)}"]) == 0
+noise["test"] = {"dataset_type": "Squares", "clips": 2}
+squares = [*opt, "task=squares", f"datasets={json.dumps(noise)}"]
+assert main_train_vrt.main(squares) == 0
+assert main_test_vrt.main([*squares, "--save", "frames"]) == 0
 (saved,) = Path(new).glob("experiments/tiny/options/*.json")
 assert main_train_vrt.main(["--opt", str(saved), 'logging.writers=["table"]']) == 0
 cached = []
@@ -219,6 +224,23 @@ def test_a_dataset_trains_is_checked_cached_validated_and_tested_and_one_of_torc
         assert len(list((runs / task / "test" / "clip2").glob("*.png"))) == 2
     history = json.loads((runs / "noise/training_history.json").read_text())
     assert [step for step, _ in history["train/loss"]] == [1, 2]
+
+
+def test_a_test_set_of_ones_own_is_validated_on_and_tested(used):
+    runs, _ = used
+    history = json.loads((runs / "squares/training_history.json").read_text())
+    table = json.loads((runs / "squares/test/metrics.json").read_text())
+
+    assert [step for step, _ in history["val/psnr"]] == [2]
+    assert list(table["clips"]) == ["square0", "square1"]
+    # Levels 1, 1/2 and 1/3 seen at half of the light: the error of a frame is half of its level.
+    halves = [1 / 2, 1 / 4, 1 / 6]
+    levels = [round(255 * half) / 255 for half in halves]
+    truth = [round(255 * 2 * half) / 255 for half in halves]
+    expected = [-20 * math.log10(b - a) for a, b in zip(levels, truth, strict=True)]
+    found = table["clips"]["square1"]["per_frame"]["input"]["psnr"]
+    assert found == pytest.approx(expected, abs=0.1)
+    assert len(list((runs / "squares/test/square0").glob("*.png"))) == 3
 
 
 def test_a_network_and_an_operator_are_built_with_the_channels_of_a_new_representation(used):

@@ -14,7 +14,6 @@ import torch
 
 import main_test_vrt
 import main_train_vrt
-from data.clips.clip_reader import dataset_clips
 from data.dataset_video import jitter_colors
 from data.select_dataset import DATASETS, build_dataset
 from models.select_network import define_G
@@ -323,7 +322,7 @@ def test_folders_that_the_meta_file_does_not_list_are_not_looked_at_and_a_test_c
     root,
 ):
     dataset = build(root, "VideoTestVimeo90KDataset", split="test", lq="gt", temporal_scale=2)
-    clips = dataset_clips(dataset)
+    clips = dataset.readers()
     assert [clip.name for clip in clips] == [CLIPS[0], CLIPS[2]] and dataset.count_folders() == 0
     assert list(clips[1].stems) == STEMS
     assert numbers(torch.stack([clips[1].frame(i)["gt"] for i in range(7)])) == [
@@ -443,5 +442,5 @@ def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean):
     shutil.rmtree(f"{clean}/a")
     alone = noisy(0, num_frame=2)
     assert torch.equal(alone[0]["lq"], whole["lq"][:2])
-    assert torch.equal(dataset_clips(alone)[0].frame(1, reverse=True)["lq"], whole["lq"][1])
+    assert torch.equal(alone.readers()[0].frame(1, reverse=True)["lq"], whole["lq"][1])
     assert not torch.equal(noisy(1)[0]["lq"][0], whole["lq"][0])

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from data.clips import content
-from data.clips.clip_reader import dataset_clips
 from data.clips.content import digest_of_clips
 from data.select_dataset import build_dataset
 from tests.helpers.clip_files import cached, section, write_clip, write_clips, write_info, write_png
@@ -21,9 +20,7 @@ def root(tmp_path):
 
 
 def digest(root, **changes):
-    return digest_of_clips(
-        dataset_clips(build_dataset(section(root, "test", **changes), "test", 0))
-    )
+    return digest_of_clips(build_dataset(section(root, "test", **changes), "test", 0).readers())
 
 
 def of_frame(root, kind, name):
@@ -109,14 +106,14 @@ def test_another_rate_in_dataset_json_changes_the_digest(root):
 
 def test_a_cache_beside_its_files_has_their_digest(root, tmp_path):
     values = cached(section(root, "test"), tmp_path / "cache")
-    clips = dataset_clips(build_dataset(values, "test", 0))
+    clips = build_dataset(values, "test", 0).readers()
 
     assert digest_of_clips(clips) == digest(root)
 
 
 def test_a_cache_without_its_files_is_hashed_itself(root, tmp_path):
     values = cached(section(root, "test"), tmp_path / "cache")
-    clips = dataset_clips(build_dataset(values, "test", 0))
+    clips = build_dataset(values, "test", 0).readers()
     shutil.rmtree(root / "GOPRO_Large")
     before = digest_of_clips(clips)
     with open(tmp_path / "cache/clip1/gt.u8", "r+b") as file:

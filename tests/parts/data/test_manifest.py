@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.clips.clip_reader import dataset_clips, user_clips
+from data.clips.clip_reader import user_clips
 from data.loader import TrainLoader
 from data.select_dataset import build_dataset
 from tests.helpers import clip_files
@@ -397,11 +397,11 @@ def test_several_roots_can_be_tested_on_and_weights_say_what_they_have_in_common
     folders = {key: value for key, value in joined(roots).items() if key.startswith("dataroot_")}
     values = joined(roots, "test") | folders
     clips, alone = (
-        dataset_clips(build_dataset(values, "test", 0)),
+        build_dataset(values, "test", 0).readers(),
         joined(roots[1:], "test") | folders,
     )
     alone |= {key: value[1:] for key, value in folders.items()}
-    single = dataset_clips(build_dataset(alone, "test", 0))
+    single = build_dataset(alone, "test", 0).readers()
     assert [clip.name for clip in clips[2:]] == [f"1/{clip.name}" for clip in single] and len(
         clips
     ) == 5
@@ -411,7 +411,7 @@ def test_several_roots_can_be_tested_on_and_weights_say_what_they_have_in_common
             torch.equal(clip.frame(1)["spike"], same_clip.frame(1)["spike"])
             and clip.digest() == same_clip.digest()
         )
-    kept = dataset_clips(build_dataset(cached(values, tmp_path / "cache"), "test", 0))
+    kept = build_dataset(cached(values, tmp_path / "cache"), "test", 0).readers()
     assert (
         torch.equal(kept[3].frame(2)["spike"], clips[3].frame(2)["spike"])
         and kept[3].digest() != clips[3].digest()
