@@ -4,7 +4,6 @@ Spikes around the sharp instant are compared with the sharp frame; without one, 
 blurry frame, in which strong motion leaves nothing of the sharp instant.
 """
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -97,14 +96,9 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     if (
         kind == "lq"
     ):  # one channel, the mean of all planes of a frame, is as blurry as the RGB frame
-        spikes = copy.copy(spikes)
-        spikes.name, spikes.options, spikes.channels, spikes.ignored = (
-            "voxel",
-            {"num_bins": 1},
-            1,
-            set(),
+        spikes = spikes.changed(
+            name="voxel", options={"num_bins": 1}, channels=1, ignored=frozenset(), rate=1.0
         )
-        spikes.rate = 1.0
         own = [
             Exposure(e.own, (e.own,), 0, (e.own.count - 1) / 2, e.origin)
             for e in draw.clip.exposures

@@ -1,9 +1,15 @@
-"""The `spike` section of a dataset: the geometry of the planes, what they mean, and their representation."""
+"""The `spike` section of a dataset: geometry of the planes, how they are read, their channels.
+
+`DatSpikes` is what a section says of the spikes of one data set, or of one clip. It chooses the
+planes of each frame (`exposures`), reads them, and turns them into channels (`read`).
+"""
 
 import copy
 import dataclasses
 import inspect
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import cv2
@@ -20,7 +26,13 @@ from data.cameras.spike_grid import (
     Window,
     load_calibration,
 )
-from data.cameras.spike_info import DatasetInfo, Timing, read_exposures, spike_errors_as_data_errors
+from data.cameras.spike_info import (
+    DatasetInfo,
+    Span,
+    Timing,
+    read_exposures,
+    spike_errors_as_data_errors,
+)
 from data.clip import Clip, Exposure, Piece
 from data.spike import represent as rp
 from data.spike.formats import SpikeFileError, SpikeGeometry
@@ -31,7 +43,15 @@ from utils.options.section import Registry, import_parts
 logger = logging.getLogger(__name__)
 
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-NEAR = 10  # planes around the sharp frame; single planes are averaged over as many
+# A channel of a proportional representation is one of those nearest to the sharp moment if its
+# mean distance from it is as small as the smallest one, up to half a plane of rounding.
+SAME_DISTANCE = 0.51
+# A channel of another representation is a single plane, too few spikes for a picture. So the
+# channels are averaged whose distance is larger than the smallest one by up to 10 planes.
+NEAR = 10
+# Smallest firing rate and light that "match" divides by. They keep black frames finite.
+LEAST_FIRED = 1e-4
+LEAST_SEEN = 1e-3
 
 REPRESENTATIONS = Registry("spike representation", "type")
 SPIKE_SOURCES = Registry("spike source", "type")
@@ -42,23 +62,49 @@ for _name, _known in rp.REPRESENTATIONS.items():
 
 
 @SPIKE_SOURCES.register("dat", given=("info",))
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class DatSpikes:
-    """Spike files: packed planes (.dat, .bin) or arrays (.npy, .npz), one per RGB frame or one per clip.
+    """Spike files: packed planes (.dat, .bin) or arrays (.npy, .npz), one per frame or per clip.
 
-    h, w, flip, rate, light: null takes them from dataset.json; another value is an error. rate: spikes per plane at
-    full light, 1 if given nowhere; "match" measures it from the brightness of the blurry frame. light: what the sensor
-    integrated, "linear" light (the default) or "display" values.
-    head_columns: columns without image at the end of each line. bit_order: the first pixel is the least ("little") or
-    most significant bit ("big") of a byte. layout: "sps100" for files of that sensor. remainder: "truncate" ignores
-    bytes after the last whole plane. first, count: the planes read of each file; first "central": those in its middle.
-    exposure: the planes of each frame, where one file holds a whole clip. context: planes read before and after those
-    of a frame.
-    center: the plane of the sharp frame: "gt" (of dataset.json), "file" (the middle of the planes that are read) or a
-    number. gamma: light and ratios are raised to 1 / gamma (2.2: display values). resize: interpolation to the RGB
-    grid; "nearest" keeps raw planes binary. calibration: a file of scripts/calibrate.py;
-    "recorded": those of dataset.json, a clip without one is taken as aligned; "auto": found from each clip itself.
+    h, w, flip, rate, light: null takes them from dataset.json; another value is an error. rate:
+    spikes per plane at full light, 1 if given nowhere; "match" measures it from the brightness of
+    the blurry frame. light: what the sensor integrated, "linear" light (the default) or "display"
+    values.
+    head_columns: columns without image at the end of each line. bit_order: the first pixel is the
+    least ("little") or most significant bit ("big") of a byte. layout: "sps100" for files of that
+    sensor. remainder: "truncate" ignores bytes after the last whole plane. first, count: the planes
+    read of each file; first "central": those in its middle.
+    exposure: the planes of each frame, where one file holds a whole clip. context: planes read
+    before and after those of a frame.
+    center: the plane of the sharp frame: "gt" (of dataset.json), "file" (the middle of the planes
+    that are read) or a number. gamma: light and ratios are raised to 1 / gamma (2.2: display
+    values). resize: interpolation to the RGB grid; "nearest" keeps raw planes binary. calibration:
+    a file of scripts/calibrate.py;
+    "recorded": those of dataset.json, a clip without one is taken as aligned; "auto": found from
+    each clip itself.
     A key that has no effect on the chosen representation is an error.
     """
+
+    info: DatasetInfo
+    geometry: SpikeGeometry
+    rate: float | Literal["match"]
+    light: Literal["linear", "display"]
+    timing: Timing
+    context: int
+    center: Literal["gt", "file"] | int
+    remainder: Literal["error", "truncate"]
+    gamma: float
+    interpolation: int  # a constant of OpenCV
+    calibration: Calibration | None
+    calibrated: CalibratedGrid | None  # made of `calibration`
+    is_auto: bool  # data/cameras/self_calibration.py gives each clip its own calibration
+    name: str  # of the representation
+    options: dict[str, Any]  # of the representation
+    channels: int  # S
+    ignored: frozenset[str]  # keys of the section without effect on the representation
+    is_light_known: bool
+    is_rate_known: bool
+    is_stretched: bool  # whether the planes cover frames of any ratio of height to width
 
     def __init__(
         self,
@@ -83,44 +129,54 @@ class DatSpikes:
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
         try:
-            self.geometry = SpikeGeometry(
-                _agreed("h", h, info), _agreed("w", w, info), _agreed("flip", flip, info, layout == "raster"),
-                head_columns, bit_order, layout,
-            )  # fmt: skip
-        except SpikeFileError as e:
-            raise OptionError(
-                e.what, "spike.h, spike.w, spike.head_columns", e.expected, "correct them"
-            ) from e
-        self.rate = "match" if rate == "match" else float(_agreed("rate", rate, info, 1.0))
-        self.light = _agreed("light", light, info, "linear")
-        if exposure is not None and (first or count is not None):
-            what, expected = (
-                "spike.exposure and spike.first or spike.count exclude one another",
-                "one of them",
+            geometry = SpikeGeometry(
+                _agreed("h", h, info),
+                _agreed("w", w, info),
+                _agreed("flip", flip, info, default=layout == "raster"),
+                head_columns,
+                bit_order,
+                layout,
             )
-            raise OptionError(what, "spike.exposure", expected, "remove the others")
-        self.info, self.center, self.remainder, self.gamma, self.context = (
-            info,
-            center,
-            remainder,
-            gamma,
-            context,
+        except SpikeFileError as e:
+            where = "spike.h, spike.w, spike.head_columns"
+            raise OptionError(e.what, where, e.expected, "correct them") from e
+        _refuse_exposure_beside_window(exposure, first, count)
+        options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
+        name = options.pop("type")
+        ignored = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
+        if rate == "match":
+            known_rate = rate
+        else:
+            known_rate = float(_agreed("rate", rate, info, default=1.0))
+
+        self._set(
+            info=info,
+            geometry=geometry,
+            rate=known_rate,
+            light=_agreed("light", light, info, default="linear"),
+            timing=Timing(first, count, read_exposures(exposure)),
+            context=context,
+            center=center,
+            remainder=remainder,
+            gamma=gamma,
+            interpolation=cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST,
+            calibration=None,
+            calibrated=None,
+            is_auto=calibration == "auto",
+            name=name,
+            options=options,
+            channels=channels_of(representation),
+            ignored=ignored,
+            is_light_known="light" in ignored or (light or info.light) is not None,
+            is_rate_known="rate" in ignored or (rate or info.rate) is not None,
+            is_stretched=False,
         )
-        self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
-        self.is_stretched = False  # the planes to frames of any ratio, for whole frames
-        self.calibration = self._calibrated = None
         recorded = info.calibration if calibration == "recorded" else None
-        self.timing = Timing(first, count, read_exposures(exposure))
-        self.is_auto = (
-            calibration == "auto"
-        )  # data/cameras/self_calibration.py gives each clip its own
-        if calibration not in (None, "auto", None if recorded else "recorded"):
-            path = info.path if recorded else calibration
-            self._calibrate(load_calibration(path, recorded), path)
-        self.options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
-        self.name = self.options.pop("type")
-        self.channels = channels_of(representation)
-        self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
+        if recorded:
+            self._calibrate(load_calibration(info.path, recorded), info.path)
+        elif calibration not in (None, "auto", "recorded"):
+            self._calibrate(load_calibration(calibration), calibration)
+
         given = {
             "rate": rate,
             "light": light,
@@ -128,43 +184,48 @@ class DatSpikes:
             "center": center != "gt",
             "context": context,
         }
-        if idle := ", ".join(
-            f"spike.{key}" for key, value in given.items() if value and key in self.ignored
-        ):
-            what = f"{idle} has no effect on spike.representation {self.name} with {self.options}"
-            raise OptionError(
-                what, idle, "keys that it uses", "remove it, or choose another representation"
-            )
-        self.is_light_known = "light" in self.ignored or (light or info.light) is not None
-        self.is_rate_known = (
-            "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
-        )
+        _refuse_keys_without_effect(given, ignored, f"{name} with {options}")
+
+    def _set(self, **values: Any) -> None:
+        """Set fields of a new object. All others go through `changed`."""
+        vars(self).update(values)
 
     def _calibrate(self, calibration: Calibration, path: str) -> None:
-        nearest = self.interpolation == cv2.INTER_NEAREST
-        self.calibration, self._calibrated = (
-            calibration,
-            CalibratedGrid(calibration, self.geometry, path, nearest),
+        """Set the fields of a new object that follow from a calibration. path: for messages."""
+        is_nearest = self.interpolation == cv2.INTER_NEAREST
+        timing = dataclasses.replace(
+            self.timing,
+            offset=calibration.time_offset_planes,
+            share=calibration.exposure_share,
         )
-        times = {"offset": calibration.time_offset_planes, "share": calibration.exposure_share}
-        self.timing = dataclasses.replace(self.timing, **times)
+        grid = CalibratedGrid(calibration, self.geometry, path, is_nearest)
+        self._set(calibration=calibration, calibrated=grid, timing=timing)
 
-    def changed(
-        self, calibration: Calibration | None = None, context: int | None = None
-    ) -> "DatSpikes":
-        """The same spikes with another calibration, or with so many planes of context."""
+    def changed(self, calibration: Calibration | None = None, **fields: Any) -> "DatSpikes":
+        """Return a copy with other values. calibration: one that was found, in place of the own.
+
+        fields: the fields of this class, such as context or center.
+        """
+        unknown = fields.keys() - {field.name for field in dataclasses.fields(self)}
+        if unknown:
+            raise TypeError(f"DatSpikes has no {', '.join(sorted(unknown))}")
         other = copy.copy(self)
-        other.context = self.context if context is None else context
+        other._set(**fields)
         if calibration:
             other._calibrate(calibration, "spike.calibration auto")
         return other
 
     def grid(self, size: tuple[int, int]) -> Grid:
-        """How planes lie on lq frames of `size` (H, W). Raises DataError where the sizes do not fit."""
-        if self._calibrated is None:
+        """Return how the planes lie on lq frames of `size` (H, W).
+
+        Raises DataError if the sizes do not fit.
+        """
+        if self.calibrated is None:
             return ScaledGrid(self.geometry, size, self.interpolation, self.is_stretched)
-        self._calibrated.check_size(size)
-        return self._calibrated
+        self.calibrated.check_size(size)
+        return self.calibrated
+
+    # ---- The planes of each frame -----------------------------------------------------------
 
     def exposures(
         self,
@@ -173,58 +234,31 @@ class DatSpikes:
         frames: int,
         times: FrameTimes | None = None,
     ) -> tuple[Exposure, ...]:
-        """The planes of each of the frames of a clip, checked: they lie in their file and can be represented.
+        """Return the planes of each frame of a clip.
 
-        files: path and planes of a file per frame, or of one for all. times: of the frames of one file, see
-        `Timing.shares`; None: they are known to follow one another at one distance.
-        The plane of the sharp frame is counted in the planes of the exposure; x.5 lies between two.
-        Raises OptionError where the plane of the sharp frame is unknown, DataError for all else.
+        The planes are checked: they lie in their file and can be represented.
+        clip: its name. files: path and number of planes of one file per frame, or of one for all.
+        times: of the frames of one file, see `Timing.shares`; None: the frames follow one another
+        at one distance.
+        Raises OptionError if the plane of the sharp frame is unknown, DataError for all else.
         """
-        found, checked = [], set()
-        shares = self.shares(clip, files[0][1], times) if times and len(files) == 1 else None
+        shares = None
+        if times and len(files) == 1:
+            shares = self.shares(clip, files[0][1], times)
+        found = []
+        checked = set()
         for frame in range(frames):
-            own = frame if len(files) > 1 else 0
-            path, planes = files[own]
+            number = frame if len(files) > 1 else 0
+            path, planes = files[number]
             span = self.timing.span(clip, frame, planes, shares)
-            # Its planes and those of the context, as far as there are any: the files follow one another in time.
-            lo, hi = span.first - self.context, span.first + span.count + self.context
-            start = -files[own - 1][1] if own else 0  # counted in the span's own file
-            before, pieces = min(self.context, span.first - start), []
-            for file, length in files[max(own - 1, 0) : own + 2]:
-                begin, stop = max(lo - start, 0), min(hi - start, length)
-                pieces += [Piece(file, begin, stop - begin)] if begin < stop else []
-                start += length
-            last = span.origin + span.count - 1
-            named = {"gt": self.info.gt_plane_of(clip, span.length), "file": span.middle}
-            center = named.get(self.center, self.center)
-            if "center" in self.ignored:
-                center = span.origin + (span.count - 1) / 2
-            if center is None or not span.origin <= center <= last:
-                what = (
-                    "is not known"
-                    if center is None
-                    else f"{center} is outside of {span.origin} to {last}"
-                )
-                raise OptionError(
-                    f"the plane of the sharp frame {what} for clip {clip}", "spike.center",
-                    '"gt" with gt_plane in dataset.json or Spk-GoPro clip names; else "file" or a plane number',
-                    'set it to "file" or to the number; leave out a frame whose middle the file lacks',
-                )  # fmt: skip
-            center -= span.origin
-            own_planes = Piece(path, span.first, span.count)
-            found.append(Exposure(own_planes, tuple(pieces), before, center, span.origin))
+            center = self._center(clip, span) - span.origin
+            own = Piece(path, span.first, span.count)
+            before, pieces = self._with_context(files, number, span)
+            found.append(Exposure(own, pieces, before, center, span.origin))
+            # Most exposures are alike, and a trial takes longer than all the rest.
             if (span.count, center) not in checked:
                 checked.add((span.count, center))
-                try:
-                    self.represent(np.zeros((span.count, 1, 1), np.uint8), center, rate=1.0)
-                except ValueError as e:
-                    what = (
-                        f"{span.count} planes are too few for spike.representation {self.name}: {e}"
-                    )
-                    expected = f"planes for {self.options} around plane {center:g}"
-                    raise DataError(
-                        what, path, expected, "use smaller windows, or another spike.center"
-                    ) from e
+                self._refuse_too_few_planes(path, span.count, center)
         return tuple(found)
 
     def shares(self, clip: str, planes: int, times: FrameTimes) -> list[tuple[int, int]] | None:
@@ -232,36 +266,64 @@ class DatSpikes:
         tick_hz = self.calibration.tick_hz if self.calibration else None
         return self.timing.shares(clip, planes, times, tick_hz)
 
-    def rate_of(self, stream: np.ndarray, frame: np.ndarray, window: Window) -> float:
-        """Spikes per plane at full light. stream (T, h, w); frame (H, W, 3) uint8, B, G, R: its blurry frame there.
+    def _with_context(
+        self, files: list[tuple[str, int]], number: int, span: Span
+    ) -> tuple[int, tuple[Piece, ...]]:
+        """Return how many planes are read before those of a frame, and all planes read.
 
-        With rate "match" it is measured: during the exposure both recorded the same light, the frame as display
-        values of gamma 2.2, the spikes as given by `light`. So the threshold and the gain of the camera may be unknown.
+        files: see `exposures`. number: of the frame's own file. The files follow one another in
+        time, so the context may lie in the files before and after the own one.
         """
-        if self.rate != "match":
-            return self.rate
-        values = frame if self.light == "display" else cv2.LUT(frame, DISPLAY_TO_LIGHT)
-        fired, colour = window.brightness(stream, values)
-        seen = float(colour @ LUMA[::-1]) / (255.0 if self.light == "display" else 1.0)
-        return max(fired, 1e-4) / max(seen, 1e-3)
+        # All planes are counted from the first one of the own file.
+        lo = span.first - self.context
+        hi = span.first + span.count + self.context
+        start = -files[number - 1][1] if number else 0
+        before = min(self.context, span.first - start)
+        pieces = []
+        for file, length in files[max(number - 1, 0) : number + 2]:
+            begin = max(lo - start, 0)
+            stop = min(hi - start, length)
+            if begin < stop:
+                pieces.append(Piece(file, begin, stop - begin))
+            start += length
+        return before, tuple(pieces)
 
-    def represent(
-        self,
-        stream: np.ndarray,
-        center: float,
-        rate: float,
-        reverse: bool = False,
-        outside: tuple[int, int] = (0, 0),
-    ) -> np.ndarray:
-        """Stream (T, h, w) of one frame, as recorded -> (S, h, w) float32.
+    def _center(self, clip: str, span: Span) -> float:
+        """Return the plane of the sharp frame, counted as `span.origin` is; x.5 lies between two.
 
-        center: counted in the frame's own planes. rate: from `rate_of`. reverse: as of a clip that is played backwards.
-        outside: so many more planes come before and after those of the frame.
+        Raises OptionError if it is unknown or outside of the planes that are read.
         """
-        return rp.represent(
-            self.name, stream, center + outside[0], reverse=reverse, rate=rate, light=self.light, gamma=self.gamma,
-            outside=outside, **self.options,
-        )  # fmt: skip
+        last = span.origin + span.count - 1
+        if "center" in self.ignored:
+            return (span.origin + last) / 2
+        if self.center == "gt":
+            center = self.info.gt_plane_of(clip, span.length)
+        elif self.center == "file":
+            center = span.middle
+        else:
+            center = self.center
+        if center is None:
+            raise _unknown_center(clip, "is not known")
+        if not span.origin <= center <= last:
+            raise _unknown_center(clip, f"{center} is outside of {span.origin} to {last}")
+        return center
+
+    def _refuse_too_few_planes(self, path: str, count: int, center: float) -> None:
+        """Refuse an exposure that the representation cannot be made of.
+
+        center: the plane of the sharp frame, counted from the first of the `count` planes.
+        """
+        try:
+            self.represent(np.zeros((count, 1, 1), np.uint8), center, rate=1.0)
+        except ValueError as e:
+            raise DataError(
+                what=f"{count} planes are too few for spike.representation {self.name}: {e}",
+                where=path,
+                expected=f"planes for {self.options} around plane {center:g}",
+                do="use smaller windows, or another spike.center",
+            ) from e
+
+    # ---- From planes to channels ------------------------------------------------------------
 
     def read(
         self,
@@ -273,125 +335,263 @@ class DatSpikes:
         reverse: bool = False,
         camera: CameraDraw | None = None,
     ) -> np.ndarray:
-        """The channels of one frame's file within the crop of `aug`, not flipped: (S, aug.height, aug.width) float32.
+        """Read the channels of one frame within the crop of `aug`, which are not flipped.
 
-        files: an io backend. image: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R. reverse: time
-        runs backwards. camera: a simulated camera, None for the recording one. Only the spike pixels that the crop
-        needs are unpacked; it is exactly that crop of the whole frame.
+        files: an io backend. image: the crop of the blurry frame, (aug.height, aug.width, 3)
+        uint8, B, G, R. reverse: whether time runs backwards. camera: a simulated camera; None: the
+        recording one.
+        Returns (S, aug.height, aug.width) float32. It is exactly that crop of the whole frame's
+        channels, although only the spike pixels that the crop needs are unpacked.
         """
-        window, exposure = clip.grid.window(aug), clip.exposures[frame]
+        window = clip.grid.window(aug)
+        exposure = clip.exposures[frame]
         with spike_errors_as_data_errors():
-            stream = np.concatenate(
-                [files.stream(clip, piece, window.crop) for piece in exposure.pieces]
-            )
+            pieces = [files.stream(clip, piece, window.crop) for piece in exposure.pieces]
+        stream = np.concatenate(pieces)  # (before + count + after, h, w)
         if camera:
             stream = camera.apply(stream, frame)
-        before, count = exposure.before, exposure.own.count
+
+        before = exposure.before
+        count = exposure.own.count
+        after = len(stream) - before - count
         rate = self.rate_of(stream[before : before + count], image, window)
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
-        channels = self.represent(
-            stream, exposure.center, rate, reverse, (before, len(stream) - before - count)
-        )
+        channels = self.represent(stream, exposure.center, rate, reverse, (before, after))
         return window.to_rgb(channels)
+
+    def rate_of(self, stream: np.ndarray, frame: np.ndarray, window: Window) -> float:
+        """Return the spikes per plane at full light.
+
+        stream: the planes of a frame (T, h, w). frame: its blurry frame at the same place,
+        (H, W, 3) uint8, B, G, R.
+        With rate "match" it is measured. During the exposure both cameras recorded the same light:
+        the frame as display values of gamma 2.2, the spikes as `light` says. So the threshold and
+        the gain of the spike camera may be unknown.
+        """
+        if self.rate != "match":
+            return self.rate
+        if self.light == "display":
+            values = frame
+            full = 255.0
+        else:
+            values = cv2.LUT(frame, DISPLAY_TO_LIGHT)
+            full = 1.0
+        fired, colour = window.brightness(stream, values)
+        seen = float(colour @ LUMA[::-1]) / full  # LUMA is for R, G, B
+        return max(fired, LEAST_FIRED) / max(seen, LEAST_SEEN)
+
+    def represent(
+        self,
+        stream: np.ndarray,
+        center: float,
+        rate: float,
+        reverse: bool = False,
+        outside: tuple[int, int] = (0, 0),
+    ) -> np.ndarray:
+        """Turn a stream (T, h, w) of one frame, in the order of recording, into (S, h, w) float32.
+
+        center: the plane of the sharp frame, counted in the frame's own planes. rate: see
+        `rate_of`. reverse: whether the clip is played backwards. outside: numbers of planes in the
+        stream before and after those of the frame.
+        """
+        return rp.represent(
+            self.name,
+            stream,
+            center + outside[0],
+            reverse=reverse,
+            rate=rate,
+            light=self.light,
+            gamma=self.gamma,
+            outside=outside,
+            **self.options,
+        )
+
+    # ---- What the channels show -------------------------------------------------------------
 
     def sharp_image(
         self, channels: np.ndarray, exposure: Exposure, reverse: bool = False
     ) -> np.ndarray:
-        """What the channels (S, H, W) of a frame show of the sharp instant, in display values (H, W) float32, >= 0.
+        """Return what the channels (S, H, W) of a frame show of the sharp moment.
 
-        It is the mean of the channels nearest to the instant; ratios to the exposure's light are turned into light.
+        Returns display values (H, W) float32, >= 0: the mean of the channels nearest to the moment.
+        Ratios to the light of the exposure are turned into light.
         """
         if self.name == "relative":
-            # The ratio of the middle one of the windows, times the spikes of the exposure, which the confidence gives.
-            order = np.argsort(self.options["half_windows"])
-            integrated = (
-                DISPLAY_GAMMA if self.light == "display" else 1.0
-            )  # exponent of light from what was integrated
-            seen = np.clip(channels[[order[len(order) // 2], -1]], 0, [[[np.inf]], [[0.999]]])
-            ratio, trust = seen ** (self.gamma / integrated)
-            seen = ratio * trust / (1 - trust)
-            return (seen / max(seen.max(), 1e-9)) ** (integrated / DISPLAY_GAMMA)
-        is_proportional, offsets = (
-            rp.REPRESENTATIONS[self.name].proportional,
-            self.options.get("offsets"),
-        )
+            return self._image_of_ratios(channels)
+        image = np.maximum(channels[self._nearest(exposure, reverse)].mean(0), 0)
+        is_proportional = rp.REPRESENTATIONS[self.name].proportional
+        if not is_proportional and self.light == "display":
+            return image
+        # Channels are light to the power 1 / gamma, display values light to the power 1 / 2.2.
+        return image ** (self.gamma / DISPLAY_GAMMA)
+
+    def _image_of_ratios(self, channels: np.ndarray) -> np.ndarray:
+        """Return `sharp_image` of the representation "relative".
+
+        A ratio r, times the spikes n of the exposure, is the light of the sharp moment up to a
+        factor. The last channel is the confidence c = n / (n + a), so n = a c / (1 - c).
+        """
+        # Of several windows, the one of the middle length.
+        order = np.argsort(self.options["half_windows"])
+        middle = order[len(order) // 2]
+        # What the sensor integrated is light to the power 1 / power.
+        power = DISPLAY_GAMMA if self.light == "display" else 1.0
+        channels = channels.astype(np.float64)  # the confidence may be close to 1
+        ratio = np.maximum(channels[middle], 0) ** (self.gamma / power)
+        confidence = np.clip(channels[-1], 0, 0.999) ** (self.gamma / power)
+        light = ratio * confidence / (1 - confidence)
+        brightest = max(light.max(), 1e-9)
+        return (light / brightest) ** (power / DISPLAY_GAMMA)
+
+    def _nearest(self, exposure: Exposure, reverse: bool) -> list[int]:
+        """Return the numbers of the channels nearest to the sharp moment."""
+        offsets = self.options.get("offsets")
         if offsets and self.options.get("num_bins") is None:
-            nearest = [int(np.argmin(np.abs(offsets)))]
-        else:
-            # How much each plane counts in each channel: plane t of pixel t alone fires.
-            count, center = exposure.own.count, exposure.center
-            impulses = np.eye(count, dtype=np.uint8)[:, None]
-            weights = rp.represent(self.name, impulses, center, reverse=reverse, **self.options)[
-                :, 0
-            ]
-            distances = np.abs(np.arange(count) - center)
-            mean = (weights @ distances) / np.maximum(weights.sum(axis=1), 1e-9)
-            nearest = np.flatnonzero(
-                mean <= mean.min() + (0.51 if is_proportional else NEAR)
-            ).tolist()
-        image = np.maximum(channels[nearest].mean(0), 0)
-        is_display = not is_proportional and self.light == "display"
-        return image if is_display else image ** (self.gamma / DISPLAY_GAMMA)
+            return [int(np.argmin(np.abs(offsets)))]
+        count = exposure.own.count
+        center = exposure.center
+        # If only plane t of pixel t fires, the channels are the weights of each plane.
+        impulses = np.eye(count, dtype=np.uint8)[:, None]  # (T, 1, T)
+        weights = rp.represent(self.name, impulses, center, reverse=reverse, **self.options)
+        weights = weights[:, 0]  # (S, T)
+        distances = np.abs(np.arange(count) - center)
+        mean_distance = (weights @ distances) / np.maximum(weights.sum(axis=1), 1e-9)
+        is_proportional = rp.REPRESENTATIONS[self.name].proportional
+        tolerance = SAME_DISTANCE if is_proportional else NEAR
+        return np.flatnonzero(mean_distance <= mean_distance.min() + tolerance).tolist()
+
+
+# ---- Sections to sources ---------------------------------------------------------------------
 
 
 def user_spikes(
     section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str
 ) -> DatSpikes:
-    """The source of a user's spikes for a network of `section`; warns of what is assumed.
+    """Return the source of a user's spikes for a network. Warns of what is assumed.
 
-    trained: `ClipDataset.spike_data` of the training, None where it is not known. Where neither the user nor
-    dataset.json gives the light, it is that of the training. Where they do not give the rate, it is measured
-    ("match"), except for a network that learned from undivided firing rates, which needs none.
+    section: the spike section of the network. trained: `ClipDataset.spike_data` of the training;
+    None: it is not known. info: of the user's spikes. clip: name, for the warnings.
+
+    If neither the user nor dataset.json gives the light, it is the light of the training. If they
+    do not give the rate, it is measured ("match"). A network that learned from undivided firing
+    rates needs none.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
-    if trained and trained.get("calibration") and not (source.calibration or source.is_auto):
-        text = "spikes of %s: taken as aligned with the frames; the network was trained on those of a second camera"
-        logger.warning(f"{text}: give spike.calibration if these are, too", clip)
+    is_calibrated = source.calibration or source.is_auto
+    if trained and trained.get("calibration") and not is_calibrated:
+        logger.warning(
+            "spikes of %s: taken as aligned with the frames; the network was trained on those of a "
+            "second camera: give spike.calibration if these are, too",
+            clip,
+        )
     if "light" in source.ignored:
         return source
-    changes = {"light": section.light or info.light or (trained or {}).get("light")}
+    light = section.light or info.light
+    if light is None and trained:
+        light = trained.get("light")
+    changes = {"light": light}
     if not source.is_rate_known:
-        how = "taken as 1, as for a network that learned from undivided firing rates of the same camera"
+        how = (
+            "taken as 1, as for a network that learned from undivided firing rates of the same "
+            "camera"
+        )
         if trained is not None and trained["rate"] is not None:
             changes["rate"] = "match"
-            how = "measured from the brightness of the frames, which show %s light as in training (spike.rate=match)"
-            how %= changes["light"]
-        text = "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if you know it"
-        logger.warning(text, clip, how)
+            how = (
+                f"measured from the brightness of the frames, which show {light} light as in "
+                "training (spike.rate=match)"
+            )
+        logger.warning(
+            "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if "
+            "you know it",
+            clip,
+            how,
+        )
     return SPIKE_SOURCES.build(section.model_copy(update=changes), "spike", info=info)
 
 
-def channels_of(representation: dict[str, Any] | str) -> int:
-    """S of a spike.representation section. Raises OptionError for options that contradict one another."""
+def channels_of(representation: Mapping[str, Any] | str) -> int:
+    """Return S of a section spike.representation.
+
+    Raises OptionError for options that contradict one another.
+    """
     options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
     name = options.pop("type")
     try:
         return rp.channel_count(name, **options)
     except ValueError as e:
-        expected = str(inspect.signature(rp.REPRESENTATIONS[name].function))
-        what = f"spike.representation {name} cannot be made: {e}"
-        raise OptionError(what, "spike.representation", expected, "correct its options") from e
+        raise OptionError(
+            what=f"spike.representation {name} cannot be made: {e}",
+            where="spike.representation",
+            expected=str(inspect.signature(rp.REPRESENTATIONS[name].function)),
+            do="correct its options",
+        ) from e
 
 
 def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> Any:
-    """The option, else the value of dataset.json, else the default. Raises OptionError for a conflict or no value."""
+    """Return the option, else the value of dataset.json, else the default.
+
+    Raises OptionError if option and dataset.json differ, or if there is no value.
+    """
     recorded = getattr(info, key)
     if option is not None and recorded is not None and option != recorded:
-        what = f"spike.{key} is {option}, dataset.json has {recorded}"
         raise OptionError(
-            what,
-            info.path,
-            f"the same {key} in both",
-            f"remove spike.{key}, or correct dataset.json",
+            what=f"spike.{key} is {option}, dataset.json has {recorded}",
+            where=info.path,
+            expected=f"the same {key} in both",
+            do=f"remove spike.{key}, or correct dataset.json",
         )
-    value = next((v for v in (option, recorded, default) if v is not None), None)
-    if value is None:
-        raise OptionError(
-            f"spike.{key} is missing", f"spike.{key}", "the size of a spike plane, as no dataset.json gives it",
-            'add for instance "spike": {"type": "dat", "h": 360, "w": 640} (360 x 640 for Spk-GoPro)',
-        )  # fmt: skip
-    return value
+    for value in (option, recorded, default):
+        if value is not None:
+            return value
+    raise OptionError(
+        what=f"spike.{key} is missing",
+        where=f"spike.{key}",
+        expected="the size of a spike plane, as no dataset.json gives it",
+        do='add for instance "spike": {"type": "dat", "h": 360, "w": 640} '
+        "(360 x 640 for Spk-GoPro)",
+    )
+
+
+# ---- Refusals --------------------------------------------------------------------------------
+
+
+def _refuse_exposure_beside_window(exposure: Any, first: Any, count: int | None) -> None:
+    if exposure is None or (not first and count is None):
+        return
+    raise OptionError(
+        what="spike.exposure and spike.first or spike.count exclude one another",
+        where="spike.exposure",
+        expected="one of them",
+        do="remove the others",
+    )
+
+
+def _refuse_keys_without_effect(
+    given: Mapping[str, Any], ignored: frozenset[str], representation: str
+) -> None:
+    """Refuse keys that the representation ignores. given: key -> whether it was set."""
+    idle = [f"spike.{key}" for key, is_set in given.items() if is_set and key in ignored]
+    if not idle:
+        return
+    keys = ", ".join(idle)
+    raise OptionError(
+        what=f"{keys} has no effect on spike.representation {representation}",
+        where=keys,
+        expected="keys that it uses",
+        do="remove it, or choose another representation",
+    )
+
+
+def _unknown_center(clip: str, why: str) -> OptionError:
+    return OptionError(
+        what=f"the plane of the sharp frame {why} for clip {clip}",
+        where="spike.center",
+        expected='"gt" with gt_plane in dataset.json or Spk-GoPro clip names; else "file" or a '
+        "plane number",
+        do='set it to "file" or to the number; leave out a frame whose middle the file lacks',
+    )
 
 
 import_parts("data", "spike_source_*")

@@ -128,6 +128,8 @@ def user_clip(
     `spike.exposure` says; without it, the frames share all planes evenly. trained, scale: see `user_clips`.
     Raises DataError where they do not belong together.
     """
+    if spikes:
+        spikes = spikes.changed(is_stretched=True)
     opened, places = (
         {"lq": frames},
         {"lq": frames.path, "gt": gt, "spike": spike if spikes else None},
@@ -169,7 +171,6 @@ def user_clip(
             logger.warning("spikes of %s: %s", name, files.FROM_START)
         if is_one_file and not spikes.timing.is_one_file and not times.is_even:
             logger.warning("spikes of %s: %s", name, BY_TIME)
-        spikes.is_stretched = True
         if spikes.calibration is None:
             files.check_same_view(
                 frames.size, (spikes.geometry.height, spikes.geometry.width), str(spike)

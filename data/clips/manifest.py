@@ -629,7 +629,8 @@ class ClipCheck:
             if source.trained and source.trained["planes"] == length
             else None
         )
-        spikes.center = "file" if plane is None else plane
+        spikes = spikes.changed(center="file" if plane is None else plane)
+        self.spikes = spikes
         used = (
             "the middle one is used" if plane is None else f"plane {plane} is used, as in training"
         )

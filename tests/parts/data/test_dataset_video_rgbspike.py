@@ -331,10 +331,8 @@ def test_light_decides_what_match_and_gamma_do(tmp_path):
         assert rate == pytest.approx(0.6, abs=0.002)
         # gamma 1: linear light, whatever the sensor integrated; gamma 2.2: the picture's own values.
         for gamma, value in ((1.0, (128 / 255) ** 2.2), (2.2, 128 / 255)):
-            source[light].gamma = gamma
-            assert source[light].represent(stream, 499.5, rate).mean() == pytest.approx(
-                value, abs=0.002
-            )
+            spikes = source[light].changed(gamma=gamma)
+            assert spikes.represent(stream, 499.5, rate).mean() == pytest.approx(value, abs=0.002)
     write_info(tmp_path, light="display")
     with pytest.raises(OptionError, match=r"spike\.light is linear, dataset.json has display"):
         build(tmp_path, "test", spike={**spike, "light": "linear"})
