@@ -37,6 +37,15 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
 # Since SLURM 22.05 srun does not take over sbatch's --cpus-per-task.
 if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then export SRUN_CPUS_PER_TASK="${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}"; fi
 
+# A secret that the ranks share: nobody else can join them. It is fresh for each start, and written nowhere.
+SPIKEVRT_JOB_KEY=${SPIKEVRT_JOB_KEY:-$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')}
+export SPIKEVRT_JOB_KEY
+# A free port of this host, which is the first of the job. A port derived from the job's number could be guessed.
+if [[ -z ${MASTER_PORT:-} ]]; then
+    MASTER_PORT=$("$python" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
+    export MASTER_PORT
+fi
+
 step='' is_time_up='' is_cancelled='' limit=0
 # This shell alone gets USR1, before the time limit (B:USR1): srun hands it to every rank.
 on_time_up() {

@@ -12,9 +12,11 @@ supported version of torchrun.
 """
 
 import os
+import secrets
 import signal
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from types import FrameType
 
@@ -65,6 +67,12 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return DistError.exit_code
+    if is_on_one_host(args):
+        from scripts.parts import one_host  # needs torch
+
+        one_host.use(args)
+        # One launcher starts all ranks, so it can share a secret with them: see docs/ddp.md on trust.
+        os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
     if args.nproc_per_node.isdigit():  # torchrun would set 1, with a warning
         os.environ.setdefault(
             "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(args.nproc_per_node)))
@@ -89,6 +97,12 @@ def main(argv: list[str]) -> int:
                 if isinstance(e, ChildFailedError)
                 else 128 + e.sigval
             )
+
+
+def is_on_one_host(args: Namespace) -> bool:
+    """Whether torchrun's arguments say that all ranks run on this host."""
+    is_one_node = args.nnodes in ("1", "1:1") and not args.rdzv_endpoint
+    return args.standalone or (is_one_node and args.rdzv_backend in ("static", "c10d"))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from utils.options.models import MULTIPLES, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
+JOB_KEY = "SPIKEVRT_JOB_KEY"  # secret of one start of a run, made by its launcher
 PREEMPTED = (
     75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
 )
@@ -104,6 +105,8 @@ def ranks(log: bool = True) -> Iterator[None]:
         if log:
             setup_logging(launch.rank)
         RUN.launch = launch
+        # Out of the environment, so that no child process and no report has the key.
+        RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
         if launch.mode == "torchrun":
             process.die_with_parent()
         if launch.world_size > 1:
@@ -219,6 +222,9 @@ def init_dist(timeout_s: float = 1800) -> None:
         "RANK": str(launch.rank), "LOCAL_RANK": str(launch.local_rank), "WORLD_SIZE": str(launch.world_size),
         "MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port),
     }  # fmt: skip
+    if rendezvous.is_loopback_name(launch.master_addr):
+        # All ranks are on this host, so gloo need not listen on its network.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # NCCL exchanges its ids through the store, whose own time-out of 10 s would be too short.
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     dist.init_process_group(
@@ -432,8 +438,15 @@ def _report(error: BaseException) -> int:
         own = Failure(get_rank(), code, get_rank())
         try:
             noted = claim_failure(RUN.store, own, get_world_size())
-        except ForeignValueError:  # a stranger has written there; this error is told all the same
+        except ForeignValueError as e:
             noted = None
+            if isinstance(cause, StallError):
+                # The other ranks have left because a stranger wrote into the store. So does this
+                # rank, and one rank of the host says so.
+                cause = e
+                code = e.exit_code
+                if not watchdog.first_to_say_foreign():
+                    noted = own._replace(code=code)
         except RuntimeError:  # the store is gone with its rank; the watchdog reports that
             noted = own._replace(code=StallError.exit_code)
         is_first = noted is None
@@ -464,7 +477,8 @@ def _report(error: BaseException) -> int:
 def _lost_contact(error: BaseException) -> StallError:
     """The error of a broken connection, with the ranks that stopped beating. First waits for another rank's report."""
     store, suspects = RUN.store, ""
-    with suppress(RuntimeError):  # the store is lost as well
+    # The store is lost as well, or a stranger has written into it, which the watchdog reports.
+    with suppress(RuntimeError, ForeignValueError):
         # One rank compares the beats of all ranks before and after the wait; the others give it time to report.
         looks = store.add("lost contact", 1) == 1
         before = read_states(store, get_world_size()) if looks else {}

@@ -45,6 +45,27 @@ def four_beats() -> None:
     print(json.dumps({"pid": os.getpid()}))
 
 
+def work() -> None:
+    """Take steps of one collective each until the file exists that the second argument names."""
+    utils_dist.begin(WatchdogOptions(stall_s=4, start_s=60, validate_s=4, save_s=4), 60)
+    print("at work", flush=True)
+    step = 0
+    is_over = False
+    while not is_over:
+        step += 1
+        watchdog.phase("compute", step)
+        time.sleep(0.05)
+        is_over = utils_dist.from_rank(0, Path(sys.argv[2]).exists())
+
+
+def write_much() -> None:
+    """Write 200 kB to a terminal that is paused meanwhile, in a phase of at most two seconds."""
+    utils_dist.begin(WatchdogOptions(stall_s=2), 60)
+    for step in range(200):
+        watchdog.phase("compute", step)
+        print(f"line {step} " + "x" * 1000, flush=True)
+
+
 def nccl_of_a_peer_and_of_its_own_host() -> None:
     """Rank 0 hears that a peer has gone before rank 1 tells why."""
     if utils_dist.get_rank() == 0:
@@ -120,7 +141,7 @@ def main() -> None:
         Path(sys.argv[2]).touch()
         sys.exit(1)
     with utils_dist.ranks(log=False):
-        if sys.argv[1] != "four_beats":
+        if sys.argv[1] not in ("four_beats", "work", "write_much"):
             utils_dist.init_dist(60)
         globals()[sys.argv[1]]()
 

@@ -63,7 +63,7 @@ class Ranks:
         prefix: a command that runs each rank, each then a new process instead of a fork of one with torch in it.
         """
         self.start = time.monotonic()
-        port = free_port()
+        self.port = port = free_port()
         self.files = [
             (tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)
         ]  # noqa: SIM115

@@ -1,10 +1,15 @@
 """The collectives and the one door, on real gloo ranks."""
 
+import contextlib
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.dist import netns
+from tests.dist.fork_server import ROOT, clean_env
 from tests.dist.launching import run_ranks
 
 WORKER = "tests/dist/helpers_worker.py"
@@ -52,6 +57,31 @@ def test_an_error_ends_all_ranks_with_one_message_and_one_code(case, code, messa
 def test_a_rank_signs_off_once_though_two_of_its_threads_end_it():
     result = run_ranks(2, WORKER, "two_threads_leave")
     assert result.exit_codes == [3, 3] and result.json == {"signed off": 1}, result.text
+
+
+def test_a_paused_terminal_is_no_stall():
+    """The terminal takes nothing for three times as long as a phase may last."""
+    controller, terminal = os.openpty()
+    env = clean_env()
+    ranks = subprocess.Popen(
+        [sys.executable, WORKER, "write_much"], cwd=ROOT, env=env, stdin=terminal, stdout=terminal,
+        stderr=terminal, start_new_session=True,
+    )  # fmt: skip
+    os.close(terminal)
+    head = b""
+    while b"line 3 " not in head:
+        head += os.read(controller, 100)
+
+    with pytest.raises(subprocess.TimeoutExpired):
+        ranks.wait(6)
+    rest = b""
+    with contextlib.suppress(OSError):  # the terminal is closed
+        while True:
+            rest += os.read(controller, 10_000)
+
+    assert ranks.wait(30) == 0
+    assert b"line 199 " in rest
+    assert b"StallError" not in head + rest
 
 
 def test_nccl_timeout_is_the_time_of_a_collective():

@@ -97,10 +97,7 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert cluster.state(job) == "CANCELLED"
     assert "StallError" not in first and "Timeout" not in first
     assert latest(options)["step"] == stopped_at(third) > stopped_at(second) > stopped_at(first)
-    assert (
-        f"Master: {slurm.socket.gethostname()}:{15000 + int(job) % 10000}" in first
-        and "World Size: 2" in first
-    )
+    assert f"Master: {slurm.socket.gethostname()}:" in first and "World Size: 2" in first
     checkpoint = experiment(options) / "checkpoints" / "checkpoint_latest.pth"
     assert f"resumed from {checkpoint} at iter {stopped_at(first)}" in second
     assert f"resumed from {checkpoint} at iter {stopped_at(second)}" in third

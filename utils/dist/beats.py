@@ -91,11 +91,18 @@ class Beats:
         found = self.store.multi_get([FAILURE, *(f"beat/{rank}" for rank in watched)])
         for rank, text in zip(watched, found[1:], strict=True):
             state = read_state(rank, text)
+            self._refuse_another_process(rank, state)
             self.states[rank] = state
             last_beat, _ = self.seen.get(rank, (-1, 0.0))
             if last_beat != state["beat"]:
                 self.seen[rank] = (state["beat"], self.clock.now())
         return read_failure(found[0], self.world_size)
+
+    def _refuse_another_process(self, rank: int, state: State) -> None:
+        """Raise ForeignValueError if the beat comes from another process than the beats before."""
+        known = self.states.get(rank)
+        if known is not None and any(known[key] != state[key] for key in ("pid", "machine")):
+            raise foreign(f"beat/{rank}")
 
     def _ranks_to_watch(self, store: Store) -> list[int]:
         """Return rank 0, which may host the store, the next rank, and the next rank on this host.

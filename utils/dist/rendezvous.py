@@ -109,7 +109,7 @@ def _listener(name: str, port: int) -> socket.socket | None:
     """
     family, kind, protocol, _, place = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
     is_loopback = ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback
-    if is_loopback and not _is_loopback_name(name):
+    if is_loopback and not is_loopback_name(name):
         return None
     listener = socket.socket(family, kind, protocol)
     try:
@@ -124,7 +124,7 @@ def _listener(name: str, port: int) -> socket.socket | None:
     return listener
 
 
-def _is_loopback_name(name: str) -> bool:
+def is_loopback_name(name: str) -> bool:
     """Whether MASTER_ADDR is a name of the loopback on every host."""
     if name.lower() in ("localhost", "ip6-localhost", "localhost.localdomain"):
         return True

@@ -368,7 +368,7 @@ class Watchdog(threading.Thread):
                 if first is not None:
                     self._follow(first)
         # If the failure itself is the foreign value, each host says so once.
-        if process.first_to_claim(f"foreign value {RUN.launch.master_port}"):
+        if first_to_say_foreign():
             say(str(error))
         self.failure = own
         if self.store is not None:
@@ -406,6 +406,11 @@ class Watchdog(threading.Thread):
 
 
 # ---- The last words, and the end -------------------------------------------------------------
+
+
+def first_to_say_foreign() -> bool:
+    """Whether no other rank of this host has said that a stranger wrote into the store."""
+    return process.first_to_claim(f"foreign value {RUN.launch.master_port}")
 
 
 def say(text: str) -> None:
@@ -459,6 +464,8 @@ def leave(code: int, store: Store | None) -> NoReturn:
         process.write_exit_file(code)
         if store is not None:
             _sign_off(store)
+        if RUN.watchdog is not None and RUN.watchdog.guard is not None:
+            RUN.watchdog.guard.kill()  # it would count the wait below as a stall
         # With the loader processes alive: their end would raise an error in the main thread.
         process.outlast_siblings()
     process.kill_trees(process.children_of(os.getpid()))
