@@ -123,7 +123,7 @@ class DatSpikes:
         light: Literal["linear", "display"] | None = None,
         center: Literal["gt", "file"] | int = "gt",
         remainder: Literal["error", "truncate"] = "error",
-        gamma: Annotated[float, Field(gt=0)] = 1.0,
+        gamma: Annotated[float, Field(ge=0.1, le=10)] = 1.0,
         resize: Literal["bilinear", "nearest"] = "bilinear",
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",

@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,9 @@ HELD_OUT = {
     "official": frozenset(map(str, range(240, 270))),
 }
 # A line of a meta file. The shape may contain blanks, "(720,1280,3)" or "(720, 1280, 3)"; S-VRT writes 0 instead.
-_LINE = re.compile(r"(\S+)\s+(\d+)\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d+))?", re.ASCII)
+_LINE = re.compile(r"(\S+)\s+(\d{1,7})\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d{1,18}))?", re.ASCII)
+# A clip of more frames is an error of the list: 9 hours at 30 frames a second.
+MOST_FRAMES = 1_000_000
 _FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 
@@ -182,8 +185,9 @@ class Source:
             if not line.strip():
                 continue
             found = _LINE.fullmatch(line.strip())
-            if not found or int(found[2]) < 1:
-                raise DataError(f"line {number} is {line!r}", path, _FORM, "correct the line")
+            if not found or not 1 <= int(found[2]) <= MOST_FRAMES:
+                shown = reprlib.repr(line)
+                raise DataError(f"line {number} is {shown}", path, _FORM, "correct the line")
             name = checked_name(found[1], f"{path}, line {number}")
             if name in clips:
                 raise DataError(

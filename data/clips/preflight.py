@@ -27,6 +27,7 @@ from data.spike import formats, represent, simulate
 from utils.dist import watchdog
 from utils.errors import DataError
 from utils.files import write_whole
+from utils.json_file import read_json
 from utils.options.models import DatasetsOptions
 from utils.run.progress import open_progress
 
@@ -122,7 +123,7 @@ def check_source(
         asked += [one.calibration.digest() for one in every if one.calibration]
         file = stored / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]}.json"
         try:
-            before = json.loads(file.read_text(encoding="utf-8"))
+            before = read_json(file)
             warnings = [Problem(*warning) for warning in before["warnings"]]
             return Report(
                 name, source, [], warnings=warnings, note=f"{before['counts']}, as checked before"

@@ -229,6 +229,37 @@ def test_a_file_within_a_clip_has_as_many_planes_as_the_others(
         assert said in complaint(root, spike=spikes)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["clip0 " + "9" * 5000 + " (16,24,3)", "clip0 6 (16,24,3) " + "9" * 5000,
+     "clip0 99999999 (16,24,3)", "clip0 1000001 0 0", "clip0 0 (16,24,3)"],
+    ids=["frames", "first", "many", "too many", "none"],
+)  # fmt: skip
+def test_numbers_of_a_list_that_no_clip_has_are_refused(root, line):
+    (root / "meta.txt").write_text(line + "\n")
+
+    text = complaint(root, meta_info_file=str(root / "meta.txt"))
+
+    assert "line 1 is " in text and len(text) < 1000
+
+
+@pytest.mark.parametrize("template", ["x", "{}", "1000d", "08.3f", " d", "s", "-8d"])
+def test_a_form_of_names_that_is_none_is_refused(root, template):
+    with pytest.raises(OptionError, match="filename_tmpl"):
+        build(root, filename_tmpl=template)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_frame": 10_001}, {"gt_size": 2**16 + 1}, {"interval_list": [1, 10_001]},
+     {"spike": {"type": "dat", "gamma": 1e-300}}, {"spike": {"type": "dat", "gamma": 1e300}}],
+    ids=str,
+)  # fmt: skip
+def test_numbers_far_above_any_use_are_refused(root, change):
+    with pytest.raises(OptionError, match=next(iter(change))):
+        build(root, **change)
+
+
 def test_clips_may_differ_in_their_planes(tmp_path):
     for name, planes in (("GOPR0001_07_00", 56), ("GOPR0002_11_00", 88), ("GOPR0003_13_00", 104)):
         write_clip(tmp_path, name, planes=planes)
