@@ -32,6 +32,9 @@ from pydantic_core import ErrorDetails
 
 from utils.errors import OptionError
 
+# A class or function that is registered; the decorator returns it unchanged.
+Part = TypeVar("Part", bound=Callable[..., Any])
+
 # What other programs, and the flags of the command line, call some options.
 SHORT_FLAGS = {
     "batch_size": "datasets.train.dataloader_batch_size",
@@ -242,13 +245,13 @@ class Registry:
 
     def register(
         self, name: str, given: Collection[str] = (), **annotations: type[Section]
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    ) -> Callable[[Part], Part]:
         """Decorator. `given`: parameters that code supplies to `build`; they are not option keys.
 
         annotations: of parameters of an inherited constructor, which has less exact ones, such as section=OwnKeys.
         """
 
-        def add(constructor: Callable[..., Any]) -> Callable[..., Any]:
+        def add(constructor: Part) -> Part:
             if name in self._parts:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
             self._parts[name] = (constructor, frozenset(given), annotations)
