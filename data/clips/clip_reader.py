@@ -13,7 +13,9 @@ from data.cameras.spike_grid import warn_uncovered
 from data.clip import Clip, checked_name
 from data.clip_dataset import TestClips
 from data.clips import files, io_backend, manifest
+from data.clips.clip_check import ClipCheck
 from data.clips.readers import DatasetClip
+from data.clips.source import Source
 from data.spike.formats import FORMATS, array_shape
 from utils.dist import watchdog
 from utils.errors import DataError
@@ -155,8 +157,8 @@ def user_clip(
     times = times_of(frames)
     if times.missing:
         logger.warning("frames of %s: %s", name, times.described())
-    source = manifest.Source(**roots, spikes=spikes, is_own=True, trained=trained, times=times)
-    check = manifest.ClipCheck(name, source, listing, (frames.size, gt_size))
+    source = Source(**roots, spikes=spikes, is_own=True, trained=trained, times=times)
+    check = ClipCheck(name, source, listing, (frames.size, gt_size))
     with spike_info.spike_errors_as_data_errors():
         clip = check.run(None)
     manifest.raise_problems([(source, check.problems)])
