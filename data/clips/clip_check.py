@@ -49,7 +49,7 @@ class ClipCheck:
 
     name: str
     source: Source
-    files: dict[str, dict[str, FileEntry] | None]
+    files: Mapping[str, dict[str, FileEntry] | None]
     sizes: tuple[Size, Size] | None
     problems: list[Problem] = field(default_factory=list)
     stems: dict[str, dict[FrameKey, str]] = field(default_factory=dict)

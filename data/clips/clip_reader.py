@@ -1,10 +1,11 @@
-"""Clips to restore, frame by frame: those of a test dataset, or a user's own frames or video with their spikes."""
+"""The clips of a user's own files: frames or a film, with their spikes and their sharp frames."""
 
 import dataclasses
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.cameras import spike_info, spike_source
 from data.cameras.frame_times import FrameTimes, times_of_film, times_of_names
@@ -12,14 +13,14 @@ from data.cameras.self_calibration import calibrated
 from data.cameras.spike_grid import warn_uncovered
 from data.clip import Clip, checked_name
 from data.clip_dataset import TestClips
-from data.clips import files, io_backend, manifest
+from data.clips import files, io_backend
 from data.clips.clip_check import ClipCheck
+from data.clips.manifest import raise_problems
 from data.clips.readers import DatasetClip
 from data.clips.source import Source
 from data.spike.formats import FORMATS, array_shape
 from utils.dist import watchdog
 from utils.errors import DataError
-from utils.options.section import Section
 from utils.user_path import advice_on, expanded
 from utils.video import VIDEO_SUFFIXES
 
@@ -31,13 +32,25 @@ BY_TIME = (
 )
 
 
+class Places(NamedTuple):
+    """Where the files of a clip are. spike, gt: None if there are none."""
+
+    frames: Path
+    spike: Path | None
+    gt: Path | None
+
+
 @dataclasses.dataclass(eq=False)
 class UserClips(TestClips):
-    """The clips of a user's files."""
+    """The clips of a user's files, read as a test set."""
 
     clips: list[Clip]
     files: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
-    camera, seed, num_frame = None, 0, -1
+
+    # What a test set has of its section: no simulated camera, and all frames.
+    camera = None
+    seed = 0
+    num_frame = -1
 
 
 def user_clips(
@@ -48,16 +61,16 @@ def user_clips(
     scale: int = 1,
     trained: dict[str, Any] | None = None,
 ) -> list[DatasetClip]:
-    """The clips of a user's `path`: a video, a folder of frames, or a folder of either.
+    """Return a reader for each clip at `path`: a film, a folder of frames, or a folder of either.
 
-    spike, gt: laid out in the same way. spike_options: a `spike` section of the options (None: the network takes no
-    spikes). scale: size of the sharp frames over that of the input. trained: the spikes in training
-    (ClipDataset.spike_data), used where nothing is known of the user's spikes.
-    Raises DataError, naming the files, where frames, spikes and reference do not belong together.
+    spike, gt: the spikes and the sharp frames, laid out in the same way.
+    spike_options: a `spike` section of the options. None: the network takes no spikes.
+    scale: size of the sharp frames over the size of the input.
+    trained: the spikes in training (ClipDataset.spike_data). They are used if nothing is known of
+    the user's spikes.
+    Raises DataError, naming the files, if frames, spikes and sharp frames do not belong together.
     """
     root = Path(expanded(str(path)))
-    spike = None if spike is None else expanded(str(spike))
-    gt = None if gt is None else expanded(str(gt))
     if not root.exists():
         raise DataError(
             what="no such file or folder",
@@ -65,48 +78,26 @@ def user_clips(
             expected="a folder of frames or a video",
             do=f"check --input{advice_on(str(root))}",
         )
-    places: dict[
-        str, tuple[Path, str | Path | None, str | Path | None]
-    ] = {}  # clip -> frames, spikes, sharp frames
-    beside = ((spike, "spike", FORMATS), (gt, "sharp", VIDEO_SUFFIXES))
-    within = files.clip_place(root, "blur")
-    if within != root and not files.files_in(root):  # the folder of one clip, with its parts
-        inner = [base and str(files.clip_place(Path(base), *place)) for base, *place in beside]
-        root, spike, gt = within, *inner
-    for name, frames in (
-        files.clips_in(root, "blur") if root.is_dir() and not files.files_in(root) else ()
-    ):
-        if name in places:
-            where = f"{places[name][0]}, {frames}"
-            raise DataError(
-                f"two clips are named {name}", where, "names that differ", "rename one of them"
-            )
-        places[name] = (
-            frames,
-            *(base and files.clip_place(Path(base, name), *place) for base, *place in beside),
-        )
-    if not places:
-        folder = root.resolve()  # <clip>/blur is named after the clip
-        inner = folder.parent.name if folder.name.startswith("blur") else folder.name
-        places[root.stem if root.is_file() else inner] = root, spike, gt
-    section = (
-        None
-        if spike_options is None
-        else spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")
-    )
+    section = None
+    if spike_options is not None:
+        section = spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")
+
     clips = []
     refused = []
-    for name, (frames, spike, gt) in places.items():
-        images, source = files.FrameSource(frames, watchdog.go_on), None
-        if section is not None and spike is not None:
-            own_section, info = described(section, Path(spike), name)
-            source = spike_source.user_spikes(own_section, trained, info, name)
+    for name, places in _find_clips(root, _as_path(spike), _as_path(gt)).items():
+        frames = files.FrameSource(places.frames, watchdog.go_on)
+        spikes = None
+        if section is not None and places.spike is not None:
+            own_section, info = described(section, places.spike, name)
+            spikes = spike_source.user_spikes(own_section, trained, info, name)
         try:
-            clips.append(user_clip(name, images, gt, spike, source, trained, scale))
+            clips.append(user_clip(name, frames, places.gt, places.spike, spikes, trained, scale))
         except spike_info.UnknownPlanes as e:
             refused.append(e)
     if refused:
+        # One error for all clips, so that one spike.exposure can answer it.
         raise spike_info.joined(refused)
+
     clips = calibrated(clips, io_backend.DiskFiles())
     for clip in clips:
         if clip.spikes:
@@ -114,101 +105,222 @@ def user_clips(
     return UserClips(clips).readers()
 
 
+def _as_path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(expanded(str(path)))
+
+
+def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Places]:
+    """Return {clip: its places}. root, spike, gt: see `user_clips`. Raises DataError."""
+    if root.is_file() or files.files_in(root):
+        return {_name_of(root): Places(root, spike, gt)}
+    within = files.clip_place(root, "blur")
+    if within != root:  # <clip>/blur/<frame>: the folder of a single clip
+        return {_name_of(within): Places(within, _spike_place(spike), _gt_place(gt))}
+
+    found: dict[str, Places] = {}
+    for name, frames in files.clips_in(root, "blur"):
+        if name in found:
+            raise DataError(
+                what=f"two clips are named {name}",
+                where=f"{found[name].frames}, {frames}",
+                expected="names that differ",
+                do="rename one of them",
+            )
+        own_spike = None if spike is None else _spike_place(spike / name)
+        own_gt = None if gt is None else _gt_place(gt / name)
+        found[name] = Places(frames, own_spike, own_gt)
+    # Without a clip, the root is read as a folder of frames, which says that it holds none.
+    return found or {_name_of(root): Places(root, spike, gt)}
+
+
+def _spike_place(path: Path | None) -> Path | None:
+    """Return where the spikes of a clip are: <path>.dat, <path>/spike, or <path>."""
+    return None if path is None else files.clip_place(path, "spike", tuple(FORMATS))
+
+
+def _gt_place(path: Path | None) -> Path | None:
+    """Return where the sharp frames of a clip are: <path>.mp4, <path>/sharp, or <path>."""
+    return None if path is None else files.clip_place(path, "sharp", VIDEO_SUFFIXES)
+
+
+def _name_of(frames: Path) -> str:
+    """Return the name of a single clip. <clip>/blur is named after the clip."""
+    if frames.is_file():
+        return frames.stem
+    folder = frames.resolve()
+    if folder.name.startswith("blur"):
+        return folder.parent.name
+    return folder.name
+
+
+# ---- One clip --------------------------------------------------------------------------------
+
+
 def user_clip(
     name: str,
-    frames: files.FrameSource,
+    frames: Any,
     gt: str | Path | None = None,
     spike: str | Path | None = None,
     spikes: spike_source.DatSpikes | None = None,
     trained: dict[str, Any] | None = None,
     scale: int = 1,
 ) -> Clip:
-    """The clip of a user's frames, with their sharp frames and spikes where there are any.
+    """Return the clip of a user's frames, with their sharp frames and spikes if there are any.
 
-    They are matched by their names, those of a video by order. gt: their folder, or a video. spike: a folder with one
-    file per frame, or one file for the clip; spikes: what it means. Of one file, a frame has the planes that
-    `spike.exposure` says; without it, the frames share all planes evenly. trained, scale: see `user_clips`.
-    Raises DataError where they do not belong together.
+    Files of a frame have equal names; files for a film are taken in order.
+    frames: a data.clips.files.FrameSource, or what stands in for it.
+    gt: a folder of sharp frames, or a film. spike: a folder with one file per frame, or one file
+    for the clip. spikes: how they are read. `Timing.shares` says which planes of one file belong
+    to which frame. trained, scale: see `user_clips`.
+    Raises DataError if they do not belong together.
     """
-    if spikes:
-        spikes = spikes.changed(is_stretched=True)
-    opened, places = (
-        {"lq": frames},
-        {"lq": frames.path, "gt": gt, "spike": spike if spikes else None},
-    )
+    opened = {"lq": frames}
+    places = {"lq": str(frames.path)}
     if gt is not None:
         opened["gt"] = files.FrameSource(Path(gt), watchdog.go_on)
-    found = {kind: (images.files, images.stems) for kind, images in opened.items()}
-    if spikes:
-        found["spike"] = spike_files(Path(spike)), [path.stem for path in spike_files(Path(spike))]
-    listing, places = {}, {kind: str(place) for kind, place in places.items() if place}
-    for kind, (paths, stems) in found.items():
-        for stem in (name, *stems):
-            checked_name(stem, places[kind])
-        if twice := [stem for stem, count in Counter(stems).items() if count > 1]:
-            what = f"frames with the same name: {', '.join(twice)}"
-            raise DataError(what, places[kind], "one file per frame", "remove one")
-        if frames.is_video or (kind == "gt" and opened["gt"].is_video):  # by order
-            stems = [*frames.stems[: len(paths)], *stems[len(frames) :]]
-        entries = {path: files.entry_of(str(path)) for path in set(paths)}
-        listing[kind] = {stem: entries[path] for stem, path in zip(stems, paths, strict=True)}
-    roots = {f"dataroot_{kind}": place for kind, place in places.items()}
-    gt_size = opened.get("gt", frames).size
+        places["gt"] = str(gt)
+    listing = {}
+    for kind, images in opened.items():
+        in_order = frames.is_video or images.is_video
+        stems = _matched_stems(frames.stems, images.stems, in_order)
+        listing[kind] = _listing(name, stems, images.files, places[kind])
+    if spikes and spike is not None:
+        spikes = spikes.changed(is_stretched=True)
+        places["spike"] = str(spike)
+        paths = spike_files(Path(spike))
+        stems = _matched_stems(frames.stems, [file.stem for file in paths], frames.is_video)
+        listing["spike"] = _listing(name, stems, paths, places["spike"])
+
     times = times_of(frames)
     if times.missing:
         logger.warning("frames of %s: %s", name, times.described())
-    source = Source(**roots, spikes=spikes, is_own=True, trained=trained, times=times)
+    gt_size = opened.get("gt", frames).size
+    source = Source(
+        dataroot_lq=places["lq"],
+        dataroot_gt=places.get("gt"),
+        dataroot_spike=places.get("spike"),
+        spikes=spikes,
+        is_own=True,
+        trained=trained,
+        times=times,
+    )
     check = ClipCheck(name, source, listing, (frames.size, gt_size))
     with spike_info.spike_errors_as_data_errors():
         clip = check.run(None)
-    manifest.raise_problems([(source, check.problems)])
-    wanted = (frames.size[0] * scale, frames.size[1] * scale)
-    if gt is not None and gt_size != wanted:
-        what = "reference of {1}x{0} for frames of {3}x{2}".format(*gt_size, *frames.size)
-        expected = f"{wanted[1]}x{wanted[0]}, as the network enlarges by {scale}"
-        raise DataError(what, str(gt), expected, "check --gt")
+    raise_problems([(source, check.problems)])
+    assert clip is not None  # there are frames, and no problem
+    if gt is not None:
+        _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
-        is_one_file = len(clip.spike_files) == 1 < len(clip)
-        if is_one_file and files.is_read_from_start(clip.spike[0]):
-            logger.warning("spikes of %s: %s", name, files.FROM_START)
-        if is_one_file and not spikes.timing.is_one_file and not times.is_even:
-            logger.warning("spikes of %s: %s", name, BY_TIME)
-        if spikes.calibration is None:
-            files.check_same_view(
-                frames.size, (spikes.geometry.height, spikes.geometry.width), str(spike)
-            )
+        _check_spikes(clip, spikes, times, str(spike))
     origin = {"input" if kind == "lq" else kind: place for kind, place in places.items()}
     return dataclasses.replace(clip, opened=opened, origin=origin)
 
 
-def times_of(frames: files.FrameSource) -> FrameTimes:
-    """Return when the frames of a film or a folder were taken, as far as they say it."""
+def _matched_stems(
+    frame_stems: Sequence[str], stems: Sequence[str], in_order: bool
+) -> Sequence[str]:
+    """Return the names under which files are matched with the frames.
+
+    stems: names of the files. in_order: whether the files are matched in order, because frames of
+    a film have no names. Then file number i takes the name of frame number i. Files beyond the
+    last frame keep their names, so that the check reports them.
+    """
+    if not in_order:
+        return stems
+    return [*frame_stems[: len(stems)], *stems[len(frame_stems) :]]
+
+
+def _listing(
+    clip: str, stems: Sequence[str], paths: Sequence[Path], place: str
+) -> dict[str, files.FileEntry]:
+    """Return {stem: file}. place: for messages. Raises DataError for names that cannot be used."""
+    for stem in (clip, *stems):
+        checked_name(stem, place)
+    twice = [stem for stem, count in Counter(stems).items() if count > 1]
+    if twice:
+        raise DataError(
+            what=f"frames with the same name: {', '.join(twice)}",
+            where=place,
+            expected="one file per frame",
+            do="remove one",
+        )
+    # A film is one file for all its frames, so each path is looked up once.
+    entries = {path: files.entry_of(str(path)) for path in set(paths)}
+    return {stem: entries[path] for stem, path in zip(stems, paths, strict=True)}
+
+
+def _check_spikes(
+    clip: Clip, spikes: spike_source.DatSpikes, times: FrameTimes, where: str
+) -> None:
+    """Warn of slow and of assumed reading. Refuse planes of another shape than the frames.
+
+    times: of the frames. where: the spikes, for messages.
+    """
+    is_one_file = len(clip.spike_files) == 1 < len(clip)
+    if is_one_file and files.is_read_from_start(clip.spike[0]):
+        logger.warning("spikes of %s: %s", clip.name, files.FROM_START)
+    if is_one_file and not spikes.timing.is_one_file and not times.is_even:
+        logger.warning("spikes of %s: %s", clip.name, BY_TIME)
+    if spikes.calibration is None:
+        plane = (spikes.geometry.height, spikes.geometry.width)
+        files.check_same_view(clip.size, plane, where)
+
+
+def _refuse_other_size(gt: tuple[int, int], lq: tuple[int, int], scale: int, where: str) -> None:
+    """Refuse sharp frames that are not `scale` times as large as the frames. gt, lq: (H, W)."""
+    height, width = lq[0] * scale, lq[1] * scale
+    if gt == (height, width):
+        return
+    raise DataError(
+        what=f"reference of {gt[1]}x{gt[0]} for frames of {lq[1]}x{lq[0]}",
+        where=where,
+        expected=f"{width}x{height}, as the network enlarges by {scale}",
+        do="check --gt",
+    )
+
+
+def times_of(frames: Any) -> FrameTimes:
+    """Return when the frames of a film or a folder were taken, as far as they say it.
+
+    frames: see `user_clip`.
+    """
     if not frames.is_video:
         return times_of_names(frames.stems)
     return times_of_film(frames.times)
 
 
+# ---- Spike files -----------------------------------------------------------------------------
+
+
 def spike_files(path: Path) -> list[Path]:
-    """The spike files of a folder in natural order, of the first of `FORMATS` that it holds; a file for itself."""
+    """Return the spike files of a folder in natural order; a file stands for itself.
+
+    Of several formats, a folder's files are those of the first one in `FORMATS`.
+    """
     if not path.is_dir():
         return [path]
-    return next((found for suffix in FORMATS if (found := files.files_in(path, (suffix,)))), [])
+    for suffix in FORMATS:
+        found = files.files_in(path, (suffix,))
+        if found:
+            return found
+    return []
 
 
-def described(
-    section: Section, spike: Path, clip: str = ""
-) -> tuple[Section, spike_info.DatasetInfo]:
-    """The spike section, and what the nearest dataset.json of spikes of its size says of the clip.
+def described(section: Any, spike: Path, clip: str = "") -> tuple[Any, spike_info.DatasetInfo]:
+    """Return the spike section, and what the nearest dataset.json says of the clip.
 
-    Where nobody gives the size of a plane, the section gets that of the arrays (.npy, .npz).
+    If nobody gives the size of a plane, the section gets the size of the arrays (.npy, .npz).
+    A dataset.json of spikes of another size describes other files, so it is left out.
     """
     info = spike_info.nearest_info(spike).of_clip(clip)
-    files = spike_files(spike)
-    if files and {section.h, section.w, info.h, info.w} == {None}:
+    paths = spike_files(spike)
+    if paths and {section.h, section.w, info.h, info.w} == {None}:
         with spike_info.spike_errors_as_data_errors():
-            shape = array_shape(files[0])
+            shape = array_shape(paths[0])
         if shape and len(shape) == 3:
             section = section.model_copy(update={"h": shape[1], "w": shape[2]})
-    sizes = ((section.h, info.h), (section.w, info.w))
-    is_of_another_size = any(None not in pair and pair[0] != pair[1] for pair in sizes)
-    return section, spike_info.DatasetInfo() if is_of_another_size else info
+    for asked, recorded in ((section.h, info.h), (section.w, info.w)):
+        if None not in (asked, recorded) and asked != recorded:
+            return section, spike_info.DatasetInfo()
+    return section, info
