@@ -214,6 +214,11 @@ def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
     return tuple(Fraction(match[2]) for match in found if match)
 
 
+def usual_step(starts: Sequence[Fraction]) -> Fraction:
+    """Return the distance that most frames have to the next one. starts: of two frames or more."""
+    return _usual([after - before for before, after in itertools.pairwise(starts)])
+
+
 def _usual(steps: Sequence[Fraction]) -> Fraction:
     """Return the distance that most frames have to the next one; of several, the smallest."""
     counts = Counter(steps)

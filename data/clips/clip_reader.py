@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.cameras import spike_info, spike_source
-from data.cameras.frame_times import FrameTimes, times_of_film, times_of_names
+from data.cameras.frame_times import FrameTimes, times_of_names
 from data.cameras.self_calibration import calibrated
 from data.cameras.spike_grid import warn_uncovered
 from data.clip import Clip, checked_name
 from data.clip_dataset import TestClips
 from data.clips import files, io_backend
 from data.clips.clip_check import ClipCheck
-from data.clips.manifest import raise_problems
+from data.clips.film_times import film_times
+from data.clips.manifest import problems_error
 from data.clips.readers import DatasetClip
 from data.clips.source import Source
 from data.spike.formats import FORMATS, array_shape
@@ -184,16 +185,18 @@ def user_clip(
         in_order = frames.is_video or images.is_video
         stems = _matched_stems(frames.stems, images.stems, in_order)
         listing[kind] = _listing(name, stems, images.files, places[kind])
+    times = times_of(frames)
+    if times.missing:
+        logger.warning("frames of %s: %s", name, times.described())
     if spikes and spike is not None:
         spikes = spikes.changed(is_stretched=True)
         places["spike"] = str(spike)
         paths = spike_files(Path(spike))
         stems = _matched_stems(frames.stems, [file.stem for file in paths], frames.is_video)
+        if frames.is_video and times.missing and len(paths) not in (1, len(frames)):
+            raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
         listing["spike"] = _listing(name, stems, paths, places["spike"])
 
-    times = times_of(frames)
-    if times.missing:
-        logger.warning("frames of %s: %s", name, times.described())
     gt_size = opened.get("gt", frames).size
     source = Source(
         dataroot_lq=places["lq"],
@@ -207,8 +210,8 @@ def user_clip(
     check = ClipCheck(name, source, listing, (frames.size, gt_size))
     with spike_info.spike_errors_as_data_errors():
         clip = check.run(None)
-    raise_problems([(source, check.problems)])
-    assert clip is not None  # there are frames, and no problem
+    if clip is None or check.problems:
+        raise problems_error([source], check.problems)
     if gt is not None:
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
@@ -267,6 +270,16 @@ def _check_spikes(
         files.check_same_view(clip.size, plane, where)
 
 
+def _frames_missing(times: FrameTimes, found: str, where: str) -> DataError:
+    """Return the refusal of files that are matched in order with a film that lacks frames."""
+    return DataError(
+        what=f"{times.described()}; beside it are {found}, which would belong to other frames",
+        where=where,
+        expected="a film without gaps, or a file for each frame that can be decoded",
+        do="repair the film, or give its frames and their files under equal names",
+    )
+
+
 def _refuse_other_size(gt: tuple[int, int], lq: tuple[int, int], scale: int, where: str) -> None:
     """Refuse sharp frames that are not `scale` times as large as the frames. gt, lq: (H, W)."""
     height, width = lq[0] * scale, lq[1] * scale
@@ -287,7 +300,7 @@ def times_of(frames: Any) -> FrameTimes:
     """
     if not frames.is_video:
         return times_of_names(frames.stems)
-    return times_of_film(frames.times)
+    return film_times(frames.path, frames.times, watchdog.go_on)
 
 
 # ---- Spike files -----------------------------------------------------------------------------

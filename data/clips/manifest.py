@@ -84,14 +84,16 @@ def raise_problems(
             sources.append(source)
             problems += of_source
     if problems:
-        errors.append(_as_error(sources, problems, shown))
+        errors.append(problems_error(sources, problems, shown))
     if len(errors) == 1:
         raise errors[0]
     if errors:
         raise joined_errors(errors)
 
 
-def _as_error(sources: Sequence[Source], problems: Sequence[Problem], shown: int) -> DataError:
+def problems_error(
+    sources: Sequence[Source], problems: Sequence[Problem], shown: int = 30
+) -> DataError:
     """Return the error for problems of several sources. shown: see `raise_problems`."""
     table = problems[:shown]
     width = max(len(problem.clip) for problem in table)

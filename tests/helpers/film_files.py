@@ -28,6 +28,42 @@ def write_film(path: Path, frames: Sequence[np.ndarray], starts: Sequence[Fracti
         out.mux(stream.encode())
 
 
+def noise_film(path: Path, count: int, container: str, options: dict[str, str]) -> None:
+    """A film of `count` frames of noise, 25 a second, with a frame of its own every 6 frames."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w", format=container, options=options) as out:
+        stream = out.add_stream("libx264", rate=25, options={"g": "6", "bf": "0"})
+        stream.height, stream.width = SIZE
+        stream.pix_fmt = "yuv420p"
+        for number in range(count):
+            noise = np.random.default_rng(number).integers(0, 255, (*SIZE, 3), np.uint8)
+            image = av.VideoFrame.from_ndarray(noise, format="rgb24")
+            image.pts, image.time_base = number, Fraction(1, 25)
+            out.mux(stream.encode(image))
+        out.mux(stream.encode())
+
+
+def write_film_with_lost_packets(path: Path, count: int, first: int, last: int) -> None:
+    """A film of `count` frames, 25 a second, without the data of frames first ... last."""
+    noise_film(path, count, "mpegts", {})
+    data = path.read_bytes()
+    packets = [data[i : i + 188] for i in range(0, len(data), 188)]
+    begins = []  # numbers of the packets in which a frame begins
+    for number, packet in enumerate(packets):
+        stream = int.from_bytes(packet[1:3], "big") & 0x1FFF
+        if stream == 256 and packet[1] & 0x40:
+            begins.append(number)
+    kept = packets[: begins[first]] + packets[begins[last + 1] :]
+    path.write_bytes(b"".join(kept))
+
+
+def write_cut_film(path: Path, count: int, share: float) -> None:
+    """A film of `count` frames, 25 a second, of whose file only the beginning is there."""
+    noise_film(path, count, "mp4", {"movflags": "+faststart"})
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+
+
 def starts_of(lengths: Sequence[Fraction]) -> list[Fraction]:
     """The starts of frames that follow one another."""
     return [sum(lengths[:number], Fraction(0)) for number in range(len(lengths))]

@@ -15,7 +15,9 @@ from tests.helpers.film_files import (
     SIZE,
     moving_scene,
     starts_of,
+    write_cut_film,
     write_film,
+    write_film_with_lost_packets,
     write_scene_spikes,
 )
 from tests.helpers.weights_files import metrics, restore
@@ -106,6 +108,68 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
 
     timed, told = (metrics(tmp_path / name)["averages"] for name in ("timed", "true"))
     assert timed["restored"]["psnr"] == told["restored"]["psnr"] > timed["input"]["psnr"] + 1
+
+
+@pytest.mark.parametrize(
+    "first, last, words",
+    [(14, 14, "1 of 36 frames is missing: frame 14 at 0.560 s"),
+     (6, 8, "3 of 36 frames are missing: frames 6 to 8 at 0.240 s")],
+    ids=["one", "three"],
+)  # fmt: skip
+def test_frames_beside_lost_ones_keep_their_planes_and_the_lost_ones_are_named(
+    tmp_path, caplog, first, last, words
+):
+    write_film_with_lost_packets(tmp_path / "f.ts", 36, first, last)
+    write_dat(tmp_path / "f.dat", np.zeros((36 * 40, *SIZE), np.uint8))
+
+    (clip,) = user_clips(tmp_path / "f.ts", tmp_path / "f.dat", spike_options=OPTIONS)
+
+    there = [i for i in range(36) if not first <= i <= last]
+    assert planes_of(clip) == [(40 * i, 40) for i in there]
+    assert words in caplog.text
+
+
+def test_the_lost_end_of_a_film_is_named_and_takes_its_planes_with_it(tmp_path, caplog):
+    write_cut_film(tmp_path / "f.mp4", 36, 0.6)
+    write_dat(tmp_path / "f.dat", np.zeros((36 * 40, *SIZE), np.uint8))
+
+    (clip,) = user_clips(tmp_path / "f.mp4", tmp_path / "f.dat", spike_options=OPTIONS)
+
+    count = len(clip.stems)
+    assert 5 < count < 30
+    assert planes_of(clip) == [(40 * i, 40) for i in range(count)]
+    lost = f"{36 - count} of 36 frames are missing: frames {count} to 35 at {count / 25:.3f} s"
+    assert lost in caplog.text
+
+
+def test_missing_frames_of_a_film_without_spikes_are_named(tmp_path, caplog):
+    write_cut_film(tmp_path / "f.mp4", 36, 0.6)
+
+    user_clips(tmp_path / "f.mp4")
+
+    assert "of 36 frames are missing" in caplog.text
+
+
+def test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused(tmp_path):
+    write_film_with_lost_packets(tmp_path / "f.ts", 36, 14, 15)
+    for frame in range(36):
+        write_dat(tmp_path / f"each/{frame:02d}.dat", np.zeros((24, *SIZE), np.uint8))
+
+    error = refusal(tmp_path / "f.ts", tmp_path / "each")
+
+    assert "2 of 36 frames are missing: frames 14 to 15 at 0.560 s" in error.what
+    assert "beside it are 36 spike files" in error.what and "repair the film" in error.do
+
+
+def test_one_period_for_a_film_that_lacks_frames_is_refused(tmp_path):
+    write_film_with_lost_packets(tmp_path / "f.ts", 36, 14, 15)
+    write_dat(tmp_path / "f.dat", np.zeros((36 * 40, *SIZE), np.uint8))
+    exposure = {"start": 0.0, "length": 40.0, "period": 40.0}
+
+    error = refusal(tmp_path / "f.ts", tmp_path / "f.dat", exposure=exposure)
+
+    rows = [[40.0 * i, 40.0] for i in range(36) if i not in (14, 15)]
+    assert "frames 14 to 15" in error.what and json.dumps({"f": rows}) in error.do
 
 
 def folder_with_spikes(folder, names, planes=240):
