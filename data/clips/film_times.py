@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 # others, such as MP4 and Matroska, a gap without a packet is a frame that lasts longer.
 WITHOUT_PAUSES = ("mpegts", "mpeg", "rtp", "rtsp")
 
+# Packets are read within microseconds, so not each one is a sign of life.
+PACKETS_A_CALL = 1000
+
 
 @dataclass
 class Packets:
@@ -44,7 +47,7 @@ def film_times(
 ) -> FrameTimes:
     """Return the times of a film's frames, with the frames that are missing.
 
-    times: seconds of each decoded frame. go_on: called after each packet. Warns of damaged frames.
+    times: seconds of each decoded frame. go_on: called now and then. Warns of damaged frames.
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
@@ -76,8 +79,9 @@ def _packets_of(
             has_pauses = not set(container.format.name.split(",")) & set(WITHOUT_PAUSES)
             for stream in container.streams.video:
                 found[stream.index] = Packets(stream.frames, has_pauses)
-            for packet in container.demux(video=tuple(range(len(found)))):
-                go_on()
+            for number, packet in enumerate(container.demux(video=tuple(range(len(found)))), 1):
+                if number % PACKETS_A_CALL == 0:
+                    go_on()
                 if packet.size:
                     _add(packet, found[packet.stream.index])
     except FFMPEG_ERRORS as e:

@@ -1,4 +1,4 @@
-"""Clips of a test set, frame by frame: `Reader`, the base of readers, and the reader of a clip on disk.
+"""Clips of a test set, frame by frame: `Reader`, the base of readers, and `DatasetClip`.
 
 A test set is a dataset with a method `readers()`, which returns one reader for each clip.
 """
@@ -151,7 +151,10 @@ class DatasetClip(Reader):
         return repr(parts)
 
     def paths(self) -> list[str]:
-        """Return the files of the tested frames; the arrays of a cache if the files are not here."""
+        """Return the files of the tested frames.
+
+        If they are not on this machine: the arrays of the clip cache that is read in their place.
+        """
         clip, count = self.clip, len(self.stems)
         kept = [*clip.lq[:count], *clip.gt[:count], *clip.spike[:count]]
         kept += clip.gt_instants[: count * clip.instants]

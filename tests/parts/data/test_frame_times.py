@@ -1,5 +1,6 @@
-"""Which planes of one spike file belong to which frame: by the times of a film, the numbers of a folder."""
+"""Which planes of one spike file belong to which frame, by the times of the frames."""
 
+import itertools
 import json
 import shutil
 from fractions import Fraction
@@ -72,7 +73,7 @@ def test_frames_at_one_distance_share_the_planes_evenly(tmp_path, first, count):
     (clip,) = user_clips(film, spikes, spike_options=OPTIONS | {"first": first, "count": count})
 
     edges = [first + i * count // 12 for i in range(13)]
-    assert planes_of(clip) == [(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    assert planes_of(clip) == [(a, b - a) for a, b in itertools.pairwise(edges)]
 
 
 def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
