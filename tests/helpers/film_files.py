@@ -28,24 +28,31 @@ def write_film(path: Path, frames: Sequence[np.ndarray], starts: Sequence[Fracti
         out.mux(stream.encode())
 
 
-def noise_film(path: Path, count: int, container: str, options: dict[str, str]) -> None:
-    """A film of `count` frames of noise, 25 a second, with a frame of its own every 6 frames."""
+def noise_film(
+    path: Path,
+    count: int,
+    codec: str = "libx264",
+    rate: Fraction = Fraction(25),
+    options: dict[str, str] = {"bf": "0", "g": "6"},  # noqa: B006
+    container: dict[str, str] | None = None,
+) -> None:
+    """A film of `count` frames of noise. options: of the codec. container: of the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w", format=container, options=options) as out:
-        stream = out.add_stream("libx264", rate=25, options={"g": "6", "bf": "0"})
+    with av.open(str(path), "w", options=container or {}) as out:
+        stream = out.add_stream(codec, rate=rate, options=options)
         stream.height, stream.width = SIZE
         stream.pix_fmt = "yuv420p"
         for number in range(count):
             noise = np.random.default_rng(number).integers(0, 255, (*SIZE, 3), np.uint8)
             image = av.VideoFrame.from_ndarray(noise, format="rgb24")
-            image.pts, image.time_base = number, Fraction(1, 25)
+            image.pts, image.time_base = number, 1 / rate
             out.mux(stream.encode(image))
         out.mux(stream.encode())
 
 
 def write_film_with_lost_packets(path: Path, count: int, first: int, last: int) -> None:
     """A film of `count` frames, 25 a second, without the data of frames first ... last."""
-    noise_film(path, count, "mpegts", {})
+    noise_film(path, count)
     data = path.read_bytes()
     packets = [data[i : i + 188] for i in range(0, len(data), 188)]
     begins = []  # numbers of the packets in which a frame begins
@@ -59,7 +66,7 @@ def write_film_with_lost_packets(path: Path, count: int, first: int, last: int) 
 
 def write_cut_film(path: Path, count: int, share: float) -> None:
     """A film of `count` frames, 25 a second, of whose file only the beginning is there."""
-    noise_film(path, count, "mp4", {"movflags": "+faststart"})
+    noise_film(path, count, container={"movflags": "+faststart"})
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
 

@@ -15,6 +15,7 @@ from tests.helpers.clip_files import picture, write_dat, write_png
 from tests.helpers.film_files import (
     SIZE,
     moving_scene,
+    noise_film,
     starts_of,
     write_cut_film,
     write_film,
@@ -141,6 +142,27 @@ def test_the_lost_end_of_a_film_is_named_and_takes_its_planes_with_it(tmp_path, 
     assert planes_of(clip) == [(40 * i, 40) for i in range(count)]
     lost = f"{36 - count} of 36 frames are missing: frames {count} to 35 at {count / 25:.3f} s"
     assert lost in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name, codec, options",
+    [
+        ("f.mp4", "libx264", {"bf": "3"}), ("f.mkv", "libx264", {"bf": "3"}),
+        ("f.ts", "libx264", {"bf": "3"}), ("f.mov", "mpeg4", {"bf": "2"}),
+        ("f.webm", "libvpx-vp9", {"auto-alt-ref": "1", "lag-in-frames": "10", "cpu-used": "8"}),
+        ("f.avi", "mpeg4", {"bf": "2"}),
+    ],
+    ids=["mp4", "mkv", "ts", "mov", "webm", "avi"],
+)  # fmt: skip
+@pytest.mark.parametrize("rate", [Fraction(25), Fraction(30000, 1001)], ids=str)
+def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rate):
+    noise_film(tmp_path / name, 20, codec=codec, rate=rate, options=options)
+    write_dat(tmp_path / "f.dat", np.zeros((20 * 24 + 7, *SIZE), np.uint8))
+
+    (clip,) = user_clips(tmp_path / name, tmp_path / "f.dat", spike_options=OPTIONS)
+
+    assert [first for first, _ in planes_of(clip)] == [i * 487 // 20 for i in range(20)]
+    assert "missing" not in caplog.text and "damaged" not in caplog.text
 
 
 def test_missing_frames_of_a_film_without_spikes_are_named(tmp_path, caplog):
