@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 # The number in a frame's name: the last group of digits, or the whole name ("432.133333").
 _DECIMAL = re.compile(r"\d+\.\d+", re.ASCII)
@@ -71,7 +72,7 @@ class FrameTimes:
     def __len__(self) -> int:
         return len(self.starts)
 
-    @property
+    @cached_property
     def is_even(self) -> bool:
         """Whether the frames follow one another at one distance and none is missing."""
         if self.missing:
@@ -112,8 +113,8 @@ class FrameTimes:
             return replace(self, end=end, ends=(*self.ends[:-1], last_end))
         seconds = float(self.end - self.begin)
         others = float(end - self.begin)
-        doubt = f"the film lasts {seconds:.3f} s, its planes {others:.3f} s by the calibration's tick_hz"
-        return replace(self, doubt=doubt)
+        clocks = f"the film lasts {seconds:.3f} s, its planes {others:.3f} s"
+        return replace(self, doubt=f"{clocks} by the calibration's tick_hz")
 
     def described(self) -> str:
         """Return what is missing and what is in doubt, in words; "" for nothing."""
@@ -132,7 +133,8 @@ class FrameTimes:
 def even_times(count: int, doubt: str = "") -> FrameTimes:
     """Return the times of `count` frames at one distance. doubt: see `FrameTimes`."""
     starts = tuple(Fraction(number) for number in range(count))
-    return _following(starts, Fraction(1), doubt=doubt)
+    ends = tuple(Fraction(number + 1) for number in range(count))
+    return FrameTimes(starts, ends, Fraction(0), Fraction(count), Fraction(1), doubt=doubt)
 
 
 def times_of_names(stems: Sequence[str]) -> FrameTimes:
@@ -141,9 +143,8 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     if len(stems) < 2:
         return even_times(len(stems))
     if numbers is None:
-        return even_times(
-            len(stems), "the names of the frames have no numbers that tell their times"
-        )
+        doubt = "the names of the frames have no numbers that tell their times"
+        return even_times(len(stems), doubt)
     steps = [after - before for before, after in itertools.pairwise(numbers)]
     if min(steps) <= 0:
         return even_times(len(stems), "the numbers in the names of the frames do not rise")
@@ -159,48 +160,36 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
 
 
 def times_of_film(
-    times: Sequence[Fraction],
-    missing: Sequence[Missing] = (),
-    last: Fraction | None = None,
-    doubt: str = "",
+    times: Sequence[Fraction], missing: Sequence[Missing] = (), doubt: str = ""
 ) -> FrameTimes:
     """Return the times of a film's frames.
 
     times: seconds of each decoded frame. missing: frames that the film has but that cannot be
-    decoded. last: seconds that the last frame lasts, if it is known. doubt: see `FrameTimes`.
+    decoded, in the order of time. doubt: see `FrameTimes`.
     """
     starts = tuple(Fraction(time) for time in times)
     if doubt or len(starts) < 2:
         return even_times(len(starts), doubt)
-    steps = [after - before for before, after in itertools.pairwise(starts)]
-    step = _usual(steps)
-    if not missing:
-        # Encoders do not know how long the last frame lasts: most write an arbitrary number.
-        return _following(starts, steps[-1] if last is None else last, step, is_film=True)
-    ends = list(_ends(starts, steps, step))
+    step = usual_step(starts)
     spans = []  # of the missing frames
     for gap in missing:
         if gap.seconds is not None:
             spans.append((gap.seconds, gap.seconds + gap.count * step))
     if len(spans) < len(missing):
         doubt = "the times of the missing frames are not known"
-    begin = min([starts[0], *(start for start, _ in spans)])
-    end = max([ends[-1], *(stop for _, stop in spans)])
+
+    ends = []
+    for start, following in itertools.pairwise(starts):
+        within = [first for first, _ in spans if start < first < following]
+        ends.append(min(within, default=following))
+    # The film does not say how long the last frame lasts: most encoders write an arbitrary number.
+    # So it is taken to last as long as the frame before it.
+    ends.append(starts[-1] + ends[-1] - starts[-2])
+    begin = min([starts[0], *(first for first, _ in spans)])
+    end = max([ends[-1], *(after for _, after in spans)])
     return FrameTimes(
         starts, tuple(ends), begin, end, step, is_film=True, missing=tuple(missing), doubt=doubt
     )
-
-
-def _following(
-    starts: tuple[Fraction, ...],
-    last: Fraction,
-    step: Fraction | None = None,
-    doubt: str = "",
-    is_film: bool = False,
-) -> FrameTimes:
-    """Return the times of frames of which each ends where the next begins. last: of the last one."""
-    ends = (*starts[1:], starts[-1] + last)
-    return FrameTimes(starts, ends, starts[0], ends[-1], step or last, is_film=is_film, doubt=doubt)
 
 
 def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
@@ -231,10 +220,12 @@ def _usual(steps: Sequence[Fraction]) -> Fraction:
 def _ends(
     starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction
 ) -> tuple[Fraction, ...]:
-    """Return the ends of frames, of which none lasts longer than a gap lets it."""
-    lengths = [min(distance, step) if distance > LONG * step else distance for distance in steps]
-    lengths.append(step)
-    return tuple(start + length for start, length in zip(starts, lengths, strict=True))
+    """Return the ends of frames. A frame before a gap lasts one step, as does the last one."""
+    ends = []
+    for start, distance in zip(starts, (*steps, step), strict=True):
+        is_gap = distance > LONG * step
+        ends.append(start + (step if is_gap else distance))
+    return tuple(ends)
 
 
 def _gaps(
