@@ -1,4 +1,8 @@
-"""Frames from spikes by a formula, without weights: the baselines beside a network (main_test_vrt.py --method)."""
+"""Frames from spikes by a formula, without weights: the baselines beside a network.
+
+main_test_vrt.py --method NAME uses them. A method is a spike representation, and an entry of the
+same name in `METHODS` that says how its channels become a frame.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -11,12 +15,7 @@ import torch
 
 from data.cameras.spike_info import spike_errors_as_data_errors
 from data.cameras.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of
-from data.clips.clip_reader import (
-    UserClips,
-    described,
-    spike_files,
-    user_clip,
-)
+from data.clips.clip_reader import UserClips, described, spike_files, user_clip
 from data.clips.readers import DatasetClip
 from data.spike.formats import FORMATS, count_planes, open_spikes
 from data.spike.represent import exposure_estimate
@@ -25,25 +24,29 @@ from utils.contract import FrameReader, Tick
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import LoaderOptions
-from utils.options.section import Section
 from utils.user_path import expanded
 
 # Keys of the spike section that a method sets itself.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
-SEVERAL = (
-    "offsets",
-    "num_bins",
-)  # keys of a representation for several pictures; a method makes one
+# Keys of a representation that makes several pictures of a frame. A method makes one.
+SEVERAL = ("offsets", "num_bins")
+# Without a known rate, these percent of the pixels are darker than white.
+WHITE_PERCENTILE = 99.5
 
 logger = logging.getLogger(__name__)
+
+
+# ---- Methods ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Formula:
     """How the channels of the representation of the same name become a frame.
 
-    picture: (blurry (H, W, 3) display values in [0, 1], channels (S, H, W)) -> (H, W, 3) float32 in [0, 1].
-    gamma: of the channels, see the spike section.
+    picture: (blurry (H, W, 3) display values in [0, 1], channels (S, H, W)) -> (H, W, 3) float32
+    in [0, 1].
+    is_grey: whether the frame has no colour.
+    gamma: `spike.gamma` of the channels.
     """
 
     picture: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -51,175 +54,225 @@ class Formula:
     gamma: float
 
 
-# The first channel, whatever the blurry frame is.
-GREY = Formula(
-    lambda _, channels: np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2),
-    True,
-    DISPLAY_GAMMA,
-)
+def _first_channel(_: np.ndarray, channels: np.ndarray) -> np.ndarray:
+    """Return the first channel in grey, whatever the blurry frame is."""
+    return np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2)
+
+
+GREY = Formula(_first_channel, is_grey=True, gamma=DISPLAY_GAMMA)
 EXPOSURE = Formula(exposure_estimate, is_grey=False, gamma=1.0)  # a product of linear light
 METHODS = {"tfp": GREY, "tfi": GREY, "tfstp": GREY, "exposure": EXPOSURE}
 
 
 def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's section {"type": name, ...}, completed by the defaults of its representation. Raises OptionError."""
+    """Return a method's section {"type": name, ...} with the defaults of its representation.
+
+    Raises OptionError.
+    """
     name = section["type"]
     if name not in METHODS:
         raise OptionError(
-            f"method.type is {name!r}", "method.type", f"one of {', '.join(METHODS)}", "choose one"
+            what=f"method.type is {name!r}",
+            where="method.type",
+            expected=f"one of {', '.join(METHODS)}",
+            do="choose one",
         )
-    if several := ", ".join(f"method.{key}" for key in SEVERAL if key in section):
+    several = [f"method.{key}" for key in SEVERAL if key in section]
+    if several:
         raise OptionError(
-            f"{several} would make several pictures of a frame",
-            "method",
-            "one picture",
-            "remove it",
+            what=f"{', '.join(several)} would make several pictures of a frame",
+            where="method",
+            expected="one picture",
+            do="remove it",
         )
     options = REPRESENTATIONS.resolve(section, "method").plain()
-    channels_of(options)
+    channels_of(options)  # refuses options that contradict one another
     return {key: value for key, value in options.items() if key not in SEVERAL}
 
 
 class Reconstruction:
-    """A method (utils.contract.Method) that needs one frame and its spikes. representation: of `method_options`."""
+    """A method (utils.contract.Method) that needs one frame and its spikes.
 
-    can_cut, instants = True, 1
+    representation: the result of `method_options`.
+    center_frame_only: whether only the middle frame of a clip is restored.
+    """
+
+    can_cut = True
+    instants = 1
 
     def __init__(self, representation: dict[str, Any], center_frame_only: bool) -> None:
-        self.representation, self.center_frame_only = representation, center_frame_only
+        self.representation = representation
+        self.center_frame_only = center_frame_only
         self.formula = METHODS[representation["type"]]
         self.is_grey = self.formula.is_grey
 
     def settings(self) -> dict[str, Any]:
+        """Return everything that the frames depend on."""
         return {"method": self.representation, "center_frame_only": self.center_frame_only}
 
     def protocol(self) -> dict[str, str]:
-        about = self.representation
-        options = ", ".join(
-            f"{key} {value}" for key, value in about.items() if key != "type" and value is not None
-        )
-        frames = {"frames": "the middle one"} if self.center_frame_only else {}
-        grey = (
-            {"colour": "none: scored on the luma of the sharp frame alone (PSNR-Y, SSIM-Y)"}
-            if self.is_grey
-            else {}
-        )
-        return {"method": f"{about['type']} ({options})", **grey, **frames}
+        """Return the method in words, for the report."""
+        options = []
+        for key, value in self.representation.items():
+            if key != "type" and value is not None:
+                options.append(f"{key} {value}")
+        words = {"method": f"{self.representation['type']} ({', '.join(options)})"}
+        if self.is_grey:
+            words["colour"] = "none: scored on the luma of the sharp frame alone (PSNR-Y, SSIM-Y)"
+        if self.center_frame_only:
+            words["frames"] = "the middle one"
+        return words
 
     def restorer(self, device: torch.device) -> "Reconstruction":
+        """Return this object: a formula needs no device."""
         return self
 
     def describe(self) -> str:
+        """Return how a frame is divided, in words."""
         return "none: each pixel by itself"
 
     def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
+        """Yield the frames `wanted` of a clip, (3, H, W) float32 in [0, 1]."""
         for index in wanted:
             watchdog.go_on()
             item = reader.frame(index)
-            blurry = item["lq"][:3].permute(1, 2, 0).numpy()
-            yield torch.from_numpy(self.formula.picture(blurry, item["spike"].numpy())).permute(
-                2, 0, 1
-            )
+            blurry = item["lq"][:3].permute(1, 2, 0).numpy()  # (H, W, 3); [3] is a noise map
+            picture = self.formula.picture(blurry, item["spike"].numpy())
+            yield torch.from_numpy(picture).permute(2, 0, 1)
             tick(1)
 
 
-def spike_section(section: Section, method: Reconstruction, recorded: float | None) -> Section:
-    """A spike section that reads the same spikes for this method.
+# ---- Sections that read spikes for a method --------------------------------------------------
 
-    recorded: the firing rate at full light in dataset.json. Where it is unknown in both, it is measured ("match").
+
+def spike_section(section: Any, method: Reconstruction, recorded: float | None) -> Any:
+    """Return the spike section with the keys that the method decides replaced.
+
+    recorded: the firing rate at full light in dataset.json. If neither of them has it, it is
+    measured ("match").
     """
-    # No method uses planes outside of the exposure.
-    channels = zip(
-        SET_BY_METHOD, (method.representation, method.formula.gamma, "bilinear", 0), strict=True
-    )
-    spike = SPIKE_SOURCES.resolve({**section.plain(), **dict(channels)}, "spike")
+    values = {
+        **section.plain(),
+        "representation": method.representation,
+        "gamma": method.formula.gamma,
+        "resize": "bilinear",
+        "context": 0,  # no method uses planes outside of the exposure
+    }
+    spike: Any = SPIKE_SOURCES.resolve(values, "spike")
     if spike.rate is not None or recorded is not None:
         return spike
-    measured = "measured from the brightness of the frames (spike.rate=match)"
     logger.warning(
-        "the firing rate at full light is not known and %s; give spike.rate if you know it",
-        measured,
+        "the firing rate at full light is not known and measured from the brightness of the frames "
+        "(spike.rate=match); give spike.rate if you know it"
     )
     return spike.model_copy(update={"rate": "match"})
 
 
-def section_for(
-    method: Reconstruction, section: LoaderOptions, path: str, scale: int
-) -> LoaderOptions:
-    """datasets.test, read for a method. Raises OptionError where the method cannot be applied."""
+def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> LoaderOptions:
+    """Return datasets.test as it is read for a method.
+
+    section: the section of the option file `path`. scale: `scale` of the file.
+    Raises OptionError if the method cannot be applied.
+    """
     if not section.spike_channels:
         raise OptionError(
-            "datasets.test has no spikes",
-            path,
-            "an RGB + spike test set",
-            "choose another option file",
+            what="datasets.test has no spikes",
+            where=path,
+            expected="an RGB + spike test set",
+            do="choose another option file",
         )
     if scale != 1:
-        expected = "1: a formula gives frames of the size of the input"
-        raise OptionError(f"scale is {scale}", path, expected, "choose another option file")
+        raise OptionError(
+            what=f"scale is {scale}",
+            where=path,
+            expected="1: a formula gives frames of the size of the input",
+            do="choose another option file",
+        )
     recorded = section.constructor.spike_data(section)["rate"]
     return section.model_copy(update={"spike": spike_section(section.spike, method, recorded)})
 
 
-class LongExposures:
-    """Stand-ins for the frames of a clip of which there are only spikes: the mean of the planes of each, in grey.
+# ---- Spikes without frames -------------------------------------------------------------------
 
-    As data.clips.files.FrameSource: a frame for each file or, with spike.exposure, for each exposure in the one file. The
-    brightness is that of the rate, or, where it is unknown, that of the brightest pixels of the first frame (99.5th
-    percentile).
+
+class LongExposures:
+    """Stand-ins for the frames of a clip of which there are only spikes.
+
+    Used as data.clips.files.FrameSource. A frame is the mean of its planes, in grey. There is a
+    frame for each file or, with spike.exposure, for each exposure in the one file. The brightness
+    follows from the rate. If the rate is unknown, the brightest pixels of the first frame are
+    white.
     """
 
-    fps, times, is_video = None, None, False
+    fps = None
+    times = None
+    is_video = False
 
     def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:
-        self.path, self._clip, self._source = path, clip, source
+        self.path = path
+        self._clip = clip
+        self._source = source
         self.files = spike_files(path)
         if not self.files:
             raise DataError(
-                "the folder holds no spikes", str(path), ", ".join(FORMATS), "correct --spike"
+                what="the folder holds no spikes",
+                where=str(path),
+                expected=", ".join(FORMATS),
+                do="correct --spike",
             )
         self.stems = [file.stem for file in self.files]
         if source.timing.is_one_file:
             with spike_errors_as_data_errors():
                 planes = count_planes(self.files[0], source.geometry, source.remainder)
-            self.stems = [f"{i:06d}" for i in range(source.timing.frames(clip, planes))]
-            self.files *= len(self.stems)
+            count = source.timing.frames(clip, planes)
+            self.stems = [f"{number:06d}" for number in range(count)]
+            self.files = self.files * count
         self.size = (source.geometry.height, source.geometry.width)
-        known = source.rate != "match"
-        self._white = (
-            source.rate if known else max(float(np.percentile(self._rates(0), 99.5)), 1e-6)
-        )
+        self._white = self._rate_of_white()
 
     def __len__(self) -> int:
         return len(self.stems)
 
+    def _rate_of_white(self) -> float:
+        """Return the spikes per plane of a white pixel."""
+        rate = self._source.rate
+        if rate == "match":
+            brightest = float(np.percentile(self._rates(0), WHITE_PERCENTILE))
+            return max(brightest, 1e-6)
+        return rate
+
     def _rates(self, index: int) -> np.ndarray:
+        """Return the spikes per plane of a frame's pixels, (H, W) float32."""
+        source = self._source
         with spike_errors_as_data_errors():
-            file = open_spikes(self.files[index], self._source.geometry, self._source.remainder)
-            span = self._source.timing.span(self._clip, index, file.planes)
+            file = open_spikes(self.files[index], source.geometry, source.remainder)
+            span = source.timing.span(self._clip, index, file.planes)
             return file.read(span.first, span.count).mean(axis=0, dtype=np.float32)
 
     def read(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB."""
+        """Return frame `index` as (H, W, 3) uint8 RGB."""
         light = self._rates(index) / self._white
-        grey = to_uint8(light if self._source.light == "display" else to_display(light))
-        return np.repeat(grey[..., None], 3, axis=2)
+        shown = light if self._source.light == "display" else to_display(light)
+        return np.repeat(to_uint8(shown)[..., None], 3, axis=2)
 
 
-def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> DatasetClip:
-    """The clip of a folder with one spike file per frame, or of one file; its input: LongExposures.
+def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> DatasetClip:
+    """Return the clip of spikes without frames. Its input: `LongExposures`.
 
-    One file is a single frame or, with spike.exposure, holds as many as its table lists or its period fits in.
-    gt: a sharp picture for each. Raises DataError where they do not belong together.
+    path: a folder with one spike file per frame, or one file. One file is a single frame or, with
+    spike.exposure, holds as many as its table lists or its period fits in.
+    gt: a sharp picture for each frame. section: the spike section.
+    Raises DataError if they do not belong together.
     """
     path = Path(expanded(str(path)))
     if not path.exists():
         raise DataError(
-            "no such file or folder",
-            str(path),
-            "a spike file, or a folder of them",
-            "check --spike",
+            what="no such file or folder",
+            where=str(path),
+            expected="a spike file, or a folder of them",
+            do="check --spike",
         )
+    # <clip>/spike is named after the clip.
     name = path.resolve().parent.name if path.name == "spike" else path.stem
     section, info = described(section, path, name)
     source = SPIKE_SOURCES.build(section, "spike", info=info)

@@ -1,4 +1,4 @@
-"""Datasets by name. A new dataset is a new data/dataset_<name>.py whose class registers itself here."""
+"""Datasets by name. A new dataset is a new data/dataset_<name>.py whose class registers itself."""
 
 from typing import Any
 
@@ -12,30 +12,32 @@ DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
 
 
 def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int) -> Dataset:
-    """The dataset of a `datasets.<split>` section, or of a mapping with its keys (for notebooks).
+    """Return the dataset of a section `datasets.<split>`, or of a mapping with its keys.
 
-    seed: the random numbers of a sample depend only on (seed, epoch, index).
-    Raises OptionError for a dataset of the other split, DataError (with all problems) for wrong files.
+    split: "train" or "test". seed: the random numbers of a sample depend only on (seed, epoch,
+    index).
+    Raises OptionError for a dataset of the other split, DataError (with all problems) for wrong
+    files.
     """
-    where, is_training = f"datasets.{split}", split == "train"
-    section = DATASETS.resolve(section, where)
-    fit = [
-        name
-        for name in DATASETS.names()
-        if _is_for_training(DATASETS.model(name).constructor) == is_training
-    ]
-    if section.dataset_type not in fit:
-        key, expected = (
-            f"{where}.dataset_type",
-            f"a dataset for {'training' if is_training else 'testing'}",
-        )
+    where = f"datasets.{split}"
+    resolved: Any = DATASETS.resolve(section, where)
+    is_training = split == "train"
+    fitting = []
+    for name in DATASETS.names():
+        if _is_for_training(DATASETS.model(name).constructor) == is_training:
+            fitting.append(name)
+    if resolved.dataset_type not in fitting:
+        purpose = "training" if is_training else "testing"
         raise OptionError(
-            f"{key} is {section.dataset_type}", key, f"{expected}: {', '.join(fit)}", "choose one"
+            what=f"{where}.dataset_type is {resolved.dataset_type}",
+            where=f"{where}.dataset_type",
+            expected=f"a dataset for {purpose}: {', '.join(fitting)}",
+            do="choose one",
         )
-    return DATASETS.build(section, where, seed=seed)
+    return DATASETS.build(resolved, where, seed=seed)
 
 
-def _is_for_training(dataset: type) -> bool:
+def _is_for_training(dataset: Any) -> bool:
     """Whether a dataset is one to train on: a plain torch Dataset is, one with readers is not."""
     return getattr(dataset, "is_training", not hasattr(dataset, "readers"))
 
