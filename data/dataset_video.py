@@ -1,4 +1,8 @@
-"""The datasets of clips: RGB frames with spikes, and without spikes under the names and keys of KAIR."""
+"""The datasets of clips: RGB frames with spikes, and the datasets of KAIR without spikes.
+
+The datasets without spikes have KAIR's names and keys. Classes named ...Keys hold the keys of a
+section in the option file; their parts are in data/clip_dataset.py.
+"""
 
 import zlib
 from typing import Any, ClassVar, Literal
@@ -21,7 +25,12 @@ from data.select_dataset import DATASETS
 from utils.errors import OptionError
 from utils.random_streams import published_stream
 
-JITTER = 0.05  # largest relative change of brightness, contrast and saturation; of the hue, in turns of the circle
+# Largest relative change of brightness, contrast and saturation, and the largest turn of the hue as
+# a share of the colour circle.
+JITTER = 0.05
+
+
+# ---- RGB and spikes --------------------------------------------------------------------------
 
 
 class SpikeFiles(Spikes, ClipFiles):
@@ -42,10 +51,12 @@ class TrainDatasetRGBSpike(TrainClips):
     Items: lq (T, 3, h, w), spike (T, S, h, w), gt (T, 3, s h, s w) float32, key "clip/first_frame".
     Clips shorter than num_frame are played back and forth.
 
-    With dataroot_gt_instants also gt_instants (T, 3 K, s h, s w): K sharp frames of each exposure in the order of time.
+    With dataroot_gt_instants also gt_instants (T, 3 K, s h, s w): K sharp frames of each exposure
+    in the order of time.
     """
 
-    GONE: ClassVar[dict[str, Any]] = {"rate_windows": 0}  # as network VRT has it
+    # A key of former versions. Its default is accepted without effect, as in network VRT.
+    GONE: ClassVar[dict[str, Any]] = {"rate_windows": 0}
 
 
 class TestKeys(WholeClips, SpikeFiles):
@@ -57,6 +68,9 @@ class TestDatasetRGBSpike(TestClips):
     """Whole clips with their spikes, as in training."""
 
 
+# ---- RGB: deblurring and super-resolution ----------------------------------------------------
+
+
 class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
     val_partition: Literal["REDS4", "official"] | None = Field(
         None, description="Leave out the REDS clips kept for validation."
@@ -66,6 +80,9 @@ class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
 @DATASETS.register("VideoRecurrentTrainDataset", given=("seed",), section=RecurrentTrainKeys)
 class VideoRecurrentTrainDataset(TrainClips):
     """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys."""
+
+
+# ---- RGB: denoising --------------------------------------------------------------------------
 
 
 class DenoisingTrainKeys(Crops, SharpFiles, ClipFiles):
@@ -82,32 +99,28 @@ class DenoisingTrainKeys(Crops, SharpFiles, ClipFiles):
 class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
     """As VideoRecurrentTrainDataset, with noise added to the sharp frames; KAIR's name and keys.
 
-    The noise level sigma is drawn uniformly for each sample, the noise for each pixel and channel. lq (T, 4, h, w) are
-    the noisy frames, not clipped, and the noise map sigma / 255 that a network with netG.nonblind_denoising takes.
-    Sigma and noise depend only on (seed, epoch, index).
+    The noise level sigma is drawn uniformly for each sample, the noise for each pixel and channel.
+    lq (T, 4, h, w) are the noisy frames, not clipped, and the noise map sigma / 255 that a network
+    with netG.nonblind_denoising takes. Sigma and noise depend only on (seed, epoch, index).
     """
 
     @classmethod
     def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
-        """The sharp frames alone, read as lq. Raises OptionError for keys that contradict one another."""
-        if section.dataroot_lq not in (None, section.dataroot_gt):
-            key, expected = (
-                "datasets.train.dataroot_lq",
-                "the same as dataroot_gt, of which the noisy frames are made",
-            )
-            raise OptionError(f"{key} is {section.dataroot_lq}", key, expected, "remove it")
-        if section.sigma_min > section.sigma_max:
-            key, found = (
-                "datasets.train.sigma_min",
-                f"{section.sigma_min:g}, sigma_max {section.sigma_max:g}",
-            )
-            raise OptionError(f"{key} is {found}", key, "at most sigma_max", "correct one of them")
+        """Return the folder of the sharp frames, which are read as lq.
+
+        Raises OptionError for keys that contradict one another.
+        """
+        _refuse_other_blurry_frames(section)
+        _refuse_empty_range(section)
         return {**super().places(section), "dataroot_lq": section.dataroot_gt, "dataroot_gt": None}
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        gt, sigma = item["lq"], rng.uniform(self.options["sigma_min"], self.options["sigma_max"])
-        noise_map = torch.full_like(gt[:, :1], sigma / 255)
-        return {**item, "lq": torch.cat((add_noise(gt, sigma, rng), noise_map), dim=1), "gt": gt}
+        """Make lq (T, 4, h, w) of the sharp frames (T, 3, h, w), which become gt."""
+        gt = item["lq"]
+        sigma = rng.uniform(self.options["sigma_min"], self.options["sigma_max"])
+        noisy = add_noise(gt, sigma, rng)
+        noise_map = torch.full_like(gt[:, :1], sigma / 255)  # (T, 1, h, w)
+        return {**item, "lq": torch.cat((noisy, noise_map), dim=1), "gt": gt}
 
 
 class RecurrentTestKeys(WholeClips, ClipFiles):
@@ -120,13 +133,13 @@ class RecurrentTestKeys(WholeClips, ClipFiles):
 class VideoRecurrentTestDataset(TestClips):
     """As TestDatasetRGBSpike, without spikes; KAIR's name and keys.
 
-    The noise of sigma is white and Gaussian, and is added to the frames of dataroot_lq. It depends only on the seed
-    and the names of clip and frame, so that scores are the same for any number of ranks and any tiles.
+    The noise of sigma is white and Gaussian, and is added to the frames of dataroot_lq. It depends
+    only on the seed and the names of clip and frame, so that scores are the same for any number of
+    ranks and any tiles.
     """
 
-    other_images = (
-        True  # KAIR's test sections give no filename_ext, and some of its test sets are JPEG
-    )
+    # KAIR's test sections give no filename_ext, and some of its test sets are JPEG.
+    other_images = True
 
     @classmethod
     def may_share_frames(cls, section: RecurrentTestKeys) -> bool:
@@ -136,14 +149,51 @@ class VideoRecurrentTestDataset(TestClips):
         self, index: int, first: int, count: int, reverse: bool = False
     ) -> dict[str, Any]:
         item = super().read_frames(index, first, count, reverse)
-        if (sigma := self.options["sigma"]) is not None:
-            seeds = [zlib.crc32(f"{item['key']}/{stem}".encode()) for stem in item["frames"]]
-            streams = [published_stream(self.seed, seed) for seed in seeds]
-            noisy = [
-                add_noise(frame, sigma, rng) for frame, rng in zip(item["lq"], streams, strict=True)
-            ]
-            item["lq"] = torch.stack(noisy)
+        sigma = self.options["sigma"]
+        if sigma is None:
+            return item
+        noisy = []
+        for stem, frame in zip(item["frames"], item["lq"], strict=True):
+            name = f"{item['key']}/{stem}"
+            rng = published_stream(self.seed, zlib.crc32(name.encode()))
+            noisy.append(add_noise(frame, sigma, rng))
+        item["lq"] = torch.stack(noisy)
         return item
+
+
+def add_noise(frames: torch.Tensor, sigma: float, rng: np.random.Generator) -> torch.Tensor:
+    """Add white Gaussian noise of standard deviation sigma / 255 to `frames` in [0, 1].
+
+    The result is not clipped.
+    """
+    noise = rng.standard_normal(frames.shape, dtype=np.float32)
+    return frames + torch.from_numpy(noise).mul_(sigma / 255)
+
+
+def _refuse_other_blurry_frames(section: DenoisingTrainKeys) -> None:
+    if section.dataroot_lq in (None, section.dataroot_gt):
+        return
+    raise OptionError(
+        what=f"datasets.train.dataroot_lq is {section.dataroot_lq}",
+        where="datasets.train.dataroot_lq",
+        expected="the same as dataroot_gt, of which the noisy frames are made",
+        do="remove it",
+    )
+
+
+def _refuse_empty_range(section: DenoisingTrainKeys) -> None:
+    low, high = section.sigma_min, section.sigma_max
+    if low <= high:
+        return
+    raise OptionError(
+        what=f"datasets.train.sigma_min is {low:g}, sigma_max {high:g}",
+        where="datasets.train.sigma_min",
+        expected="at most sigma_max",
+        do="correct one of them",
+    )
+
+
+# ---- RGB: Vimeo-90K --------------------------------------------------------------------------
 
 
 class Septuplets(ClipFiles):
@@ -156,7 +206,7 @@ class VimeoTrainKeys(Crops, SharpFiles, Septuplets):
 
 @DATASETS.register("VideoRecurrentTrainVimeoDataset", given=("seed",), section=VimeoTrainKeys)
 class VideoRecurrentTrainVimeoDataset(TrainClips):
-    """Random crops of Vimeo-90K clips and their sharp frames, one sample for each clip; KAIR's name and keys."""
+    """Random crops of Vimeo-90K clips, one sample for each clip; KAIR's name and keys."""
 
     septuplets = True
 
@@ -179,15 +229,15 @@ class VFIKeys(Crops, SharpFiles, Septuplets):
 class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
     """Samples for frame interpolation from Vimeo-90K, one for each clip; KAIR's name and keys.
 
-    lq (n, 3, h, w): every second of num_frame frames, im1, im3, im5, im7 of seven; gt (1, 3, h, w): the one in the
-    middle, im4. n is netG.img_size[0].
+    lq (n, 3, h, w): every second of num_frame frames, im1, im3, im5, im7 of seven; gt (1, 3, h, w):
+    the one in the middle, im4. n is netG.img_size[0].
     """
 
     septuplets = True
 
     @classmethod
     def may_share_frames(cls, section: VFIKeys) -> bool:
-        return True
+        return True  # lq and gt are other frames of the same clip
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
         return frames[::2] if kind == "lq" else [frames[len(frames) // 2]]
@@ -200,16 +250,21 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
 
 
 def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """(T, 3, h, w) in [0, 1] -> the same with other brightness, contrast, saturation and hue, in random order."""
-    from torchvision.transforms import (
-        functional as F,  # imports torch's compiler, which takes seconds
-    )
+    """Change brightness, contrast, saturation and hue of frames (T, 3, h, w) in [0, 1].
+
+    The changes are the same for all frames, and are made in random order.
+    """
+    # Not at the top of the file: it imports torch's compiler, which takes seconds.
+    from torchvision.transforms import functional as F
 
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, 3)
+    hue = rng.uniform(-JITTER, JITTER)
     changes = (
-        (F.adjust_brightness, brightness), (F.adjust_contrast, contrast), (F.adjust_saturation, saturation),
-        (F.adjust_hue, rng.uniform(-JITTER, JITTER)),
-    )  # fmt: skip
+        (F.adjust_brightness, brightness),
+        (F.adjust_contrast, contrast),
+        (F.adjust_saturation, saturation),
+        (F.adjust_hue, hue),
+    )
     for number in rng.permutation(len(changes)):
         change, amount = changes[number]
         frames = change(frames, float(amount))
@@ -227,8 +282,8 @@ class VimeoTestKeys(WholeClips, Septuplets):
 class VideoTestVimeo90KDataset(TestClips):
     """Whole Vimeo-90K clips; KAIR's name and keys.
 
-    With temporal_scale 2 the network gets im1, im3, im5, im7 and its frame is compared with im4. For super-resolution
-    set val.center_frame_only to score im4 alone, as published.
+    With temporal_scale 2 the network gets im1, im3, im5, im7 and its frame is compared with im4.
+    For super-resolution set val.center_frame_only to score im4 alone, as published.
     """
 
     septuplets = True
@@ -236,9 +291,3 @@ class VideoTestVimeo90KDataset(TestClips):
     @classmethod
     def may_share_frames(cls, section: VimeoTestKeys) -> bool:
         return section.temporal_scale == 2
-
-
-def add_noise(frames: torch.Tensor, sigma: float, rng: np.random.Generator) -> torch.Tensor:
-    """`frames` in [0, 1] plus white Gaussian noise of standard deviation sigma / 255, not clipped."""
-    noise = rng.standard_normal(frames.shape, dtype=np.float32)
-    return frames + torch.from_numpy(noise).mul_(sigma / 255)
