@@ -18,7 +18,7 @@ def expanded(path: str) -> str:
 
 
 def advice_on(path: str) -> str:
-    """Return what to add to the advice on a missing path; "" if nothing in it was to be replaced."""
+    """Return what to add to the advice on a missing path; "" if nothing was to be replaced."""
     unset = _VARIABLE.search(path)
     if unset:
         return f"; set the variable {unset[0]}, which has no value here"

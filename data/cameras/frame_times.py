@@ -123,8 +123,9 @@ class FrameTimes:
             lost = sum(gap.count for gap in self.missing)
             verb = "is" if lost == 1 else "are"
             some = ", ".join(map(str, self.missing[:5]))
-            more = ", ..." if len(self.missing) > 5 else ""
-            parts.append(f"{lost} of {len(self) + lost} frames {verb} missing: {some}{more}")
+            if len(self.missing) > 5:
+                some += ", ..."
+            parts.append(f"{lost} of {len(self) + lost} frames {verb} missing: {some}")
         if self.doubt:
             parts.append(self.doubt)
         return "; ".join(parts)

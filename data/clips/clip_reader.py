@@ -31,6 +31,7 @@ BY_TIME = (
     "the frames last for different times, so each has the planes of its own time. The last one is "
     "taken to last as long as the one before it; give spike.exposure if it does not"
 )
+LEFT_OUT = "each frame has the planes of its own time; those of the missing frames are left out"
 
 
 class Places(NamedTuple):
@@ -264,7 +265,7 @@ def _check_spikes(
     if is_one_file and files.is_read_from_start(clip.spike[0]):
         logger.warning("spikes of %s: %s", clip.name, files.FROM_START)
     if is_one_file and not spikes.timing.is_one_file and not times.is_even:
-        logger.warning("spikes of %s: %s", clip.name, BY_TIME)
+        logger.warning("spikes of %s: %s", clip.name, LEFT_OUT if times.missing else BY_TIME)
     if spikes.calibration is None:
         plane = (spikes.geometry.height, spikes.geometry.width)
         files.check_same_view(clip.size, plane, where)

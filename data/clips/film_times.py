@@ -57,8 +57,7 @@ def film_times(
     if packets.damaged:
         some = ", ".join(f"{float(time):.3f} s" for time in packets.damaged[:5])
         more = ", ..." if len(packets.damaged) > 5 else ""
-        text = "%s: the data of %d frames are damaged: at %s%s"
-        logger.warning(text, path, len(packets.damaged), some, more)
+        logger.warning("%s: the data of frames are damaged: at %s%s", path, some, more)
     if len(times) < 2:
         return times_of_film(times)
     step = usual_step(times)

@@ -141,9 +141,11 @@ class DatasetClip(Reader):
 
     def described(self) -> str:
         """Return sizes and stems of the clip, and how its spikes are read, in one line."""
-        clip, spikes = self.clip, self.clip.spikes
+        clip = self.clip
         parts: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
+        spikes = clip.spikes
         if spikes:
+            # Another place of the same dataset.json is no other data.
             parts.append(dataclasses.replace(spikes.info, path=""))
             parts.append([spikes.rate, spikes.light, spikes.center, spikes.timing.describe()])
             if spikes.calibration:
@@ -155,13 +157,15 @@ class DatasetClip(Reader):
 
         If they are not on this machine: the arrays of the clip cache that is read in their place.
         """
-        clip, count = self.clip, len(self.stems)
-        kept = [*clip.lq[:count], *clip.gt[:count], *clip.spike[:count]]
-        kept += clip.gt_instants[: count * clip.instants]
-        found = list(dict.fromkeys(kept))
-        reader = self.dataset.files
-        if isinstance(reader, io_backend.CacheReader) and files.stamp(found[0]) == (0, 0):
-            return reader.arrays_of(clip)
+        clip = self.clip
+        count = len(self.stems)
+        found = [*clip.lq[:count], *clip.gt[:count], *clip.spike[:count]]
+        found += clip.gt_instants[: count * clip.instants]
+        # One spike file may be listed for all frames.
+        found = list(dict.fromkeys(found))
+        cache = self.dataset.files
+        if isinstance(cache, io_backend.CacheReader) and files.stamp(found[0]) == (0, 0):
+            return cache.arrays_of(clip)
         return found
 
     def digest(self) -> str:
@@ -169,15 +173,22 @@ class DatasetClip(Reader):
 
         They also change with the stems and with how the spikes are read.
         """
-        clip, reader, spikes = self.clip, self.dataset.files, self.clip.spikes
+        clip = self.clip
+        spikes = clip.spikes
         about = dataclasses.replace(spikes.info, path="") if spikes else None
         table = hashlib.sha256(repr((about, list(self.stems))).encode())
-        table.update(spikes.timing.describe().encode() if spikes else b"")
-        if spikes and spikes.calibration:
-            table.update(spikes.calibration.digest().encode())
-        sources = self.dataset.sources if isinstance(reader, io_backend.CacheReader) else []
-        cache = [str(Path(reader.path, source.part, io_backend.INDEX)) for source in sources]
-        for file in dict.fromkeys([*cache, *clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]):
-            size, time = files.stamp(file)
-            table.update(f"{Path(file).name} {size} {time}\n".encode())
+        if spikes:
+            table.update(spikes.timing.describe().encode())
+            if spikes.calibration:
+                table.update(spikes.calibration.digest().encode())
+
+        paths = [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
+        cache = self.dataset.files
+        if isinstance(cache, io_backend.CacheReader):
+            # Its index changes if the cache is built anew, also from sources that are not here.
+            for source in reversed(self.dataset.sources):
+                paths.insert(0, str(Path(cache.path, source.part, io_backend.INDEX)))
+        for path in dict.fromkeys(paths):
+            size, time = files.stamp(path)
+            table.update(f"{Path(path).name} {size} {time}\n".encode())
         return table.hexdigest()[:16]

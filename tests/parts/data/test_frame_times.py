@@ -128,7 +128,7 @@ def test_frames_beside_lost_ones_keep_their_planes_and_the_lost_ones_are_named(
 
     there = [i for i in range(36) if not first <= i <= last]
     assert planes_of(clip) == [(40 * i, 40) for i in there]
-    assert words in caplog.text
+    assert words in caplog.text and "those of the missing frames are left out" in caplog.text
 
 
 def test_the_lost_end_of_a_film_is_named_and_takes_its_planes_with_it(tmp_path, caplog):

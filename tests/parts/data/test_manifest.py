@@ -9,8 +9,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data.clips.clip_reader import user_clips
+from data.clips.manifest import Source
 from data.loader import TrainLoader
 from data.select_dataset import build_dataset
 from tests.helpers import clip_files
@@ -241,6 +244,28 @@ def test_numbers_of_a_list_that_no_clip_has_are_refused(root, line):
     text = complaint(root, meta_info_file=str(root / "meta.txt"))
 
     assert "line 1 is " in text and len(text) < 1000
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.binary(max_size=60)
+    | st.lists(
+        st.sampled_from(
+            ["clip0", "a/b", "..", "0", "6", "9" * 30, "(1,1,3)", "(", ")", "\n", "\x00"]
+        ),
+        max_size=12,
+    ).map(lambda words: " ".join(words).encode())
+)
+def test_whatever_a_list_of_clips_holds_it_is_read_or_refused(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("any") / "meta.txt"
+    path.write_bytes(data)
+
+    try:
+        listed = Source("lq", meta_info_file=str(path)).listed
+    except DataError as error:
+        assert error.where.startswith(str(path))
+    else:
+        assert all(1 <= count <= 1_000_000 for count, _ in listed.values())
 
 
 @pytest.mark.parametrize("template", ["x", "{}", "1000d", "08.3f", " d", "s", "-8d"])
