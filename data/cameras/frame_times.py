@@ -4,6 +4,7 @@ A film has a time for each frame. The names of a folder of frames have numbers. 
 for the clip, these times decide which planes belong to which frame (`FrameTimes.shares`).
 """
 
+import bisect
 import itertools
 import math
 import re
@@ -179,10 +180,13 @@ def times_of_film(
     if len(spans) < len(missing):
         doubt = "the times of the missing frames are not known"
 
+    gaps = sorted(first for first, _ in spans)
     ends = []
     for start, following in itertools.pairwise(starts):
-        within = [first for first, _ in spans if start < first < following]
-        ends.append(min(within, default=following))
+        # A frame before missing ones lasts until the first of these.
+        number = bisect.bisect_right(gaps, start)
+        is_gap = number < len(gaps) and gaps[number] < following
+        ends.append(gaps[number] if is_gap else following)
     # The film does not say how long the last frame lasts: most encoders write an arbitrary number.
     # So it is taken to last as long as the frame before it.
     ends.append(starts[-1] + ends[-1] - starts[-2])

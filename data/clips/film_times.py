@@ -4,6 +4,7 @@ A decoder leaves out frames of a damaged film without an error. The packets of t
 need no decoding, tell the times of these frames.
 """
 
+import bisect
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -61,7 +62,9 @@ def film_times(
     if len(times) < 2:
         return times_of_film(times)
     step = usual_step(times)
-    missing = _lost_between(packets, times, step) + _lost_at_end(packets, times, step)
+    missing = _lost_between(packets, times, step)
+    number = len(times) + sum(gap.count for gap in missing)
+    missing += _lost_at_end(packets, times[-1], step, number)
     return times_of_film(times, missing)
 
 
@@ -104,9 +107,7 @@ def _add(packet: Any, packets: Packets) -> None:
         packets.damaged.append(time)
 
 
-def _lost_between(
-    packets: Packets, times: Sequence[Fraction], step: Fraction
-) -> tuple[Missing, ...]:
+def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -> list[Missing]:
     """Return the frames that are missing before and between the decoded ones.
 
     step: the usual distance of two frames.
@@ -121,27 +122,26 @@ def _lost_between(
     for before, after in itertools.pairwise(times):
         number += 1
         distance = after - before
-        inside = [time for time in lost if before < time < after]
+        inside = bisect.bisect_left(lost, after) - bisect.bisect_right(lost, before)
         count = 0
         if distance > LONG * step and (inside or not packets.has_pauses):
-            count = max(round(distance / step) - 1, len(inside))
+            count = max(round(distance / step) - 1, inside)
         if count:
             missing.append(Missing(number, count, before + step))
             number += count
-    return tuple(missing)
+    return missing
 
 
-def _lost_at_end(
-    packets: Packets, times: Sequence[Fraction], step: Fraction
-) -> tuple[Missing, ...]:
-    """Return the frames that are missing after the decoded ones. step: see `_lost_between`."""
-    last = times[-1]
+def _lost_at_end(packets: Packets, last: Fraction, step: Fraction, number: int) -> list[Missing]:
+    """Return the frames that are missing after the last decoded one.
+
+    last: its time. step: see `_lost_between`. number: of the first missing frame.
+    """
     late = [time for time in packets.times if time > last]
     count = len(late)
     # Of a file that is cut short, the table of contents still has all frames.
     if packets.stated > packets.count:
         count += packets.stated - packets.count
     if not count:
-        return ()
-    before = len(packets.times) - len(late)
-    return (Missing(before, count, last + step),)
+        return []
+    return [Missing(number, count, last + step)]
