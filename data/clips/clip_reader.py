@@ -189,6 +189,9 @@ def user_clip(
     times = times_of(frames)
     if times.missing:
         logger.warning("frames of %s: %s", name, times.described())
+    elif times.doubt and not frames.is_video:
+        text = "frames of %s: taken in the order of their names: %s"
+        logger.warning(text, name, times.doubt)
     if spikes and spike is not None:
         spikes = spikes.changed(is_stretched=True)
         places["spike"] = str(spike)

@@ -340,6 +340,16 @@ def test_a_folder_with_one_spike_file_for_all_frames_is_told_from_the_file_itsel
     assert f"--spike {tmp_path}/only/all.dat takes it as one file" in error.do
 
 
+def test_an_order_that_the_names_do_not_tell_is_said(tmp_path, caplog):
+    frames, _ = folder_with_spikes(tmp_path, ["left", "right"])
+
+    user_clips(frames)
+
+    assert "taken in the order of their names: the names of the frames have no numbers" in (
+        caplog.text
+    )
+
+
 def calibration(folder, tick_hz):
     values = {"format": 1, "matrix": [[1, 0, 0], [0, 1, 0]], "spike_size": SIZE, "rgb_size": SIZE}
     (folder / "c.json").write_text(json.dumps(values | {"tick_hz": tick_hz}))
