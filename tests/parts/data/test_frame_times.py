@@ -364,6 +364,21 @@ def test_clocks_of_two_cameras_that_contradict_are_refused(tmp_path, tick_hz, se
     assert f"the film lasts 0.333 s, its planes {seconds} s" in error.what
 
 
+@pytest.mark.parametrize(
+    "seconds, is_fine", [(0.26, False), (0.275, True), (0.395, True), (0.41, False)]
+)
+def test_clocks_may_differ_by_a_frame(tmp_path, seconds, is_fine):
+    # The last frame begins at 0.267 s and lasts for 0.067 s.
+    files = film_with_spikes(tmp_path, [SHORT] * 4 + [LONG] * 4)
+    options = {"calibration": calibration(tmp_path, 480 / seconds)}
+
+    if is_fine:
+        (clip,) = user_clips(*files, spike_options=OPTIONS | options)
+        assert planes_of(clip)[1][0] == int(480 / 60 / seconds)
+    else:
+        assert "the film lasts 0.333 s" in refusal(*files, **options).what
+
+
 def test_the_clock_of_the_spike_camera_tells_how_long_the_last_frame_lasts(tmp_path):
     lengths = [LONG, LONG, SHORT, LONG]  # the film says as long as the frame before, SHORT
     files = film_with_spikes(tmp_path, lengths)
