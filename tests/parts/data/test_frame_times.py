@@ -314,6 +314,21 @@ def test_missing_numbers_are_named_where_the_spikes_have_a_file_for_each_frame(t
     assert "2 of 6 frames are missing: frames 2 to 3" in caplog.text
 
 
+def test_sharp_frames_are_as_many_times_larger_as_the_network_enlarges(tmp_path):
+    frames, _ = folder_with_spikes(tmp_path, ["0", "1"])
+    for number in range(2):
+        write_png(tmp_path / f"sharp/{number}.png", np.full((3 * SIZE[0], 3 * SIZE[1]), 9))
+
+    (clip,) = user_clips(frames, gt=tmp_path / "sharp", scale=3)
+
+    assert (clip.size, clip.gt_size, clip.scale) == ((48, 64), (144, 192), 3)
+    for scale, size in ((1, "64x48"), (2, "128x96"), (4, "256x192")):
+        with pytest.raises(DataError) as error:
+            user_clips(frames, gt=tmp_path / "sharp", scale=scale)
+        assert error.value.what == "reference of 192x144 for frames of 64x48"
+        assert error.value.expected.startswith(size)
+
+
 def test_the_folder_of_a_clip_is_one_clip(tmp_path):
     clip = tmp_path / "take 3"
     for kind in ("blur", "sharp"):

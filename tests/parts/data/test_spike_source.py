@@ -142,6 +142,19 @@ def test_spikes_for_a_network_of_two_cameras_are_said_to_be_taken_as_aligned(
     assert ("taken as aligned with the frames" in caplog.text) == is_warned
 
 
+def test_only_a_representation_with_a_centre_needs_the_plane_of_the_sharp_frame():
+    files = [("file", 25)]
+    for representation in ({"type": "encoding25"}, {"type": "tfp", "half_window": 2}):
+        needs = DatSpikes(DatasetInfo(), h=2, w=2, representation=representation)
+        with pytest.raises(OptionError, match="the plane of the sharp frame is not known"):
+            needs.exposures("clip", files, 1)
+    whole = DatSpikes(DatasetInfo(), h=2, w=2, representation={"type": "tfp", "num_bins": 3})
+
+    (exposure,) = whole.exposures("clip", files, 1)
+
+    assert exposure.center == 12
+
+
 def test_exposures_beside_a_window_are_refused():
     exposure = {"start": 0.0, "length": 2.0, "period": 2.0}
     for window in ({"first": 1}, {"count": 1}, {"first": "central"}):

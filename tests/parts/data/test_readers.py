@@ -1,0 +1,87 @@
+"""A reader of one's own: what follows from its name, its stems and its frames."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from data.clip_dataset import check_clips
+from data.clips.readers import Reader
+from utils.errors import DataError
+
+
+class Computed(Reader):
+    """Frames of 4 x 6 and sharp frames of 8 x 12, five of them for each blurry one."""
+
+    def __init__(self, name="c", level=0.5, kinds=("lq", "gt", "gt_instants", "spike")):
+        self.name = name
+        self.stems = ["0", "1", "2"]
+        self.level = level
+        self.kinds = kinds
+
+    def frame(self, index, reverse=False):
+        shapes = {"lq": (3, 4, 6), "gt": (3, 8, 12), "gt_instants": (15, 8, 12), "spike": (2, 4, 6)}
+        return {kind: torch.full(shapes[kind], self.level) for kind in self.kinds}
+
+
+class Own(Dataset):
+    def __init__(self, *readers):
+        self.own = list(readers)
+
+    def readers(self):
+        return self.own
+
+
+def test_sizes_follow_from_the_first_frame():
+    clip = Computed()
+
+    assert (clip.size, clip.gt_size, clip.scale, clip.instants) == ((4, 6), (8, 12), 2, 5)
+    assert clip.has_gt and (clip.fps, clip.times, clip.origin) == (None, None, {})
+
+
+def test_a_reader_without_sharp_frames_has_the_size_of_its_frames():
+    clip = Computed(kinds=("lq",))
+
+    assert (clip.size, clip.gt_size, clip.scale, clip.instants) == ((4, 6), (4, 6), 1, 0)
+    assert not clip.has_gt
+
+
+def test_spikes_are_shown_as_their_mean_and_never_below_0():
+    spike = torch.tensor([[[0.2, -3.0]], [[0.4, 1.0]]])
+
+    assert np.allclose(Computed().spike_light(0, spike), [[0.3, 0.0]])
+
+
+def test_the_digest_changes_with_the_frames():
+    assert Computed().digest() == Computed().digest() != Computed(level=0.6).digest()
+    assert len(Computed().digest()) == 16
+
+
+@pytest.mark.parametrize("scale, instants", [(2, 5), (2, None)])
+def test_a_test_set_that_fits_the_network_is_accepted(scale, instants):
+    check_clips(Own(Computed(), Computed("d")), "test", scale, instants)
+
+
+@pytest.mark.parametrize(
+    "scale, instants, words",
+    [
+        (1, 5, "gt of 8 x 12 for lq of 4 x 6 in clip d, but scale is 1"),
+        (4, 5, "but scale is 4"),
+        (2, 3, "5 sharp frames for each blurry one in clip d, but netG.out_instants is 3"),
+    ],
+)
+def test_a_test_set_that_does_not_fit_the_network_is_refused(scale, instants, words):
+    with pytest.raises(DataError, match=words):
+        check_clips(Own(Computed("d")), "test", scale, instants)
+
+
+def test_clips_without_sharp_frames_fit_every_scale():
+    check_clips(Own(Computed(kinds=("lq",))), "test", 4, None)
+
+
+def test_samples_of_a_plain_dataset_are_not_looked_at():
+    class Plain(Dataset):
+        def __getitem__(self, index):
+            raise AssertionError
+
+    check_clips(Plain(), "train", 4, 3)
