@@ -274,3 +274,25 @@ def test_home_and_variables_in_paths_are_replaced(root, monkeypatch, caplog):
 )
 def test_a_variable_without_a_value_is_named(root, path, words):
     assert words in complaint(root, dataroot_lq=path)
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_the_same_files_are_found_for_a_network_that_does_not_enlarge(root, tmp_path, is_cached):
+    values = section(root, lq_folder="sharp")
+    if is_cached:
+        values = cached(values, tmp_path / "cache")
+
+    assert len(check(values).problems) == 2
+    assert not check(values, scale=2).problems
+
+
+def test_a_copy_of_some_frames_is_no_copy_of_all(root, caplog):
+    for clip, kept in (("clip0", "000000.png"), ("clip1", "000005.png")):
+        folder = root / "GOPRO_Large/train" / clip
+        for path in (folder / "blur").iterdir():
+            if path.name != kept:
+                shutil.copy(path, folder / "sharp")
+
+    preflight(*options(root))
+
+    assert "copies of the blurry ones" not in caplog.text
