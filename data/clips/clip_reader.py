@@ -116,8 +116,12 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Pl
     if root.is_file() or files.files_in(root):
         return {_name_of(root): Places(root, spike, gt)}
     within = files.clip_place(root, "blur")
-    if within != root:  # <clip>/blur/<frame>: the folder of a single clip
-        return {_name_of(within): Places(within, _spike_place(spike), _gt_place(gt))}
+    if within != root:
+        spike = _spike_place(spike)
+        gt = _gt_place(gt)
+        if files.files_in(within):  # <clip>/blur/<frame>: the folder of a single clip
+            return {_name_of(within): Places(within, spike, gt)}
+        root = within  # blur/<clip>/<frame>: a folder for each kind of file
 
     found: dict[str, Places] = {}
     for name, frames in files.clips_in(root, "blur"):

@@ -345,6 +345,23 @@ def test_the_folder_of_a_clip_is_one_clip(tmp_path):
     }  # fmt: skip
 
 
+def test_a_folder_of_each_kind_of_file_is_a_folder_of_clips(tmp_path):
+    for clip in ("a", "b"):
+        for kind in ("blur", "sharp"):
+            for frame in range(2):
+                write_png(tmp_path / kind / clip / f"{frame}.png", np.full(SIZE, 20 * frame))
+        write_dat(tmp_path / f"spike/{clip}.dat", np.zeros((48, *SIZE), np.uint8))
+
+    for spike, gt in ((tmp_path, tmp_path), (tmp_path / "spike", tmp_path / "sharp")):
+        found = user_clips(tmp_path, spike, gt, spike_options=OPTIONS)
+
+        assert [clip.name for clip in found] == ["a", "b"]
+        assert [clip.origin["gt"] for clip in found] == [f"{tmp_path}/sharp/{n}" for n in "ab"]
+        assert [clip.origin["spike"] for clip in found] == [
+            f"{tmp_path}/spike/{n}.dat" for n in "ab"
+        ]
+
+
 def test_a_folder_with_one_spike_file_for_all_frames_is_told_from_the_file_itself(tmp_path):
     frames, _ = folder_with_spikes(tmp_path, ["0", "1", "2", "3"])
     write_dat(tmp_path / "only/all.dat", np.zeros((96, *SIZE), np.uint8))
