@@ -268,6 +268,23 @@ def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
     assert planes_of(clip) == [(0, 30), (30, 40), (70, 30), (100, 30)]
 
 
+@pytest.mark.parametrize("name", ["7", "alone"])
+def test_one_frame_takes_one_exposure(tmp_path, name):
+    regular = {"start": 3.0, "length": 20.0, "period": 30.5}
+    options = OPTIONS | {"exposure": regular}
+
+    (clip,) = user_clips(*folder_with_spikes(tmp_path, [name]), spike_options=options)
+
+    assert planes_of(clip) == [(3, 20)]
+
+
+@pytest.mark.parametrize("name", ["7", "alone"])
+def test_one_frame_takes_all_planes_of_its_file(tmp_path, name):
+    (clip,) = user_clips(*folder_with_spikes(tmp_path, [name]), spike_options=OPTIONS)
+
+    assert planes_of(clip) == [(0, 240)]
+
+
 def test_one_period_for_frames_with_a_gap_is_refused(tmp_path):
     regular = {"start": 3.0, "length": 20.0, "period": 30.5}
     error = refusal(*folder_with_spikes(tmp_path, GAP), exposure=regular)

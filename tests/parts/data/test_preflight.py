@@ -296,3 +296,21 @@ def test_a_copy_of_some_frames_is_no_copy_of_all(root, caplog):
     preflight(*options(root))
 
     assert "copies of the blurry ones" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "first, name", [(1, "3.png"), (98, "100.png")], ids=["one digit", "more digits"]
+)
+def test_a_missing_frame_is_named_as_its_neighbours_are(tmp_path, first, name):
+    write_clips(tmp_path, "c", frames=5)
+    write_clip(tmp_path, "t", split="test")
+    for kind in ("GOPRO_Large/train/c/blur", "GOPRO_Large/train/c/sharp",
+                 "GOPRO_Large_spike_seq/train/c/spike"):  # fmt: skip
+        for path in sorted((tmp_path / kind).iterdir()):
+            path.rename(path.with_stem(str(first + int(path.stem))))
+    frame(tmp_path, f"blur/{name}", "c").unlink()
+
+    said = complaint(tmp_path)
+
+    assert f"lq lacks 1 of 5 frames: {name}\n" in said
+    assert "every frame with its lq, gt and spike file; docs/data_format.md" in said
