@@ -101,6 +101,10 @@ class FrameTimes:
             found.append((lo, hi))
         return found
 
+    def places(self) -> list[int]:
+        """Return the place of each frame, counted from 0, if all frames were there."""
+        return [round((start - self.begin) / self.step) for start in self.starts]
+
     def until(self, end: Fraction) -> "FrameTimes":
         """Return the same times of a clip that ends at `end`, as another clock says.
 

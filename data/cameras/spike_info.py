@@ -601,7 +601,9 @@ def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None
     if table.rows:
         if times.missing and len(table.rows) != len(times):
             what = f"spike.exposure lists {len(table.rows)} frames of clip {clip}"
-            rows = [list(row) for row in table.rows[: len(times)]]
+            # The list is likely to have the missing frames too.
+            kept = [place for place in times.places() if place < len(table.rows)]
+            rows = [list(table.rows[place]) for place in kept]
             raise UnknownPlanes(f"{what}: {times.described()}", clip, rows)
         return
     if times.is_even:

@@ -307,6 +307,8 @@ def test_a_list_of_other_frames_than_are_there_is_refused(tmp_path):
     error = refusal(*folder_with_spikes(tmp_path, GAP), exposure=rows)
 
     assert "lists 6 frames" in error.what and "frames 2 to 3" in error.what
+    left = [[0.0, 40.0], [40.0, 40.0], [160.0, 40.0], [200.0, 40.0]]
+    assert json.dumps({"frames": left}) in error.do
 
 
 def test_several_clips_are_refused_at_once(tmp_path):
