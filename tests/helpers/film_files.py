@@ -50,9 +50,11 @@ def noise_film(
         out.mux(stream.encode())
 
 
-def write_film_with_lost_packets(path: Path, count: int, first: int, last: int) -> None:
+def write_film_with_lost_packets(
+    path: Path, count: int, first: int, last: int, codec: str = "libx264"
+) -> None:
     """A film of `count` frames, 25 a second, without the data of frames first ... last."""
-    noise_film(path, count)
+    noise_film(path, count, codec)
     data = path.read_bytes()
     packets = [data[i : i + 188] for i in range(0, len(data), 188)]
     begins = []  # numbers of the packets in which a frame begins

@@ -131,6 +131,34 @@ def test_frames_beside_lost_ones_keep_their_planes_and_the_lost_ones_are_named(
     assert words in caplog.text and "those of the missing frames are left out" in caplog.text
 
 
+def test_the_lost_beginning_of_a_film_is_named_and_takes_its_planes_with_it(tmp_path, caplog):
+    # Frame 0 is gone, and frames 1 to 5 cannot be decoded without it.
+    write_film_with_lost_packets(tmp_path / "f.ts", 36, 0, 0, codec="libx265")
+    write_dat(tmp_path / "f.dat", np.zeros((35 * 40, *SIZE), np.uint8))
+
+    (clip,) = user_clips(tmp_path / "f.ts", tmp_path / "f.dat", spike_options=OPTIONS)
+
+    assert planes_of(clip) == [(40 * i, 40) for i in range(5, 35)]
+    assert "5 of 35 frames are missing: frames 0 to 4 at 0.040 s" in caplog.text
+
+
+def test_a_film_that_begins_later_has_its_planes_from_its_first_frame_on(tmp_path):
+    lengths = [SHORT] * 3 + [LONG] * 3
+    starts = [2 + start for start in starts_of(lengths)]
+    write_film(tmp_path / "f.mkv", [picture(seed=i) for i in range(6)], starts)
+    write_dat(tmp_path / "f.dat", np.zeros((360, *SIZE), np.uint8))
+
+    (clip,) = user_clips(tmp_path / "f.mkv", tmp_path / "f.dat", spike_options=OPTIONS)
+    said = refusal(
+        tmp_path / "f.mkv", tmp_path / "f.dat", calibration=calibration(tmp_path, 2 * RATE)
+    )
+
+    # Matroska rounds to milliseconds, 1.44 planes.
+    expected = np.array(true_planes(starts_of(lengths), lengths))
+    assert np.abs(np.array(planes_of(clip)) - expected).max() <= 2
+    assert "the film lasts 0.249 s, its planes 0.125 s" in said.what
+
+
 def test_the_lost_end_of_a_film_is_named_and_takes_its_planes_with_it(tmp_path, caplog):
     write_cut_film(tmp_path / "f.mp4", 36, 0.6)
     write_dat(tmp_path / "f.dat", np.zeros((36 * 40, *SIZE), np.uint8))
