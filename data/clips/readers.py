@@ -53,25 +53,26 @@ class Reader:
         return {}
 
     @cached_property
-    def first_frame(self) -> dict[str, Tensor]:
-        return self.frame(0)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors of the first frame. The tensors would fill the memory."""
+        return {kind: tuple(tensor.shape) for kind, tensor in self.frame(0).items()}
 
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of the blurry frames."""
-        height, width = self.first_frame["lq"].shape[-2:]
+        height, width = self.shapes["lq"][-2:]
         return height, width
 
     @property
     def gt_size(self) -> tuple[int, int]:
         """(height, width) of the sharp frames, or of the blurry ones if there are none."""
-        height, width = self.first_frame["gt" if self.has_gt else "lq"].shape[-2:]
+        height, width = self.shapes["gt" if self.has_gt else "lq"][-2:]
         return height, width
 
     @property
     def has_gt(self) -> bool:
         """Whether there is a sharp frame for each frame."""
-        return "gt" in self.first_frame
+        return "gt" in self.shapes
 
     @property
     def gt_place(self) -> str:
@@ -85,9 +86,8 @@ class Reader:
     @property
     def instants(self) -> int:
         """K, the sharp frames of each exposure; 0 if the clip has none."""
-        if "gt_instants" not in self.first_frame:
-            return 0
-        return self.first_frame["gt_instants"].shape[0] // 3
+        channels = self.shapes.get("gt_instants", (0,))[0]  # three for each
+        return channels // 3
 
     def digest(self) -> str:
         """Return 16 hex digits that change with the clip."""
