@@ -382,13 +382,16 @@ class Timing:
         """
         if self.exposures is not None:
             table = self.table(clip)
-            if table is not None:  # else `span` refuses the clip
+            # Without a table for the clip, `span` refuses it.
+            if table is not None:
                 _refuse_other_frames(clip, table, times)
             return None
 
         first, count = self.window(planes)
+        # Numbers in names say that frames are missing, but not that the others kept their pace.
         if times.doubt or (times.missing and not times.is_film):
             raise _unknown_times(clip, times, first, count)
+        # Both cameras have a clock, so the two must agree on the length of the clip.
         if times.is_film and tick_hz:
             times = times.until(times.begin + Fraction(count) / Fraction(tick_hz))
             if times.doubt:
@@ -425,7 +428,8 @@ class Timing:
             origin = begin
             length = planes
 
-        # Of the planes of the frame, read those during which it was exposed.
+        # Of the planes of the frame, read those in the middle, during which it was exposed: at least
+        # one, unless the frame has none.
         exposed = max(min(count, 1), nearest_plane(count * self.share))
         lo = start + (count - exposed) // 2
         hi = lo + exposed
@@ -578,6 +582,7 @@ def _unknown_times(
     first, count: the planes to share. tick_hz: planes per second, if the clocks contradict.
     """
     proposal: Any
+    # The guess: the planes begin and end with the clip.
     if times.is_even:
         length = round(count / len(times), 3)
         proposal = {"start": first, "length": length, "period": length}
@@ -610,6 +615,7 @@ def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None
         return
     rows = []
     for start in times.starts:
+        # Frames at the usual distance are one period apart.
         periods = (start - times.begin) / times.step
         begin = Fraction(table.start) + periods * Fraction(table.period)
         rows.append([_plain(begin), table.length])

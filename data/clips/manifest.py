@@ -110,6 +110,7 @@ def problems_error(
     for source in sources:
         roots += source.roots().values()
         lists.append(f"the meta list {source.meta}" if source.meta else "the folders")
+    # Problems with advice of their own, and once the advice for all others.
     advice = [problem.do for problem in problems if problem.do]
     if len(advice) < len(problems):
         places = " and ".join(dict.fromkeys(lists))
@@ -142,6 +143,7 @@ def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
     if source.may_share_frames or not source.dataroot_gt or not clips:
         return False
     for clip in clips:
+        # Two frames are enough: a clip of real blur differs in each.
         for frame in {0, len(clip) - 1}:
             if read_bytes(clip.lq[frame]) != read_bytes(clip.gt[frame]):
                 return False
