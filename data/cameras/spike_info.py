@@ -428,8 +428,8 @@ class Timing:
             origin = begin
             length = planes
 
-        # Of the planes of the frame, read those in the middle, during which it was exposed: at least
-        # one, unless the frame has none.
+        # Of the planes of the frame, read those in the middle, during which it was exposed. This is
+        # at least one, unless the frame has none.
         exposed = max(min(count, 1), nearest_plane(count * self.share))
         lo = start + (count - exposed) // 2
         hi = lo + exposed
