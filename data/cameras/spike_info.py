@@ -351,11 +351,9 @@ class Timing:
             return len(table.rows)
         first, count = table.planes_of(0, self.offset)
         frames = max(int((planes - first - count) / table.period), 1)
-        # Starts are rounded to planes, so one more or one fewer may fit.
+        # So many fit in any case; starts are rounded to planes, so a few more may fit.
         while sum(table.planes_of(frames, self.offset)) <= planes:
             frames += 1
-        while frames > 1 and sum(table.planes_of(frames - 1, self.offset)) > planes:
-            frames -= 1
         return frames
 
     def window(self, planes: int) -> tuple[int, int]:

@@ -122,13 +122,14 @@ def test_a_cache_without_its_files_is_hashed_itself(root, tmp_path):
     assert digest_of_clips(clips) != before
 
 
-def test_a_reader_without_files_is_known_by_its_frames():
+@pytest.mark.parametrize("number", [0, 1, 3], ids=["first", "middle", "last"])
+def test_a_reader_without_files_is_known_by_its_frames(number):
     frames = torch.zeros(4, 3, 5, 6)
     reader = SimpleNamespace(
         name="x", stems=["0", "1", "2", "3"], frame=lambda i: {"lq": frames[i]}
     )
     before = digest_of_clips([reader])
-    frames[3, 2, 4, 5] = 1.0
+    frames[number, 2, 4, 5] = 1.0
 
     assert digest_of_clips([reader]) != before
 

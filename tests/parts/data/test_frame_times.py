@@ -288,6 +288,17 @@ def test_a_folder_without_gaps_shares_its_planes_evenly(tmp_path, names):
     assert planes_of(clip) == [(0, 60), (60, 61), (121, 60), (181, 61)]
 
 
+@pytest.mark.parametrize("step, is_stamp", [(999, False), (1000, True)])
+def test_numbers_a_thousand_apart_count_microseconds(tmp_path, step, is_stamp):
+    files = folder_with_spikes(tmp_path, [str(10_000 + step * i) for i in range(3)])
+
+    if is_stamp:
+        (clip,) = user_clips(*files, spike_options=OPTIONS)
+        assert planes_of(clip) == [(0, 80), (80, 80), (160, 80)]
+    else:
+        assert "1996 of 1999 frames are missing: frames 10001 to 10998" in refusal(*files).what
+
+
 def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
     files = folder_with_spikes(tmp_path, ["1000000", "1030000", "1070000", "1100000"], 130)
 

@@ -1,6 +1,7 @@
 """Several sharp instants of each exposure: their files, the samples, the network, the test program."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -175,3 +176,12 @@ def test_other_numbers_of_instants_than_the_data_have_are_refused(home, capfd):
     )
     text, code = message(capfd, *arguments, *changes)
     assert code == 2 and "--save slowmotion" in text and not out.exists()
+
+
+def test_other_files_beside_the_instants_are_left_alone(clips, tmp_path):
+    shutil.copytree(clips, tmp_path / "clips")
+    folder = tmp_path / "clips/GOPRO_Large/train/clip0/instants"
+    for name in ("notes_a.png", "000000_x.png", "preview.png", "99_0.png"):
+        shutil.copy(folder / "000000_0.png", folder / name)
+
+    assert build(tmp_path / "clips").clips[0].instants == K

@@ -314,3 +314,25 @@ def test_a_missing_frame_is_named_as_its_neighbours_are(tmp_path, first, name):
 
     assert f"lq lacks 1 of 5 frames: {name}\n" in said
     assert "every frame with its lq, gt and spike file; docs/data_format.md" in said
+
+
+@pytest.mark.parametrize(
+    "windows, spikes, is_narrow",
+    [([2, 6], 1, True), ([2, 10], 1, True), ([2, 6], 4, False), ([0.1, 0.5], 1, True),
+     ([0.1, 0.5], 4, False), ([6], 1, False)],
+    ids=str,
+)  # fmt: skip
+def test_windows_between_two_spikes_are_said(tmp_path, windows, spikes, is_narrow):
+    write_clips(tmp_path, "c", frames=1)
+    stream = np.zeros((24, 8, 12), np.uint8)
+    stream[:spikes, :, :6] = 1  # in half of the pixels: 1 / 48 per plane, or 1 / 12
+    path = tmp_path / "GOPRO_Large_spike_seq/train/c/spike/000000.dat"
+    write_spikes(path, stream, SpikeGeometry(8, 12))
+    representation = {"type": "relative", "half_windows": windows}
+
+    report = check(section(tmp_path, spike={"type": "dat", "representation": representation}))
+
+    said = [each.what for each in report.warnings if "take wider ones" in each.what]
+    assert len(said) == is_narrow
+    if said:
+        assert said[0].startswith(f"0.021 spikes per plane: the windows of half_windows {windows}")
