@@ -14,6 +14,7 @@ from pydantic import Field
 from data.clip_dataset import (
     ClipFiles,
     Crops,
+    FrameFiles,
     Root,
     SharpFiles,
     Spikes,
@@ -85,7 +86,7 @@ class VideoRecurrentTrainDataset(TrainClips):
 # ---- RGB: denoising --------------------------------------------------------------------------
 
 
-class DenoisingTrainKeys(Crops, SharpFiles, ClipFiles):
+class DenoisingTrainKeys(Crops, SharpFiles, FrameFiles):
     dataroot_lq: Root | None = Field(
         None, description="In denoising: null, or the same as dataroot_gt."
     )
