@@ -78,12 +78,18 @@ class FrameTimes:
         """Whether the frames follow one another at one distance and none is missing."""
         if self.missing:
             return False
+        if len(self) < 2:
+            return True
         # Containers round each time to a tick of their clock, so times may be off by a tick.
         tick = Fraction(1, math.lcm(*(start.denominator for start in self.starts)))
-        period = (self.starts[-1] - self.starts[0]) / max(len(self) - 1, 1)
-        allowed = min(tick, period / 4)
+        period = (self.starts[-1] - self.starts[0]) / (len(self) - 1)
+        steps = [after - before for before, after in itertools.pairwise(self.starts)]
+        # If all times are whole frames, such a tick is a frame, which is no rounding.
+        if max(steps) - min(steps) > min(tick, period / 2):
+            return False
+        # Small steps in one direction add up.
         even = [self.starts[0] + number * period for number in range(len(self))]
-        return all(abs(a - b) <= allowed for a, b in zip(self.starts, even, strict=True))
+        return all(abs(a - b) <= tick for a, b in zip(self.starts, even, strict=True))
 
     def shares(self, first: int, count: int) -> list[tuple[int, int]]:
         """Return (first plane, plane after the last) of each frame.

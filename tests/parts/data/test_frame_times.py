@@ -9,10 +9,12 @@ import cv2
 import numpy as np
 import pytest
 
+from data.cameras.frame_times import times_of_film
 from data.clips.clip_reader import user_clips
 from data.spike.simulate import to_display
 from tests.helpers.clip_files import picture, write_dat, write_png
 from tests.helpers.film_files import (
+    CLOCK,
     SIZE,
     moving_scene,
     noise_film,
@@ -37,6 +39,26 @@ def planes_of(clip):
 
 def true_planes(starts, lengths):
     return [(int(s * RATE), int(d * RATE)) for s, d in zip(starts, lengths, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "ticks, edges",
+    [
+        ([0, 320, 641, 961], [0, 320, 640, 960, 1281]),
+        ([0, 321, 643, 960], [0, 321, 643, 960, 1277]),
+        ([0, 320, 960, 1280], [0, 320, 960, 1280, 1600]),
+        ([0, 320, 639, 957, 1274, 1590, 1905], [0, 320, 639, 957, 1274, 1590, 1905, 2220]),
+        ([7, 327, 647, 967], [0, 320, 640, 960, 1280]),
+        # Whole hundredths of a second, as in a GIF: 3, 3, 4; and 1, 2, 1, which is no rounding.
+        ([0, 576, 1152, 1920], [0, 640, 1280, 1920, 2560]),
+        ([0, 192, 576, 768], [0, 192, 576, 768, 960]),
+    ],
+    ids=["rounded", "more", "whole frames", "slower and slower", "later", "coarse", "coarse, more"],
+)
+def test_only_rounding_to_a_tick_counts_as_one_distance(ticks, edges):
+    times = times_of_film([Fraction(tick, CLOCK) for tick in ticks])
+
+    assert times.shares(3, edges[-1]) == [(3 + a, 3 + b) for a, b in itertools.pairwise(edges)]
 
 
 def film_with_spikes(folder, lengths, keep=None, planes=None):
