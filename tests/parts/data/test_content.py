@@ -90,6 +90,13 @@ def test_what_is_read_of_the_same_files_changes_the_digest(root, changes):
     assert digest(root, **changes) != digest(root)
 
 
+def test_digests_have_16_hex_digits(root):
+    (first, _) = build_dataset(section(root, "test"), "test", 0).readers()
+
+    for found in (digest(root), first.digest()):
+        assert len(found) == 16 and int(found, 16) >= 0
+
+
 def test_a_frame_more_changes_the_digest(root):
     before = digest(root)
     write_clip(root, "clip1", split="test", first=47, frames=7, seed=1)

@@ -289,6 +289,16 @@ def test_frames_whose_times_are_unknown_are_refused_with_exposures_to_correct(
         assert json.loads(table) == {"frames": exposures}
 
 
+@pytest.mark.parametrize("gaps, more", [(5, ""), (6, ", ..."), (7, ", ...")])
+def test_the_first_five_gaps_are_named(tmp_path, gaps, more):
+    files = folder_with_spikes(tmp_path, [str(2 * i) for i in range(gaps + 1)])
+
+    said = refusal(*files).what
+
+    named = "frame 1, frame 3, frame 5, frame 7, frame 9" + more
+    assert said.endswith(f"{gaps} of {2 * gaps + 1} frames are missing: {named}")
+
+
 def test_the_proposed_exposures_are_accepted(tmp_path):
     files = folder_with_spikes(tmp_path, GAP)
     table = refusal(*files).do.partition("spike.exposure=")[2].rstrip("'")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from data.clips.preflight import preflight
+from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
 from tests.helpers.clip_files import (
     cached,
@@ -336,3 +337,23 @@ def test_windows_between_two_spikes_are_said(tmp_path, windows, spikes, is_narro
     assert len(said) == is_narrow
     if said:
         assert said[0].startswith(f"0.021 spikes per plane: the windows of half_windows {windows}")
+
+
+def test_a_denoising_test_may_have_one_folder_for_both(root):
+    clean = str(root / "GOPRO_Large/train")
+    roots = {"dataroot_lq": clean, "dataroot_gt": clean, "lq_folder": "sharp"}
+    values = {"dataset_type": "VideoRecurrentTestDataset", **roots}
+
+    denoising = check(values | {"sigma": 30.0})
+
+    assert not denoising.problems and not denoising.warnings
+    assert len(check(values).problems) == 2
+
+
+def test_a_clip_beyond_the_last_one_is_none(root):
+    clips = build_dataset(section(root, "test"), "test", 0)
+
+    assert len([*clips]) == len(clips) == 1
+    for index in (-1, 1):
+        with pytest.raises(IndexError):
+            clips[index]
