@@ -1,6 +1,8 @@
 import os
 import shutil
 import zlib
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -357,3 +359,17 @@ def test_a_clip_beyond_the_last_one_is_none(root):
     for index in (-1, 1):
         with pytest.raises(IndexError):
             clips[index]
+
+
+def test_the_progress_of_the_check_counts_every_file(root):
+    seen = []
+
+    @contextmanager
+    def show(total, name, unit):
+        seen.append((total, name, unit))
+        yield SimpleNamespace(update=lambda: seen.append(1))
+
+    check(section(root), show=show)
+
+    # Two clips of six frames, each with a blurry and a sharp picture and a spike file.
+    assert seen[0] == (36, "checking train", "files") and seen[1:] == [1] * 36
