@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.vrt.chunks import Tape
+from models.vrt.forms import attention_has_kernel
 from models.vrt.windows import Span
 
 # Bytes of the T x T matrices that are computed at once: they should fit the cache.
@@ -42,13 +43,22 @@ def window_attention(
     scale: float,
     mutual: bool,
     tape: Tape | None,
+    is_plain: bool = False,
 ) -> Tensor:
-    """Attention among the tokens of each window, or between its two frames (mutual, without bias).
+    """Compute the attention among the tokens of each window, or between its two frames.
 
-    qkv: (n, T, 3, heads, hd); bias: (heads, T, T) or None; spans: of all n windows. tape: for `CpuAttention`, which
-    records on it or reads from it; None: torch's attention. Returns (n, T, heads * hd).
+    qkv: (n, T, 3, heads, hd). bias: (heads, T, T) or None. spans: the spans of all n windows.
+    mutual: attention between the two frames, without bias. tape: what `CpuAttention` records on or
+        reads from; None: not our attention for a CPU. is_plain: torch's attention in any case.
+
+    Returns (n, T, heads * hd).
     """
-    parts, t = [], qkv.shape[1] // (2 if mutual else 1)
+    t = qkv.shape[1] // (2 if mutual else 1)
+    if not is_plain and tape is None and attention_has_kernel(qkv, t, qkv.shape[4]):
+        from models.vrt import triton_attention  # Triton is not everywhere
+
+        return triton_attention.window_attention(qkv, bias, spans, scale, mutual)
+    parts = []
     # The gradient of a slice would be as large as the whole.
     for part, span in zip(
         qkv.split([span.stop - span.start for span in spans]), spans, strict=True

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from models.vrt.forms import has_kernels
+
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype of autocast on the device of x, else that of x."""
@@ -16,11 +18,19 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Layer norm over the last axis in the dtype of x; mean and variance are float32 or float64 either way."""
-    if (
-        x.device.type != "cpu"
-    ):  # a CPU sums the gradients of weight and bias in their dtype: bfloat16 is 40 % off
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, is_plain: bool = True
+) -> Tensor:
+    """Return the layer norm over the last axis in the dtype of x.
+
+    is_plain: torch's operator in any case. Mean and variance are float32 or float64 either way.
+    """
+    if not is_plain and has_kernels(x):
+        from models.vrt import triton_rows  # Triton is not everywhere
+
+        return triton_rows.layer_norm(x, weight, bias, eps)
+    # A CPU sums the gradients of weight and bias in their dtype: bfloat16 would be 40 % off.
+    if x.device.type != "cpu":
         weight, bias = weight.to(x.dtype), bias.to(x.dtype)
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 

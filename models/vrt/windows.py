@@ -12,7 +12,7 @@ from torch import Tensor
 MASKED = -100.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity, so that it can be a key of a cache
 class Span:
     """The windows start .. stop - 1, which share one mask: (T, T), added to the logits, or None."""
 
