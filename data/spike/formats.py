@@ -212,11 +212,8 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
     remainder: "error" refuses bytes after the last whole packed plane, "truncate" ignores them.
     """
     with _file_errors(path):
-        if not is_array(path):  # an empty file cannot be mapped
-            data = (
-                np.memmap(path, np.uint8, "r") if os.stat(path).st_size else np.empty(0, np.uint8)
-            )
-            return packed_planes(data, path, geometry, remainder)
+        if not is_array(path):
+            return packed_planes(_map_bytes(path), path, geometry, remainder)
         shape, dtype, load = _find_array(path)
     is_type, widths = dtype in (np.uint8, np.bool_), (geometry.width, geometry.line_width)
     if (
@@ -235,6 +232,15 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
     raise SpikeFileError(
         what, str(path), expected, do if is_type else "save it as (array > 0).astype(numpy.uint8)"
     )
+
+
+def _map_bytes(path: PathLike) -> np.ndarray:
+    if not os.stat(path).st_size:
+        return np.empty(0, np.uint8)  # an empty file cannot be mapped
+    try:
+        return np.memmap(path, np.uint8, "r")
+    except ValueError:  # cut between the look at its size and the mapping: it has another size now
+        return _map_bytes(path)
 
 
 def read_spikes(

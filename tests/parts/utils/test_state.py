@@ -36,12 +36,14 @@ REGISTRIES = (  # filled once, on import, before any option is read
 CACHES = (  # index tensors of a few sizes; the same in each forward pass
     "models.vrt.deform_align._tap_positions", "models.vrt.flow.pixel_grid",
     "models.vrt.windows.relative_position_index", "models.vrt.windows.window_chunks",
+    "models.vrt.triton_attention.mask_table",
 )  # fmt: skip
 STATE = {
     "utils.dist.state.RUN": "a process has one rank in one run; signal handlers and every collective need it",
     "utils.logger._unwritten": "a file that cannot be written is reported once, whoever writes it",
     "utils.dist.process.CLAIMS": "a process removes its own claims when it ends, whoever made them",
     "utils.dist.process.machine": "cache: a process stays on its machine",
+    "models.vrt.forms._kernels_run_on": "cache: a GPU that compiles the kernels once goes on doing so",
     "data.clips.files._environments": "LMDB refuses to be opened twice in a process",
     "data.clips.files._opening": "the lock for it: a check reads in several threads",
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
