@@ -73,11 +73,13 @@ class ClipReader(FrameReader, Protocol):
     """A clip to test on. origin: "input", "gt", "spike" -> path, for the protocol.
 
     Of a video: fps, and times: seconds of each frame. None for frames.
+    pixel_aspect: width over height of a pixel, 1 for frames.
     digest: 16 hex digits that change with the name, size or modification time of any file of the clip.
     """
 
     fps: float | None
     times: Sequence[Fraction] | None
+    pixel_aspect: Fraction
     origin: dict[str, str]
     digest: Callable[[], str]
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av.logging
 import cv2
 import numpy as np
+from av.stream import Disposition
 
 from utils.errors import DataError
 from utils.files import temporary_beside, writing
@@ -28,6 +29,7 @@ KEPT_BYTES = 128 * 2**20
 QUALITY = "10"
 # AVCOL_SPC_BT709 and its companions, AVCOL_RANGE_MPEG: said in the file, or players guess from the size.
 BT709, LIMITED = 1, 1
+SQUARE = Fraction(1)  # the width of a pixel over its height
 FINEST_CLOCK = 2**24  # ticks a second
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)  # of the system, or of FFmpeg
 
@@ -50,22 +52,27 @@ class VideoReader:
     num_frames; fps: the average; times: of each frame, in seconds. All frames are decoded once for them, as containers
     often state wrong numbers. Seeking is not to be trusted either: jumping back decodes from the start again, and keeps
     some frames before, for a clip read backwards. go_on: called after each decoded frame.
+    pixel_aspect: width over height of a pixel, upright; 1 where the film does not say it.
+    Raises DataError for a file without a film, and for frames of different sizes.
     """
 
     def __init__(self, path: str | Path, go_on: Callable[[], object] = lambda: None) -> None:
         self.path, self._go_on = Path(path), go_on
         stamps: list[Fraction | None] = []
         with self._errors("not a video"), open_container(str(self.path)) as container:
-            if not container.streams.video:
-                raise OSError(0, "the file holds no video")
-            stream = container.streams.video[0]
-            stream.thread_type = "AUTO"
+            stream = _film_in(container)
+            first = None
             for frame in container.decode(stream):
+                if first is None:
+                    first = frame
+                elif _upright_size(frame) != _upright_size(first):
+                    raise _other_size(path, len(stamps), frame, first)
                 stamps.append(None if frame.pts is None else frame.pts * frame.time_base)
                 go_on()
             fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
-            if not stamps:
+            if first is None:
                 raise OSError(0, "no frame can be decoded")
+            self.pixel_aspect = _upright_aspect(stream, first)
         self.num_frames, self.fps = len(stamps), float(fps)
         if None in stamps or stamps != sorted(set(stamps)):
             logger.warning(
@@ -116,22 +123,98 @@ def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
     # Not a method: in a reference cycle with the reader, the file could stay open until a forked worker collects it,
     # and that worker would wait for decoder threads that a fork does not copy.
     with open_container(str(path)) as container:
-        stream = container.streams.video[0]
-        stream.thread_type = "AUTO"
-        for number, frame in enumerate(container.decode(stream)):
+        for number, frame in enumerate(container.decode(_film_in(container))):
             if number < first:
                 yield np.empty(0, np.uint8)
                 continue
-            # Of the display matrix: quarter turns, counter-clockwise, as phones write them.
-            turns = round(frame.rotation / 90) % 4
-            yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), turns))
+            image = _upright(frame.to_ndarray(format="rgb24"), _orientation(frame))
+            yield np.ascontiguousarray(image)
+
+
+def _film_in(container: Any) -> Any:
+    """Return the stream that players show, which is no cover picture.
+
+    Raises OSError if there is none.
+    """
+    films = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    if not films:
+        raise OSError(0, "the file holds no video")
+    marked = [stream for stream in films if stream.disposition & Disposition.default]
+    film = (marked or films)[0]
+    film.thread_type = "AUTO"
+    return film
+
+
+def _other_size(path: str | Path, number: int, frame: Any, first: Any) -> DataError:
+    """Return the refusal of a frame of PyAV that has another size than the first one."""
+    (height, width), (first_height, first_width) = _upright_size(frame), _upright_size(first)
+    return DataError(
+        what=f"frame {number} is {width} x {height}, those before are {first_width} x {first_height}",
+        where=str(path),
+        expected="frames of one size",
+        do="cut the film where its size changes, and give each part as a film of its own",
+    )
+
+
+# ---- Upright -----------------------------------------------------------------------------------
+
+
+class Orientation(NamedTuple):
+    """What makes a decoded frame upright: first rows and columns are exchanged, then reversed."""
+
+    is_transposed: bool
+    has_reversed_columns: bool
+    has_reversed_rows: bool
+
+
+def _orientation(frame: Any) -> Orientation:
+    """Return what the display matrix of a frame asks for, to the nearest quarter turn.
+
+    The pixel (x, y) is shown at (a x + c y, b x + d y). Source: FFmpeg, libavutil/display.h.
+    """
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return Orientation(False, False, False)
+    a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
+    if abs(a) + abs(d) < abs(b) + abs(c):
+        return Orientation(True, c < 0, b < 0)
+    return Orientation(False, a < 0, d < 0)
+
+
+def _upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
+    """Return an image (H, W, 3) in another orientation, (H, W, 3) or (W, H, 3), without a copy."""
+    if orientation.is_transposed:
+        image = image.swapaxes(0, 1)
+    if orientation.has_reversed_columns:
+        image = image[:, ::-1]
+    if orientation.has_reversed_rows:
+        image = image[::-1]
+    return image
+
+
+def _upright_size(frame: Any) -> tuple[int, int]:
+    """Return (height, width) of a frame of PyAV as it is shown."""
+    if _orientation(frame).is_transposed:
+        return frame.width, frame.height
+    return frame.height, frame.width
+
+
+def _upright_aspect(stream: Any, frame: Any) -> Fraction:
+    """Return width over height of a pixel of the stream as it is shown; 1 if it is not known."""
+    aspect = stream.sample_aspect_ratio or SQUARE
+    if aspect <= 0:
+        return SQUARE
+    if _orientation(frame).is_transposed:
+        return 1 / aspect
+    return aspect
 
 
 class VideoWriter(AbstractContextManager):
     """A video in H.264, near lossless, that appears under its name only when it is whole.
 
     Leaving it after an error removes what was written. Frames (H, W, 3) uint8 of one size.
-    times: seconds at which each frame is shown; default: `fps` frames a second. chroma: "444" keeps the colour of every
+    times: seconds at which each frame is shown; default: `fps` frames a second.
+    pixel_aspect: width over height of a pixel, which players then show. chroma: "444" keeps the colour of every
     pixel; "420", a quarter of it, plays everywhere, and needs even sizes: the last row and column are then repeated.
     """
 
@@ -142,8 +225,9 @@ class VideoWriter(AbstractContextManager):
         *,
         times: Sequence[Fraction] | None = None,
         chroma: str = "420",
+        pixel_aspect: Fraction = SQUARE,
     ) -> None:
-        self.path, self.chroma = Path(path), chroma
+        self.path, self.chroma, self.pixel_aspect = Path(path), chroma, pixel_aspect
         self._fps, self._times = Fraction(fps).limit_denominator(100_000), times
         denominators = [time.denominator for time in times] if times else [self._fps.numerator]
         self._clock = min(math.lcm(*denominators), FINEST_CLOCK)
@@ -178,6 +262,8 @@ class VideoWriter(AbstractContextManager):
                 self._stream.pix_fmt = f"yuv{self.chroma}p"
                 context = self._stream.codec_context
                 self._stream.time_base = context.time_base = Fraction(1, self._clock)
+                if self.pixel_aspect != SQUARE:
+                    context.sample_aspect_ratio = self.pixel_aspect
                 context.color_range = LIMITED
                 context.colorspace = context.color_primaries = context.color_trc = BT709
             if frame.shape[:2] != (self._stream.height, self._stream.width):

@@ -21,7 +21,7 @@ from data.spike.formats import SpikeFile, SpikeGeometry, open_spikes, packed_pla
 from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES
-from utils.video import VIDEO_SUFFIXES, VideoReader
+from utils.video import SQUARE, VIDEO_SUFFIXES, VideoReader
 
 LMDB_MARK = ".lmdb::"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -337,7 +337,7 @@ class FrameSource:
     """The frames of a folder of images (in the natural order of their names), of a single image, or of a video.
 
     files, stems: file and name of each frame. size: (H, W) of the first frame.
-    fps, times, go_on: see `VideoReader`; None for images.
+    fps, times, go_on: see `VideoReader`; None for images. pixel_aspect: see `VideoReader`; 1 for images.
     """
 
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
@@ -346,10 +346,12 @@ class FrameSource:
                 "no such file or folder", str(path), "a video, or images", "check the path"
             )
         self.path, self.size, self.fps, self.times = path, None, None, None
+        self.pixel_aspect = SQUARE
         self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
         if self.is_video:
             self._video = VideoReader(path, go_on)
             self.fps, self.times, count = self._video.fps, self._video.times, self._video.num_frames
+            self.pixel_aspect = self._video.pixel_aspect
             self.files = [path] * count
             self.stems = [f"{i:0{max(6, len(str(count)))}d}" for i in range(count)]
         else:

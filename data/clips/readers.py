@@ -26,12 +26,14 @@ class Reader:
 
     origin: "input", "gt", "spike" -> path that the report shows.
     fps, times: of a film, frames a second and the time of each frame in seconds; else None.
+    pixel_aspect: width over height of a pixel of a film; 1 for other frames.
     """
 
     name: str
     stems: Sequence[str]
     fps: float | None = None
     times: Sequence[Fraction] | None = None
+    pixel_aspect: Fraction = Fraction(1)
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         """Return the tensors of a frame, float32.
@@ -106,6 +108,7 @@ class DatasetClip(Reader):
         if clip.opened:
             self.fps = clip.opened["lq"].fps
             self.times = clip.opened["lq"].times
+            self.pixel_aspect = clip.opened["lq"].pixel_aspect
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         item = self.dataset.read_frames(self.index, index, 1, reverse)

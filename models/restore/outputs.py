@@ -337,6 +337,7 @@ def _open_videos(
             clip.fps or outputs.fps,
             times=stamps or None,
             chroma=chroma,
+            pixel_aspect=clip.pixel_aspect,
         )
         videos[kind] = stack.enter_context(video)
         stack.callback(

@@ -448,6 +448,7 @@ class InterpolatedClip:
         self.clip, self.name, self.origin = clip, clip.name, {"input": clip.origin["input"]}
         self.given, self.times, self.digest = range(len(clip.stems)), None, clip.digest
         self.fps = None if clip.fps is None else 2 * clip.fps
+        self.pixel_aspect = clip.pixel_aspect
         if clip.times is not None:
             between = [(a + b) / 2 for a, b in itertools.pairwise(clip.times)]
             self.times = [t for pair in zip(clip.times, between, strict=False) for t in pair] + [
@@ -473,6 +474,7 @@ class LeftOutFrames:
     def __init__(self, clip: ClipReader, length: int) -> None:
         """length: frames that the network takes."""
         self.clip, self.name, self.origin, self.digest = clip, clip.name, clip.origin, clip.digest
+        self.pixel_aspect = clip.pixel_aspect
         self.given, first = range(0, len(clip.stems), 2), length // 2 - 1
         self.gaps = range(first, first + len(self.given) - length + 1)
         if not self.gaps:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+from av.stream import Disposition
 
 from data.spike.formats import SpikeGeometry, write_spikes
 
@@ -93,3 +94,67 @@ def write_scene_spikes(path: Path, light: np.ndarray) -> None:
     charge = np.cumsum(light, axis=0, dtype=np.float64) + 0.5
     spikes = np.diff(np.floor(charge), axis=0, prepend=0.0) > 0
     write_spikes(path, spikes.astype(np.uint8), SpikeGeometry(*light.shape[1:]))
+
+
+def write_turned_film(path: Path, image: np.ndarray, matrix: Sequence[int]) -> None:
+    """A lossless film of one RGB frame with a display matrix (a, b, c, d) in quarter turns."""
+    write_film(path, [image], [Fraction(0)])
+    one = 2**16
+    a, b, c, d = (one * value for value in matrix)
+    content = path.read_bytes()
+    begin = content.index(b"tkhd") + 4 + 40
+    stored = np.array([a, b, 0, c, d, 0, 0, 0, 2**30], ">i4").tobytes()
+    path.write_bytes(content[:begin] + stored + content[begin + len(stored) :])
+
+
+def write_film_with_cover(path: Path, cover: np.ndarray, frames: Sequence[np.ndarray]) -> None:
+    """An MP4 whose first stream is a cover picture; without frames, one of a song."""
+    with av.open(str(path), "w") as out:
+        picture = out.add_stream("png", rate=1)
+        picture.disposition = Disposition.attached_pic
+        pixels = [(picture, "rgb24", [cover])]
+        if frames:
+            pixels.append((out.add_stream("libx264", rate=25), "yuv420p", frames))
+        else:
+            out.add_stream("aac", rate=8000)
+        for stream, pix_fmt, images in pixels:
+            stream.height, stream.width, stream.pix_fmt = *images[0].shape[:2], pix_fmt
+        for stream, _, images in pixels:
+            for number, image in enumerate(images):
+                frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+                frame.pts, frame.time_base = number, Fraction(1, 25)
+                out.mux(stream.encode(frame))
+            out.mux(stream.encode())
+    path.write_bytes(_with_cover_first(path.read_bytes()))
+
+
+def _with_cover_first(content: bytes) -> bytes:
+    """An MP4 in which the box of the cover stands before those of the streams."""
+    begin = content.index(b"moov") - 4
+    end = begin + int.from_bytes(content[begin : begin + 4], "big")
+    boxes = []
+    at = begin + 8
+    while at < end:
+        size = int.from_bytes(content[at : at + 4], "big")
+        boxes.append(content[at : at + size])
+        at += size
+    boxes.sort(key=lambda box: box[4:8] != b"udta")
+    return content[: begin + 8] + b"".join(boxes) + content[end:]
+
+
+def write_film_of_two_sizes(path: Path, first: np.ndarray, second: np.ndarray) -> None:
+    """A transport stream of three frames of one size, then three of another."""
+    parts = []
+    for number, image in enumerate((first, second)):
+        part = path.with_name(f"part{number}.ts")
+        with av.open(str(part), "w") as out:
+            stream = out.add_stream("libx264", rate=25, options={"bf": "0"})
+            stream.height, stream.width, stream.pix_fmt = *image.shape[:2], "yuv420p"
+            for frame_number in range(3):
+                frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+                frame.pts, frame.time_base = 3 * number + frame_number, Fraction(1, 25)
+                out.mux(stream.encode(frame))
+            out.mux(stream.encode())
+        parts.append(part.read_bytes())
+        part.unlink()
+    path.write_bytes(b"".join(parts))
