@@ -22,6 +22,11 @@ from utils import VERSION, utils_dist
 from utils.arguments import frame_rate
 from utils.errors import CheckpointError, OptionError
 from utils.files import refuse_overlap, sha256_of
+from utils.options.foreign_flags import (
+    add_launch_flags,
+    check_launch_flags,
+    refuse_kair_test_flags,
+)
 from utils.options.load import OptionParser, Sources, apply_override
 from utils.options.models import LoaderOptions, PathOptions, ValOptions
 from utils.options.section import read_section
@@ -47,6 +52,7 @@ def _parser(description: str) -> OptionParser:
     add("--version", action="version", version=f"SpikeVRT {VERSION}")
     add(
         "--opt",
+        "-opt",
         metavar="FILE",
         help="option file: tests on datasets.test; with --input: names the network",
     )
@@ -126,6 +132,7 @@ def _parser(description: str) -> OptionParser:
         action="store_true",
         help="remove the results that this program made in the output folder",
     )
+    add_launch_flags(parser)
     add(
         "overrides",
         nargs="*",
@@ -147,7 +154,9 @@ def parse_test_args(argv: Sequence[str], description: str) -> Namespace:
         is_list = argument in ("--save", "--lpips") if argument.startswith("--") else is_list
         (front if is_list and "=" in argument else rest).append(argument)
     parser = _parser(description)
+    refuse_kair_test_flags(argv)
     args = parser.parse_intermixed_args([*front, *rest])
+    check_launch_flags(args)
     given = [key for key, value in vars(args).items() if value != parser.get_default(key)]
     args.is_direct = args.input is not None or (args.method is not None and args.opt is None)
     for key in ("overrides", "lpips", "save", "spike_size"):

@@ -21,6 +21,7 @@ import json5
 
 from utils import VERSION
 from utils.errors import OptionError
+from utils.options.foreign_flags import add_launch_flags, check_launch_flags, refuse_train_flags
 from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
 from utils.options.section import SHORT_FLAGS, Registry, joined, nearest, read_section, redact
 
@@ -41,7 +42,7 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     """
     parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
     parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
-    parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
+    parser.add_argument("--opt", "-opt", required=True, metavar="FILE", help="option file")
     add_flag = partial(parser.add_argument, dest="flags", action="append", default=[])
     resume = {"metavar": "auto|none|PATH", "help": "checkpoint to resume from (path.resume)"}
     add_flag(
@@ -55,8 +56,11 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     )
     for flag, key in SHORT_FLAGS.items():
         add_flag(f"--{flag}", type=f"{key}={{}}".format, metavar="N", help=key)
+    add_launch_flags(parser)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
+    refuse_train_flags(argv)
     args = parser.parse_intermixed_args(list(argv))
+    check_launch_flags(args)
 
     overrides = [*args.overrides, *args.flags]
     given = dict(override.partition("=")[::2] for override in overrides)

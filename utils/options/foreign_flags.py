@@ -1,0 +1,158 @@
+"""Flags of KAIR, BasicSR and S-VRT: taken if the launch says the same, else refused with ours.
+
+docs/coming_from.md has the table.
+"""
+
+import argparse
+import logging
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+from utils.errors import OptionError
+
+logger = logging.getLogger(__name__)
+
+PAGE = "docs/coming_from.md"
+LAUNCHERS = ("none", "pytorch", "slurm")
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+# Flags of KAIR's main_test_vrt.py -> number of their values, and ours.
+KAIR_TEST = {
+    "--task": (1, "--weights, --output"),
+    "--folder_lq": (1, "--input"),
+    "--folder_gt": (1, "--gt"),
+    "--tile": (3, "--tile T,P"),
+    "--tile_overlap": (3, "--overlap T,P"),
+    "--num_workers": (1, "none: frames are read beside the network"),
+    "--save_result": (0, "--save frames"),
+}
+# `--sigma` is a flag of both, and `--tile` has the name of ours, but three values.
+OURS_TOO = ("--tile",)
+
+# Flags of training programs -> what is ours.
+TRAIN_FLAGS = {
+    "--prepare-data": "python scripts/prepare_gopro_spike.py --source GOPRO_Large_all "
+    "--out trainsets, then the training without this flag",
+    "--auto_resume": "the same command without it: a repeated command resumes the run",
+    "--force_yml": "section.key=value, without a flag",
+    "--debug": "train.total_iter=10 train.checkpoint_print=1",
+}
+
+
+def add_launch_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags with which KAIR and BasicSR are launched, for `check_launch_flags`."""
+    add = parser.add_argument
+    add(
+        "--local-rank",
+        "--local_rank",
+        type=int,
+        metavar="N",
+        help="of torch.distributed.launch: LOCAL_RANK says the same",
+    )
+    add(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="of KAIR and BasicSR: the variables of the launch decide",
+    )
+    add("--dist", metavar="True|False", help="of KAIR: the variables of the launch decide")
+
+
+def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> None:
+    """Raise OptionError if the flags contradict the variables of the launch in `env`."""
+    rank, launcher, dist = args.local_rank, args.launcher, args.dist
+    if dist is not None and dist.lower() not in TRUTHS:
+        raise OptionError(
+            f"--dist is {dist!r}", "the command line", "True or False", "leave it out"
+        )
+    if rank is not None and str(rank) != env.get("LOCAL_RANK", "0"):
+        raise OptionError(
+            what=f"--local-rank is {rank}, LOCAL_RANK is {env.get('LOCAL_RANK', 'not set')}",
+            where="the command line",
+            expected="the same, as torch.distributed.launch and torchrun give them",
+            do=f"start with torchrun, or set the variables of the launch ({PAGE}, docs/ddp.md)",
+        )
+    if launcher == "slurm" and "SLURM_PROCID" not in env and "RANK" not in env:
+        raise OptionError(
+            what="--launcher slurm, but SLURM has not started this process",
+            where="the command line",
+            expected="a task of srun, which has SLURM_PROCID",
+            do="start it with srun, or with ./submit_job.sh (docs/ddp.md)",
+        )
+    is_launched = "RANK" in env or "SLURM_PROCID" in env
+    asks_for_many = launcher == "pytorch" or (dist is not None and TRUTHS[dist.lower()])
+    if asks_for_many and not is_launched:
+        logger.warning(
+            "--dist True and --launcher pytorch start no processes, and no launcher has started "
+            "this one: it runs alone. ./launch_train.sh N FILE starts N"
+        )
+
+
+def refuse_train_flags(argv: Sequence[str]) -> None:
+    """Raise OptionError if `argv` has flags of other programs that have no counterpart here."""
+    given = [flag for flag in TRAIN_FLAGS if flag in _flags(argv)]
+    if given:
+        raise OptionError(
+            what=f"{', '.join(given)} of another program",
+            where="the command line",
+            expected=f"the flags in --help; those of other programs are in {PAGE}",
+            do="; ".join(f"in place of {flag}: {TRAIN_FLAGS[flag]}" for flag in given),
+        )
+
+
+def refuse_kair_test_flags(argv: Sequence[str]) -> None:
+    """Raise OptionError with our command if `argv` has flags of KAIR's main_test_vrt.py."""
+    values = _values(argv)
+    given = [flag for flag in values if len(values[flag]) >= KAIR_TEST[flag][0]]
+    if not given:
+        return
+    ours = [f"{flag} -> {KAIR_TEST[flag][1]}" for flag in given]
+    raise OptionError(
+        what=f"{', '.join(given)} of KAIR's main_test_vrt.py",
+        where="the command line",
+        expected=f"{'; '.join(ours)} ({PAGE})",
+        do=f"python main_test_vrt.py {shlex.join(_our_arguments(values, argv))}",
+    )
+
+
+def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> list[str]:
+    """The arguments of our main_test_vrt.py that do what these values of KAIR's flags did there."""
+    task = values.get("--task", ["NAME"])[0]
+    ours = ["--weights", f"model_zoo/vrt/{task}.pth"]
+    ours += ["--input", values.get("--folder_lq", ["FOLDER"])[0]]
+    ours += ["--output", f"results/{task}"]
+    if "--folder_gt" in values:
+        ours += ["--gt", *values["--folder_gt"]]
+    for flag, name in (("--tile", "--tile"), ("--tile_overlap", "--overlap")):
+        if flag in values:
+            frames, height, _ = values[flag]  # our tiles are square
+            ours += [name, f"{frames},{height}"]
+    if "--sigma" in argv[:-1]:
+        ours += ["--sigma", argv[argv.index("--sigma") + 1]]
+    if "--save_result" in values:
+        ours += ["--save", "frames"]
+    return ours
+
+
+def _values(argv: Sequence[str]) -> dict[str, list[str]]:
+    """Each flag of KAIR_TEST in `argv` -> its values.
+
+    A flag that is ours too counts only with KAIR's number of values.
+    """
+    found: dict[str, list[str]] = {}
+    for place, argument in enumerate(argv):
+        flag, equals, text = argument.partition("=")
+        if flag not in KAIR_TEST:
+            continue
+        following = [text] if equals else []
+        for value in argv[place + 1 :]:
+            if value.startswith("--") or len(following) == KAIR_TEST[flag][0]:
+                break
+            following.append(value)
+        if flag not in OURS_TOO or len(following) == KAIR_TEST[flag][0]:
+            found[flag] = following
+    return found
+
+
+def _flags(argv: Sequence[str]) -> set[str]:
+    return {argument.partition("=")[0] for argument in argv if argument.startswith("--")}
