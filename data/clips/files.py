@@ -4,6 +4,7 @@ An LMDB holds one value per file under the key "<clip>/<frame>", and beside data
 "<clip>/<frame>.<ext> (<shape>) <compression>" per key. Files in it are named "<root>.lmdb::<clip>/<frame>" here.
 """
 
+import logging
 import os
 import re
 import threading
@@ -21,10 +22,28 @@ from data.spike.formats import SpikeFile, SpikeGeometry, open_spikes, packed_pla
 from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES
+from utils.picture import MOST_PIXELS, Header, read_header, upright
 from utils.video import SQUARE, VIDEO_SUFFIXES, VideoReader
+
+logger = logging.getLogger(__name__)
 
 LMDB_MARK = ".lmdb::"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+HEAD_BYTES = 4096  # before the pixels of most PNGs stands less
+# OpenCV's versions differ in which formats they turn upright, so none is turned by it.
+AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+# How a file begins that has the ending of a picture and is another one.
+OTHER_KINDS = {
+    rb"GIF8": "GIF",
+    rb"....ftyp(hei[cx]|hev[cx]|mif1|msf1)": "HEIC",
+    rb"....ftypavi[fs]": "AVIF",
+    rb"\xff\x0a|\0\0\0\x0cJXL ": "JPEG XL",
+    rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51": "JPEG 2000",
+    rb"\x76\x2f\x31\x01": "OpenEXR",
+    rb"#\?(RADIANCE|RGBE)": "Radiance HDR",
+    rb"version https://git-lfs": "a pointer of Git LFS",
+    rb"(?i)\s*<(!doctype|html)": "a web page",
+}
 FROM_START = (
     "every frame reads the file of its clip from the start, which is slow for long clips: convert it to .dat "
     "(scripts/spike_tool.py convert), or build a clip cache (scripts/build_clip_cache.py)"
@@ -277,33 +296,75 @@ def is_read_from_start(path: str) -> bool:
 
 
 def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
-    """The image in a file as (H, W, 3) uint8 in the order B, G, R; its EXIF rotation is ignored.
+    """The upright image in a file as (H, W, 3) uint8 in the order B, G, R.
 
-    size: the expected (H, W), that of the first frame of the clip; None: any. Raises DataError naming the file.
+    size: the expected (H, W), that of the first frame of the clip; None: any.
+    Raises DataError naming the file. What is too large or of another size is not decoded before.
     """
-    encoded, image, reason = read_bytes(path), None, ""
+    encoded = read_bytes(path)
+    header = read_header(encoded)
+    if header is not None:
+        _refuse_header(header, path)
+        _refuse_other_size(header.size, size, path)
+    image, reason = None, ""
     if encoded[:2] == b"\xff\xd8" and not _has_end(encoded):
         # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
         reason = f"JPEG of {len(encoded)} bytes is cut short"
-    elif encoded:
+    elif header is None:
+        reason = _other_kind(encoded)
+    else:
         try:
-            image = cv2.imdecode(
-                np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-            )
-        except cv2.error as e:  # for instance a damaged header that states too many pixels
+            image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
+        except cv2.error as e:
             reason = str(e).splitlines()[0]
     if image is None:
         what = f"cannot read image: {reason or f'{len(encoded)} bytes that are no whole image'}"
         raise DataError(
             what, path, "a whole PNG or JPEG file", "restore the file, or remove its clip"
         )
-    if size is not None and image.shape[:2] != size:
-        what, expected = (
-            "frame of {} x {}".format(*image.shape),
-            "{} x {}, as the first of its clip".format(*size),
-        )
-        raise DataError(what, path, expected, "remove the frame, or make it again")
+    if header.kind != "TIFF":  # OpenCV turns a TIFF itself
+        image = np.ascontiguousarray(upright(image, header.orientation))
+    _refuse_other_size(image.shape[:2], size, path)
     return image
+
+
+def _refuse_header(header: Header, path: str) -> None:
+    """Refuse a picture that is too large, or whose values are no whole numbers of 8 or 16 bits."""
+    if header.is_too_large:
+        million = header.height * header.width / 1e6
+        raise DataError(
+            what=f"cannot read image: {header.height} x {header.width}, {million:.0f} million pixels",
+            where=path,
+            expected=f"at most {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)",
+            do="restore the file, or make the picture smaller",
+        )
+    if header.is_float or header.bits > 16:
+        kind = "floating-point numbers" if header.is_float else "whole numbers"
+        raise DataError(
+            what=f"cannot read image: the {header.kind} holds {kind} of {header.bits} bits",
+            where=path,
+            expected="8 or 16 bits for each colour, in whole numbers",
+            do="save it with 16 bits, scaled so that white is 65535",
+        )
+
+
+def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, path: str) -> None:
+    """Refuse a frame of another size (H, W) than the first one of its clip; None: any size."""
+    if size is not None and found != size:
+        raise DataError(
+            what="frame of {} x {}".format(*found),
+            where=path,
+            expected="{} x {}, as the first of its clip".format(*size),
+            do="remove the frame, or make it again",
+        )
+
+
+def _other_kind(content: bytes) -> str:
+    """Return what a file holds in place of a picture that is read, as a clause; "" if unknown."""
+    for mark, kind in OTHER_KINDS.items():
+        if re.match(mark, content, re.DOTALL):
+            return f"its content is {kind}, which is not read: save it as PNG"
+    return ""
 
 
 def _has_end(jpeg: bytes) -> bool:
@@ -315,29 +376,72 @@ def _has_end(jpeg: bytes) -> bool:
 
 
 def image_size(path: str) -> tuple[int, int]:
-    """(height, width) of an image; a PNG is not decoded, only its header is read."""
-    head = read_bytes(path, 24)
-    width, height = int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
-    return (
-        (height, width)
-        if head[:8] == PNG_SIGNATURE and width and height
-        else read_bgr(path).shape[:2]
-    )
+    """(height, width) of an upright image; a PNG is not decoded, only its header is read."""
+    header = _png_header(path)
+    if header is None:
+        return read_bgr(path).shape[:2]
+    _refuse_header(header, path)
+    return header.size
+
+
+def _png_header(path: str) -> Header | None:
+    """Return the header of a PNG; None for other files."""
+    head = read_bytes(path, HEAD_BYTES)
+    if not head.startswith(PNG_SIGNATURE):
+        return None
+    header = read_header(head)
+    if header is None and len(head) == HEAD_BYTES:
+        header = read_header(read_bytes(path))  # much stands before the pixels
+    return header
 
 
 def reduction(path: str) -> str:
-    """What reading a PNG as 8-bit RGB changes, in words; "" for nothing, and for other files."""
-    head = read_bytes(path, 26)
-    depth, color = head[24:26] if head[:8] == PNG_SIGNATURE and len(head) > 25 else (8, 2)
-    grey = "is a grey image: its value is used for R, G and B" if color in (0, 4) else ""
-    return "has 16 bits: they are cut to 8" if depth == 16 else grey
+    """What reading a picture as 8-bit RGB changes, in words; "" for nothing.
+
+    Of 16 bits, cameras often use 10, 12 or 14, so their values must be read to tell.
+    """
+    header = _png_header(path)
+    content = b""
+    if header is None:
+        content = read_bytes(path)
+        header = read_header(content)
+    if header is None or header.is_too_large or header.is_float:
+        return ""
+    if header.bits > 8:
+        bits = _bits_in_use(content or read_bytes(path))
+        if 0 < bits < 16:
+            return (
+                f"has 16 bits, but no value is above {2**bits - 1}: {bits} bits? They are cut to "
+                f"the upper 8 of 16, which makes it dark; multiply the values by {2 ** (16 - bits)}"
+            )
+        return "has 16 bits: they are cut to 8"
+    if header.is_grey:
+        return "is a grey image: its value is used for R, G and B"
+    return ""
+
+
+def _bits_in_use(content: bytes) -> int:
+    """Return how many bits the values of a picture take: 8, 10, 12, 14 or 16; 0 for a black one."""
+    try:
+        image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+    except cv2.error:
+        return 16
+    if image is None or image.dtype != np.uint16:
+        return 16
+    if image.ndim == 3:
+        image = image[..., :3]  # a fourth channel is opacity
+    largest = int(image.max())
+    if largest == 0:
+        return 0
+    return next(bits for bits in (8, 10, 12, 14, 16) if largest < 2**bits)
 
 
 class FrameSource:
     """The frames of a folder of images (in the natural order of their names), of a single image, or of a video.
 
     files, stems: file and name of each frame. size: (H, W) of the first frame.
-    fps, times, go_on: see `VideoReader`; None for images. pixel_aspect: see `VideoReader`; 1 for images.
+    fps, times, go_on: see `VideoReader`; None for images.
+    pixel_aspect: see `VideoReader`; 1 for images.
     """
 
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
@@ -361,6 +465,9 @@ class FrameSource:
                 expected = f"frames as {', '.join(IMAGE_SUFFIXES)}"
                 raise DataError("the folder holds no images", str(path), expected, "check the path")
         self.size = self.read(0).shape[:2]
+        lost = "" if self.is_video else reduction(str(self.files[0]))
+        if lost:
+            logger.warning("%s %s", self.files[0], lost)
 
     def __len__(self) -> int:
         return len(self.stems)

@@ -35,7 +35,7 @@ Show = Callable[[int, str, str], Any]
 HIDDEN: Show = partial(open_progress, "none")
 
 # Raise it if the check finds more than before: then stored results of older checks are ignored.
-FORMAT = 5
+FORMAT = 6
 THREADS = 8
 # The pool keeps a record of each job, and a million of them would take gigabytes.
 JOBS_AT_ONCE = 4096

@@ -1,0 +1,73 @@
+"""Call a function in a process of its own that may not take more than a gigabyte or two seconds.
+
+`python -m tests.helpers.limited MODULE FUNCTION ARGUMENT ...` prints the result as JSON.
+"""
+
+import importlib
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_MB = 1024  # beyond what the process takes once the modules are loaded
+MOST_SECONDS = 2.0
+
+
+class Ended(NamedTuple):
+    """How a call ended. error: name of the exception's class; "" if it returned. text: of it."""
+
+    error: str
+    text: str
+    seconds: float
+    mb: float
+
+
+def call_limited(function: str, *arguments: object) -> Ended:
+    """Call "module.function" of the project with texts. Fails if it takes too much."""
+    module, _, name = function.rpartition(".")
+    command = [sys.executable, "-m", __name__, module, name, *map(str, arguments)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    ended = Ended(**json.loads(process.stdout.splitlines()[-1]))
+    assert ended.error != "MemoryError", ended
+    assert ended.seconds < MOST_SECONDS, ended
+    assert ended.mb < MOST_MB, ended
+    return ended
+
+
+def assert_refused(function: str, *arguments: object, by: str, saying: str) -> Ended:
+    """Call it, and check that it raises an error of four parts. by: class. saying: a part of it."""
+    ended = call_limited(function, *arguments)
+    assert ended.error == by and saying in ended.text, ended
+    for part in ("\n  in ", "\n  expected ", "\n  do "):
+        assert part in ended.text, ended
+    return ended
+
+
+def _main(module: str, name: str, *arguments: str) -> None:
+    function = getattr(importlib.import_module(module), name)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MOST_MB * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    before = _peak_mb()
+    start = time.monotonic()
+    error = text = ""
+    try:
+        function(*arguments)
+    except Exception as e:
+        error, text = type(e).__name__, str(e)
+    seconds = time.monotonic() - start
+    ended = Ended(error, text, seconds, _peak_mb() - before)
+    print("\n" + json.dumps(ended._asdict()))
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
