@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from fractions import Fraction
 from pathlib import Path, PurePath
+from typing import Any
 
 from utils.errors import DataError, OptionError
 
@@ -21,6 +23,8 @@ RESULTS = "run.json"  # the mark of a folder of results
 SHOWN = 5
 OTHER_ROOT = "free some space, or set path.root to another disk"
 _NUMBER = re.compile(r"(\d+)")
+# A number as Python and C print it; an exponent always has a sign, else "2e5" may be a checksum.
+_VALUE = re.compile(r"([+-]?)(\d{1,100})(?:\.(\d{0,200}))?([eE][+-]\d{1,3})?", re.ASCII)
 
 
 def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
@@ -30,6 +34,42 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     """
     parts = _NUMBER.split(str(path))
     return tuple((0, int(p), f"{len(p):04d}") if i % 2 else (1, 0, p) for i, p in enumerate(parts))
+
+
+def are_values(names: Collection[str]) -> bool:
+    """Whether all names are numbers whose digits alone do not tell their order.
+
+    So it is for seconds of different lengths, 432.1 and 432.033333. It is not for a counter
+    behind a point, 1.9, 1.10 and 1.11, and not where "-" stands before each name.
+    """
+    found = [_VALUE.fullmatch(name) for name in names]
+    parts = [match.groups(default="") for match in found if match]
+    signs = {sign for sign, _, _, _ in parts}
+    if len(parts) < len(found) or "" not in signs:
+        return False
+    has_exponent = any(exponent for _, _, _, exponent in parts)
+    lengths = {len(fraction) for _, _, fraction, _ in parts}
+    return len(signs) > 1 or has_exponent or (len(lengths) > 1 and not _is_counter(parts))
+
+
+def _is_counter(parts: Sequence[tuple[str, ...]]) -> bool:
+    """Whether numbers (sign, whole, fraction, exponent) count up behind the point without a gap."""
+    wholes = {whole for _, whole, _, _ in parts}
+    fractions = [fraction for _, _, fraction, _ in parts]
+    if len(wholes) > 1 or not all(fraction == str(int(fraction or "0")) for fraction in fractions):
+        return False
+    counts = sorted(int(fraction) for fraction in fractions)
+    return counts == list(range(counts[0], counts[0] + len(counts)))
+
+
+def order_of(names: Iterable[str]) -> Callable[[str], Any]:
+    """Return the sort key for the names of the frames of a clip, without their endings.
+
+    Numbers for which `are_values` are ordered by value, other names by `natural_key`.
+    """
+    if are_values(list(names)):
+        return lambda name: (Fraction(name), natural_key(name))
+    return natural_key
 
 
 def write_whole(path: str | Path, content: bytes) -> None:

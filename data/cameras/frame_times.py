@@ -14,9 +14,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
+from utils.files import are_values
+
 # The number in a frame's name: the last group of digits, or the whole name ("432.133333").
 _DECIMAL = re.compile(r"\d+\.\d+", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.ASCII | re.DOTALL)
+# A number with a point behind a text, such as "t_432.133333".
+_BEHIND_TEXT = re.compile(r"(.*?\D)(\d+\.\d+)(\D*)", re.ASCII | re.DOTALL)
 # A distance between two numbers from which on they count microseconds or nanoseconds, not frames.
 # A camera of 1000 frames a second has 1000 microseconds between two frames.
 LEAST_STAMP = 1000
@@ -154,6 +158,9 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     numbers = _numbers(stems)
     if len(stems) < 2:
         return even_times(len(stems))
+    if _have_doubtful_order(stems):
+        doubt = "the numbers in the names of the frames have another order by value"
+        return even_times(len(stems), doubt)
     if numbers is None:
         doubt = "the names of the frames have no numbers that tell their times"
         return even_times(len(stems), doubt)
@@ -209,13 +216,24 @@ def times_of_film(
 
 def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
     """Return the numbers in names that are equal but for them; None for other names."""
-    if all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems):
+    if are_values(stems) or all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems):
         return tuple(Fraction(stem) for stem in stems)
     found = [_NUMBERED.fullmatch(stem) for stem in stems]
     texts = {(match[1], match[3]) if match else None for match in found}
     if len(texts) != 1 or None in texts:
         return None
     return tuple(Fraction(match[2]) for match in found if match)
+
+
+def _have_doubtful_order(stems: Sequence[str]) -> bool:
+    """Whether names hold numbers behind one text, t_432.1 and t_432.03, out of order by value."""
+    found = [_BEHIND_TEXT.fullmatch(stem) for stem in stems]
+    parts = [match.groups() for match in found if match]
+    if len(parts) < len(found) or len({(before, after) for before, _, after in parts}) > 1:
+        return False
+    numbers = [number for _, number, _ in parts]
+    values = [Fraction(number) for number in numbers]
+    return are_values(numbers) and values != sorted(values)
 
 
 def usual_step(starts: Sequence[Fraction]) -> Fraction:

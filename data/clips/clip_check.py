@@ -17,7 +17,7 @@ from data.clips.files import FileEntry, image_size, is_lmdb
 from data.clips.source import Kind, Problem, Source
 from data.spike.formats import SpikeFileError, count_planes
 from utils.errors import DataError, OptionError
-from utils.files import natural_key
+from utils.files import are_values, natural_key, order_of
 
 logger = logging.getLogger(__name__)
 
@@ -149,14 +149,16 @@ class ClipCheck:
 
     def _find_stems(self) -> None:
         """Fill `stems`. Report two files of one kind for a frame."""
+        # The names of a user's files must be equal; those of a data set have equal numbers, unless
+        # they are times.
+        has_whole_names = self.source.is_own or are_values(self.found["lq"])
         for kind, files in self.found.items():
             # The instants of a frame have names of their own, and one spike file has all frames.
             if kind == "gt_instants" or (kind == "spike" and self.one_file):
                 continue
             stems: dict[FrameKey, str] = {}
             for stem in files:
-                # A user's files must have equal names; those of a data set equal numbers.
-                key = FrameKey(stem, -1, "") if self.source.is_own else frame_key(stem)
+                key = FrameKey(stem, -1, "") if has_whole_names else frame_key(stem)
                 other = stems.setdefault(key, stem)
                 if other != stem:
                     what = f"{kind} has two files of one number: {some([other, stem])}"
@@ -186,7 +188,8 @@ class ClipCheck:
         if not is_complete and self._report_other_numbers():
             return [key for key in self.stems["lq"] if all(key in s for s in self.stems.values())]
         self._report_missing(every, names)
-        keys = sorted(every, key=lambda key: natural_key(names[key]))
+        order = order_of(names.values())
+        keys = sorted(every, key=lambda key: order(names[key]))
         self._report_gaps(keys, names)
         self._report_odd_names(keys)
         return keys
@@ -296,7 +299,8 @@ class ClipCheck:
             return []
         files = list(self.found["spike"].values())
         lq = self.stems["lq"]
-        first = min(lq, key=lambda key: natural_key(lq[key]))
+        order = order_of(lq.values())
+        first = min(lq, key=lambda key: order(lq[key]))
         if len(files) > 1:
             shown = some(self.found["spike"])
             what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"

@@ -20,7 +20,7 @@ import numpy as np
 from data.clip import checked_name
 from data.spike.formats import SpikeFile, SpikeGeometry, open_spikes, packed_planes
 from utils.errors import DataError, OptionError, address_of
-from utils.files import natural_key
+from utils.files import natural_key, order_of
 from utils.image import IMAGE_SUFFIXES
 from utils.picture import MOST_PIXELS, Header, read_header, upright
 from utils.video import SQUARE, VIDEO_SUFFIXES, VideoReader
@@ -480,11 +480,12 @@ class FrameSource:
 
 
 def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
-    """The files of a folder with these endings, by default its images, in the natural order of their names."""
+    """The files of a folder with these endings, by default its images, in the order of their names."""
     found = [
         path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.name[0] != "."
     ]
-    return sorted(found, key=lambda path: natural_key(path.name))
+    order = order_of(path.stem for path in found)
+    return sorted(found, key=lambda path: (order(path.stem), natural_key(path.name)))
 
 
 def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:

@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 from fractions import Fraction
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -12,7 +13,14 @@ import pytest
 from data.cameras.frame_times import times_of_film
 from data.clips.clip_reader import user_clips
 from data.spike.simulate import to_display
-from tests.helpers.clip_files import picture, write_dat, write_png
+from tests.helpers.clip_files import (
+    build,
+    picture,
+    write_clip,
+    write_dat,
+    write_info,
+    write_png,
+)
 from tests.helpers.film_files import (
     CLOCK,
     SIZE,
@@ -510,3 +518,54 @@ def test_the_clock_of_the_spike_camera_tells_how_long_the_last_frame_lasts(tmp_p
     )
 
     assert planes_of(clip) == true_planes(starts_of(lengths), lengths)
+
+
+FLOATS = ["432.033333", "432.066667", "432.1", "432.133333", "432.166667", "432.2"]
+
+
+@pytest.mark.parametrize(
+    "stems",
+    [
+        FLOATS,
+        ["0", "0.04", "0.08", "0.12", "0.16", "0.2", "0.24"],
+        ["-0.04", "0", "4e-05", "0.04"],
+        ["1.8", "1.9", "1.10", "1.11"],  # a counter behind a point
+        ["-1", "-2", "-10"],  # a text of one sign before a counter
+        ["9", "10", "011"],
+    ],
+)
+@pytest.mark.parametrize("kind", ["frames", "spikes of a film"])
+def test_names_that_are_numbers_are_taken_in_the_order_of_their_values(tmp_path, stems, kind):
+    for number in np.random.default_rng(0).permutation(len(stems)):
+        write_png(tmp_path / f"in/{stems[number]}.png", np.full(SIZE, 20 * number))
+        write_dat(tmp_path / f"spikes/{stems[number]}.dat", np.full((24, *SIZE), number % 2))
+    options = {"spike": tmp_path / "spikes", "spike_options": OPTIONS}
+    if kind == "frames":
+        (clip,) = user_clips(tmp_path / "in", **options)
+        assert list(clip.stems) == stems
+        reds = [round(255 * float(clip.frame(i)["lq"][0, 0, 0])) for i in range(len(stems))]
+        assert reds == [20 * number for number in range(len(stems))]
+    else:
+        frames = [picture(*SIZE)] * len(stems)
+        write_film(tmp_path / "f.mp4", frames, starts_of([SHORT] * len(stems)))
+        (clip,) = user_clips(tmp_path / "f.mp4", **options)
+        assert [Path(path).stem for path in clip.clip.spike] == stems
+
+
+def test_numbers_behind_a_text_that_are_out_of_order_by_value_are_doubted(tmp_path, caplog):
+    for stem in FLOATS:
+        write_png(tmp_path / f"in/t_{stem}.png", np.zeros(SIZE))
+    user_clips(tmp_path / "in")
+    assert "taken in the order of their names: the numbers in the names" in caplog.text
+    write_dat(tmp_path / "all.dat", np.zeros((144, *SIZE), np.uint8))
+    with pytest.raises(DataError, match="another order by value"):
+        user_clips(tmp_path / "in", tmp_path / "all.dat", spike_options=OPTIONS)
+
+
+def test_frames_named_by_seconds_are_trained_on_in_order(tmp_path):
+    write_clip(tmp_path, "a", frames=len(FLOATS))
+    write_info(tmp_path)
+    for path in sorted(tmp_path.rglob("00000?.*")):
+        path.rename(path.with_name(FLOATS[int(path.stem)] + path.suffix))
+    (clip,) = build(tmp_path).clips
+    assert list(clip.stems) == FLOATS
