@@ -11,7 +11,7 @@ import numpy as np
 from utils.errors import DataError
 from utils.files import write_whole
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_HEIGHT, GAP = 18, 2  # of a strip, in pixels
 ERROR = "error x5"
 MAX_WIDTH = 1280  # of an image in a page: a page of more than some tens of megabytes opens slowly

@@ -22,7 +22,11 @@ from utils.files import temporary_beside, writing
 
 logger = logging.getLogger(__name__)
 
-VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")  # written and read
+FILM_SUFFIXES = (
+    *VIDEO_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
+    ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
+)  # fmt: skip
 # Of the frames before one that a video was wound back to.
 KEPT_BYTES = 128 * 2**20
 # x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.

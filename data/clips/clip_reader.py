@@ -23,7 +23,7 @@ from data.spike.formats import FORMATS, array_shape
 from utils.dist import watchdog
 from utils.errors import DataError
 from utils.user_path import advice_on, expanded
-from utils.video import VIDEO_SUFFIXES
+from utils.video import FILM_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _spike_place(path: Path | None) -> Path | None:
 
 def _gt_place(path: Path | None) -> Path | None:
     """Return where the sharp frames of a clip are: <path>.mp4, <path>/sharp, or <path>."""
-    return None if path is None else files.clip_place(path, "sharp", VIDEO_SUFFIXES)
+    return None if path is None else files.clip_place(path, "sharp", FILM_SUFFIXES)
 
 
 def _name_of(frames: Path) -> str:

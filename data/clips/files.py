@@ -18,16 +18,21 @@ import cv2
 import numpy as np
 
 from data.clip import checked_name
-from data.spike.formats import SpikeFile, SpikeGeometry, open_spikes, packed_planes
+from data.spike.formats import FORMATS, SpikeFile, SpikeGeometry, open_spikes, packed_planes
 from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key, order_of
 from utils.image import IMAGE_SUFFIXES
 from utils.picture import MOST_PIXELS, Header, read_header, upright
-from utils.video import SQUARE, VIDEO_SUFFIXES, VideoReader
+from utils.video import FILM_SUFFIXES, SQUARE, VideoReader
 
 logger = logging.getLogger(__name__)
 
 LMDB_MARK = ".lmdb::"
+# Files that lie beside frames and films, and are no frames.
+BESIDE_FRAMES = (
+    *FORMATS, ".json", ".txt", ".md", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".log",
+    ".srt", ".vtt", ".ass", ".wav", ".mp3", ".m4a", ".aac", ".flac", ".mdb", ".sha256", ".md5",
+)  # fmt: skip
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 HEAD_BYTES = 4096  # before the pixels of most PNGs stands less
 # OpenCV's versions differ in which formats they turn upright, so none is turned by it.
@@ -465,7 +470,16 @@ class FrameSource:
                 expected = f"frames as {', '.join(IMAGE_SUFFIXES)}"
                 raise DataError("the folder holds no images", str(path), expected, "check the path")
         self.size = self.read(0).shape[:2]
-        lost = "" if self.is_video else reduction(str(self.files[0]))
+        if not self.is_video:
+            self._warn()
+
+    def _warn(self) -> None:
+        """Warn of files of the folder that are left out, and of what reading the first one loses."""
+        if self.path.is_dir():
+            others = set(self.path.iterdir()) - set(self.files)
+            names = [path.name for path in others if path.is_file() and _may_be_frames(path)]
+            _warn_left_out(self.path, sorted(names, key=natural_key))
+        lost = reduction(str(self.files[0]))
         if lost:
             logger.warning("%s %s", self.files[0], lost)
 
@@ -489,28 +503,48 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
 
 
 def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
-    """(name, path) of the clips in the folder `root`, in natural order: videos and folders of images.
+    """Return (name, path) of the clips in a folder, in natural order: films, folders of images.
 
     inner: the images may also lie in a folder of this name within the folder of the clip.
+    Warns of what may be a clip and is left out.
     """
     found = []
+    left_out = []
     for path in sorted(root.iterdir(), key=lambda path: natural_key(path.name)):
         place = clip_place(path, inner)
         if path.name.startswith("."):
             continue
-        if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
+        if path.is_file() and path.suffix.lower() in FILM_SUFFIXES:
             found.append((path.stem, path))
         elif place.is_dir() and files_in(place):
             found.append((path.name, place))
+        elif _may_be_frames(place):
+            left_out.append(path.name)
+    _warn_left_out(root, left_out)
     return found
+
+
+def _may_be_frames(path: Path) -> bool:
+    """Whether a file, or one in a folder, may be a picture or a film of a kind that is not read."""
+    if path.is_dir():
+        return any(_may_be_frames(inner) for inner in path.iterdir() if not inner.is_dir())
+    return path.name[0] != "." and path.suffix.lower() not in ("", *BESIDE_FRAMES)
+
+
+def _warn_left_out(folder: Path, names: Sequence[str]) -> None:
+    if names:
+        some = ", ".join(names[:5]) + (f", ... ({len(names)} in all)" if len(names) > 5 else "")
+        logger.warning("%s: left out, as no film or picture that is read: %s", folder, some)
 
 
 def clip_place(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
     """Where the files of the clip at `path` are: in one file `path` + suffix, in the folder `inner`, or in `path`."""
-    places = [
-        file for suffix in suffixes if (file := path.with_name(f"{path.name}{suffix}")).is_file()
-    ]
-    return next(iter(places), path / inner if (path / inner).is_dir() else path)
+    for suffix in suffixes:
+        for ending in (suffix, suffix.upper()):
+            file = path.with_name(path.name + ending)
+            if file.is_file():
+                return file
+    return path / inner if (path / inner).is_dir() else path
 
 
 def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str) -> None:
