@@ -1,0 +1,156 @@
+"""Motion within an exposure, from the spikes.
+
+DIS (Kroeger et al., ECCV 2016) finds the displacements between a picture of the sharp instant and
+pictures of other instants. A picture is the light of about ten planes. It is far sharper than the
+blurry frame, but without colour.
+"""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from data.motion.recording import Recording, View
+from data.spike.simulate import to_display, to_uint8
+
+# Instants at which motion is measured, on each side of the sharp one, as shares of the time to the
+# end of the exposure.
+INSTANTS = (0.25, 0.5, 0.75, 1.0)
+# A picture has as many planes as bring so many spikes to a pixel of median light, within these
+# shares of the exposure.
+SPIKES_OF_PICTURE = 2.0
+LEAST_PICTURE, MOST_PICTURE = 1 / 9, 1 / 4
+# Sigma in RGB pixels by which pictures are smoothed before DIS sees them.
+SMOOTH = 0.8
+# Steps in which a field of shifts is inverted. Each multiplies the error by about the gradient of
+# the field.
+INVERSION = 4
+# Sigma in pixels of the mean over the neighbours, in the expected error.
+AROUND = 4.0
+# The expected error in pixels: of a still pixel, and more for each pixel by which the ways there
+# and back differ, and for each pixel of motion. Chosen on scenes under known motion
+# (tests/parts/data/test_motion.py).
+LEAST_ERROR, OF_DIFFERENCE, OF_LENGTH = 0.15, 0.7, 0.05
+
+
+@dataclass(frozen=True)
+class Motion:
+    """Displacements of the pixels of the sharp instant.
+
+    times: (K,) planes after the sharp instant, ascending; 0 is among them. shifts: (K, H, W, 2)
+    float32, x and y in RGB pixels: what is at p in the sharp instant is at p + shifts[k][p] at
+    times[k]. errors: (K, H, W) float32, expected length of the error of each shift.
+    """
+
+    times: np.ndarray
+    shifts: np.ndarray
+    errors: np.ndarray
+
+    def at(self, time: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the shifts (H, W, 2) and their errors (H, W) at any time.
+
+        They are linear between the X
+        """
+        right = int(np.clip(np.searchsorted(self.times, time), 1, len(self.times) - 1))
+        begin, end = self.times[right - 1], self.times[right]
+        share = np.float32((time - begin) / (end - begin))
+        mixed = [
+            (1 - share) * values[right - 1] + share * values[right]
+            for values in (self.shifts, self.errors)
+        ]
+        return mixed[0], mixed[1]
+
+    def back(self, time: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the shifts of the pixels of another time to the sharp instant.
+
+        Returns the shifts (H, W, 2) and their errors (H, W).
+        """
+        shifts, errors = self.at(time)
+        back = -shifts
+        for _ in range(INVERSION):
+            back = -moved(shifts, back)
+        return back, moved(errors, back)
+
+
+def motion_of(recording: Recording, view: View, gain: np.ndarray) -> Motion:
+    """Measure the motion within an exposure.
+
+    gain: (h, w) spikes per plane of each spike pixel at full light, see `RecordedClip.gain`.
+    """
+    before, after = recording.sharp - recording.begin, recording.end - recording.sharp
+    wanted = [*(-share * before for share in INSTANTS), *(share * after for share in INSTANTS)]
+    half = picture_planes(recording) / 2
+    pictures = _pictures(recording, view, gain, [0.0, *wanted], half)
+    sharp, others = pictures[0], pictures[1:]
+
+    dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    still = np.zeros((*view.size, 2), np.float32)
+    found = {0.0: (still, np.zeros(view.size, np.float32))}
+    for side in (wanted[: len(INSTANTS)], wanted[len(INSTANTS) :]):
+        nearer = 0.0
+        # From the sharp instant outwards: each search begins where the last one ended.
+        for time in side:
+            picture = others[wanted.index(time)]
+            start = None
+            if nearer:
+                start = found[nearer][0] * np.float32(time / nearer)
+            there = dis.calc(sharp, picture, start)
+            back = dis.calc(picture, sharp, -moved(there, -there))
+            found[time] = there, expected_error(there, back)
+            nearer = time
+    times = sorted(found)
+    shifts, errors = zip(*(found[time] for time in times), strict=True)
+    return Motion(np.array(times), np.stack(shifts), np.stack(errors))
+
+
+def picture_planes(recording: Recording) -> float:
+    """Return how many planes a picture has: the fewer, the more spikes there are."""
+    [rate] = recording.light([(recording.begin, recording.end)])
+    planes = SPIKES_OF_PICTURE / max(float(np.median(rate)), 1e-6)
+    length = recording.length
+    return float(np.clip(planes, LEAST_PICTURE * length, MOST_PICTURE * length))
+
+
+def _pictures(
+    recording: Recording, view: View, gain: np.ndarray, times: list[float], half: float
+) -> list[np.ndarray]:
+    """Return pictures (H, W) uint8 on the RGB grid.
+
+    times: planes after the sharp instant. half: planes on each side of it.
+    """
+    windows = []
+    for time in times:
+        first = round(recording.within(recording.sharp + time - half))
+        last = round(recording.within(recording.sharp + time + half))
+        windows.append((min(first, len(recording.stream) - 1), max(last, first + 1)))
+    x, y = np.moveaxis(view.spike_places(), -1, 0)
+    pictures = []
+    for rate in recording.light(windows):
+        light = np.clip(rate / gain, 0, 1)
+        shown = light if view.is_display else to_display(light)
+        picture = cv2.remap(shown, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+        pictures.append(to_uint8(cv2.GaussianBlur(picture, (0, 0), SMOOTH)))
+    return pictures
+
+
+def expected_error(there: np.ndarray, back: np.ndarray) -> np.ndarray:
+    """Return the expected length of the error (H, W) of shifts (H, W, 2), in pixels.
+
+    back: the shifts found in the other direction. Where they do not lead back, one of both is
+    wrong: noise, an occlusion, or a thing too small and fast for the search.
+    """
+    difference = np.linalg.norm(there + moved(back, there), axis=-1)
+    around = cv2.GaussianBlur(difference, (0, 0), AROUND)
+    length = np.linalg.norm(there, axis=-1)
+    return LEAST_ERROR + OF_DIFFERENCE * around + OF_LENGTH * length
+
+
+def moved(picture: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    """Return the values of a picture (H, W[, C]) float32 at p + shifts[p].
+
+    They are interpolated bilinearly. Edges are repeated.
+    """
+    height, width = shifts.shape[:2]
+    x = np.arange(width, dtype=np.float32)[None] + shifts[..., 0]
+    y = np.arange(height, dtype=np.float32)[:, None] + shifts[..., 1]
+    return cv2.remap(picture, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
