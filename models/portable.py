@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.foreign_weights import load_content
 from models.select_network import NETWORKS, other_kinds
 from utils import utils_dist
 from utils.contract import InputSpec, input_spec
@@ -121,13 +122,7 @@ def read_weights(
             "an existing file",
             f"correct {key}{address_of(path)}",
         )
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except checkpoint.UNREADABLE as e:
-        expected = "a file written by torch.save that holds tensors only"
-        raise CheckpointError(
-            "not a weights file", str(path), expected, "download or export it again"
-        ) from e
+    content = load_content(path)
     for name in (prefer, *CONTAINERS):
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
@@ -142,7 +137,12 @@ def read_weights(
         what = f"a {type(content).__name__}{keys} instead of a state dict"
         expected = f"tensors by name, directly or under {', '.join(CONTAINERS)}"
         raise CheckpointError(what, str(path), expected, "choose another file")
-    return {key.removeprefix("module."): value for key, value in content.items()}
+    return {own_name(key): value for key, value in content.items()}
+
+
+def own_name(key: str) -> str:
+    """The name of a tensor without what DataParallel and torch.compile write around it."""
+    return key.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def load_weights(
@@ -267,7 +267,7 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     """
     path = Path(path)
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    content = load_content(path, mmap=zipfile.is_zipfile(path))
     options = content.get("network", content.get("options"))  # a full checkpoint has both
     if isinstance(options, dict) and isinstance(
         datasets := options.get("datasets"), dict

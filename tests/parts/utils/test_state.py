@@ -46,6 +46,7 @@ STATE = {
     "models.vrt.forms._kernels_run_on": "cache: a GPU that compiles the kernels once goes on doing so",
     "data.clips.files._environments": "LMDB refuses to be opened twice in a process",
     "data.clips.files._opening": "the lock for it: a check reads in several threads",
+    "models.foreign_weights._taking_scalars": "the lock for the list of names that torch has for a process",
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
     "sys.argv": "W&B notes the command line: the key is struck out first",
     "sys.stdout": "where the shell has closed it, what is printed is dropped",

@@ -1,0 +1,136 @@
+"""Weights files that other programs wrote: what is taken from them, and what a file is instead."""
+
+import re
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from utils.errors import CheckpointError
+from utils.run import checkpoint
+
+DOWNLOAD = "download it again"
+# First bytes of a file -> what it is, and what to do.
+# A .pth is a zip file, or a pickle before torch 1.6.
+MARKS = {
+    rb"version https://git-lfs": (
+        "a pointer of Git LFS, whose file was not fetched",
+        "run `git lfs pull` in its repository, or download the file itself",
+    ),
+    rb"(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml|head)": (
+        "an HTML page, as a browser shows it",
+        "download the file that the page shows or links to: at GitHub it has /raw/ or "
+        "/releases/download/ in it",
+    ),
+    rb"\s*[{\[]\s*[\"}\]]": ("JSON text", DOWNLOAD),
+    rb".{8}\{\"": ("a safetensors file", "save its tensors with torch.save as a .pth"),
+    rb"\x93NUMPY": ("a NumPy array (.npy)", "give the .pth"),
+    rb"\x1f\x8b": ("a file compressed with gzip", "unpack it and give the .pth in it"),
+    rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": (
+        "an archive (xz, 7z or RAR)",
+        "unpack it and give the .pth in it",
+    ),
+    rb"\x00+$": ("a file of zeros, as a broken download or a full disk leaves it", DOWNLOAD),
+    rb"$": ("an empty file", DOWNLOAD),
+}
+SUFFIXES = (".pth", ".pt", ".ckpt", ".pkl", ".bin", ".safetensors")
+# How a program before and after NumPy 2 names what a NumPy scalar is made of.
+SCALAR_NAMES = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
+NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
+
+_taking_scalars = threading.Lock()
+
+
+class _ScalarType:
+    """Stands for numpy.dtype in a pickle: the type of a scalar by its name and byte order."""
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.name, self.order = name, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
+    """Stand for the function in a pickle that makes a NumPy scalar, and return a Python number.
+
+    NumPy's own functions are never called with the state of a pickle.
+    """
+    name = kind.order + kind.name
+    if not re.fullmatch(r"[<>|=](b1|[iu][1248]|f[248])", name):
+        raise ValueError(f"a NumPy scalar of type {name}")
+    return np.frombuffer(data, name, count=1)[0].item()
+
+
+def load_content(path: Path, mmap: bool = False) -> Any:
+    """Read what torch.save wrote to `path`: plain types, and tensors on the CPU.
+
+    NumPy scalars become numbers of Python. mmap: whether tensors are read when they are used.
+    Raises CheckpointError that says what the file is instead.
+    """
+    how: dict[str, Any] = {"map_location": "cpu", "weights_only": True, "mmap": mmap}
+    try:
+        try:
+            return torch.load(path, **how)
+        except checkpoint.UNREADABLE as e:
+            if not any(name in str(e) for name in SCALAR_NAMES):
+                raise
+        taken: list[Any] = [
+            (_ScalarType, "numpy.dtype"),
+            *((_scalar, name) for name in SCALAR_NAMES),
+        ]
+        # torch keeps one list of such names for the process.
+        with _taking_scalars, torch.serialization.safe_globals(taken):
+            return torch.load(path, **how)
+    except checkpoint.UNREADABLE as e:
+        raise no_weights(path, e) from e
+
+
+def no_weights(path: Path, error: Exception) -> CheckpointError:
+    """Make the error about a file that torch.load did not read, which says what the file is."""
+    expected = "a file written by torch.save that holds tensors only"
+    if isinstance(error, OSError):
+        return CheckpointError(f"cannot read it: {error.strerror}", str(path), expected, DOWNLOAD)
+    with path.open("rb") as file:
+        head = file.read(512)
+    seen = next(
+        (seen for mark, seen in MARKS.items() if re.match(mark, head, re.DOTALL | re.IGNORECASE)),
+        None,
+    )
+    if head.startswith(b"PK\x03\x04"):
+        seen = _seen_in_zip(path, error)
+    elif found := NOT_ALLOWED.search(str(error)):
+        seen = _seen_object(found[1])
+    if seen is None:
+        seen = ("a file that torch.load does not read", "download or export it again")
+    what, do = seen
+    return CheckpointError(f"not a weights file: {what}", str(path), expected, do)
+
+
+def _seen_in_zip(path: Path, error: Exception) -> tuple[str, str] | None:
+    """What a zip file is that torch.load did not read, and what to do. None: it shows no cause."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
+        return "it begins like one, but its end is missing or damaged", DOWNLOAD
+    if any(name.endswith("data.pkl") for name in names):
+        found = NOT_ALLOWED.search(str(error))
+        return _seen_object(found[1]) if found else None
+    inside = [name for name in names if name.endswith(SUFFIXES)]
+    if inside:
+        more = f" and {len(inside) - 1} more" if len(inside) > 1 else ""
+        return f"a zip file around {inside[0]}{more}", f"unzip it and give {inside[0]}"
+    return f"a zip file of {len(names)} files, none of them weights", "give the .pth"
+
+
+def _seen_object(name: str) -> tuple[str, str]:
+    """What to say of a file with an object of another program, by the object's dotted name."""
+    return (
+        f"it holds an object of {name} beside its tensors, which could run any code",
+        "save its state dict alone, where you trust it: "
+        'torch.save(torch.load(FILE, weights_only=False)["params"], "new.pth")',
+    )
