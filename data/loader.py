@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +158,26 @@ class TrainLoader:
             if len(step) == self.accumulation_steps:
                 yield step
                 step = []
+
+    @contextmanager
+    def deaths_named(self) -> Iterator[None]:
+        """Name a loader worker that dies while something else than this loader waits.
+
+        torch's signal handler raises its error wherever the main thread is then, within a step for
+        example. Raises DataError in its place.
+        """
+        try:
+            yield
+        except RuntimeError as e:
+            if "DataLoader worker" not in str(e) or "killed by signal" not in str(e):
+                raise
+            raise DataError(
+                what=f"a loader worker died: {str(e).splitlines()[0]}",
+                where=f"rank {self.rank}",
+                expected="workers that live as long as the run",
+                do="check the memory of this host (dmesg names what the kernel killed); lower "
+                "dataloader_num_workers or dataloader_prefetch_factor",
+            ) from e
 
     def _answer_of(self, read: Callable[[], Any], count: int) -> Any:
         """read(); again where the run was suspended for more than half of torch's time-out: its clock goes on.

@@ -4,6 +4,7 @@ No program of the project changes or removes a file that it did not make:
 A folder of results or of a run is new, or holds our mark, else it is refused as a whole, before any work is done.
 """
 
+import errno
 import hashlib
 import math
 import os
@@ -110,6 +111,35 @@ def free_bytes(folder: Path) -> float:
         folder = folder.parent
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize if found.f_blocks else math.inf
+
+
+def refuse_link(path: Path) -> None:
+    """Raise DataError if `path`, a file that a run writes, is a link: somebody else's file may be behind it."""
+    if path.is_symlink():
+        raise DataError(
+            "a link has the name of a file of the run",
+            f"{path} -> {os.readlink(path)}",
+            "a file of its own (a whole folder, such as checkpoints/, may be a link)",
+            "move the link away",
+        )
+
+
+def open_kept(path: Path, mode: str, permissions: int = 0o666, encoding: str | None = None) -> Any:
+    """Open a file that a run keeps and writes: `open` without buffer for bytes, by line for text.
+
+    No link is followed at the end of the path. permissions: of a file that is made, less the umask.
+    Raises DataError if `path` is a link, OSError as `open` does.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
+
+    try:
+        return open(path, mode, 0 if "b" in mode else 1, encoding, opener=opener)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            refuse_link(path)
+        raise
 
 
 def sha256_of(path: Path) -> str:

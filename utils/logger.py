@@ -11,13 +11,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from utils.errors import DataError
-from utils.files import OTHER_ROOT, writing
+from utils.files import OTHER_ROOT, open_kept, writing
 
 logger = logging.getLogger(__name__)
 
-WARNINGS_NAME, TIME = "log/warnings.jsonl", "%Y-%m-%d %H:%M:%S"
+LOG_NAME, WARNINGS_NAME = "log/train.log", "log/warnings.jsonl"
+TIME = "%Y-%m-%d %H:%M:%S"
 
 _unwritten: set[str] = set()  # what could not be written at the last attempt
 
@@ -56,7 +58,9 @@ class _SaysOnce(logging.Handler):
                 )
 
 
-class _LogFile(_SaysOnce, logging.FileHandler): ...
+class _LogFile(_SaysOnce, logging.FileHandler):
+    def _open(self) -> Any:
+        return open_kept(Path(self.baseFilename), self.mode, encoding="utf-8")
 
 
 class _Warnings(_LogFile):

@@ -6,7 +6,7 @@ CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says
 processes are stopped), "nan" (its output is NaN from then on), "once" (only then), "memory" (none is left for its
 forward pass), "shape" (its layers are of another size, whatever the step), "signal", "kill" (SIGTERM, SIGKILL to
 itself in a validation after that many training steps), "term" (SIGTERM to itself in that training step), "states" (it
-says how many checkpoints are in memory), "noisy" (it warns and prints in each step), "busy" (all ranks compute, this
+says how many checkpoints are in memory), "bury" (it kills its loader processes, and computes on), "noisy" (it warns and prints in each step), "busy" (all ranks compute, this
 one STEP times as long), "late" (it is long in starting its loaders; each rank prints {"loader": [...], "progress":
 [...]}: when the loader of each epoch had started, and its progress was shown), "peak" (prints {"peak_gb": the most
 memory that the process had}), "clips" (each rank prints the calibration of each clip that it trains on).
@@ -86,6 +86,10 @@ class Odd(nn.Module):
             print("waiting", flush=True)
             while any(process_state(child) != "T" for child in children_of(os.getpid())):
                 time.sleep(0.02)
+        elif CASE == "bury":
+            for child in children_of(os.getpid()):
+                os.kill(child, signal.SIGKILL)
+            time.sleep(600)  # as a long step; torch's signal handler interrupts it
         elif CASE == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         elif CASE == "states":

@@ -26,7 +26,8 @@ from utils.options.models import TrainOptions, WatchdogOptions
 from utils.run import checkpoint
 from utils.run.checkpoint import DataOrder, Progress, find_checkpoint, left_to_do, planned_steps
 from utils.run.measure import Health
-from utils.run.writers import Experiment, only_run_in
+from utils.run.folder import only_run_in
+from utils.run.writers import Experiment
 
 
 def state(step):
@@ -325,7 +326,7 @@ def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
     ) as process:
         process.stdout.readline()
         (tmp_path / MARK).touch()
-        with only_run_in(tmp_path):
+        with only_run_in(tmp_path, (), ()):
             assert process.wait(10) == 0
 
 

@@ -44,6 +44,7 @@ F_GET_SEALS = 1034  # linux/fcntl.h
 # Numbers of write and writev in linux/unistd.h: on x86-64, and on most others.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 CLAIM_S = 10.0  # ranks of one start that fail alike do so within this time
+HANDLERS_S = 60.0  # longest wait for exit handlers of libraries
 LAST_WORDS_S = 5  # a guard that cannot write its report to a paused terminal ends after this time
 CLAIMS: list[socket.socket] = []  # of this process
 
@@ -213,7 +214,10 @@ def end(code: int) -> NoReturn:
     kill_trees()
     if run_exit_handlers is None:
         sys.exit(code)
-    run_exit_handlers()
+    # A handler that waits for a network must not hold a program that has done its work.
+    handlers = threading.Thread(target=run_exit_handlers, daemon=True)
+    handlers.start()
+    handlers.join(HANDLERS_S)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # a full disk behind it must not change the exit code
             stream.flush()

@@ -13,7 +13,9 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -38,6 +40,9 @@ UNREADABLE = (
     AttributeError,
     OSError,
 )
+
+# The names of `_temporary`; those of former versions end with a process id.
+TEMPORARY = re.compile(r"\..+\.pth(\.sha256)?\.([0-9a-f]{32}|\d{1,10})\.tmp")
 
 ROOM = "free some space or quota, or set path.root to another disk, then resume"
 
@@ -64,22 +69,21 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
     """
     need_mb, sidecar = 1.2 * _plain_bytes(state) / 2**20, Path(f"{path}.sha256")
-    temp, sidecar_temp = (
-        file.with_name(f".{file.name}.{os.getpid()}.tmp") for file in (path, sidecar)
-    )
+    temp, sidecar_temp = _temporary(path), _temporary(sidecar)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if (free_mb := free_bytes(path.parent) / 2**20) < need_mb:
             what = f"the disk is too full for a checkpoint: {free_mb:.0f} MB free"
             raise CheckpointError(what, str(path), f"at least {need_mb:.0f} MB", ROOM)
         _sweep(path)
-        with open(temp, "wb") as file:
+        with open(temp, "xb") as file:  # x: a new file, never one that is there, nor behind a link
             torch.save(state, file)
         _sync(temp)
         if keep is None:
             os.replace(temp, path)
             return
-        sidecar_temp.write_text(f"{sha256_of(temp)}\n")
+        with open(sidecar_temp, "x", encoding="ascii") as file:
+            file.write(f"{sha256_of(temp)}\n")
         _sync(sidecar_temp)
         if keep and path.exists() and _fault(path) is None:  # a damaged newest one is not kept
             endings = ("", *range(2, keep + 1))
@@ -162,17 +166,22 @@ def _fault(path: Path) -> str | None:
 
 
 def _sweep(path: Path) -> None:
-    """Remove the temporary files of saves that failed or were killed, or they would fill the disk."""
+    """Remove our temporary files of saves that failed or were killed, or they would fill the disk."""
     for left in path.parent.glob(f".{path.stem}*.tmp"):
-        left.unlink(missing_ok=True)
+        if TEMPORARY.fullmatch(left.name) and left.lstat().st_uid == os.geteuid():
+            left.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    """Return a name beside `path` that nobody can foresee."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
 def _link(source: Path, target: Path) -> None:
     """`target` becomes another name of the file `source`, atomically."""
     if not source.exists():
         return
-    link = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    link.unlink(missing_ok=True)
+    link = _temporary(target)
     try:
         os.link(source, link)
     except OSError:  # a file system without hard links
@@ -213,6 +222,7 @@ class Progress:
     batch: int = 0  # next global batch of the epoch
     best_psnr: float | None = None
     best_step: int = 0
+    scored_on: str | None = None  # digest of the test clips of best_psnr; None: not known
     validated: int = 0  # step of the last complete validation
     validation_stops: int = 0  # how often a signal ended the validation of this step
     saved: int = -1  # step of the run's newest checkpoint_latest
@@ -256,10 +266,12 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     """The full checkpoint that the run in `folder` resumes from, or None for a fresh start. Collective.
 
     path.resume            with a checkpoint_latest of its own     without
-    null                   refused                                 fresh start
-    "auto"                 that one                                fresh start
+    null                   refused                                 fresh start*
+    "auto"                 that one                                fresh start*
     a file of another run  that one, whatever the steps of both    the named one
     a file of this run     the further one; if it can be read      the named one
+
+    * refused if the folder holds a checkpoint_best, for a fresh start would overwrite it.
 
     So a command with a path can be repeated after an interruption, and overwrites nothing. A folder means the latest
     checkpoint of the run in it. Raises OptionError where the run is refused, CheckpointError where a file is missing,
@@ -281,7 +293,10 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
         do = "--resume auto resumes it; for a new run set another task name or move the folder away"
         raise OptionError(what, str(latest), expected, do)
     if resume in (None, "auto"):
-        return Resumed(latest, _read_state(latest)) if has_own else None
+        if has_own:
+            return Resumed(latest, _read_state(latest))
+        _refuse_if_best_is_left(folder, latest)
+        return None
     named = Path(resume)
     if named.is_dir():  # that of a run, or the one of its checkpoints
         named = own_checkpoint(named.parent if named.name == "checkpoints" else named, "latest")
@@ -305,6 +320,18 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
         "task name", named, state["step"],
     )  # fmt: skip
     return Resumed(latest, state)
+
+
+def _refuse_if_best_is_left(folder: Path, latest: Path) -> None:
+    best = own_checkpoint(folder, "best")
+    if not _versions(best):
+        return
+    raise OptionError(
+        f"the folder holds a run, yet its {latest.name} is missing: only {best.name} is left",
+        str(best),
+        f"{latest.name}, to go on where the run ended, or a folder without a run",
+        f"--resume {best} goes on from that file; for a new run set another task name",
+    )
 
 
 def own_checkpoint(folder: Path, name: str) -> Path:
@@ -340,11 +367,17 @@ def left_to_do(
 
 
 def restore_progress(
-    resumed: Resumed, folder: Path, options: dict[str, Any], train: TrainOptions, order: DataOrder
+    resumed: Resumed,
+    folder: Path,
+    options: dict[str, Any],
+    train: TrainOptions,
+    order: DataOrder,
+    scored_on: str | None = None,
 ) -> Progress:
     """The position of the run in `order`, this run's data. Raises OptionError or DataError where it cannot continue.
 
     folder: of the run. options: all, plain and without secrets; those that differ from the checkpoint's are logged.
+    scored_on: digest of this start's test clips; None: it has none.
     """
     state, is_own = (
         resumed.state,
@@ -372,22 +405,39 @@ def restore_progress(
     progress.saved = progress.step if is_own else -1
     if not is_own:
         progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
+    if state["options"].get("task") != options.get("task"):
+        progress.wandb_id = (
+            None  # a copied folder is another run: the task is its name, not the folder
+        )
     other_test = [
         key for key in changes if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE)
     ]
-    if progress.best_psnr is not None and (
-        other_test or not _versions(own_checkpoint(folder, "best"))
-    ):
-        reason = (
-            f"{', '.join(other_test)} changed"
-            if other_test
-            else "this run's folder holds no checkpoint_best.pth"
-        )
-        logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
-        progress.best_psnr, progress.best_step = None, 0
+    _forget_best_of_others(progress, folder, other_test, scored_on)
     if progress.step < planned_steps(train, (was or order).steps, progress):
         _find_place(progress, was, order, resumed, options)
     return progress
+
+
+def _forget_best_of_others(
+    progress: Progress, folder: Path, changed: list[str], scored_on: str | None
+) -> None:
+    """Forget a best score that this start cannot be compared with, and say why.
+
+    changed: options of the scores that changed. scored_on: see `restore_progress`. Without a test
+    split nothing is scored, and the best score keeps what it was measured on.
+    """
+    if progress.best_psnr is None:
+        return
+    if changed:
+        reason = f"{', '.join(changed)} changed"
+    elif not _versions(own_checkpoint(folder, "best")):
+        reason = "this run's folder holds no checkpoint_best.pth"
+    elif scored_on and progress.scored_on and scored_on != progress.scored_on:
+        reason = "the test clips are not those it was measured on"
+    else:
+        return
+    logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
+    progress.best_psnr, progress.best_step, progress.scored_on = None, 0, None
 
 
 def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from utils.errors import DataError
-from utils.files import natural_key, write_whole
+from utils.files import natural_key, open_kept, write_whole
 from utils.image import ERROR, data_uri, imread_rgb, panels_of, render
 from utils.logger import WARNINGS_NAME, best_effort
 
@@ -80,7 +80,7 @@ class HistoryWriter:
                 tag: float(value) if math.isfinite(value) else None for tag, value in values.items()
             }
             line = _line({"step": step} | finite)
-            with open(self.file, "ab", buffering=0) as file:
+            with open_kept(self.file, "ab") as file:
                 size = file.tell()
                 try:
                     if file.write(line) < len(line):

@@ -3,29 +3,26 @@
 Writers are the history with its report, TensorBoard, W&B, and those of `logging.writers`. Only rank 0 has writers.
 """
 
-import fcntl
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
 from utils import VERSION, utils_dist
 from utils.dist import gpu, status
-from utils.errors import OptionError
-from utils.files import OTHER_ROOT, claim_run_folder, write_whole, writing
+from utils.files import OTHER_ROOT, write_whole, writing
 from utils.image import comparison_strip, imwrite_rgb
 from utils.logger import best_effort
 from utils.options.load import shown_argument
@@ -33,6 +30,7 @@ from utils.options.models import LoggingOptions
 from utils.options.section import Registry, flat, import_parts
 from utils.run import checkpoint, history
 from utils.run.checkpoint import DataOrder, Progress
+from utils.run.folder import FolderMovedError, RunFolder
 from utils.run.measure import Health, Measured, StepTimer, log_values
 from utils.run.progress import duration
 
@@ -47,10 +45,8 @@ WRITTEN = (
     "log", "options", "checkpoints", "models", "images", history.LINES_NAME, history.HISTORY_NAME, history.CURVES_NAME,
     history.REPORT_NAME, history.ENVIRONMENT_NAME, status.STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
 )  # fmt: skip
+APPENDED = (history.LINES_NAME,)  # files that grow, besides the log
 ROOT = Path(__file__).resolve().parents[2]
-# A rank that was killed a moment ago may still be ending. The lock of a host that crashed lasts until the file server
-# releases it: 90 s by default for NFS.
-PATIENCE_S, PATIENCE_WITH_HOSTS_S = 3.0, 180.0
 
 
 class Experiment:
@@ -62,11 +58,13 @@ class Experiment:
         options: dict[str, Any],
         order: DataOrder,
         health: Health,
-        writers: Sequence[Any] = (),
+        held: RunFolder | None = None,
     ) -> None:
-        """options: all of them, plain and without secrets, for each checkpoint. writers: see docs/extending.md."""
+        """options: all of them, plain and without secrets, for each checkpoint. held: the lock of the folder."""
+        self.held = held
         self.folder, self.options, self.order, self.health = folder, options, order, health
-        self.writers, self.is_main = list(writers), utils_dist.is_main_process()
+        self.writers: list[Any] = []  # see docs/extending.md
+        self.is_main = utils_dist.is_main_process()
         self.table = ""  # of the newest validation
         self.last_values = ""  # of the newest log line, for the progress bar
 
@@ -147,6 +145,7 @@ class Experiment:
         """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options and the versions.
 
         state_of: called on rank 0 only, for it copies all weights and moments to the CPU.
+        Raises FolderMovedError if the folder was moved: the checkpoint is saved where the folder is now.
         """
         is_again = name == "latest" and progress.saved == progress.step
         if name == "latest":
@@ -154,7 +153,13 @@ class Experiment:
         if not self.is_main:
             return
         begin = time.perf_counter()
-        path = checkpoint.own_checkpoint(self.folder, name)
+        path, moved = checkpoint.own_checkpoint(self.folder, name), None
+        try:
+            self.check_folder()
+        except FolderMovedError as e:
+            if e.now is None:
+                raise
+            path, moved = checkpoint.own_checkpoint(e.now, name), e
         position = {
             **asdict(progress),
             "order": asdict(self.order),
@@ -166,88 +171,55 @@ class Experiment:
         logger.info(
             "saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin
         )
+        if moved is not None:
+            raise FolderMovedError(self.folder, moved.now, saved=path)
 
-    def close(self) -> None:
-        self.to_writers("close")
+    def check_folder(self) -> None:
+        """Check that the folder is still the one that this run holds: see RunFolder.check."""
+        if self.held is not None:
+            self.held.check()
+
+    def close(self, limit_s: float | None = None) -> None:
+        """Close the writers.
+
+        limit_s: seconds after which the run goes on without those that have not ended, a dashboard
+        without a network for example. None: no limit.
+        """
+        if limit_s is None:
+            self.to_writers("close")
+        else:
+            self._close_within(limit_s)
         self.writers.clear()
+
+    def _close_within(self, limit_s: float) -> None:
+        threads = {}
+        for writer in tuple(self.writers):
+            name = type(writer).__name__
+            call = (writer, "close")
+            threads[name] = threading.Thread(target=self._to_writer, args=call, daemon=True)
+            threads[name].start()
+        deadline = time.monotonic() + limit_s
+        for name, thread in threads.items():
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("%s did not end within %.0f s and is left behind", name, limit_s)
 
     def to_writers(self, method: str, *values: Any) -> None:
         """Call a method of each writer. One that fails is left out from then on, with one warning: no error in
         TensorBoard or W&B (a full disk, a lost connection) ends a run."""
         for writer in tuple(self.writers):
-            try:
-                if hasattr(writer, method):  # the history takes no images
-                    getattr(writer, method)(*values)
-            except Exception as e:
-                self.writers.remove(writer)
-                name = type(writer).__name__
-                logger.warning(
-                    "%s failed and is left out from now on: %s: %s", name, type(e).__name__, e
-                )
+            self._to_writer(writer, method, *values)
 
-
-@contextmanager
-def only_run_in(folder: Path) -> Iterator[None]:
-    """Rank 0 marks the folder of the run, and holds <folder>/.lock inside the block: a second run there would delete
-    the first one's temporary files and mix their logs. Collective.
-
-    The kernel releases the lock when rank 0 dies. It is a record lock: forked loader processes do not inherit it, and
-    NFS passes it to its server, so that it holds between hosts as well, unless mounted with `nolock` or `local_lock`. A
-    file system without locks gives a warning.
-    Raises OptionError where another process holds it, or where files that no run made have the names of ours.
-    """
-    file = None
-    with utils_dist.all_ranks_or_none():
-        if utils_dist.is_main_process():
-            # Runs of former versions left no mark. Those of others have options/*.json, models/*.pth, checkpoints, too.
-            claim_run_folder(
-                folder, WRITTEN, is_ours=any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
-            )
-            file = _take_lock(folder / ".lock")
-    try:
-        yield
-    finally:
-        if file is not None:
-            file.close()
-
-
-def _take_lock(path: Path) -> BinaryIO:
-    with writing(path, OTHER_ROOT):
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until the end of the run
-    start, is_told = time.monotonic(), False
-    while True:
+    def _to_writer(self, writer: Any, method: str, *values: Any) -> None:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except (BlockingIOError, PermissionError):
-            file.seek(0)
-        except OSError as e:
+            if hasattr(writer, method):  # the history takes no images
+                getattr(writer, method)(*values)
+        except Exception as e:
+            self.writers.remove(writer)
+            name = type(writer).__name__
             logger.warning(
-                "%s cannot be locked (%s): start no second run in this folder", path, e.strerror
+                "%s failed and is left out from now on: %s: %s", name, type(e).__name__, e
             )
-            return file
-        holder = file.read().decode(errors="replace").strip()
-        is_elsewhere = (
-            holder.startswith("process ") and f" on {socket.gethostname()}," not in holder
-        )
-        if is_elsewhere and not is_told:
-            is_told = True
-            logger.warning(
-                "%s is held by %s: waiting up to %.0f s", path, holder, PATIENCE_WITH_HOSTS_S
-            )
-        if time.monotonic() - start > (PATIENCE_WITH_HOSTS_S if is_elsewhere else PATIENCE_S):
-            what, do = (
-                "another run is at work in this folder",
-                "wait for it or end it, or set another task name",
-            )
-            raise OptionError(what, f"{path}: {holder}", "one run in a folder", do)
-        time.sleep(0.1)
-    with suppress(OSError):  # a full disk is for the first save to report
-        file.truncate(0)
-        file.write(
-            f"process {os.getpid()} on {socket.gethostname()}, since {time.ctime()}\n".encode()
-        )
-    return file
 
 
 def write_environment(folder: Path, parameters: int) -> None:
