@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import av.logging
 import cv2
@@ -19,6 +19,7 @@ from av.stream import Disposition
 
 from utils.errors import DataError
 from utils.files import temporary_beside, writing
+from utils.picture import MOST_PIXELS, UPRIGHT, Orientation, upright
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +28,22 @@ FILM_SUFFIXES = (
     *VIDEO_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
     ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
 )  # fmt: skip
+# FFmpeg's names of the containers that are read. Others name files of their own, or are no films.
+CONTAINERS = (
+    "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif", "apng",
+    "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv", "cine", "rm",
+)  # fmt: skip
 # Of the frames before one that a video was wound back to.
 KEPT_BYTES = 128 * 2**20
 # x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.
 QUALITY = "10"
 # AVCOL_SPC_BT709 and its companions, AVCOL_RANGE_MPEG: said in the file, or players guess from the size.
 BT709, LIMITED = 1, 1
+UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
+HDR = {16: "PQ", 18: "HLG"}  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
 SQUARE = Fraction(1)  # the width of a pixel over its height
+TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
+LARGE = 2**24  # pixels; a 4K frame has half of them
 FINEST_CLOCK = 2**24  # ticks a second
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)  # of the system, or of FFmpeg
 
@@ -44,10 +54,25 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     PyAV's own log callback needs the GIL: a decoder thread that logs while close() waits for it, GIL in hand, never
     ends (PyAV #751). FFmpeg's own needs none; its lines are silenced, errors come as exceptions. Each time, because
     importing torchvision 0.23 switches PyAV's on again.
+
+    Of what is read, FFmpeg takes films alone: a list of other files (ffconcat) or a text is none, whatever its name.
+    It decodes no frame of more than MOST_PIXELS. Raises OSError, av.error.FFmpegError.
     """
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
-    return av.open(path, mode, **options)
+    place = f"file:{path}"  # else "12:30:05.mp4" is a protocol named 12
+    if mode != "r":
+        return av.open(place, mode, **options)
+    limits = {
+        "format_whitelist": ",".join(CONTAINERS),
+        "protocol_whitelist": "file",
+        "max_pixels": str(MOST_PIXELS),
+    }
+    try:
+        return av.open(place, mode, options=limits, metadata_errors="replace", **options)
+    except av.error.ArgumentError as e:
+        text = "its content is damaged, or no film of a kind that is read"
+        raise OSError(e.errno, text) from e
 
 
 class VideoReader:
@@ -66,17 +91,20 @@ class VideoReader:
         with self._errors("not a video"), open_container(str(self.path)) as container:
             stream = _film_in(container)
             first = None
+            is_interlaced = False
             for frame in container.decode(stream):
                 if first is None:
                     first = frame
                 elif _upright_size(frame) != _upright_size(first):
                     raise _other_size(path, len(stamps), frame, first)
+                is_interlaced = is_interlaced or frame.interlaced_frame
                 stamps.append(None if frame.pts is None else frame.pts * frame.time_base)
                 go_on()
             fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
             if first is None:
                 raise OSError(0, "no frame can be decoded")
             self.pixel_aspect = _upright_aspect(stream, first)
+            _warn_of_kind(path, stream, is_interlaced)
         self.num_frames, self.fps = len(stamps), float(fps)
         if None in stamps or stamps != sorted(set(stamps)):
             logger.warning(
@@ -119,7 +147,10 @@ class VideoReader:
                 "a video that FFmpeg can decode",
                 "play it in a player, or give its frames as a folder",
             )
-            raise DataError(f"{what}{size}: {e.strerror}", str(self.path), expected, do) from e
+            reason = e.strerror
+            if isinstance(e, av.error.ArgumentError):  # also where FFmpeg refuses to decode so much
+                reason = f"a frame is damaged, or has {TOO_LARGE}"
+            raise DataError(f"{what}{size}: {reason}", str(self.path), expected, do) from e
 
 
 def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
@@ -131,7 +162,7 @@ def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
             if number < first:
                 yield np.empty(0, np.uint8)
                 continue
-            image = _upright(frame.to_ndarray(format="rgb24"), _orientation(frame))
+            image = upright(_pixels(frame), _orientation(frame))
             yield np.ascontiguousarray(image)
 
 
@@ -145,7 +176,11 @@ def _film_in(container: Any) -> Any:
         raise OSError(0, "the file holds no video")
     marked = [stream for stream in films if stream.disposition & Disposition.default]
     film = (marked or films)[0]
-    film.thread_type = "AUTO"
+    pixels = film.width * film.height
+    if pixels > MOST_PIXELS:
+        raise OSError(0, f"its frames are {film.width} x {film.height}, {TOO_LARGE}")
+    # With AUTO, each thread decodes a frame of its own.
+    film.thread_type = "AUTO" if pixels < LARGE else "SLICE"
     return film
 
 
@@ -160,15 +195,38 @@ def _other_size(path: str | Path, number: int, frame: Any, first: Any) -> DataEr
     )
 
 
-# ---- Upright -----------------------------------------------------------------------------------
+# ---- As players show it ------------------------------------------------------------------------
 
 
-class Orientation(NamedTuple):
-    """What makes a decoded frame upright: first rows and columns are exchanged, then reversed."""
+def _pixels(frame: Any) -> np.ndarray:
+    """Return a frame of PyAV as (H, W, 3) uint8 RGB.
 
-    is_transposed: bool
-    has_reversed_columns: bool
-    has_reversed_rows: bool
+    FFmpeg takes colours that nobody describes for BT.601, players do so for small frames alone.
+    Source of the sizes: mpv, mp_csp_guess_colorspace.
+    """
+    is_yuv = not frame.format.is_rgb and not frame.format.has_palette
+    is_large = frame.width >= 1280 or frame.height > 576
+    if is_yuv and is_large and frame.colorspace == UNSPECIFIED:
+        return frame.to_ndarray(format="rgb24", src_colorspace="ITU709")
+    return frame.to_ndarray(format="rgb24")
+
+
+def _warn_of_kind(path: str | Path, stream: Any, is_interlaced: bool) -> None:
+    """Warn of films whose frames look other than in a player."""
+    transfer = HDR.get(stream.codec_context.color_trc)
+    if transfer:
+        logger.warning(
+            "%s: the film is HDR (%s): its values are read as they are, so frames look pale; convert "
+            "it to SDR first",
+            path,
+            transfer,
+        )
+    if is_interlaced:
+        logger.warning(
+            "%s: the film is interlaced: a frame shows two moments, a row of each in turn; deinterlace "
+            "it first (ffmpeg -i FILM -vf bwdif=send_frame NEW)",
+            path,
+        )
 
 
 def _orientation(frame: Any) -> Orientation:
@@ -178,22 +236,11 @@ def _orientation(frame: Any) -> Orientation:
     """
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
-        return Orientation(False, False, False)
+        return UPRIGHT
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
     if abs(a) + abs(d) < abs(b) + abs(c):
         return Orientation(True, c < 0, b < 0)
     return Orientation(False, a < 0, d < 0)
-
-
-def _upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
-    """Return an image (H, W, 3) in another orientation, (H, W, 3) or (W, H, 3), without a copy."""
-    if orientation.is_transposed:
-        image = image.swapaxes(0, 1)
-    if orientation.has_reversed_columns:
-        image = image[:, ::-1]
-    if orientation.has_reversed_rows:
-        image = image[::-1]
-    return image
 
 
 def _upright_size(frame: Any) -> tuple[int, int]:

@@ -32,7 +32,9 @@ def test_a_small_png_of_900_million_pixels_is_not_decoded(tmp_path, reader):
     path = tmp_path / "a.png"
     path.write_bytes(png_of_zeros(30_000, 30_000))
     assert path.stat().st_size < 200_000
-    assert_refused(f"data.clips.{reader}", path, by="DataError", saying="30000 x 30000, 900 million pixels")
+    assert_refused(
+        f"data.clips.{reader}", path, by="DataError", saying="30000 x 30000, 900 million pixels"
+    )
 
 
 def test_an_8k_frame_is_read(tmp_path):

@@ -8,10 +8,12 @@ import pytest
 
 from tests.helpers.clip_files import picture, write_dat
 from tests.helpers.film_files import (
+    noise_film,
     write_film_of_two_sizes,
     write_film_with_cover,
     write_turned_film,
 )
+from tests.helpers.limited import assert_refused
 from tests.helpers.weights_files import restore
 from utils.errors import DataError
 from utils.video import VideoReader, VideoWriter
@@ -96,3 +98,72 @@ def test_the_videos_of_a_restored_film_have_its_pixels(tmp_path):
 
     for name in ("v.mp4", "v_comparison.mp4"):
         assert VideoReader(tmp_path / "out" / name).pixel_aspect == Fraction(32, 27)
+
+
+@pytest.mark.parametrize(
+    ("size", "written"), [((720, 1280), "ITU709"), ((1280, 720), "ITU709"), ((480, 640), "ITU601")]
+)
+def test_colours_that_a_film_does_not_describe_are_those_of_its_size(tmp_path, size, written):
+    height, width = size
+    blocks = np.random.default_rng(0).integers(0, 256, (height // 16, width // 16, 3), np.uint8)
+    image = np.kron(blocks, np.ones((16, 16, 1), np.uint8))
+    with av.open(str(tmp_path / "v.mp4"), "w") as out:
+        stream = out.add_stream("libx264", rate=25, options={"crf": "4", "preset": "ultrafast"})
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv444p"
+        frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+        frame = frame.reformat(format="yuv444p", dst_colorspace=written, dst_color_range="MPEG")
+        frame.pts, frame.colorspace = 0, 2  # unspecified
+        out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+    assert np.abs(VideoReader(tmp_path / "v.mp4").read(0).astype(int) - image).mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"x264-params": "transfer=smpte2084"}, "the film is HDR (PQ)"),
+        ({"x264-params": "transfer=arib-std-b67"}, "the film is HDR (HLG)"),
+        ({"x264-params": "tff=1"}, "the film is interlaced"),
+        ({}, ""),
+    ],
+)
+def test_a_film_of_high_dynamic_range_or_of_two_fields_a_frame_is_said_to_be_one(
+    tmp_path, caplog, options, said
+):
+    noise_film(tmp_path / "v.mp4", 3, options=options)
+    VideoReader(tmp_path / "v.mp4")
+    assert (f"{tmp_path / 'v.mp4'}: {said}" in caplog.text) if said else not caplog.messages
+
+
+@pytest.mark.parametrize("name", ["list.avi", "text.avi"])
+def test_a_list_of_films_and_a_text_are_no_film_whatever_their_names(tmp_path, name):
+    noise_film(tmp_path / "secret.mp4", 3)
+    content = "ffconcat version 1.0\nfile secret.mp4\n" if name == "list.avi" else "text\n" * 5000
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=f"(?s)not a video.*{name}"):
+        VideoReader(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["12:30:05.mp4", "v%03d.mp4", "concat:a|b.mp4"])
+def test_a_name_that_looks_like_an_address_is_a_name(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with VideoWriter(name, 25) as video:
+        video.write(picture())
+    assert VideoReader(name).num_frames == 1
+
+
+def test_a_film_whose_table_of_names_is_damaged_is_read(tmp_path):
+    noise_film(tmp_path / "v.mkv", 3)
+    content = (tmp_path / "v.mkv").read_bytes()
+    (tmp_path / "w.mkv").write_bytes(content.replace(b"libx264", b"\xff\xfe\xfdx264"))
+    assert VideoReader(tmp_path / "w.mkv").num_frames == 3
+
+
+def test_a_small_film_of_huge_frames_is_refused_before_it_takes_memory(tmp_path):
+    screen = b"GIF89a" + b"\xff\xff" * 2 + bytes(3)
+    image = b"," + bytes(4) + b"\xff\xff" * 2 + b"\0\x02\x02L\x01\0;"
+    (tmp_path / "v.gif").write_bytes(screen + image)
+    (tmp_path / "v.y4m").write_bytes(b"YUV4MPEG2 W16000 H8000 F25:1 C420\nFRAME\n" + bytes(100))
+    for name in ("v.gif", "v.y4m"):
+        reader = "utils.video.VideoReader"
+        assert_refused(reader, tmp_path / name, by="DataError", saying="67 million pixels")
