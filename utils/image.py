@@ -51,7 +51,9 @@ def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
 
 def imread_rgb(path: str | Path) -> np.ndarray:
     """(H, W, 3) uint8 of an image file. Raises DataError where it cannot be decoded."""
-    image = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    # OpenCV ends the process for a name that is no UTF-8, so it gets the content.
+    content = np.fromfile(path, np.uint8) if Path(path).is_file() else None
+    image = None if content is None or not content.size else cv2.imdecode(content, cv2.IMREAD_COLOR)
     if image is None:
         raise DataError(
             "cannot read the image",

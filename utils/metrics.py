@@ -177,12 +177,19 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
         cells = [format_score(metric, values.get(metric)) for metric in metrics for values in both]
         if metrics:
             restored, blurry = (values.get(metrics[0]) for values in both)
-            cells.append(
-                "-" if None in (restored, blurry) else f"{float(restored) - float(blurry):+.2f}"
-            )
+            cells.append(_gain(restored, blurry))
         rows.append([name, str(frames), *cells])
     columns = [name for metric in metrics for name in (COLUMNS[metric], "input")]
     return ["clip", "frames", *columns, *["gain dB"] * bool(metrics)], rows
+
+
+def _gain(restored: float | str | None, blurry: float | str | None) -> str:
+    """Return the gain in decibels for a table: 0 where both are as good, also without any error."""
+    if restored is None or blurry is None:
+        return "-"
+    if float(restored) == float(blurry):
+        return "+0.00"
+    return f"{float(restored) - float(blurry):+.2f}"
 
 
 def score_text(results: Mapping[str, Any]) -> str:

@@ -3,6 +3,8 @@
 import os
 import re
 
+from utils.errors import DataError
+
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 
 
@@ -11,7 +13,16 @@ def expanded(path: str) -> str:
 
     A shell does this for a path of its own, but not within an option file or behind KEY=.
     A variable that is not set stays in the path.
+    Raises DataError for a name that is no UTF-8, because it cannot be written into records.
     """
+    shown = path.encode("utf-8", "backslashreplace").decode()
+    if not path.isascii() and shown != path:
+        raise DataError(
+            what="the path is no text in UTF-8",
+            where=shown,
+            expected="names of files and folders in UTF-8",
+            do="rename the folder or file (convmv renames whole trees), or link to it by another name",
+        )
     if os.path.lexists(path):
         return path
     return os.path.expanduser(os.path.expandvars(path))

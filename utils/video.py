@@ -176,6 +176,8 @@ def _film_in(container: Any) -> Any:
         raise OSError(0, "the file holds no video")
     marked = [stream for stream in films if stream.disposition & Disposition.default]
     film = (marked or films)[0]
+    if film.codec_context is None:
+        raise OSError(0, "FFmpeg has no decoder for this kind of film")
     pixels = film.width * film.height
     if pixels > MOST_PIXELS:
         raise OSError(0, f"its frames are {film.width} x {film.height}, {TOO_LARGE}")

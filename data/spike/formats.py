@@ -54,6 +54,8 @@ MARKS = {
     rb"\xff\xd8\xff(\xe0..JFIF|\xe1..(Exif|http)|\xee..Adobe|\xdb\x00[\x43\x84])": "a JPEG image",
     rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]": "a file compressed with gzip",
     rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": "an archive (xz, 7z or RAR)",
+    rb"MATLAB 5\.0 MAT-file": "the header of a MATLAB file",
+    rb"MATLAB 7\.3 MAT-file|\x89HDF\r\n\x1a\n": "the header of an HDF5 or MATLAB 7.3 file",
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
 
@@ -420,6 +422,8 @@ def refuse_header(head: bytes, path: PathLike) -> None:
             "packed planes, which have no header",
         )
         do = "give it its own suffix (.npy, .npz), restore the file, or cut off its header"
+        if "MATLAB" in seen:
+            do = "save its planes as an array (planes, h, w) of uint8 in a .npy file"
         raise SpikeFileError(what, str(path), expected, do)
 
 

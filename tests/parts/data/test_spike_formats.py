@@ -242,3 +242,18 @@ def test_a_frame_without_its_file_and_a_file_of_another_kind_are_named_before_a_
     said = capfd.readouterr().err
     assert "seq/0 | spike lacks 1 of 6 frames: 000002.npy" in said
     assert "an array of shape (24, 8, 13), uint8" in said and "000003.npy" in said
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Thu Nov 26 10:00:00 2026", "HDF5"),
+        (b"MATLAB 5.0 MAT-file, Platform: PCWIN64, Created on: Thu Nov 26 10:00:00 2026", "MATLAB"),
+        (b"\x89HDF\r\n\x1a\n\0\0\0\0\0\x08\x08\0", "HDF5"),
+    ],
+)
+def test_a_file_of_matlab_is_said_to_be_one(tmp_path, head, kind):
+    (tmp_path / "a.dat").write_bytes(head + bytes(1000))
+    with pytest.raises(SpikeFileError, match=f"begins with the header of an? {kind}") as e:
+        open_spikes(tmp_path / "a.dat", SpikeGeometry(8, 8), "truncate")
+    assert ".npy" in e.value.do

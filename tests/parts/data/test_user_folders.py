@@ -1,5 +1,6 @@
 """What lies in a folder of a user's clips is taken, or named."""
 
+import os
 import shutil
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from PIL import Image
 
 from data.clips.clip_reader import user_clips
-from tests.helpers.clip_files import picture, write_png
+from tests.helpers.clip_files import build, picture, write_clips, write_png
 from tests.helpers.film_files import noise_film
 from utils.errors import DataError
 
@@ -84,3 +85,21 @@ def test_two_films_of_one_name_are_refused(films, tmp_path):
     shutil.copy(films / "ts.ts", tmp_path / "a.ts")
     with pytest.raises(DataError, match="two clips are named a"):
         user_clips(tmp_path)
+
+
+def test_a_folder_whose_name_is_no_utf8_is_named_as_the_cause(tmp_path):
+    write_clips(tmp_path / "root", "a")
+    odd = tmp_path / os.fsdecode(b"r\xff")
+    (tmp_path / "root").rename(odd)
+    frames, spikes = odd / "GOPRO_Large/train", odd / "GOPRO_Large_spike_seq/train"
+    attempts = (
+        lambda: user_clips(frames),
+        lambda: user_clips(picture_folder, spikes, spike_options={"type": "dat"}),
+        lambda: build(odd),
+    )
+    picture_folder = tmp_path / "frames"
+    write_png(picture_folder / "0.png", np.zeros((16, 24)))
+    for attempt in attempts:
+        with pytest.raises(DataError, match="the path is no text in UTF-8") as e:
+            attempt()
+        assert "\\udcff" in e.value.where and "rename" in e.value.do

@@ -7,7 +7,7 @@ import torch
 from models.restore.lpips import TAPS, Lpips
 from utils.errors import CheckpointError, DataError
 from utils.image import tensor_to_uint8
-from utils.metrics import add_scores, psnr, rgb_to_y, ssim
+from utils.metrics import add_scores, collect, psnr, rgb_to_y, score_table, ssim
 
 
 def pair(height=61, width=48, noise=12, seed=0):
@@ -112,3 +112,17 @@ def test_the_distance_is_that_of_the_published_code(tmp_path):
     )
     with pytest.raises(CheckpointError, match=r"lack lin0\.model\.1\.weight"):
         Lpips(files[:1])
+
+
+@pytest.mark.parametrize(
+    ("restored", "given", "gain"),
+    [(0, 0, "+0.00"), (0, 1, "+inf"), (1, 0, "-inf"), (1, 1, "+0.00")],
+)
+def test_the_gain_of_frames_without_error_is_a_number(restored, given, gain):
+    sharp = np.full((16, 16, 3), 100, np.uint8)
+    scores: dict = {}
+    add_scores(scores, "restored", sharp + np.uint8(restored), sharp)
+    add_scores(scores, "input", sharp + np.uint8(given), sharp)
+    results = collect([{"name": "a", "frames": 1, "per_frame": scores}], 1)
+    header, rows = score_table(results)
+    assert {row[header.index("gain dB")] for row in rows} == {gain}
