@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from models.foreign_weights import load_content
 from models.select_network import NETWORKS, other_kinds
+from models.vrt.windows import refuse_other_index
 from utils import utils_dist
 from utils.contract import InputSpec, input_spec
 from utils.errors import CheckpointError, address_of
@@ -178,6 +179,9 @@ def load_weights(
         )
         do = "choose weights of the same depths, dims and window, or adapt netG to them"
         raise CheckpointError(f"the weights do not fit the network: {report}", where, expected, do)
+    for key in fitting:
+        if key.endswith(".relative_position_index"):
+            refuse_other_index(fitting[key], own[key], key, where)
     net.load_state_dict(fitting, strict=False)
     return report
 

@@ -8,6 +8,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from utils.errors import CheckpointError
+
 # Added to the logits of pairs that must not attend. Not -inf: the published weights were trained with this value.
 MASKED = -100.0
 
@@ -146,7 +148,10 @@ def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor |
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
 def relative_position_index(window: tuple[int, int, int]) -> Tensor:
-    """(T, T) row of the bias table for each pair of tokens of a window, int64. Cached: do not modify it."""
+    """Return the row of the bias table for each pair of tokens of a window, (T, T), int64.
+
+    The tensor is cached and shared by all networks of the process: do not modify it.
+    """
     # Always on the CPU: with the default device "meta", a meta tensor would be cached.
     axes = [torch.arange(s, device="cpu") for s in window]
     points = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)
@@ -157,6 +162,21 @@ def relative_position_index(window: tuple[int, int, int]) -> Tensor:
         - 1
     )
     return (offset[0] * (2 * window[1] - 1) + offset[1]) * (2 * window[2] - 1) + offset[2]
+
+
+def refuse_other_index(given: Tensor, own: Tensor, key: str, where: str) -> None:
+    """Raise CheckpointError if an index under `key` in the weights `where` is not the `own` one.
+
+    It follows from the window. Weights that were trained with another one mean something else.
+    """
+    if given.shape == own.shape and torch.equal(given.to(own.device), own):
+        return
+    raise CheckpointError(
+        what=f"{key} {tuple(given.shape)} holds other numbers than follow from the window",
+        where=where,
+        expected=f"the row of the bias table for each pair of tokens, {tuple(own.shape)}",
+        do="set netG.window_size as in the training of these weights, or choose other weights",
+    )
 
 
 def sine_positions(height: int, width: int, channels: int) -> Tensor:
