@@ -8,19 +8,18 @@ Packed planes, common to the public readers of SpikeCV, S-SDM and Spike-Zoo, hav
 within a plane, pixel p (in raster order, rows without padding) is bit p % 8, least significant first, of byte p // 8;
 rows are stored bottom first. The size of a plane is not in the file, see `SpikeGeometry`.
 
-A reader reads only the bytes that it needs; of a .npz, the whole array. When a file is opened, its content is checked:
+A reader reads only the bytes that it needs; of a .npz, all bytes up to them. When a file is opened, its content is checked:
 text, images, archives and the lines of an SPS100 are not taken for packed planes.
 """
 
 import dataclasses
-import functools
 import os
 import re
 import tempfile
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +27,10 @@ from typing import Literal
 
 import numpy as np
 
+from .arrays import PART, ArrayFile, find_array
+
 FORMATS = (".dat", ".bin", ".npy", ".npz")
 NPZ_KEY = "spk"
-PART = 64  # planes in memory at once, where a file is read in parts
 
 PathLike = str | os.PathLike[str]
 
@@ -150,15 +150,14 @@ class Crop:
 class SpikeFile:
     """The planes of one file.
 
-    packed: (T, plane_bytes) uint8, in memory or mapped. None for an array, which `load` gives, (T, h, w): mapped
-    (.npy), or decompressed as a whole when planes are first read (.npz).
+    packed: (T, plane_bytes) uint8, in memory or mapped; None for an array (T, h, w) of NumPy, `array`.
     """
 
     path: str
     geometry: SpikeGeometry
     planes: int
     packed: np.ndarray | None
-    load: Callable[[], np.ndarray] | None = None
+    array: ArrayFile | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -182,10 +181,12 @@ class SpikeFile:
         if self.packed is not None:
             return _unpack(self.packed[first : first + count], self.geometry, crop)
         with _file_errors(self.path):
-            array = self.load()
-        spikes = np.array(array[(slice(first, first + count), *crop.slices)], order="C").view(
-            np.uint8
-        )
+            spikes = self.array.read(first, count, *crop.slices)
+        return self._checked(spikes)
+
+    def _checked(self, array: np.ndarray) -> np.ndarray:
+        """An array of uint8 or bool as spikes. Raises SpikeFileError for values above 1."""
+        spikes = array.view(np.uint8)
         if spikes.max() > 1:
             what = f"the array holds the value {spikes.max()}"
             raise SpikeFileError(what, self.path, "values 0 and 1", "save (array > 0) instead")
@@ -194,10 +195,17 @@ class SpikeFile:
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Whole planes first ... first + count - 1 in parts of at most PART planes; errors as in `read`."""
         self._check_planes(first, count)
+        if self.array is not None:
+            return self._array_parts(first, count)
         return (
             self.read(start, min(PART, first + count - start))
             for start in range(first, first + count, PART)
         )
+
+    def _array_parts(self, first: int, count: int) -> Iterator[np.ndarray]:
+        with _file_errors(self.path):
+            for part in self.array.parts(first, count):
+                yield self._checked(np.array(part[:, :, : self.size[1]]))
 
     def _check_planes(self, first: int, count: int) -> None:
         if first < 0 or count < 1 or first + count > self.planes:
@@ -216,7 +224,8 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
     with _file_errors(path):
         if not is_array(path):
             return packed_planes(_map_bytes(path), path, geometry, remainder)
-        shape, dtype, load = _find_array(path)
+        array = find_array(Path(path), NPZ_KEY)
+    shape, dtype = array.shape, array.dtype
     is_type, widths = dtype in (np.uint8, np.bool_), (geometry.width, geometry.line_width)
     if (
         is_type
@@ -225,7 +234,7 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
         and shape[1] == geometry.height
         and shape[2] in widths
     ):
-        return SpikeFile(str(path), geometry, shape[0], None, functools.cache(load))
+        return SpikeFile(str(path), geometry, shape[0], None, array)
     what, do = (
         f"an array of shape {shape}, {dtype}",
         "correct the spike height and width, or save it in this form",
@@ -323,39 +332,7 @@ def is_array(path: PathLike) -> bool:
 def array_shape(path: PathLike) -> tuple[int, ...] | None:
     """(T, h, w) of a file that holds an array; None for packed planes. Raises SpikeFileError as `open_spikes`."""
     with _file_errors(path):
-        return _find_array(path)[0] if is_array(path) else None
-
-
-def _find_array(path: PathLike) -> tuple[tuple[int, ...], np.dtype, Callable[[], np.ndarray]]:
-    """The shape and the type of the array in a file, and a function that gives it.
-
-    Raises SpikeFileError, with the arrays seen, where it is not clear which one of a .npz holds spikes.
-    """
-    if Path(path).suffix.lower() == ".npy":
-        array = np.lib.format.open_memmap(path, mode="r")
-        return array.shape, array.dtype, lambda: array
-    found = {}
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith(".npy"):
-                with archive.open(name) as file:
-                    is_first = np.lib.format.read_magic(file)[0] == 1
-                    read = (
-                        np.lib.format.read_array_header_1_0
-                        if is_first
-                        else np.lib.format.read_array_header_2_0
-                    )
-                    shape, _, dtype = read(file)
-                    found[name.removesuffix(".npy")] = (shape, dtype)
-    arrays = (
-        [NPZ_KEY]
-        if NPZ_KEY in found
-        else [name for name, (shape, _) in found.items() if len(shape) == 3]
-    )
-    if len(arrays) != 1:
-        seen = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in found.items())
-        raise ValueError(f"it holds {seen or 'no array'}")
-    return *found[arrays[0]], lambda: np.load(path)[arrays[0]]
+        return find_array(Path(path), NPZ_KEY).shape if is_array(path) else None
 
 
 @contextmanager

@@ -126,7 +126,7 @@ REFUSED = {  # content, what is said, and the geometry where it is not 8 x 12
     "compressed.dat": (gzip.compress(bytes(100)), "compressed with gzip"),
     "text.dat": (b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2: 9 spikes, frame 3\n" * 4, "begins with text"),
     "pointer.dat": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "pointer of Git LFS"),
-    "short.npy": (array_file(FLAT)[:-5], "mmap length"), "packed.npy": (bytes(480), "magic string"),
+    "short.npy": (array_file(FLAT)[:-5], "cut short"), "packed.npy": (bytes(480), "magic string"),
     "float.npy": (array_file(FLAT.astype(np.float32)), "float32"), "empty.npy": (b"", "got 0"),
     "grey.npy": (array_file(FLAT * 255), "the value 255"),
     "order.npy": (array_file(FLAT.transpose(1, 2, 0)), r"shape \(8, 12, 5\)"),
