@@ -34,6 +34,10 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     grid = torch.stack(
         (columns * (2.0 / max(width - 1, 1)) - 1.0, rows * (2.0 / max(height - 1, 1)) - 1.0), dim=3
     )
+    if padding == "border" and grid.device.type == "cpu":
+        # Backward writes to a wild address where a coordinate is NaN (pytorch issue 24823), and the
+        # process is gone. The flow itself stays NaN, so the loss does, and the step is skipped.
+        grid = torch.where(grid.isnan(), 0.0, grid)
     return F.grid_sample(
         x.to(grid.dtype), grid, mode=mode, padding_mode=padding, align_corners=True
     ).to(x.dtype)

@@ -8,7 +8,16 @@ import torch
 
 from models.model_vrt import define_Model
 from tests.faults.test_stalls import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
-from tests.helpers.train_files import experiment, network, odd, same, write_odd
+from tests.helpers.train_files import (
+    experiment,
+    network,
+    odd,
+    same,
+    train,
+    write_odd,
+    write_options,
+)
+from tests.helpers.weights_files import save_weights
 from utils.run.steps import StepLog
 
 
@@ -56,6 +65,23 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a
         f"{KEY}|{KEY_OF_OPTIONS}", result.text
     )
     assert f"rank 1: {steps[2]['ranks'][1]['samples'][0]}" in result.text
+
+
+def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path):
+    # The flow is NaN from the second step on. These weights let gradients reach it in the first.
+    options = write_options(tmp_path)
+    weights = save_weights(options, tmp_path / "w.pth")
+    changes = (
+        "datasets.test={}",
+        "train.max_nonfinite_steps=3",
+        "train.G_optimizer_lr=1e30",
+        f"path.pretrained_netG={weights}",
+    )
+
+    result = train(options, *changes)
+
+    assert result.exit_codes == [4], result.text
+    assert result.text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

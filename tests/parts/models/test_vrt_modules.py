@@ -57,6 +57,26 @@ def test_nearest4_survives_a_flow_that_is_no_number(bad):
     assert nearest4(torch.ones(1, 1, 4, 4), flow).shape == (1, 4, 4, 4)
 
 
+def test_one_coordinate_that_is_no_number_changes_no_bit_elsewhere():
+    torch.manual_seed(0)
+    x, flow = torch.rand(1, 2, 16, 16), 3 * torch.randn(1, 2, 16, 16)
+    results = []
+    for bad in (flow, flow.clone()):
+        given = [x.clone().requires_grad_(), bad.requires_grad_()]
+        if results:
+            bad.data[0, :, 5, 7] = float("nan")
+        y = flow_warp(*given, padding="border")
+        weight = torch.ones(16, 16)
+        weight[5, 7] = 0
+        (y * weight).square().sum().backward()
+        results.append([y.detach(), given[0].grad, given[1].grad])
+
+    exact, found = results
+    for tensor in (exact[0], found[0], exact[2], found[2]):
+        tensor[0, :, 5, 7] = 0
+    assert all(map(torch.equal, found, exact))
+
+
 @pytest.mark.parametrize("size", [(32, 32), (8, 40), (16, 24)])
 def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
     flows = SpyNet()(torch.rand(1, 3, *size), torch.rand(1, 3, *size))
