@@ -5,13 +5,15 @@
         [--spike FOLDER|FILE --spike-size H W] [--gt FOLDER|VIDEO] [spike.key=value ...]
     python main_test_vrt.py --method tfp|tfi|tfstp|exposure --opt FILE [method.key=value ...]
     python main_test_vrt.py --method NAME --spike PATH [--input PATH] --output DIR [--gt PATH] [method.key=value ...]
+    python main_test_vrt.py --method joint [--weights FILE] --input PATH --spike PATH --output DIR [--gt PATH]
 
 Examples:
     python main_test_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json --save comparison
     python main_test_vrt.py --weights models/500_G.pth --input blur.mp4 --spike clip.dat --output restored
 
 The first form tests on `datasets.test`; the second restores your own frames or video; with --method, a
-reconstruction from the spikes takes the place of the network. Several processes: launch_test.sh. See docs/testing.md.
+reconstruction from the spikes takes the place of the network. `joint` begins with the formula `exposure`, or with
+the output of a network where there are --weights. Several processes: launch_test.sh. See docs/testing.md.
 """
 
 import logging
@@ -23,6 +25,8 @@ from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.clip_dataset import check_clips
 from data.clips.clip_reader import described, user_clips
+from data.motion.method import NAME as JOINT
+from data.motion.method import JointMethod, JointOptions, joint_options
 from data.reconstruct import (
     SET_BY_METHOD,
     Reconstruction,
@@ -33,7 +37,7 @@ from data.reconstruct import (
 )
 from data.select_dataset import DATASETS, build_dataset
 from models.losses import LOSSES
-from models.portable import read_saved
+from models.portable import SavedNetwork, read_saved
 from models.restore import setup
 from models.restore.job import Job, restore_clips, write_report
 from models.restore.outputs import Outputs
@@ -57,7 +61,8 @@ def main(argv: list[str]) -> int:
     with utils_dist.ranks():
         with utils_dist.all_ranks_or_none():
             args = setup.parse_test_args(argv, __doc__)
-            formula = reconstruction(args) if args.method else None
+            joint = joint_solution(args) if args.method == JOINT else None
+            formula = reconstruction(args, joint) if args.method else None
             opt = None  # with --input, the overrides are those of the spikes, see spike_options
             if args.opt:
                 checks = [lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale)]
@@ -72,9 +77,9 @@ def main(argv: list[str]) -> int:
             try:
                 if args.is_direct:
                     known = (opt.portable(), opt.metric) if opt else (None, MetricOptions())
-                    job = user_job(args, *known, formula)
+                    job = user_job(args, *known, formula, joint)
                 else:
-                    job = dataset_job(args, opt, formula)
+                    job = dataset_job(args, opt, formula, joint)
             except SpikeVRTError as e:
                 if args.is_direct and (
                     e.where.startswith("spike.h") or "spike height and width" in e.do
@@ -88,8 +93,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -> Job:
-    """The clips of datasets.test with the tiles of `val`, or with a formula in the place of the network."""
+def dataset_job(
+    args: Namespace, opt: Options, formula: Reconstruction | None, joint: JointOptions | None
+) -> Job:
+    """The clips of datasets.test, restored by a network with the tiles of `val`, or by a formula.
+
+    joint: the options of --method joint, which begins with the frames of either.
+    """
     section = opt.datasets.test
     if section is None:
         raise OptionError(
@@ -106,6 +116,8 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
     else:
         saved = read_saved(setup.find_weights(opt.path, opt.folder, args.weights), opt.portable())
         method = setup.NetworkMethod(saved, args, opt.val, section)
+    if joint:
+        method = joint_method(joint, method, None if formula else saved)
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
     check_clips(dataset, "test", opt.scale, None if formula else method.instants)
@@ -142,10 +154,11 @@ def user_job(
     network: dict[str, object] | None,
     metric: MetricOptions,
     formula: Reconstruction | None,
+    joint: JointOptions | None,
 ) -> Job:
     """A user's own clips, or spikes for a formula, with the frames beside them where there are any.
 
-    network: as --opt describes it; None: the weights file does.
+    network: as --opt describes it; None: the weights file does. joint: see `dataset_job`.
     """
     frames, scale, trained = "all", 1, None
     if not formula:
@@ -159,11 +172,13 @@ def user_job(
         _, info = described(source, Path(args.spike))
         source, method = spike_section(source, formula, info.rate), formula
         spike = source.plain()
+    if joint:
+        method = joint_method(joint, method, None if formula else saved)
     if args.input:
         clips = user_clips(args.input, args.spike, args.gt, spike, scale, trained)
         if utils_dist.is_main_process() and (warning := warning_of(clips)):
             logger.warning("%s", warning)
-    elif formula.is_grey:
+    elif formula and formula.is_grey:
         clips = [spike_clip(args.spike, args.gt, source)]
         each = "exposure" if source.exposure else "spike file"
         frames = f"one for each {each}; the input beside it is the mean of all planes of the {each}"
@@ -192,8 +207,42 @@ def user_job(
     )
 
 
-def reconstruction(args: Namespace) -> Reconstruction:
-    """The formula of --method, with the overrides method.key=value, which it takes from the arguments."""
+def reconstruction(args: Namespace, joint: JointOptions | None) -> Reconstruction | None:
+    """The formula of --method, with the overrides method.key=value.
+
+    joint: see `dataset_job`; it begins with the formula `exposure`. Returns None if it begins with
+    weights.
+    """
+    if joint and args.weights:
+        return None
+    if joint:
+        return Reconstruction(method_options({"type": "exposure"}), args.center_frame_only)
+    formula = Reconstruction(method_options(method_section(args)), args.center_frame_only)
+    if formula.is_grey and args.lpips:
+        what, do = (
+            f"--lpips with --method {args.method}, whose frames are grey",
+            "remove it, or use --method exposure",
+        )
+        raise OptionError(what, "--lpips", "frames in colour: LPIPS has no luma form", do)
+    return formula
+
+
+def joint_solution(args: Namespace) -> JointOptions:
+    """The options of --method joint, see `reconstruction`."""
+    return joint_options(method_section(args))
+
+
+def joint_method(
+    joint: JointOptions, start: Reconstruction | setup.NetworkMethod, saved: SavedNetwork | None
+) -> JointMethod:
+    """--method joint, begun with the frames of `start`. saved: its network; None: it is a formula."""
+    if saved:
+        refuse_other_frames(saved)
+    return JointMethod(joint, start)
+
+
+def method_section(args: Namespace) -> dict[str, object]:
+    """The section `method` of the command line. Its overrides are taken from the arguments."""
     table = {"method": {"type": args.method}}
     mine = [override for override in args.overrides if override.startswith("method.")]
     for override in mine:
@@ -204,15 +253,28 @@ def reconstruction(args: Namespace) -> Reconstruction:
             )
             raise OptionError(what, "the command line", "the name of the method once", do)
         apply_override(table, override, Sources(None))
-    formula = Reconstruction(method_options(table["method"]), args.center_frame_only)
-    if formula.is_grey and args.lpips:
-        what, do = (
-            f"--lpips with --method {args.method}, whose frames are grey",
-            "remove it, or use --method exposure",
-        )
-        raise OptionError(what, "--lpips", "frames in colour: LPIPS has no luma form", do)
     args.overrides = tuple(override for override in args.overrides if override not in mine)
-    return formula
+    return table["method"]
+
+
+def refuse_other_frames(saved: SavedNetwork) -> None:
+    """Refuse weights whose frames are not sharp ones of the blurry frames, one for each."""
+    spec = saved.spec
+    faults = {
+        "take no spikes": not spec.spike_channels,
+        "enlarge the frames": spec.scale != 1,
+        "make frames between the frames": spec.interpolates,
+        "restore several instants of each exposure": spec.out_instants != 1,
+        "restore grey frames": spec.image_channels != 3,
+    }
+    found = [fault for fault, is_there in faults.items() if is_there]
+    if found:
+        raise OptionError(
+            what=f"--method joint with weights that {', and '.join(found)}",
+            where=str(saved.path),
+            expected="weights that restore each blurry frame from RGB and spikes, in its size",
+            do="give other weights, such as weights/operator.pth, or leave out --weights",
+        )
 
 
 if __name__ == "__main__":

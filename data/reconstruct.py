@@ -74,7 +74,7 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
         raise OptionError(
             what=f"method.type is {name!r}",
             where="method.type",
-            expected=f"one of {', '.join(METHODS)}",
+            expected=f"one of {', '.join(METHODS)}, or joint",
             do="choose one",
         )
     several = [f"method.{key}" for key in SEVERAL if key in section]

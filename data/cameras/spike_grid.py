@@ -45,6 +45,8 @@ class Calibration(Section):
     rectangle that the planes cover. time_offset_planes: added to the number of the plane at which an exposure should
     start: > 0 where the spike camera started first. exposure_share: part of the planes of a frame, in their middle,
     during which it was exposed. tick_hz: planes per second; None: unknown. made: how the file was made; no effect.
+    For `--method joint` alone: rolling, the share of the exposure by which the last row of a frame is exposed later than
+    the first; lens_blur, sigma in spike pixels of the blur of the spike camera's lens.
     """
 
     format: Literal[1] = 1
@@ -56,6 +58,8 @@ class Calibration(Section):
     time_offset_planes: float = 0.0
     exposure_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     tick_hz: Annotated[float, Field(gt=0)] | None = None
+    rolling: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    lens_blur: Annotated[float, Field(ge=0)] = 0.0
     made: dict[str, Any] = Field(default_factory=dict)
 
     def to_rgb(self) -> np.ndarray:
@@ -69,8 +73,10 @@ class Calibration(Section):
         values = {
             key: value for key, value in self.plain().items() if key not in ("made", "tick_hz")
         }
-        if self.exposure_share == 1.0:  # files that are older than this key
-            del values["exposure_share"]
+        # Files that are older than these keys do not change.
+        for key, default in (("exposure_share", 1.0), ("rolling", 0.0), ("lens_blur", 0.0)):
+            if values[key] == default:
+                del values[key]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -79,8 +79,8 @@ def motion_of(recording: Recording, view: View, gain: np.ndarray) -> Motion:
     """
     before, after = recording.sharp - recording.begin, recording.end - recording.sharp
     wanted = [*(-share * before for share in INSTANTS), *(share * after for share in INSTANTS)]
-    half = picture_planes(recording) / 2
-    pictures = _pictures(recording, view, gain, [0.0, *wanted], half)
+    planes = picture_planes(recording)
+    pictures = _pictures(recording, view, gain, [0.0, *wanted], planes)
     sharp, others = pictures[0], pictures[1:]
 
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
@@ -91,9 +91,9 @@ def motion_of(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         # From the sharp instant outwards: each search begins where the last one ended.
         for time in side:
             picture = others[wanted.index(time)]
-            start = None
+            start = found[nearer][0].copy()  # DIS writes its result there
             if nearer:
-                start = found[nearer][0] * np.float32(time / nearer)
+                start *= np.float32(time / nearer)
             there = dis.calc(sharp, picture, start)
             back = dis.calc(picture, sharp, -moved(there, -there))
             found[time] = there, expected_error(there, back)
@@ -112,17 +112,13 @@ def picture_planes(recording: Recording) -> float:
 
 
 def _pictures(
-    recording: Recording, view: View, gain: np.ndarray, times: list[float], half: float
+    recording: Recording, view: View, gain: np.ndarray, times: list[float], planes: float
 ) -> list[np.ndarray]:
     """Return pictures (H, W) uint8 on the RGB grid.
 
-    times: planes after the sharp instant. half: planes on each side of it.
+    times: planes after the sharp instant. planes: number of planes of a picture.
     """
-    windows = []
-    for time in times:
-        first = round(recording.within(recording.sharp + time - half))
-        last = round(recording.within(recording.sharp + time + half))
-        windows.append((min(first, len(recording.stream) - 1), max(last, first + 1)))
+    windows = [recording.window(recording.sharp + time, planes) for time in times]
     x, y = np.moveaxis(view.spike_places(), -1, 0)
     pictures = []
     for rate in recording.light(windows):

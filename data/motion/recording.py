@@ -4,21 +4,24 @@ Times are counted in planes from the first plane of the stream. Plane p collects
 p to p + 1, and its spikes end an interval at p + 1.
 """
 
+import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import cv2
 import numpy as np
 
 from data.augment import Augment
 from data.cameras.spike_info import spike_errors_as_data_errors
+from data.clip import Clip
 from data.clips.readers import DatasetClip
 from data.spike.formats import Crop
-from data.spike.simulate import LUMA, to_linear, window_light
+from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear, window_light
 from utils.errors import DataError
 
 # Frames of a clip from which the gain of each spike pixel is measured.
 MOST_FRAMES = 16
+# Parts of an exposure in which light is compared with its mean.
+PARTS = 8
 # Least light that a gain is divided by. It keeps black pixels finite.
 DARK = 1e-3
 # Least gain, of a clip without spikes.
@@ -33,12 +36,15 @@ class View:
 
     size: (H, W) of the frames. plane: (h, w) of the spike planes. to_rgb: (3, 3), spike pixel
     (x, y, 1) -> RGB pixel. is_display: whether the sensor integrates display values, not light.
+    lens_blur, rolling: see `Calibration`.
     """
 
     size: tuple[int, int]
     plane: tuple[int, int]
     to_rgb: np.ndarray
     is_display: bool
+    lens_blur: float = 0.0
+    rolling: float = 0.0
 
     @property
     def fine(self) -> tuple[int, int]:
@@ -94,9 +100,21 @@ class Recording:
     def length(self) -> int:
         return self.end - self.begin
 
-    def within(self, time: float) -> float:
-        """Return the time, or the nearest one that was recorded."""
-        return min(max(time, 0.0), float(len(self.stream)))
+    def window(self, time: float, planes: float) -> tuple[int, int]:
+        """Return (first plane, plane after the last) of a window around a time.
+
+        Planes that were not recorded are left out; at least one is there.
+        """
+        last = len(self.stream)
+        begin = min(max(round(time - planes / 2), 0), last - 1)
+        end = min(max(round(time + planes / 2), begin + 1), last)
+        return begin, end
+
+    def parts(self, count: int) -> list[tuple[int, int]]:
+        """Return windows that divide the exposure, as evenly as planes allow."""
+        count = min(count, self.length)
+        edges = np.linspace(self.begin, self.end, count + 1).round().astype(int).tolist()
+        return list(itertools.pairwise(edges))
 
     def light(self, windows: list[tuple[int, int]]) -> np.ndarray:
         """Return the spikes per plane (windows, h, w) float32, by
@@ -134,12 +152,7 @@ class RecordedClip:
         self._exposures = wide.exposures(clip.name, files, len(clip), clip.times)
         geometry = clip.spikes.geometry
         self._plane = Crop(0, 0, geometry.height, geometry.width)
-        self.view = View(
-            clip.size,
-            (geometry.height, geometry.width),
-            _matrix(clip.spikes.calibration, clip.size, (geometry.height, geometry.width)),
-            clip.spikes.light == "display",
-        )
+        self.view = _view(clip)
 
     def read(self, frame: int) -> Recording:
         """Return the recording of one frame."""
@@ -175,12 +188,27 @@ class RecordedClip:
         chosen = np.linspace(0, self.frames - 1, min(self.frames, MOST_FRAMES)).round().astype(int)
         for frame in chosen.tolist():
             recording = self.read(frame)
-            fired += recording.light([(recording.begin, recording.end)])[0]
-            light += self.view.means(integrated(recording.blurry, self.view.is_display))
+            rates = recording.light(recording.parts(PARTS))
+            fired += rates.mean(axis=0)
+            seen = self.view.means(integrated(recording.blurry, self.view.is_display))
+            if self.view.is_display:
+                seen *= _of_mean_light(rates)
+            light += seen
         gain = fired / np.maximum(light, DARK * len(chosen))
         usual = max(float(np.median(gain)), LEAST_GAIN)
         is_good = (gain > usual / ODD_GAIN) & (gain < usual * ODD_GAIN)
         return np.where(is_good, gain, usual).astype(np.float32), is_good
+
+
+def _of_mean_light(rates: np.ndarray) -> np.ndarray:
+    """Return the mean of display values over the display value of their mean light, at most 1.
+
+    rates: (parts, h, w), proportional to the display values in parts of an exposure. The blurry
+    frame shows the mean light, and the spike camera counts the mean display value.
+    """
+    mean_light = np.mean(rates**DISPLAY_GAMMA, axis=0)
+    shown = np.maximum(mean_light, 1e-12) ** (1 / DISPLAY_GAMMA)
+    return np.where(mean_light > 0, rates.mean(axis=0) / shown, 1.0)
 
 
 def integrated(frame: np.ndarray, is_display: bool) -> np.ndarray:
@@ -192,14 +220,18 @@ def integrated(frame: np.ndarray, is_display: bool) -> np.ndarray:
     return (frame if is_display else to_linear(frame)) @ LUMA
 
 
-def _matrix(calibration: Any, size: tuple[int, int], plane: tuple[int, int]) -> np.ndarray:
-    """Return (3, 3): spike pixel (x, y, 1) -> RGB pixel.
-
-    calibration: None if both cameras have the same view. size, plane: of the frames, of the planes.
-    """
+def _view(clip: Clip) -> View:
+    geometry, calibration = clip.spikes.geometry, clip.spikes.calibration
+    plane = (geometry.height, geometry.width)
+    is_display = clip.spikes.light == "display"
     if calibration:
-        return calibration.to_rgb()
-    down, across = size[0] / plane[0], size[1] / plane[1]
-    return np.array(
-        [[across, 0, (across - 1) / 2], [0, down, (down - 1) / 2], [0, 0, 1]], dtype=np.float64
-    )
+        matrix, lens_blur, rolling = (
+            calibration.to_rgb(),
+            calibration.lens_blur,
+            calibration.rolling,
+        )
+        return View(clip.size, plane, matrix, is_display, lens_blur, rolling)
+    # Both cameras have the same view, which the frame and the plane fill.
+    down, across = clip.size[0] / plane[0], clip.size[1] / plane[1]
+    matrix = np.array([[across, 0, (across - 1) / 2], [0, down, (down - 1) / 2], [0, 0, 1]])
+    return View(clip.size, plane, matrix, is_display)

@@ -59,7 +59,8 @@ def _parser(description: str) -> OptionParser:
     add(
         "--method",
         metavar="NAME",
-        help="a reconstruction without weights: tfp, tfi, tfstp or exposure",
+        help="a reconstruction without weights: tfp, tfi, tfstp or exposure; joint: solved from frames and "
+        "spikes, begun with the formula exposure or with the network of --weights",
     )
     add(
         "--weights",
@@ -185,13 +186,17 @@ def parse_test_args(argv: Sequence[str], description: str) -> Namespace:
         "pad_seq",
         "dtype",
     )
+    # The joint solution may begin with the frames of a network.
+    is_begun = args.method == "joint" and args.weights is not None
     wrong = [
         key
         for key in (*of_network, *(("opt",) if args.input else ()))
-        if args.method and key in given
+        if args.method and key in given and not (is_begun and key != "opt")
     ]
     of_input = [key for key in ("spike", "gt", "sigma", "spike_size") if key in given]
     together = ("spike", "output") if args.method else ("weights", "input", "output")
+    if args.method == "joint":
+        together = ("input", "spike", "output")
     missing = [key for key in together if getattr(args, key) is None]
     both, form = (
         " --input" if "opt" in wrong else "",

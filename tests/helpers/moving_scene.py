@@ -32,7 +32,10 @@ class Scene:
     """An affine motion at constant speed.
 
     velocity: x and y in pixels per exposure. turn_deg: x towards y per exposure, about the middle.
-    spot: side of a square in the middle that moves by `spot_velocity` in front of the rest.
+    light: what the spike camera integrates. exposure: share of the planes of a frame, in their
+    middle, during which it is exposed. rolling: share of the exposure by which the last row is
+    exposed later than the first. spot: side of a square in the middle that moves by `spot_velocity`
+    in front of the rest.
     """
 
     velocity: tuple[float, float] = (0.0, 0.0)
@@ -43,6 +46,9 @@ class Scene:
     rate: float = 0.6
     sharp_plane: int = 30
     seed: int = 3
+    light: str = "linear"
+    exposure: float = 1.0
+    rolling: float = 0.0
     spot: int = 0
     spot_velocity: tuple[float, float] = (0.0, 0.0)
 
@@ -71,7 +77,7 @@ class Scene:
         height, width = self.size
         wide = (height + 2 * MARGIN, width + 2 * MARGIN)
         scene = np.stack([texture(rng, wide) for _ in range(3)], axis=-1)
-        scene = to_linear(0.5 * scene + 0.5 * scene[..., 1:2])
+        scene = to_linear(np.clip(1.6 * scene - 0.3, 0.02, 1))
         front = to_linear(np.stack([texture(rng, (height, width)) for _ in range(3)], axis=-1))
         place = np.array([[1, 0, -MARGIN], [0, 1, -MARGIN], [0, 0, 1.0]])
         for plane in range(self.frames * self.planes):
@@ -87,6 +93,15 @@ class Scene:
                 view = view + _seen(patch, moved, self.size, cv2.BORDER_CONSTANT)
             yield view
 
+    def _shares(self) -> np.ndarray:
+        """The part (planes, H) of each plane in the blurry frame."""
+        length = self.exposure * self.planes
+        late = (np.arange(self.size[0]) / (self.size[0] - 1) - 0.5) * self.rolling * length
+        begin = (self.planes - length) / 2 + late
+        plane = np.arange(self.planes)[:, None]
+        overlap = np.minimum(plane + 1, begin + length) - np.maximum(plane, begin)
+        return np.clip(overlap, 0, 1) / length
+
     def write(self, folder: Path) -> Path:
         """Write blur/, sharp/ and spike/ with a dataset.json; the spike pixels are twice as large
         as those of RGB.
@@ -98,15 +113,17 @@ class Scene:
         lights = self.lights()
         for frame in range(self.frames):
             exposure = [next(lights) for _ in range(self.planes)]
-            pictures = {"blur": np.mean(exposure, axis=0), "sharp": exposure[self.sharp_plane]}
+            blurry = np.einsum("ty,tyxc->yxc", self._shares(), np.stack(exposure))
+            pictures = {"blur": blurry, "sharp": exposure[self.sharp_plane]}
             for kind, light in pictures.items():
                 picture = to_uint8(to_display(light))[..., ::-1]
                 assert cv2.imwrite(str(folder / kind / f"{frame:03d}.png"), picture)
-            spikes = sensor.run(bin_pixels(to_grey(light), 2) for light in exposure)
+            seen = [to_display(light) if self.light == "display" else light for light in exposure]
+            spikes = sensor.run(bin_pixels(to_grey(view), 2) for view in seen)
             write_spikes(folder / f"spike/{frame:03d}.dat", spikes, SpikeGeometry(*half))
         about = {
             "format": 1, "h": half[0], "w": half[1], "flip": True, "planes": self.planes, "rate":
-            self.rate, "light": "linear", "gt_plane": self.sharp_plane,
+            self.rate, "light": self.light, "gt_plane": self.sharp_plane,
         }  # fmt: skip
         (folder / "spike/dataset.json").write_text(json.dumps(about))
         return folder

@@ -1,0 +1,113 @@
+"""`main_test_vrt.py --method joint`: the sharp frames of a clip, solved from frames and spikes."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from data.motion.flow import motion_of
+from data.motion.joint import Equations, Solver, SpikePixels, guarded
+from data.motion.recording import RecordedClip
+from utils.contract import Method, Tick
+from utils.dist import watchdog
+from utils.options.models import Count, Positive
+from utils.options.section import Section, read_section
+
+NAME = "joint"
+# What the first estimate takes of the work on a frame, for the display of progress.
+FIRST = 0.1
+
+
+class JointOptions(Section):
+    """The options `method.key=value`; see `Solver` for those of the solution.
+
+    context: planes that are read on each side of an exposure; None: half as many as it has. 0 is
+    right if time lies between the spike files of a clip.
+    """
+
+    type: Literal["joint"] = NAME
+    context: Count | None = None
+    groups: Positive = Solver.groups
+    linearisations: Positive = Solver.linearisations
+    steps: Positive = Solver.steps
+    noise: float = Field(Solver.noise, gt=0)
+    guard: float = Field(Solver.guard, ge=0)
+
+
+def joint_options(values: Mapping[str, Any]) -> JointOptions:
+    """Return a section {"type": "joint", ...} with its defaults. Raises OptionError."""
+    return read_section(JointOptions, values, "method", 'method "joint"')
+
+
+class JointMethod:
+    """A method (utils.contract.Method) that improves the frames of another one.
+
+    start: the method that makes the first estimates z_0, a formula or a network. Its frames have
+    the size of the blurry ones, one for each.
+    """
+
+    is_grey = False
+    instants = 1
+
+    def __init__(self, options: JointOptions, start: Method) -> None:
+        self.options = options
+        self.start = start
+        self.can_cut = start.can_cut
+        self.center_frame_only = start.center_frame_only
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the frames depend on."""
+        return {"method": self.options.plain(), "start": self.start.settings()}
+
+    def protocol(self) -> dict[str, str]:
+        """Return the method in words, for the report."""
+        options = []
+        for key, value in self.options.plain().items():
+            if key != "type" and value is not None:
+                options.append(f"{key} {value}")
+        start = self.start.protocol()
+        first = start.pop("method", "the output of the weights")
+        words = f"{NAME} ({', '.join(options)}), begun with {first}"
+        return {"method": words, **start}
+
+    def restorer(self, device: torch.device) -> "JointRestorer":
+        """Return what restores on a device."""
+        return JointRestorer(self.options, self.start.restorer(device), device)
+
+
+class JointRestorer:
+    """Restores the frames of a clip on a device. start: what restores the first estimates."""
+
+    def __init__(self, options: JointOptions, start: Any, device: torch.device) -> None:
+        self.start = start
+        self.device = device
+        self.context = options.context
+        self.solver = Solver(**options.model_dump(exclude={"type", "context"}))
+
+    def describe(self) -> str:
+        """Return how a frame is divided, in words."""
+        return f"none for the joint solution; first estimate: {self.start.describe()}"
+
+    @torch.no_grad()
+    def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
+        """Yield the frames `wanted` of a clip, (3, H, W) float32 in [0, 1].
+
+        reader: a data.clips.readers.DatasetClip.
+        """
+        clip = RecordedClip(reader, self.context)
+        pixels = SpikePixels(clip.view, self.device)
+        gain, is_good = clip.gain()
+        first = self.start.frames(reader, wanted, lambda done: tick(FIRST * done))
+        for index, estimate in zip(wanted, first, strict=True):
+            watchdog.go_on()
+            z_0 = estimate.to(self.device).clamp(0, 1)
+            recording = clip.read(index)
+            motion = motion_of(recording, clip.view, gain)
+            equations = Equations(
+                recording, pixels, motion, gain, is_good, self.solver, self.device
+            )
+            z = equations.solve(z_0)
+            frame, _ = guarded(z, z_0, recording, pixels, gain, self.solver.guard)
+            yield frame.cpu()
+            tick(1 - FIRST)
