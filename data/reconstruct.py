@@ -7,6 +7,7 @@ same name in `METHODS` that says how its channels become a frame.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,7 @@ class LongExposures:
 
     fps = None
     times = None
+    pixel_aspect = Fraction(1)
     is_video = False
 
     def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:
