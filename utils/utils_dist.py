@@ -26,6 +26,7 @@ from torch.distributed import DistNetworkError, PrefixStore
 
 from utils.dist import gpu, message, process, rendezvous, watchdog
 from utils.dist.beats import FAILURE, claim_failure, read_states, where
+from utils.dist.launchers import processes_said, with_standard_names
 from utils.dist.platforms import node_variables, read_launch
 from utils.dist.rendezvous import Round
 from utils.dist.state import RUN, LaunchInfo
@@ -94,14 +95,14 @@ def ranks(log: bool = True) -> Iterator[None]:
     process.open_closed_streams()
     try:
         gpu_count = torch.cuda.device_count()
-        if node := node_variables(os.environ, gpu_count):
+        command = shlex.join(["python", "-u", *map(shown_argument, sys.argv)])
+        env = with_standard_names(os.environ, gpu_count, command)
+        if node := node_variables(env, gpu_count):
             torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
             os.execve(
                 sys.executable, [sys.executable, "-u", torchrun, *sys.argv], os.environ | node
             )
-        launch = read_launch(
-            os.environ, gpu_count, shlex.join(["python", "-u", *map(shown_argument, sys.argv)])
-        )
+        launch = read_launch(env, gpu_count, command)
         if log:
             setup_logging(launch.rank)
         RUN.launch = launch
@@ -419,16 +420,12 @@ def _report(error: BaseException) -> int:
         # Before joining there is no store to ask. A single process reports always, and of the ranks that one launcher
         # started on this host the first with this error at this place; a process that started later reports again.
         env = os.environ
-        size = (
-            env.get("WORLD_SIZE")
-            or (env.get("SLURM_NTASKS") if "SLURM_PROCID" in env else "")
-            or "1"
-        )
+        size = processes_said(env)
         place = re.sub(
             r"rank \d+", "rank", getattr(error, "where", "")
         )  # what differs between ranks is no other place
         said = f"{getattr(error, 'what', error)} {place} {os.getppid()}"
-        is_first = size.strip() == "1" or process.first_to_claim(said)
+        is_first = size == 1 or process.first_to_claim(said)
     else:
         # An error that follows from the failure of another rank, which that rank or a watchdog reports.
         is_of_peer = isinstance(error, DistNetworkError) or OF_A_PEER.search(str(error))

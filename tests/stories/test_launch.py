@@ -1,6 +1,7 @@
 """Who started the ranks, and the two shell scripts that start them."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from tests.dist.launching import ROOT, run_command, run_ranks, write_command
-from tests.helpers.train_files import write_options
+from tests.helpers.train_files import odd_command, write_odd, write_options
 from utils import utils_dist
-from utils.dist.platforms import first_host, node_variables, read_launch
+from utils.dist.launchers import with_standard_names
+from utils.dist.platforms import first_host, host_count, node_variables, read_launch
 from utils.dist.state import RUN, LaunchInfo
 from utils.errors import DistError
 
@@ -81,6 +83,128 @@ def test_a_process_that_stands_for_a_node_is_told_apart_from_a_rank(env, expecte
     assert (tuple(map(found.get, names)) if found else None) == expected
     if expected and expected[1]:
         assert (found["PET_MASTER_ADDR"], found["PET_MASTER_PORT"]) == ("10.0.0.1", "29500")
+
+
+ADDRESS = {"MASTER_ADDR": "h0", "MASTER_PORT": "23456"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "job7",
+}  # fmt: skip
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "LSB_MCPU_HOSTS": "b 1 a 4",
+}  # fmt: skip
+FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "1"}
+SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "8"}
+SKYPILOT = {
+    "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+}  # fmt: skip
+MODELARTS = {
+    "MA_NUM_HOSTS": "2", "MA_NUM_GPUS": "8", "VC_WORKER_HOSTS": "w-0.w,w-1.w", "VC_WORKER_NUM": "2",
+    "VC_TASK_INDEX": "1",
+}  # fmt: skip
+VOLCENGINE = {
+    "MLP_WORKER_0_HOST": "h0", "MLP_WORKER_0_PORT": "2222", "MLP_WORKER_NUM": "2",
+    "MLP_WORKER_GPU": "8", "MLP_ROLE_INDEX": "1",
+}  # fmt: skip
+TENCENT = {
+    "NODE_NUM": "2", "INDEX": "1", "GPU_NUM": "8", "NODE_IP_SLOT_LIST": "10.0.0.1:8,10.0.0.2:8",
+}  # fmt: skip
+VOLCANO = {"VC_TASK_INDEX": "1", "VC_WORKER_HOSTS": "j-0.j,j-1.j", "VC_WORKER_NUM": "2"}
+
+
+@pytest.mark.parametrize(("env", "rank", "local", "world", "address"), [
+    # a process for each rank: what each launcher sets, as documented
+    (OPEN_MPI | ADDRESS, 1, 1, 2, "h0"), (OPEN_MPI, 1, 1, 2, "127.0.0.1"),
+    (OPEN_MPI | SLURM, 1, 1, 2, "127.0.0.1"),  # mpirun in an allocation of SLURM
+    (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6105"}, 1, 1, 2, "10.0.0.4"),
+    (HYDRA, 1, 1, 2, "127.0.0.1"), (HYDRA | ADDRESS, 1, 1, 2, "h0"), (JSRUN | ADDRESS, 1, 1, 4, "h0"),
+    (FLUX | HYDRA, 1, 1, 2, "127.0.0.1"),
+    ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1"} | ADDRESS, 1, 1, 2, "h0"),
+    # a process for each node of one GPU
+    (SAGEMAKER | {"SM_NUM_GPUS": "1"}, 1, 0, 2, "algo-1"), (VOLCANO, 1, 0, 2, "j-0.j"),
+])  # fmt: skip
+def test_a_rank_of_another_launcher_joins_the_others(env, rank, local, world, address):
+    named = with_standard_names(env, gpu_count=1)
+    assert not node_variables(named, gpu_count=1)
+    found = read_launch(named, gpu_count=1)
+    assert (found.rank, found.local_rank, found.world_size) == (rank, local, world)
+    assert found.master_addr == address and found.master_port > 0
+
+
+@pytest.mark.parametrize(("env", "address"), [
+    (SAGEMAKER, "algo-1:29500"), (SAGEMAKER | {"SM_MASTER_PORT": "7777"}, "algo-1:7777"), (SKYPILOT, "10.0.0.1:29500"),
+    (MODELARTS, "w-0.w:29500"), (VOLCENGINE, "h0:2222"), (TENCENT, "10.0.0.1:29500"), (VOLCANO, "j-0.j:29500"),
+    (ADDRESS | {"NNODES": "2", "NODE_RANK": "1"}, "h0:23456"),
+])  # fmt: skip
+def test_a_process_of_a_platform_stands_for_its_node(env, address):
+    found = node_variables(with_standard_names(env, gpu_count=8), gpu_count=8)
+    place = (found["PET_NPROC_PER_NODE"], found["PET_NNODES"], found["PET_NODE_RANK"])
+    assert place == ("8", "2", "1")
+    assert f"{found['PET_MASTER_ADDR']}:{found['PET_MASTER_PORT']}" == address
+
+
+@pytest.mark.parametrize(("env", "said"), [
+    (without(OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), "mpirun -x MASTER_ADDR="),
+    (JSRUN, "jsrun -E MASTER_ADDR="), (without(FLUX, "FLUX_JOB_NNODES"), "flux run"),
+    ({"LSB_MCPU_HOSTS": "a 4 b 4"}, "torchrun --nnodes"),
+    ({"PBS_NUM_NODES": "2", "PBS_NODENUM": "1"}, "torchrun --nnodes"),
+    ({"DET_SLOT_IDS": "[0,1]"}, "determined.launch.torch_distributed COMMAND"),
+    ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "mpiexec"),
+])  # fmt: skip
+def test_where_only_the_number_of_processes_is_known_the_command_to_type_is_given(env, said):
+    with pytest.raises(DistError) as error:
+        read_launch(with_standard_names(env))
+    assert said in str(error.value)
+    alone = with_standard_names(env | {"WORLD_SIZE": "1"})
+    assert read_launch(alone) == SINGLE
+
+
+@pytest.mark.parametrize("env", [
+    {"LSB_MCPU_HOSTS": "a 8"}, {"PBS_NUM_NODES": "1"}, {"DET_SLOT_IDS": "[0]"}, {"NNODES": "1", "NODE_RANK": "0"},
+    {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, {"SM_HOSTS": '["a"]', "SM_NUM_GPUS": "0"},
+])  # fmt: skip
+def test_one_process_of_another_launcher_is_one_process(env):
+    assert read_launch(with_standard_names(env)) == SINGLE
+
+
+@pytest.mark.skipif(not shutil.which("mpirun.openmpi"), reason="needs openmpi-bin")
+def test_mpirun_of_open_mpi_starts_ranks_that_meet(tmp_path):
+    mpirun = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2")
+    _train_by(mpirun, tmp_path)
+
+
+@pytest.mark.skipif(not shutil.which("mpirun.mpich"), reason="needs mpich")
+def test_mpirun_of_mpich_starts_ranks_that_meet(tmp_path):
+    _train_by(("mpirun.mpich", "-np", "2"), tmp_path)
+
+
+@pytest.mark.skipif(not shutil.which("mpirun.openmpi"), reason="needs openmpi-bin")
+def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(tmp_path):
+    mpirun = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    command = odd_command(write_odd(tmp_path), "datasets.test={}", "train.total_iter=2")
+    elsewhere = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1"]  # as with one rank on each of two hosts
+    result = run_command([*mpirun, *elsewhere, sys.executable, *command], limit_s=60)
+    assert result.exit_codes == [2], result.text
+    assert result.text.count("MASTER_ADDR is missing") == 1
+
+
+def _train_by(launcher, folder):
+    options = write_odd(folder)
+    command = odd_command(options, "datasets.test={}", "train.total_iter=2")
+    result = run_command([*launcher, sys.executable, *command], limit_s=60)
+    assert result.exit_codes == [0], result.text
+    assert "rank 1 of 2" in result.text and "Finished at iter 2" in result.text
+
+
+def test_slurm_with_one_task_on_each_node_of_several_gpus_is_refused():
+    env = {**SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
+    assert host_count("gpu[003-007,9],cpu1") == 7
+    assert read_launch(env, gpu_count=1).world_size == 2
+    with pytest.raises(DistError, match="7 of them would idle"):
+        read_launch(env, gpu_count=8)
 
 
 def test_where_ranks_and_nodes_cannot_be_told_apart_the_line_for_each_is_given():

@@ -1,5 +1,6 @@
 """The launch of this process, as the environment describes it."""
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +32,7 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
         rank, addr, port = _place(env, ["WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"], faults)
     elif tasks > 1:
         mode, world_size = "slurm", tasks
+        _refuse_idle_gpus(env, tasks, gpu_count, command)
         rank = _number(
             env, "SLURM_PROCID", faults, low=0, high=world_size - 1, bound="SLURM_NTASKS"
         )
@@ -74,6 +76,22 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
     return LaunchInfo(mode, rank, local_rank, world_size, addr, port, by_agent, join_s, timeout_s)
 
 
+def _refuse_idle_gpus(env: Mapping[str, str], tasks: int, gpu_count: int, command: str) -> None:
+    """Raise DistError if SLURM started one task on each node of several GPUs: all but one would idle."""
+    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    nodes = host_count(hosts)
+    if gpu_count > 1 and nodes == tasks:
+        raise DistError(
+            f"SLURM started one task on each of {nodes} nodes, and each sees {gpu_count} GPUs: "
+            f"{gpu_count - 1} of them would idle",
+            "the environment of this task",
+            "one task for each GPU",
+            f"sbatch --nodes={nodes} --ntasks-per-node={gpu_count} submit_job.sh FILE\n"
+            f"{'':<12}or: srun --ntasks-per-node={gpu_count} {command}\n"
+            f"{'':<12}one GPU of each node: CUDA_VISIBLE_DEVICES=0 srun {command}",
+        )
+
+
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     text = env.get(name)
     with suppress(ValueError):
@@ -100,6 +118,8 @@ def node_variables(env: Mapping[str, str], gpu_count: int = 0) -> dict[str, str]
         return {}
     if found["PET_NPROC_PER_NODE"] in ("auto", "gpu"):
         found["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
+    elif found["PET_NPROC_PER_NODE"] == "cpu":  # as torchrun counts
+        found["PET_NPROC_PER_NODE"] = str(os.cpu_count())
     if "PET_RDZV_ENDPOINT" in env:  # an elastic job, described by torchrun's variables alone
         return found
     faults: list[str] = []
@@ -136,6 +156,25 @@ def _refuse(faults: list[str], env: Mapping[str, str]) -> None:
         expected = "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as docs/ddp.md describes them"
         do = "correct these variables, or unset WORLD_SIZE to train in one process"
         raise DistError(f"the launch variables are wrong: {'; '.join(faults)}", where, expected, do)
+
+
+def host_count(nodelist: str) -> int:
+    """Return the number of hosts of a SLURM node list: 6 for "gpu[003-007],cpu1"."""
+    count = 0
+    for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+        hosts = 1
+        for numbers in re.findall(r"\[([^\]]*)\]", name):
+            hosts *= sum(_numbers_in(part) for part in numbers.split(","))
+        count += hosts
+    return count
+
+
+def _numbers_in(part: str) -> int:
+    """Return how many numbers "003-007" stands for, or 1 for "9"."""
+    low, dash, high = part.partition("-")
+    if not dash or not (low.isdigit() and high.isdigit()):
+        return 1
+    return int(high) - int(low) + 1
 
 
 def first_host(nodelist: str) -> str:
