@@ -82,9 +82,14 @@ def main(argv: list[str]) -> int:
         exit_file.write("\n")
         exit_file.flush()
         os.environ["SPIKEVRT_EXIT_FILE"] = exit_file.name
+        from scripts.parts import restarts  # needs torch
+
+        restarts.only_after_faults_that_pass(Path(exit_file.name))
         try:
             run.run(args)
             return 0
+        except restarts.FinalError as e:
+            return e.code
         except (ChildFailedError, SignalException) as e:
             # The exit code that the first rank to end wrote; none where a rank was killed before it could.
             written = Path(exit_file.name).read_text(encoding="ascii").split()

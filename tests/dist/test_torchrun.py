@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.dist import netns
-from tests.dist.launching import ROOT, free_port, started, wait_for
-from tests.helpers.train_files import MAIN, latest, write_options
+from tests.dist.launching import ROOT, free_port, run_command, started, wait_for
+from tests.helpers.train_files import MAIN, latest, odd_command, write_odd, write_options
 from utils.dist.process import children_of, process_state
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -213,3 +213,18 @@ def _is_rank(pid: int) -> bool:
         and MAIN in command
         and "distributed.run" not in command
     )
+
+
+@pytest.mark.parametrize(("case", "changes", "code"), [
+    ("none", ["train.totl_iter=2"], 2), ("nan", ["train.max_nonfinite_steps=1"], 4), ("term", [], 75),
+])  # fmt: skip
+def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, case, changes, code):
+    options = write_odd(tmp_path)
+    command = odd_command(options, "datasets.test={}", *changes, case=case, struck=(0, 2))
+    launcher = [sys.executable, "scripts/torchrun_quiet.py", "--standalone", "--max-restarts=3"]
+    launch = [*launcher, "--nproc_per_node=2", *command]
+    result = run_command(launch, limit_s=120)
+    assert result.exit_codes == [code], result.text
+    starts = result.text.count("starting at iter")
+    assert starts == (0 if code == 2 else 1) and "Traceback" not in result.text
+    assert result.text.count("Error: ") == (0 if code == 75 else 1)
