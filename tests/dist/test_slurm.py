@@ -146,3 +146,42 @@ def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster)
     assert table.count("0 fail") == 1
     for check in ("all_reduce", "shards", "parameters", "gradients"):
         assert f"ok    {check}" in table
+
+
+def test_a_signal_to_one_task_of_a_job_array_requeues_that_task_alone(tmp_path, cluster):
+    options, log = write_options(tmp_path), tmp_path / "array"
+    changes = ("datasets.test={}", "train.total_iter=1000000")
+    wrapped = tmp_path / "array.sh"
+    own_task = '"$@" task=run$SLURM_ARRAY_TASK_ID &'  # each task trains in a folder of its own
+    script = (ROOT / "submit_job.sh").read_text().replace('"$@" &', own_task)
+    wrapped.write_text(script)
+    own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--array=0-1")
+    array = cluster.submit(
+        f"--output={log}-%a", *own, str(wrapped), str(options), *changes, cwd=ROOT
+    )
+    for task in (0, 1):
+        wait_for(tmp_path / f"array-{task}", "Iter: ", 120)
+    cluster.run("scancel", "--signal=USR1", "--batch", f"{array}_1")
+    wait_for(tmp_path / "array-1", "(?s)stopped by a signal at iter.*resumed from.*Iter: ", 240)
+    other = (tmp_path / "array-0").read_text()
+    cluster.run("scancel", array)
+
+    assert "stopped by a signal" not in other and other.count("starting at iter") == 1
+
+
+def test_a_copy_of_the_script_runs_no_files_of_others_in_a_shared_folder(tmp_path, cluster):
+    shared = tmp_path / "scratch"
+    (shared / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "submit_job.sh", shared)
+    (shared / "main_train_vrt.py").touch()
+    planted = shared / "scripts/environment.sh"
+    planted.write_text("echo planted")
+    os.chown(planted, 65534, 65534)
+    os.chown(shared / "main_train_vrt.py", 65534, 65534)
+    log = tmp_path / "log"
+    (tmp_path / "bin").mkdir()
+    silent = write_command(tmp_path / "bin/scontrol", "exit 1")
+    path = f"--export=ALL,PATH={silent.parent}:{os.environ['PATH']}"
+    cluster.submit(f"--output={log}", path, *NO_GPU, "submit_job.sh", cwd=shared)
+    text = wait_for(log, "SPIKEVRT_HOME", 60)
+    assert "planted" not in text
