@@ -34,7 +34,7 @@ from utils.options.load import (
     read_with_base,
 )
 from utils.options.models import KAIR_ONLY
-from utils.options.section import SECRET, redact
+from utils.options.secrets import KEY, redact
 
 SPLITS = ("datasets.train", "datasets.test")
 OF_SVRT = re.compile(  # how an option begins that only S-VRT has
@@ -43,7 +43,7 @@ OF_SVRT = re.compile(  # how an option begins that only S-VRT has
 )
 DROPPED = {  # what the whole key of an option or section matches -> why it is left out
     r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & Biases; nothing is copied",
-    f".*{SECRET.pattern}": "secrets are never copied; give WANDB_API_KEY in the environment",
+    f".*{KEY.pattern}": "secrets are never copied; give WANDB_API_KEY in the environment",
     r"datasets\.\w+\.keep_legacy_l": "it only kept a second copy of the input in the batch",
     r"datasets\.\w+\.scale": "it follows from the sizes of the frames",
     r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": "clips are tested one by one, without a loader",

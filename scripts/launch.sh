@@ -21,8 +21,13 @@ count=${count:-$per_node}
 if [[ -z $per_node && -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
     # torchrun would overwrite the variables in silence, and every rank would start a world of its own.
     again="python -u $main"
+    # What may be a secret is left out, with more caution than utils/options/secrets.py needs.
+    secret='key|token|secret|passw|passphrase|pwd|auth|bearer|credential|webhook|dsn|cookie|session|://[^ ]*@' is_next=''
     for argument in "$@"; do
-        if [[ ${argument,,} =~ key|token|secret|password ]]; then argument="${argument%%=*}=..."; fi
+        if [[ -n $is_next ]]; then argument=... is_next=''
+        elif [[ ${argument,,} =~ $secret ]]; then
+            if [[ $argument == --* && $argument != *=* ]]; then is_next=1; else argument="${argument%%=*}=..."; fi
+        fi
         again+=" $(printf '%q' "$argument")"
     done
     [[ -n ${LOCAL_RANK:-} ]] || again+=$'\n            one process per node:  '"NPROC_PER_NODE=$count $again"

@@ -308,6 +308,8 @@ def test_a_wrong_variable_is_named(read, env, change, fault):
 
 @pytest.mark.parametrize(("given", "shown", "env"), [
     (("scale=1", "task=a b", 'logging={"wandb_api_key": "canary"}'), " scale=1 task=a\\ b logging=...", PLATFORM),
+    (("--hf-token", "canary", "scale=1"), " --hf-token ... scale=1", PLATFORM),
+    (("logging.x=pwd:canary", "a=https://bob:canary@h"), " logging.x=... a=...", PLATFORM),
     ((), "\n", {**PLATFORM, "LOCAL_RANK": ""}),  # the variables of ranks, or of nodes
 ])  # fmt: skip
 def test_the_launcher_refuses_to_start_inside_a_platform_launch_and_gives_the_command(

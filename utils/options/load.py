@@ -23,7 +23,8 @@ from utils import VERSION
 from utils.errors import OptionError
 from utils.options.foreign_flags import add_launch_flags, check_launch_flags, refuse_train_flags
 from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
-from utils.options.section import SHORT_FLAGS, Registry, joined, nearest, read_section, redact
+from utils.options.secrets import redact
+from utils.options.section import SHORT_FLAGS, Registry, joined, nearest, read_section
 
 logger = logging.getLogger(__name__)
 

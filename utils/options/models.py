@@ -16,7 +16,8 @@ from pydantic import Field, model_validator
 from utils import VERSION
 from utils.errors import OptionError
 from utils.files import write_whole
-from utils.options.section import Section, redact
+from utils.options.secrets import redact
+from utils.options.section import Section
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]

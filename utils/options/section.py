@@ -31,6 +31,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from utils.errors import OptionError
+from utils.options.secrets import MASK, redact
 
 # A class or function that is registered; the decorator returns it unchanged.
 Part = TypeVar("Part", bound=Callable[..., Any])
@@ -46,23 +47,6 @@ OTHER_NAMES = SHORT_FLAGS | {
     "lr": SHORT_FLAGS["learning_rate"],
     "workers": SHORT_FLAGS["num_workers"],
 }
-# The last words of a key say that its value is a secret: "wandb_api_key", but not "token_dim".
-_NAME = "(?i:(?:api|access|secret)_?keys?|(?:auth)?tokens?|passwords?|passwd|secrets?)"
-SECRET = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
-SECRETS = (
-    "wandb_api_key",
-    "api_key",
-    "access_key",
-    "secret_key",
-    "token",
-    "auth_token",
-    "password",
-    "secret",
-)
-# In text that is no JSON: "token: value", or "--token value" on a command line.
-_IN_TEXT = re.compile(
-    rf"""(?<![^\W_])({_NAME}["']?\s*[:=]\s*|--(?:[\w-]*[_-])?{_NAME}[ =])("(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}}\]]+)"""
-)
 
 
 class Section(BaseModel):
@@ -81,29 +65,6 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
-
-
-def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
-    """A copy of `value` of option `key` in which `shown` stands for each string that is a secret, however deep.
-
-    With `shown`, for a message: also of misspelt keys that resemble those of secrets.
-    """
-    is_secret = SECRET.search(key) is not None
-    if shown is not None and not is_secret:
-        words = re.split(r"[\W_]+", key.lower())
-        tails = ("_".join(words[first:]) for first in range(len(words)))
-        is_secret = any(difflib.get_close_matches(tail, SECRETS, n=1, cutoff=0.8) for tail in tails)
-    if isinstance(value, Mapping):
-        return {k: redact(v, key if is_secret else str(k), shown) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redact(v, key, shown) for v in value]
-    if is_secret and isinstance(value, str if shown is None else (str, int, float)):
-        return shown  # in a message also a number, which may be a key without its quotes
-    return (
-        _IN_TEXT.sub(rf"\1{shown}", value)
-        if shown is not None and isinstance(value, str)
-        else value
-    )
 
 
 def nearest(name: str, valid: Collection[str]) -> str:
@@ -166,7 +127,8 @@ def _error_of(
     expected = "an object { ... }" if _model_of(owner, key) else describe(owner.model_fields[key])
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
-    shown = repr(redact(value.get(key), key, "***"))
+    is_marked = "SecretStr" in str(owner.model_fields[key].annotation)
+    shown = MASK if is_marked else repr(redact(value.get(key), key, MASK))
     return OptionError(
         f"{dotted} is {shown}",
         dotted,

@@ -1,17 +1,20 @@
 """Reading, checking and keeping options."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from pydantic import SecretStr
 
 from tests.dist.launching import run_command
 from utils.errors import OptionError
 from utils.options.load import load_options, parse_command_line
 from utils.options.models import LoaderOptions, Options, TrainOptions
-from utils.options.section import Registry, redact
+from utils.options.secrets import KEY, redact
+from utils.options.section import Registry
 
 NETWORKS, FUSIONS = Registry("network", "net_type"), Registry("fusion operator")
 DATASETS, LOSSES = (
@@ -217,6 +220,53 @@ def test_secrets_reach_neither_the_saved_options_nor_a_message(file, tmp_path):
         assert "123456" not in message and "***" in message and "wandb_" in message
 
 
+KEYS_OF_SECRETS = (
+    "private_key", "ssh_key", "auth", "authorization", "bearer", "pwd", "db_passwd", "passphrase", "credentials",
+    "slack_webhook", "webhook_url", "sentry_dsn", "cookie", "session_id", "pat", "github_pat", "jwt", "hf_token",
+    "hfToken", "refresh_token", "connection_string", "sas", "API-KEY", "aws_secret_access_key",
+)  # fmt: skip
+# Made up for this test, in the forms that such services use.
+TEXTS = (
+    "https://bob:canary123@host/x", "s3://AK:canary123@bucket", "Authorization: Bearer canary123canary123",
+    "ghp_canary123canary123canary123", "https://h/x?sig=canary123&a=1", "hf_canary123canary123canary123",
+    "-----BEGIN RSA PRIVATE KEY-----\ncanary123\n-----END RSA PRIVATE KEY-----",
+    "eyJhbGciOiJIUzI1.eyJjYW5hcnkxMjMi.canary123", "sk-canary123canary123canary",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS_OF_SECRETS)
+def test_a_key_that_says_secret_keeps_its_value_to_itself(key):
+    assert redact({"writer": {key: "canary"}}) == {"writer": {key: None}}
+    assert redact({key: 12345678}) == {key: None}
+    assert "canary" not in redact(f"--{key} canary", shown="***")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_secret_is_known_by_its_form_under_any_key(text):
+    found = redact({"note": [text]})["note"][0]
+    assert "canary" not in found.lower() and "***" in found
+
+
+@pytest.mark.parametrize("text", ["git@host:a/b.git", "https://host:8080/a@b", "tokens are 3", "/data/auth/x", "a:b"])
+def test_other_texts_stay_as_they_are(text):
+    assert redact({"note": text}) == {"note": text}
+
+
+def test_counts_of_tokens_are_no_secrets_nor_is_any_option_of_ours(file):
+    assert redact({"num_tokens": 400_000, "token": 7, "pass": 3, "path": "p"}) == {
+        "num_tokens": 400_000, "token": 7, "pass": 3, "path": "p"
+    }  # fmt: skip
+    options = Path("docs/options.md").read_text(encoding="utf-8")
+    keys = re.findall(r"`((?:\w+\.)*\w+)`", options)
+    assert len(keys) > 100
+    assert {key for key in keys if KEY.search(key)} == {"wandb_api_key"}
+
+
+def test_long_texts_are_searched_in_proportion_to_their_length():
+    for text in ("a_" * 100_000, "--" + "a-" * 100_000 + "token x", "https://" * 30_000, "token " * 40_000):
+        redact({text: text, "b": text}, shown="***")
+
+
 def test_saved_options_can_be_run_again_and_have_the_same_digest(file, tmp_path):
     opt = load(file)
     again = load(opt.save(tmp_path / "options"))
@@ -285,3 +335,21 @@ def test_a_part_is_built_with_its_options_and_what_code_supplies():
         PARTS_OF_CODE.resolve({"kind": ["box"], "width": 1}, "x")
     with pytest.raises(ValueError, match="twice"):
         PARTS_OF_CODE.register("box")(Box)
+
+
+SENDERS = Registry("sender")
+
+
+@SENDERS.register("mailer")
+class Mailer:
+    def __init__(self, mailbox: SecretStr, subject: str = "done"):
+        self.mailbox, self.subject = mailbox, subject
+
+
+def test_a_key_that_its_class_marks_as_a_secret_is_shown_and_saved_nowhere():
+    section = SENDERS.resolve({"type": "mailer", "mailbox": "canary"}, "logging.mail")
+    assert SENDERS.build(section, "logging.mail").mailbox.get_secret_value() == "canary"
+    assert redact(section.plain())["mailbox"] is None and "canary" not in repr(section)
+    with pytest.raises(OptionError) as error:
+        SENDERS.resolve({"type": "mailer", "mailbox": ["canary"]}, "logging.mail")
+    assert "canary" not in str(error.value)
