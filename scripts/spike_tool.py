@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Inspect spike files, look at them, and make them from images or video.
 
-info FILE                  what the file most likely is: the geometries that fit it, ranked by the smoothness of the
-                           image each gives, what speaks against each, the bit order, firing rates; with --picture,
-                           the frame of that time: the rate, which light the spikes integrate, the order of rows
+info FILE                  what the file most likely is: the sizes that its length allows, ranked by the smoothness
+                           of the image each gives, what speaks against each, the bit order, firing rates; with
+                           --picture, the frame of that time: sizes of its shape alone, the rate, which light the
+                           spikes integrate, the order of rows
 view FILE                  flipped or not? the mean image as read and flipped, side by side
 play FILE                  a video: the single planes beside their reconstruction
 recon FILE --planes 100 200
@@ -34,6 +35,14 @@ from data.spike import formats, simulate
 from data.spike.formats import SpikeGeometry
 from data.spike.represent import REPRESENTATIONS, represent
 from scripts.parts.exit_codes import tracked, with_exit_code
+from scripts.parts.spike_sizes import (
+    TRIED,
+    correlation,
+    has_shape,
+    sizes_that_fit,
+    smoothest_first,
+    smoothness,
+)
 from utils.arguments import frame_rate, seed
 from utils.errors import DataError, OptionError
 from utils.files import publish_folder, refuse_existing, scratch_folder
@@ -57,6 +66,8 @@ ALLOWED = {
 }
 SHOWN_PLANES = 64  # planes in the middle of the file that `info` averages
 SMOOTHER = 0.05  # difference in smoothness that counts
+LISTED = 8  # sizes that `info` shows with what speaks against them
+NAMED = 40  # sizes that `info` names
 CLEAR_ORDER = 0.01  # the same for the bit order, which changes the rows alone
 BITS = {
     name: f"the {bit} significant bit is the first pixel"
@@ -200,9 +211,21 @@ def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
 
 
 def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
-    """The geometry of the array, of the options or of dataset.json, else all known ones that fit. Raises DataError.
+    """Return the geometry that is given, else all known ones that fit the length of the file.
 
-    command: with the options of `add_geometry`.
+    command: with the options of `add_geometry`. Raises DataError if none fits.
+    """
+    given = given_geometry(path, command)
+    found = known_geometries(path, command) if given is None else [given]
+    if not found:
+        raise no_geometry(path)
+    return found
+
+
+def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | None:
+    """Return the geometry of the array, of the options or of dataset.json, else None.
+
+    Raises DataError if there is no such file, or it is an array of another form.
     """
     if not path.is_file():
         what = "a folder" if path.is_dir() else "cannot read: No such file or directory"
@@ -216,27 +239,42 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
                 "(planes, h, w)",
                 "save the array in this form",
             )
-        return [SpikeGeometry(*(command.size or shape[1:]), head_columns=head)]
-    flip = not command.no_flip and about.flip is not False and command.layout == "raster"
+        return SpikeGeometry(*(command.size or shape[1:]), head_columns=head)
     sps100 = (formats.SPS100_SIDE, formats.SPS100_SIDE)
     size = command.size or (sps100 if command.layout == "sps100" else (about.h, about.w))
-    if all(size):
-        return [SpikeGeometry(*size, flip, head, command.bit_order, command.layout)]
+    if not all(size):
+        return None
+    flip = is_flipped(path, command)
+    return SpikeGeometry(*size, flip, head, command.bit_order, command.layout)
+
+
+def is_flipped(path: Path, command: argparse.Namespace) -> bool:
+    """Return whether the rows of packed planes are taken to be stored bottom first."""
+    is_raster = command.layout == "raster"
+    return not command.no_flip and nearest_info(path).flip is not False and is_raster
+
+
+def known_geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
+    """Return the geometries of known cameras of which the file holds whole planes."""
+    flip, side = is_flipped(path, command), formats.SPS100_SIDE
     known = [
         SpikeGeometry(h, w, flip, head, command.bit_order)
         for h, w, head in formats.KNOWN_GEOMETRIES
     ]
     found = []
-    for geometry in (*known, SpikeGeometry(*sps100, flipud=False, layout="sps100")):
+    for geometry in (*known, SpikeGeometry(side, side, flipud=False, layout="sps100")):
         with suppress(formats.SpikeFileError):
             formats.open_spikes(path, geometry)
             found.append(geometry)
-    if found:
-        return found
+    return found
+
+
+def no_geometry(path: Path) -> DataError:
+    """Make the error about a file that none of the known geometries fits."""
     with open(path, "rb") as file:
         formats.refuse_header(file.read(64), path)
     if not (size := path.stat().st_size):
-        raise DataError(
+        return DataError(
             "the file is empty", str(path), "spike planes", "copy or make the file again"
         )
     expected = "whole planes of h x w / 8 bytes"
@@ -245,7 +283,7 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
         name = f"{h} x {w}{f' + {head} head columns' if head else ''}"
         expected += f"\n    {name}: {planes} planes, {left} bytes left over" if planes else ""
     do = "copy the file again if it is cut short; give --size H W if the camera is another one"
-    raise DataError(f"no known geometry fits {size} bytes", str(path), expected, do)
+    return DataError(f"no known geometry fits {size} bytes", str(path), expected, do)
 
 
 def in_words(geometry: SpikeGeometry) -> str:
@@ -254,12 +292,6 @@ def in_words(geometry: SpikeGeometry) -> str:
     rows, bit = "bottom" if geometry.flipud else "top", BITS[geometry.bit_order]
     layout = ", lines of an SPS100" if geometry.layout == "sps100" else ""
     return f"{geometry.height} x {geometry.width}{head}, {rows} row first, {bit}{layout}"
-
-
-def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Of two pictures; 0 where one of them is even, or has too few pixels to tell."""
-    is_even = min(a.shape) < 2 or a.std() == 0 or b.std() == 0
-    return 0.0 if is_even else float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
 class Candidate:
@@ -273,11 +305,7 @@ class Candidate:
         count = min(self.file.planes, SHOWN_PLANES)
         self.spikes = self.file.read((self.file.planes - count) // 2, count)
         self.rates = self.spikes.mean(axis=0)
-        pairs = {
-            "columns": (self.rates[:, 1:], self.rates[:, :-1]),
-            "rows": (self.rates[1:], self.rates[:-1]),
-        }
-        self.smooth = {name: correlation(a, b) for name, (a, b) in pairs.items()}
+        self.smooth = smoothness(self.rates)
         self.score = min(self.smooth.values())
         head, is_sps100 = geometry.head_columns, geometry.layout == "sps100"
         self.name = f"{geometry.height} x {geometry.width}{f' + {head}' if head else ' (SPS100)' * is_sps100}"
@@ -301,23 +329,114 @@ class Candidate:
         return [text for text, is_so in found.items() if is_so]
 
 
+class Ranking:
+    """The ways to read a file, the smoothest image first, and whether the first is without doubt.
+
+    picture: height and width of a frame of the same view, or None.
+    """
+
+    def __init__(self, command: argparse.Namespace, picture: tuple[int, int] | None) -> None:
+        path = command.file
+        given = given_geometry(path, command)
+        self.picture, self.others = picture, []
+        if given is not None:
+            self.shown = [Candidate(path, given)]
+            self.is_given = True
+            return
+        self.is_given = False
+        geometries = known_geometries(path, command)
+        if picture is not None:
+            geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
+        if all(geometry.layout == "raster" for geometry in geometries):
+            geometries += self._derived(command, geometries)
+        if not geometries:
+            raise self._nothing_fits(path)
+        self.shown = sorted((Candidate(path, g) for g in geometries), key=lambda one: -one.score)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether one size is given, or is by far the smoothest and nothing speaks against it."""
+        best, *others = self.shown
+        leads = not others or best.score > others[0].score + SMOOTHER
+        return self.is_given or (leads and not best.doubts(best))
+
+    def print_verdict(self) -> None:
+        """Print which size it is, or between which ones it is not clear; and which were tried."""
+        best, *others = self.shown
+        if self.is_given:
+            return
+        if self.is_clear:
+            print(f"  most likely {best.name}: neighbouring pixels resemble one another")
+        else:
+            near = [one.name for one in others if one.score >= best.score - SMOOTHER]
+            if best.doubts(best):
+                said = "none of them gives an image without doubt"
+            else:
+                said = f"it may be {' or '.join([best.name, *near])}"
+            do = "--size H W" if self.picture else "--size H W, or --picture FRAME for its shape"
+            print(f"  the size is not clear: {said}; give {do}")
+        print(f"  tried: {self.tried()}")
+        if self.others:
+            names = [f"{h} x {w}" for h, w in self.others[:NAMED]]
+            more = len(self.others) - len(names)
+            print(f"  fit too: {', '.join(names)}{f' and {more} more' if more else ''}")
+
+    def tried(self) -> str:
+        """Return in words which sizes were tried."""
+        if self.picture is None:
+            return f"the known cameras; {TRIED}"
+        height, width = self.picture
+        return (
+            f"the sizes of the shape of the picture, {height} x {width}; {TRIED.split(', not')[0]}"
+        )
+
+    def _derived(
+        self, command: argparse.Namespace, known: Sequence[SpikeGeometry]
+    ) -> list[SpikeGeometry]:
+        """Return the smoothest sizes that follow from the length of the file, but no known ones."""
+        path, flip = command.file, is_flipped(command.file, command)
+        with open(path, "rb") as file:
+            formats.refuse_header(file.read(64), path)
+        if command.head_columns or not path.stat().st_size:
+            return []
+        named = {(g.height, g.width + g.head_columns) for g in known}
+        sizes = [s for s in sizes_that_fit(path.stat().st_size, self.picture) if s not in named]
+        ranked = smoothest_first(path, sizes, command.bit_order)
+        self.others = ranked[LISTED:]
+        return [SpikeGeometry(h, w, flip, 0, command.bit_order) for h, w in ranked[:LISTED]]
+
+    def _nothing_fits(self, path: Path) -> DataError:
+        if self.picture is None:
+            return no_geometry(path)
+        return DataError(
+            what=f"no size of the picture's shape fits {path.stat().st_size} bytes",
+            where=str(path),
+            expected=f"whole planes; tried: {self.tried()}",
+            do="give --size H W; leave --picture out if the cameras have different views",
+        )
+
+
 def info(command: argparse.Namespace) -> None:
     path, shape = command.file, formats.array_shape(command.file)
-    found = [Candidate(path, geometry) for geometry in geometries(path, command)]
-    best, *others = found = sorted(found, key=lambda one: -one.score)
+    grey = None
+    if command.picture:
+        grey = simulate.to_grey(read_bgr(str(command.picture))[..., ::-1]) / 255.0
+    ranking = Ranking(command, None if grey is None else grey.shape)
+    best = ranking.shown[0]
     print(
         f"{path}: {path.stat().st_size} bytes, {f'an array {shape}' if shape else 'packed planes'}"
     )
     print("  smoothness  height x width  planes  spikes per plane and pixel")
-    for one in found:
+    for one in ranking.shown:
         pixels = f"{one.rates.min():.3f} to {one.rates.max():.3f}"
         print(
             f"  {one.score:10.3f}  {one.name:>14}  {one.file.planes:6}  {one.rates.mean():.4f} (pixels {pixels})"
         )
         for text in one.doubts(best):
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {text}")
-    if others and best.score > others[0].score + SMOOTHER:
-        print(f"  most likely {best.name}: neighbouring pixels resemble one another")
+    ranking.print_verdict()
+    if not ranking.is_clear:
+        return
     if not shape and best.file.geometry.layout == "raster":
         # A wrong order of the bits mirrors each group of 8 pixels: the rows are less smooth.
         ways = [Candidate(path, replace(best.file.geometry, bit_order=order)) for order in BITS]
@@ -332,8 +451,7 @@ def info(command: argparse.Namespace) -> None:
         print(
             f"  planes between spikes: {intervals.min()} to {intervals.max()}, median {np.median(intervals):.0f}"
         )
-    if command.picture:
-        grey = simulate.to_grey(read_bgr(str(command.picture))[..., ::-1]) / 255.0
+    if grey is not None:
         check_same_view(grey.shape, best.rates.shape, str(command.picture))
         grey = cv2.resize(grey, best.rates.shape[::-1], interpolation=cv2.INTER_AREA)
         upright, flipped = (correlation(grey, rates) for rates in (best.rates, best.rates[::-1]))

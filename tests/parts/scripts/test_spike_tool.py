@@ -75,6 +75,51 @@ def test_info_lists_what_fits_and_finds_the_picture_among_it(tmp_path, capsys):
     assert "1000 x 1000 (SPS100)       2" in said and "1000 x 1024" not in said
 
 
+def test_info_derives_a_size_that_no_known_camera_has_from_the_length_of_the_file(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 125, 200, 56)  # as many bytes as 14 planes of 250 x 400
+
+    assert tool("info", tmp_path / "a.dat") == 0
+
+    said = capsys.readouterr().out
+    assert "125 x 200      56" in said and "250 x 400      14" in said
+    assert "most likely 125 x 200" in said and "most likely 250" not in said
+    assert "tried: the known cameras; heights and widths from 32 to 2048" in said
+    assert "fit too: " in said and "100 x 200" in said.partition("fit too: ")[2]
+
+
+def test_info_takes_the_shape_from_the_picture(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 120, 200, 60)
+    frame = np.repeat(scene(240, 400)[..., None], 3, axis=2)
+    cv2.imwrite(str(tmp_path / "frame.png"), (255 * frame).astype(np.uint8))
+    cv2.imwrite(str(tmp_path / "upright.png"), np.zeros((2000, 33, 3), np.uint8))
+
+    assert tool("info", tmp_path / "a.dat", "--picture", tmp_path / "frame.png") == 0
+    said = capsys.readouterr().out
+    assert "most likely 120 x 200" in said
+    assert "tried: the sizes of the shape of the picture, 240 x 400" in said
+    assert "200 x 288" not in said  # of another shape
+
+    assert tool("info", tmp_path / "a.dat", "--picture", tmp_path / "upright.png") == 3
+    said = capsys.readouterr().err
+    assert "no size of the picture's shape fits 180000 bytes" in said
+    assert "tried: the sizes of the shape of the picture, 2000 x 33" in said
+
+
+def test_info_names_no_size_where_two_are_as_good_or_none_gives_an_image(tmp_path, capsys):
+    write_scene(tmp_path / "two.dat", 64, 64, 100)
+    assert tool("info", tmp_path / "two.dat") == 0
+    said = capsys.readouterr().out
+    assert "the size is not clear: it may be 64 x 64 or 32 x 64" in said
+    assert "most likely" not in said and "--picture FRAME for its shape" in said
+
+    noise = np.random.default_rng(0).integers(0, 256, 12500 * 4, np.uint8)
+    (tmp_path / "noise.dat").write_bytes(noise.tobytes())
+    assert tool("info", tmp_path / "noise.dat") == 0
+    said = capsys.readouterr().out
+    assert "the size is not clear: none of them gives an image without doubt" in said
+    assert "most likely" not in said and "bit order" not in said
+
+
 def test_info_of_what_is_no_spike_file_is_an_error(tmp_path, capsys):
     path = tmp_path / "a.dat"
     for content, options, words in (
