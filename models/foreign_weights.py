@@ -11,6 +11,7 @@ import torch
 
 from utils.errors import CheckpointError
 from utils.run import checkpoint
+from utils.run.torch_file import GrowingFile, load_plain
 
 DOWNLOAD = "download it again"
 # First bytes of a file -> what it is, and what to do.
@@ -71,10 +72,9 @@ def load_content(path: Path, mmap: bool = False) -> Any:
     NumPy scalars become numbers of Python. mmap: whether tensors are read when they are used.
     Raises CheckpointError that says what the file is instead.
     """
-    how: dict[str, Any] = {"map_location": "cpu", "weights_only": True, "mmap": mmap}
     try:
         try:
-            return torch.load(path, **how)
+            return load_plain(path, mmap)
         except checkpoint.UNREADABLE as e:
             if not any(name in str(e) for name in SCALAR_NAMES):
                 raise
@@ -84,7 +84,7 @@ def load_content(path: Path, mmap: bool = False) -> Any:
         ]
         # torch keeps one list of such names for the process.
         with _taking_scalars, torch.serialization.safe_globals(taken):
-            return torch.load(path, **how)
+            return load_plain(path, mmap)
     except checkpoint.UNREADABLE as e:
         raise no_weights(path, e) from e
 
@@ -94,6 +94,10 @@ def no_weights(path: Path, error: Exception) -> CheckpointError:
     expected = "a file written by torch.save that holds tensors only"
     if isinstance(error, OSError):
         return CheckpointError(f"cannot read it: {error.strerror}", str(path), expected, DOWNLOAD)
+    if isinstance(error, MemoryError):
+        return CheckpointError("the memory does not hold it", str(path), expected, "free some")
+    if isinstance(error, GrowingFile):
+        return CheckpointError(f"not a weights file: {error}", str(path), expected, DOWNLOAD)
     with path.open("rb") as file:
         head = file.read(512)
     seen = next(

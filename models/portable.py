@@ -4,7 +4,9 @@ These files are those of a training, and those of the nine published networks.
 """
 
 import logging
+import math
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,17 +20,21 @@ from models.select_network import NETWORKS, other_kinds
 from models.vrt.windows import refuse_other_index
 from utils import utils_dist
 from utils.contract import InputSpec, input_spec
-from utils.errors import CheckpointError, address_of
+from utils.errors import CheckpointError, OptionError, address_of
 from utils.run import checkpoint
 
 logger = logging.getLogger(__name__)
 
 # What our files say of their network; the last came later than the others.
 LEARNED = ("scale", "netG", "spike_channels", "spike", "spike_data")
+FROM_FILE = "the weights file"
 # Keys under which published files and ours hold the state dict. A file may also be a state dict itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
 # If fewer tensors match, the file most likely belongs to another network.
 MIN_MATCHED = 0.9
+# Tensors may share their numbers, but not each with several others.
+MOST_SHARED = 4
+SMALL_BYTES = 2**29  # of a network that is built from any file
 
 _BIG: dict[str, Any] = {
     "upscale": 4, "depths": [8] * 7 + [4] * 6, "indep_reconsts": [11, 12], "embed_dims": [120] * 7 + [180] * 6,
@@ -138,7 +144,34 @@ def read_weights(
         what = f"a {type(content).__name__}{keys} instead of a state dict"
         expected = f"tensors by name, directly or under {', '.join(CONTAINERS)}"
         raise CheckpointError(what, str(path), expected, "choose another file")
+    _refuse_odd_tensors(content, path)
     return {own_name(key): value for key, value in content.items()}
+
+
+def _refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
+    """Raise CheckpointError for tensors that do not hold a number for each of their places."""
+    for key, tensor in weights.items():
+        is_plain = tensor.layout is torch.strided and not tensor.is_quantized
+        if not is_plain or tensor.device.type != "cpu":
+            raise CheckpointError(
+                what=f"{key} is no plain tensor: {tensor.layout}, {tensor.device}",
+                where=str(path),
+                expected="dense tensors of numbers",
+                do="save tensor.dequantize().to_dense().cpu() of each",
+            )
+
+
+def _refuse_repeated_numbers(weights: dict[str, Tensor], path: Path) -> None:
+    """Raise CheckpointError for tensors of many more numbers than the file has room for."""
+    size = path.stat().st_size
+    stated = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    if stated > max(MOST_SHARED * size, SMALL_BYTES):
+        raise CheckpointError(
+            what=f"{len(weights)} tensors of {stated / 1e6:.0f} MB in a file of {size / 1e6:.1f} MB",
+            where=str(path),
+            expected="a number in the file for each one of a tensor",
+            do="save tensor.clone() of each, or download the file again",
+        )
 
 
 def own_name(key: str) -> str:
@@ -153,6 +186,23 @@ def load_weights(
 
     where: the source of the weights, for the error. strict: all names and shapes must match; otherwise 90 % of the
     network's tensors. Raises CheckpointError and leaves the network unchanged.
+    """
+    report, fitting = compare_weights(net, weights, where, strict)
+    own = net.state_dict()
+    for key in fitting:
+        if key.endswith(".relative_position_index"):
+            refuse_other_index(fitting[key], own[key], key, where)
+    net.load_state_dict(fitting, strict=False)
+    return report
+
+
+def compare_weights(
+    net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False
+) -> tuple[LoadReport, dict[str, Tensor]]:
+    """Return what `load_weights` would report, and the tensors that it would load.
+
+    net: the network, which may be on the device "meta". The rest: see `load_weights`.
+    Raises CheckpointError.
     """
     own = net.state_dict()
     report = LoadReport(
@@ -179,11 +229,7 @@ def load_weights(
         )
         do = "choose weights of the same depths, dims and window, or adapt netG to them"
         raise CheckpointError(f"the weights do not fit the network: {report}", where, expected, do)
-    for key in fitting:
-        if key.endswith(".relative_position_index"):
-            refuse_other_index(fitting[key], own[key], key, where)
-    net.load_state_dict(fitting, strict=False)
-    return report
+    return report, fitting
 
 
 def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
@@ -224,6 +270,48 @@ def load_pretrained(
     return report
 
 
+def refuse_larger(
+    netG: dict[str, Any], spike_channels: int, weights: dict[str, Tensor], where: str
+) -> None:
+    """Raise CheckpointError if the options of one of our networks ask for more than `weights` hold.
+
+    Ask before it is built, because its modules alone may take all memory or time. A block has a
+    tensor or more, a layer of n features has n x n weights, a window of n tokens a table of n x n.
+    No number of the options is larger than the number of weights.
+    """
+    values = sum(tensor.numel() for tensor in weights.values())
+    numbers = list(_numbers_in([netG, spike_channels]))
+    depths, dims, window = (
+        list(_numbers_in(netG.get(key))) for key in ("depths", "embed_dims", "window_size")
+    )
+    needs = (
+        ("depths", sum(depths), len(weights)),
+        ("embed_dims", max(dims, default=0) ** 2, values),
+        ("window_size", math.prod(window) ** 2, values),
+        ("a number", max(numbers, default=0), values),
+    )
+    for key, needed, held in needs:
+        if not needed <= held:  # also NaN
+            raise CheckpointError(
+                what=f"the options in it make a larger network than its weights: {key} asks for "
+                f"at least {needed:.3g} of what it has {held} of",
+                where=where,
+                expected=f"options of a network of {len(weights)} tensors with {values} numbers",
+                do="take the file as main_train_vrt.py wrote it, or give --opt FILE",
+            )
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    """Yield the numbers in lists and tables within one another."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _numbers_in(inner)
+    elif isinstance(value, (int, float)):
+        yield abs(value)
+
+
 @dataclass(frozen=True)
 class SavedNetwork:
     """A weights file and the network it belongs to.
@@ -250,12 +338,25 @@ class SavedNetwork:
             return input_spec(self.network())
 
     def network(self) -> nn.Module:
+        """The network without its weights. Raises CheckpointError if they cannot be its weights."""
         # The file holds the weights of SpyNet too; the file at spynet_path may no longer exist.
         netG = {**self.netG, **({"spynet_path": None} if "spynet_path" in self.netG else {})}
-        return NETWORKS.build(netG, "netG", spike_channels=self.spike_channels)
+        if self.known_from != FROM_FILE:
+            return NETWORKS.build(netG, "netG", spike_channels=self.spike_channels)
+        if netG.get("net_type") in ("vrt", "fusion"):
+            refuse_larger(netG, self.spike_channels, self.weights, str(self.path))
+        try:
+            return NETWORKS.build(netG, "netG", spike_channels=self.spike_channels)
+        except OptionError as e:
+            what = f"the options in the file make no network: {e.what}"
+            do = "take the file as main_train_vrt.py wrote it, or give --opt FILE"
+            raise CheckpointError(what, str(self.path), e.expected, do) from e
 
     def build(self) -> nn.Module:
         """The network with its weights, in eval mode on the CPU. Raises CheckpointError if a tensor does not fit."""
+        _refuse_repeated_numbers(self.weights, self.path)
+        with torch.device("meta"):  # it takes no memory there, however large it is
+            compare_weights(self.network(), self.weights, str(self.path), strict=True)
         net = self.network()
         load_weights(net, self.weights, str(self.path), strict=True)
         return net.eval().requires_grad_(False)
@@ -311,7 +412,7 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
             )
         return saved
     if options is not None:
-        return SavedNetwork(path, weights, **options, known_from="the weights file")
+        return SavedNetwork(path, weights, **options, known_from=FROM_FILE)
     shapes = {key: value.shape for key, value in weights.items()}
     # Networks with the same shapes differ in their training data only: the name of the file selects one.
     for name in sorted(RELEASED, key=lambda name: (name[:4] != path.name[:4], name)):

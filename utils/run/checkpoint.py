@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import shutil
+import struct
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -28,6 +29,7 @@ from utils import utils_dist
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import free_bytes, sha256_of
 from utils.options.models import TrainOptions
+from utils.run.torch_file import GrowingFile, load_plain
 
 # What torch.load raises for a file of something else, or one that cannot be read.
 UNREADABLE = (
@@ -38,6 +40,9 @@ UNREADABLE = (
     LookupError,
     TypeError,
     AttributeError,
+    AssertionError,
+    struct.error,
+    MemoryError,
     OSError,
 )
 
@@ -119,16 +124,16 @@ def load(path: Path) -> dict[str, Any]:
         fault = _fault(candidate)
         if fault is None:
             try:
-                state = torch.load(candidate, map_location="cpu", weights_only=True)
+                state = load_plain(candidate)
                 if candidate != path:
                     logger.warning("the former version is used instead: %s", candidate)
                 return state
             except UNREADABLE as e:
-                fault = (
-                    f"{e}"
-                    if isinstance(e, OSError)
-                    else "not a file of plain types and tensors alone"
-                )
+                fault = "not a file of plain types and tensors alone"
+                if isinstance(e, (OSError, GrowingFile)):
+                    fault = f"{e}"
+                elif isinstance(e, MemoryError):
+                    fault = "the memory does not hold it"
         logger.warning("%s is damaged (%s)", candidate, fault)
         faults.append(f"{candidate.name}: {fault}")
     expected = "a file of this project, sha256 as its sidecar says"
