@@ -21,7 +21,7 @@ INSTANTS = (0.25, 0.5, 0.75, 1.0)
 SPIKES_OF_PICTURE = 2.0
 LEAST_PICTURE, MOST_PICTURE = 1 / 9, 1 / 4
 # Sigma in RGB pixels by which pictures are smoothed before DIS sees them.
-SMOOTH = 0.8
+SMOOTH = 1.5
 # Steps in which a field of shifts is inverted. Each multiplies the error by about the gradient of
 # the field.
 INVERSION = 4

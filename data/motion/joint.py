@@ -41,7 +41,7 @@ from data.motion.recording import Recording, View
 from data.spike.simulate import DISPLAY_GAMMA, LUMA
 
 # Of the equations above. The errors are in display values.
-SIGMA_S = 0.03
+SIGMA_S = 0.02
 JITTER = 0.02
 CAUCHY = 2.0  # an equation wrong by so many times its error has 1 / sqrt(2) of its weight
 K = 0.008
