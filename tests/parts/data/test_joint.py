@@ -36,18 +36,17 @@ def true_motion(scene: Scene, factor: float = 1.0) -> Motion:
 class Case:
     """The middle frame of a clip, solved with one motion. folder: of `Scene.write`."""
 
-    def __init__(self, folder, motion=None, solver=None, **spike) -> None:
+    def __init__(self, folder, motion=None, device=CPU, **spike) -> None:
         reader = reader_of(folder, **spike)
         item = reader.frame(FRAME)
         clip = RecordedClip(reader, None)
         self.recording = clip.read(FRAME)
-        self.pixels = SpikePixels(clip.view, CPU)
+        self.pixels = SpikePixels(clip.view, device)
         self.gain, is_good = clip.gain()
         motion = motion or motion_of(self.recording, clip.view, self.gain)
-        self.solver = solver or Solver()
         self.blurry, self.sharp = item["lq"], item["gt"]
         self.equations = Equations(
-            self.recording, self.pixels, motion, self.gain, is_good, self.solver, CPU
+            self.recording, self.pixels, motion, self.gain, is_good, Solver(), device
         )
 
     def psnr(self, frame: torch.Tensor) -> float:
@@ -159,3 +158,16 @@ def test_the_guard_saves_a_good_start_from_a_wrong_motion(moving):
     assert float(weight.min()) >= 0 and float(weight.max()) <= 1
     free, _ = guarded(z, start, case.recording, case.pixels, case.gain, guard=0.0)
     assert torch.equal(free, z)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_gives_the_frame_that_the_cpu_gives(moving):
+    frames = []
+    for device in (CPU, torch.device("cuda")):
+        case = Case(moving, device=device)
+        z_0 = case.blurry.to(device)
+        z = case.equations.solve(z_0)
+        frame, _ = guarded(z, z_0, case.recording, case.pixels, case.gain, guard=3.0)
+        frames.append(frame.cpu())
+    assert (frames[0] - frames[1]).abs().max() < 1e-3
