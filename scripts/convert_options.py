@@ -26,6 +26,7 @@ from scripts.parts.exit_codes import with_exit_code
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
 from utils.options.load import (
+    DEEPEST,
     TOTALS,
     Sources,
     apply_override,
@@ -36,6 +37,8 @@ from utils.options.load import (
 from utils.options.models import KAIR_ONLY
 from utils.options.secrets import KEY, redact
 
+LARGEST_YAML = 2**16  # bytes; PyYAML reads some 50 kB a second
+MOST_VALUES = 20_000
 SPLITS = ("datasets.train", "datasets.test")
 OF_SVRT = re.compile(  # how an option begins that only S-VRT has
     r"(swanlab|logfire|netG\.(input_mode|optical_flow)|datasets\.\w+\.(spike_(h|w|flipud|reconstruction|normalize)"
@@ -183,16 +186,56 @@ def read_yaml(path: Path) -> dict[str, Any]:
     number = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, [*"+-0123456789"])
     try:
-        if isinstance(values := yaml.load(path.read_text(encoding="utf-8"), Loader), dict):
+        with open(path, "rb") as file:
+            content = file.read(LARGEST_YAML + 1)
+        if len(content) > LARGEST_YAML:
+            raise UnfitYamlError(f"it has more than {LARGEST_YAML} bytes")
+        loader = Loader(content.decode("utf-8-sig"))
+        node = loader.get_single_node()
+        _refuse_repetition(node)
+        # Only now: merged keys (<<) are copied as often as they are named.
+        if node and isinstance(values := loader.construct_document(node), dict):
             return values
         what, where = "the option file holds no object", str(path)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+    except (OSError, ValueError, ArithmeticError, RecursionError, yaml.YAMLError) as e:
         mark = getattr(e, "problem_mark", None)  # the whole message may quote a secret
-        what = f"cannot read the option file{f': {e.strerror}' if isinstance(e, OSError) else ''}"
+        reason = ""
+        if isinstance(e, OSError):
+            reason = f": {e.strerror}"
+        elif isinstance(e, RecursionError):
+            reason = ": too many brackets within one another"
+        elif isinstance(e, UnfitYamlError):
+            reason = f": {e}"
+        what = f"cannot read the option file{reason}"
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
     raise OptionError(
         what, where, "plain YAML in UTF-8: sections and keys", "correct it, or its path"
     )
+
+
+class UnfitYamlError(ValueError):
+    """A YAML file is too large, or makes too much of little. Its text is a clause."""
+
+
+def _refuse_repetition(node: Any) -> None:
+    """Raise UnfitYamlError for a YAML whose aliases reach very many values, or themselves.
+
+    node: of yaml.compose; one that an alias names stands in each place.
+    """
+    waiting = [(node, 0)]
+    count = 0
+    while waiting:
+        one, depth = waiting.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise UnfitYamlError(f"its aliases (*name) make more than {MOST_VALUES} values")
+        if depth > DEEPEST:
+            raise UnfitYamlError(f"more than {DEEPEST} brackets or sections within one another")
+        inner = getattr(one, "value", None)
+        if isinstance(inner, list):
+            for item in inner:
+                parts = item if isinstance(item, tuple) else (item,)
+                waiting += [(part, depth + 1) for part in parts]
 
 
 def flattened(section: dict[str, Any], where: str = "") -> dict[str, Any]:

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 # Keys that name a registered part, whose parameters stand beside them.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
+LARGEST = 2**20  # bytes of an option file; the longest of ours has 10,000
+LARGEST_JSON5 = 2**14
+DEEPEST = 64  # brackets within one another; ours need 6
 NO_OPTIONS = (
     "$schema",
     "$version",
@@ -130,7 +133,16 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """(its values, dotted key -> place)."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise OptionError(
+                what=f"the option file has more than {LARGEST} bytes",
+                where=str(path),
+                expected="an option file; long lists of exposures may have a file of their own",
+                do="correct the path (a base is relative to the file that names it)",
+            )
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         what = f"the option file is not UTF-8 text (byte {e.start + 1})"
         raise OptionError(what, str(path), "a JSON file in UTF-8", "save it as UTF-8") from e
@@ -143,7 +155,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         do = "give its path with --opt (a base is relative to the file that names it)"
         raise OptionError(what, str(path), expected, do) from e
     places: dict[str, str] = {}
-    for key, line in _key_lines(text):
+    for key, line in _key_lines(text, str(path)):
         if key in places:
             expected = f"each key once (first on line {places[key].rpartition('line ')[2]})"
             raise OptionError(
@@ -151,7 +163,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             )
         places[key] = f"{path}, line {line}"
     try:
-        raw = json5.loads(text)
+        raw = _parse(text)
     except (ValueError, RecursionError) as e:
         message = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
         expected = "fewer brackets within one another" if isinstance(e, RecursionError) else message
@@ -164,15 +176,41 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return {key: value for key, value in raw.items() if key not in NO_OPTIONS}, places
 
 
+def _parse(text: str) -> Any:
+    """Return the value of a JSON text, of a short one also with the additions of JSON5.
+
+    json5 reads some 10 kB a second, so a long text is read as JSON without its comments.
+    Raises ValueError.
+    """
+    if len(text) <= LARGEST_JSON5:
+        return json5.loads(text)
+    # A comment leaves its length, so that messages name the right place.
+    plain = _TOKEN.sub(lambda token: _blank(token[0]) if token["skip"] else token[0], text)
+    try:
+        return json.loads(plain)
+    except json.JSONDecodeError as e:
+        note = f"; beyond {LARGEST_JSON5} bytes it must be JSON, with comments alone added"
+        raise ValueError(f"<string>:{e.lineno} {e.msg} at column {e.colno}{note}") from e
+
+
+def _blank(text: str) -> str:
+    return re.sub(r"[^\n]", " ", text)
+
+
+# An end that is missing counts as one, else a search for it would begin anew at each mark.
 _TOKEN = re.compile(
-    r"""(?P<skip>//[^\n]*|/\*.*?\*/) | (?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+    r"""(?P<skip>//[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?)
+        | (?P<text>"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)
         | (?P<word>[\w$.+\-]+) | (?P<mark>[{}\[\],:])""",
     re.VERBOSE | re.DOTALL,
 )
 
 
-def _key_lines(text: str) -> list[tuple[str, int]]:
-    """(dotted key, line) of every key of the file, for messages; json5 reports duplicate keys without their place."""
+def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
+    """(dotted key, line) of every key of the file, for messages; json5 reports duplicate keys without their place.
+
+    where: the file. Raises OptionError for brackets that are too deep: json5 and json call themselves for each.
+    """
     found, stack, word, line, end = [], [""], "", 1, 0
     for token in _TOKEN.finditer(text):
         line += text.count("\n", end, token.start())
@@ -185,6 +223,14 @@ def _key_lines(text: str) -> list[tuple[str, int]]:
             found.append((key, word_line))
             word = key
         elif mark and mark in "{[":
+            if len(stack) > DEEPEST:
+                raise OptionError(
+                    what="the option file is no valid JSON for this program: more than "
+                    f"{DEEPEST} brackets within one another on line {line}",
+                    where=where,
+                    expected="fewer brackets within one another",
+                    do="correct the file there or just above",
+                )
             # An object in a list gets a name of its own, or its keys would look like duplicates.
             stack.append(word if stack[-1] is not None and mark == "{" else f"{word}.{len(found)}")
         elif mark and mark in "}]" and len(stack) > 1:
