@@ -174,7 +174,7 @@ def test_the_named_network_is_that_of_the_option_file():
     assert {key: net[key] for key in NAMED["006"]} == NAMED["006"]
 
 
-def test_a_gpu_measurement_is_a_process_of_its_own_and_one_that_fails_is_noted(
+def test_gpu_measurements_are_processes_and_one_that_fails_is_noted(
     tmp_path, monkeypatch
 ):
     out, python = tmp_path / "gpu.json", tmp_path / "python"
@@ -183,6 +183,7 @@ def test_a_gpu_measurement_is_a_process_of_its_own_and_one_that_fails_is_noted(
     python.write_text("#!/bin/sh\nsleep 0$SECONDS_ASLEEP\necho no memory >&2\nexit 3")
     python.chmod(0o755)
     monkeypatch.setattr(gpu.sys, "executable", str(python))
-    assert gpu.in_process("ceilings", "cpu", 60) == {"failed": "no memory", "code": 3}
+    failed = {"failed": "no memory", "code": 3}
+    assert dict(gpu.in_process(["ceilings"], "cpu", 60)) == {"ceilings": failed}
     monkeypatch.setenv("SECONDS_ASLEEP", "9")
-    assert "not finished" in gpu.in_process("ceilings", "cpu", 0)["failed"]
+    assert "limit" in dict(gpu.in_process(["ceilings"], "cpu", 0))["ceilings"]["failed"]

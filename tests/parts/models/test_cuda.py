@@ -20,7 +20,10 @@ pytestmark = [
 ]
 FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOINTED}
 # Largest difference of the output and of the gradient of a parameter, relative to the largest value.
-LIMITS = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (2e-2, 0.2), torch.float16: (5e-3, 0.05)}
+# On an H200 (2026-11-27) the worst gradient is 1.1e-3 in float32, of a weight of SpyNet, which sums over
+# all pixels of all pairs of frames; and 5.7e-2 in float16, of a table of relative positions, with and
+# without our kernels: it sums over all windows what 16 bits have rounded, and much of that cancels.
+LIMITS = {torch.float32: (1e-5, 3e-3), torch.bfloat16: (2e-2, 0.2), torch.float16: (5e-3, 0.1)}
 # Widths, heads and windows as in network 006, with heads of 16 and of 20 channels; two blocks of each kind.
 REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
 
@@ -153,4 +156,8 @@ def test_a_step_of_network_and_optimizer_does_not_wait_for_the_gpu():
             once()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert [f"{w.filename}:{w.lineno}" for w in caught if "synchron" in str(w.message)] == []
+    # torch warns of itself as the mode is set: that is no wait.
+    waits = [
+        w for w in caught if "synchron" in str(w.message) and "torch/cuda/" not in w.filename
+    ]
+    assert [f"{w.filename}:{w.lineno}" for w in waits] == []
