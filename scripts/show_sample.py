@@ -19,6 +19,7 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
+from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import with_exit_code
 from scripts.spike_tool import in_words
 from utils.errors import OptionError
@@ -50,7 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--epoch", type=int, default=0, help="of training, the first is 0")
     parser.add_argument(
-        "--out", type=Path, metavar="PAGE", help="a new file; default: sample_SPLIT_INDEX.html"
+        "--out",
+        type=Path,
+        metavar="PAGE",
+        help="a new file; default: sample_SPLIT_INDEX.html in this folder, in the repository a temporary one",
     )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     command = parser.parse_intermixed_args(arguments)
@@ -58,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     from data.select_dataset import build_dataset
     from main_train_vrt import PARTS
 
-    command.out = command.out or Path(f"sample_{command.split}_{command.index}.html")
+    command.out = command.out or default_output(f"sample_{command.split}_{command.index}.html")
     refuse_existing(command.out, "--out")
     opt = load_options(command.opt, command.overrides, parts=PARTS)
     section = getattr(opt.datasets, command.split)

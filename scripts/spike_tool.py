@@ -34,6 +34,7 @@ from data.making.light_in_motion import LightPath, grey_light
 from data.spike import formats, simulate
 from data.spike.formats import SpikeGeometry
 from data.spike.represent import REPRESENTATIONS, represent
+from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import tracked, with_exit_code
 from scripts.parts.spike_sizes import (
     TRIED,
@@ -81,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     with spike_errors_as_data_errors():
         if "out" in command:
             action, allowed = command.action, ALLOWED.get(command.action)
-            command.out = command.out or Path(f"{command.file.stem}_{action}{SUFFIXES[action]}")
+            if command.out is None:
+                command.out = default_output(f"{command.file.stem}_{action}{SUFFIXES[action]}")
             refuse_existing(command.out, "the output")
             if allowed and (suffix := command.out.suffix.lower()) not in allowed:
                 expected = ", ".join(filter(None, allowed)) + ", or a folder" * (action == "recon")
@@ -120,7 +122,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add["info"]("--picture", type=Path, help="the frame of the time in the middle of FILE")
     recon_out = "one plane: the image; several: .png shows them side by side, a folder gets one .png each, .mp4 a video"
     for name, output in {"view": "image", "recon": recon_out, "play": ".mp4"}.items():
-        text = f"{output}; default: FILE's name with _{name}{SUFFIXES[name]}, in this folder"
+        text = (
+            f"{output}; default: FILE's name with _{name}{SUFFIXES[name]}, in this folder, in the "
+        )
+        text += "repository a temporary one"
         add[name]("--out", type=Path, help=text)
         text = "spikes per plane at full light; default: dataset.json, else bright pixels are white"
         add[name]("--rate", type=float, help=text)

@@ -13,6 +13,7 @@ from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.simulate import IntegrateAndFire, to_linear
 from scripts import show_sample
+from tests.dist.launching import ROOT, run_ranks
 from tests.helpers.clip_files import section, write_dat, write_info
 from tests.helpers.train_files import LOADER, network
 from tests.helpers.two_cameras import texture
@@ -220,3 +221,14 @@ def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):
     )
     assert colour.startswith("rgba(30, 126, 52")
     assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
+
+
+def test_the_page_of_a_sample_is_not_written_into_the_repository(home, tmp_path):
+    before = sorted(ROOT.iterdir())
+
+    options = ("--opt", str(home / "options.json"))
+    result = run_ranks(1, "scripts/show_sample.py", *options, env={"TMPDIR": str(tmp_path)})
+
+    assert result.exit_codes == [0], result.text
+    (page,) = tmp_path.glob("*/sample_train_0.html")
+    assert str(page) in result.text and sorted(ROOT.iterdir()) == before

@@ -13,7 +13,7 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire
 from scripts.spike_tool import GREY_METHODS
-from tests.dist.launching import ROOT
+from tests.dist.launching import ROOT, run_ranks
 from tests.helpers.clip_files import small_files, write_clips, write_info
 from tests.helpers.spike_files import restore_dat, sps100_bytes, tool
 from utils.image import LABEL_HEIGHT as LABEL
@@ -402,6 +402,22 @@ def test_wrong_planes_suffixes_and_options_are_named(published, tmp_path, capfd)
         said = capfd.readouterr().err
         assert words in said, said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_into_the_repository_by_default(published, tmp_path):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    parts = {"play": ("--count", "2"), "view": (), "recon": ()}
+    before = sorted(ROOT.iterdir())
+
+    for action, part in parts.items():
+        call = ("scripts/spike_tool.py", action, published, *map(str, CAMERA), *part)
+        result = run_ranks(1, *map(str, call), env={"TMPDIR": str(folder)})  # from ROOT
+        assert result.exit_codes == [0], result.text
+        (written,) = folder.glob(f"*/{published.stem}_{action}.*")
+        assert str(written) in result.text
+
+    assert sorted(ROOT.iterdir()) == before
 
 
 def test_outputs_have_names_by_default_and_recon_shows_the_middle(

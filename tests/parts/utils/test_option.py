@@ -247,7 +247,9 @@ def test_a_secret_is_known_by_its_form_under_any_key(text):
     assert "canary" not in found.lower() and "***" in found
 
 
-@pytest.mark.parametrize("text", ["git@host:a/b.git", "https://host:8080/a@b", "tokens are 3", "/data/auth/x", "a:b"])
+@pytest.mark.parametrize(
+    "text", ["git@host:a/b.git", "https://host:8080/a@b", "tokens are 3", "/data/auth/x", "a:b"]
+)
 def test_other_texts_stay_as_they_are(text):
     assert redact({"note": text}) == {"note": text}
 
@@ -263,7 +265,12 @@ def test_counts_of_tokens_are_no_secrets_nor_is_any_option_of_ours(file):
 
 
 def test_long_texts_are_searched_in_proportion_to_their_length():
-    for text in ("a_" * 100_000, "--" + "a-" * 100_000 + "token x", "https://" * 30_000, "token " * 40_000):
+    for text in (
+        "a_" * 100_000,
+        "--" + "a-" * 100_000 + "token x",
+        "https://" * 30_000,
+        "token " * 40_000,
+    ):
         redact({text: text, "b": text}, shown="***")
 
 

@@ -16,11 +16,12 @@ from scripts.compare_runs import main
 from tests.helpers.pages import check_offline
 from utils.errors import DataError
 from utils.files import write_whole
-from utils.image import comparison, comparison_strip, imwrite_rgb
+from utils.image import comparison, comparison_strip, data_uri, imwrite_rgb
 from utils.logger import setup_logging
 from utils.metrics import METRICS, collect, json_bytes, score_text
 from utils.options.load import shown_argument
 from utils.run.history import HistoryWriter
+from utils.video import VideoWriter
 
 
 def entry(name, values, bonus=3.0):
@@ -172,6 +173,67 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
     assert len(browser.find_elements("css selector", "svg polyline")) == 4
 
 
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+
+
+@pytest.fixture
+def phone(browser):
+    """The browser with the screen of a telephone, 390 pixels wide."""
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def shown_scores(phone):
+    """Name -> number of each cell that lies on the screen, of each row of the table."""
+    return phone.execute_script("""
+        return Array.from(document.querySelectorAll(".scores tr")).map(row => Object.fromEntries(
+            Array.from(row.querySelectorAll("td[data-name]"))
+            .filter(cell => cell.getBoundingClientRect().right <= innerWidth)
+            .map(cell => [getComputedStyle(cell, "::before").content.slice(1, -1), cell.innerText])
+        )).filter(row => Object.keys(row).length)""")
+
+
+def test_a_telephone_shows_every_score_by_name_and_curves_that_can_be_read(phone, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text(build_report("T", results(), pictures()), encoding="utf-8")
+
+    phone.get(f"file://{page}")
+
+    first, *_, mean = shown_scores(phone)
+    assert first["gain dB"] == mean["gain dB"] == "+5.00"
+    assert first["PSNR dB"] == "31.00" and first["PSNR dB of the input"] == "26.00"
+    assert len(first) == 11  # with the number of frames
+    assert phone.execute_script("return document.documentElement.scrollWidth") == 390
+    height = "return document.querySelector('svg text').getBoundingClientRect().height"
+    assert phone.execute_script(height) > 10
+
+
+def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tmp_path):
+    wide = np.zeros((64, 400, 3), np.uint8)
+    with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:
+        for _ in range(3):
+            video.write(wide)
+    uri = data_uri("video/mp4", (tmp_path / "clip.mp4").read_bytes())
+    page = tmp_path / "report.html"
+    page.write_text(build_report("T", results(), pictures(), {"c": uri}), encoding="utf-8")
+
+    phone.get(f"file://{page}")
+    video = phone.find_element("css selector", "video")
+    phone.set_script_timeout(20)
+    phone.execute_async_script(
+        "const [v, done] = arguments; v.readyState ? done() : v.addEventListener('loadedmetadata', done)",
+        video,
+    )
+
+    below = phone.execute_script(
+        "const v = arguments[0]; return v.clientHeight - v.clientWidth * v.videoHeight / v.videoWidth",
+        video,
+    )
+    assert below > 72  # the bar of the controls, and the line of the time above it
+    assert phone.execute_script("return document.documentElement.scrollWidth") == 390
+
+
 CLIPS = ("clip<0>", "group/clip1")
 PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]
 
@@ -267,6 +329,17 @@ def test_the_page_works_in_a_browser(browser, run):
     assert abs(pixel(browser, slider, 0.75, 0.5) - 220) < 4
 
     check_offline(browser)
+
+
+def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone, run):
+    phone.get(f"file://{run / 'report.html'}".replace(" ", "%20"))
+
+    rows = shown_scores(phone)
+    assert rows and all({"PSNR dB", "gain dB", "SSIM"} <= row.keys() for row in rows)
+    curves = phone.find_element("css selector", "img.wide")
+    share = "return arguments[0].clientWidth / arguments[0].naturalWidth"
+    assert phone.execute_script(share, curves) > 0.55
+    assert phone.execute_script("return document.documentElement.scrollWidth") == 390
 
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
