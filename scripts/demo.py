@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
-"""Restore two short clips with the shipped weights, in less than a minute, and make a page that shows them.
+"""Restore two short clips with the shipped weights, train a small network for a minute, show both on a page.
 
     python scripts/demo.py
     python scripts/demo.py --data /tmp/clips --output /tmp/demo
 
 A made scene, and a photograph under a moving camera (NASA's portrait of Eileen Collins, in the public domain); their
 blur and their spikes are simulated. Results: experiments/demo/report.html, and a video of each clip beside it.
+
+Then the real trainer begins the sample run. After a minute it gets the signal of a scheduler, saves and ends; the page
+gets its curves. `make sample` goes on from there to the end.
 """
 
 import argparse
+import base64
 import os
+import signal
+import subprocess
 import sys
 import webbrowser
 from collections.abc import Callable
@@ -23,12 +29,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.spike import simulate
-from scripts.make_sample_data import RGB, SPIKES, Size, make_layers, make_sample, render
+from scripts.make_sample_data import RGB, SAMPLE, SPIKES, Size, make_layers, make_sample, render
 from scripts.parts.exit_codes import with_exit_code
+from utils.files import write_whole
 from utils.image import imread_rgb
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
+SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
+STOPPED = 75  # the exit code of a run that a signal stopped: the same command resumes it
+TRAIN_S = 60.0
 
 
 def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], np.ndarray]:
@@ -56,6 +66,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("experiments/demo"), help="results (%(default)s)"
     )
+    parser.add_argument(
+        "--sample", type=Path, default=Path("trainsets/sample"), help="its data (%(default)s)"
+    )
+    parser.add_argument(
+        "--train_s", type=float, default=TRAIN_S, help="seconds of training; 0: none (%(default)s)"
+    )
+    parser.add_argument(
+        "--root", type=Path, default=Path("experiments"), help="folder of runs (%(default)s)"
+    )
     command = parser.parse_args(arguments)
     import main_test_vrt  # not before --help: it brings torch
     from models.restore.setup import SHIPPED
@@ -67,13 +86,63 @@ def main(arguments: list[str] | None = None) -> int:
         "--output", str(command.output), "--save", "comparison", "--fps", "5", "--overwrite",
         "task=demo", *(f"datasets.test.dataroot_{key}={command.data / name / 'test'}" for key, name in roots.items()),
     ])  # fmt: skip
+    if code:
+        return code
     page = (command.output / "report.html").resolve()
     print(f"\nopen {page}")
     if (
         os.environ.get("DISPLAY") or sys.platform == "darwin"
     ):  # elsewhere a browser might take the terminal
         webbrowser.open(page.as_uri())
-    return code
+    if command.train_s <= 0:
+        return 0
+    return train(command.sample, command.root, command.train_s, page)
+
+
+def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
+    """Train the sample run for a while, and add its curves to the page. Returns the exit code."""
+    make_sample(sample, SAMPLE)
+    print(f"\nnow training a small network on made clips, for {seconds:.0f} s:\n", flush=True)
+    code = train_for(seconds, sample, root)
+    if code not in (0, STOPPED):
+        return code
+
+    curves = root / SAMPLE_RUN.stem / "curves.png"
+    if curves.is_file():
+        add_curves(page, curves)
+    if code == STOPPED:
+        print(f"\nopen {page}: it has the curves now; the training goes on with\n\n    make sample")
+    else:
+        print(f"\nthe sample run is finished: {root / SAMPLE_RUN.stem / 'report.html'}")
+    return 0
+
+
+def train_for(seconds: float, sample: Path, root: Path) -> int:
+    """Start the sample run, or resume it, and stop it after `seconds` as a scheduler would."""
+    folders = []
+    for split in ("train", "test"):
+        for key, name in (("gt", RGB), ("lq", RGB), ("spike", SPIKES)):
+            folders.append(f"datasets.{split}.dataroot_{key}={sample / name / split}")
+    launcher = [ROOT / "launch_train.sh", "1", SAMPLE_RUN, f"path.root={root}", *folders]
+    with subprocess.Popen(launcher) as run:
+        try:
+            return run.wait(seconds)
+        except subprocess.TimeoutExpired:
+            run.send_signal(signal.SIGTERM)
+            return run.wait()
+
+
+def add_curves(page: Path, curves: Path) -> None:
+    """Show a picture of curves at the end of a page."""
+    text = page.read_text(encoding="utf-8")
+    picture = base64.b64encode(curves.read_bytes()).decode("ascii")
+    section = (
+        "<h2>A minute of training</h2>\n<p>The sample run, begun by this demo; "
+        "<code>make sample</code> goes on with it.</p>\n"
+        f'<p><img id="training" alt="curves of the training" style="max-width: 100%" '
+        f'src="data:image/png;base64,{picture}"></p>\n'
+    )
+    write_whole(page, text.replace("</body>", f"{section}</body>").encode())
 
 
 if __name__ == "__main__":

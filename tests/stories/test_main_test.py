@@ -522,9 +522,23 @@ def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path,
     assert len(list((tmp_path / "out" / "in").iterdir())) == 2
 
 
+def test_the_demo_trains_until_a_signal_stops_it_and_another_start_goes_on(tmp_path):
+    places = (tmp_path / "sample", tmp_path / "experiments")
+    page = tmp_path / "report.html"
+    page.write_text("<html><body><h1>restored clips</h1>\n</body></html>")
+    run = places[1] / "000_train_vrt_sample_rgbspike"
+    assert demo.train(*places, 8, page) == 0
+    assert demo.train(*places, 22, page) == 0
+
+    log = (run / "log/train.log").read_text()
+    assert log.count("stopped by a signal") == 2 and log.count("resumed from") == 1
+    text = page.read_text()
+    assert "restored clips" in text and 'id="training"' in text
+
+
 # The first thing that a user runs.
 def test_the_demo_restores_both_clips_and_shows_them(tmp_path):
-    command = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]
+    command = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / "out"), "--train_s", "0"]
     assert demo.main(command) == 0
     clips = json.loads((tmp_path / "out/metrics.json").read_text())["clips"]
     for name, scores in clips.items():
