@@ -2,6 +2,8 @@
 
 import hashlib
 import itertools
+import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,13 @@ from utils.dist import process, watchdog
 from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.models import LoaderOptions
 from utils.run.checkpoint import DataOrder
+
+
+# What torch says where /dev/shm, through which workers hand over their batches, has no room.
+OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
+FEWER = "lower dataloader_num_workers or dataloader_prefetch_factor"
+LARGER_SHM = f"enlarge /dev/shm (docker run --shm-size=8g; Kubernetes: an emptyDir of medium Memory), or {FEWER}"
+SOCKET_ROOM = 74  # letters of a folder in which a name of a worker's socket still fits
 
 
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
@@ -111,6 +120,8 @@ class TrainLoader:
             shuffle=section.dataloader_shuffle,
         )
         self.steps_per_epoch = self.sampler.batches_per_epoch
+        if workers:
+            _refuse_long_folder_for_sockets(tempfile.gettempdir())
         self.timeout_s = section.dataloader_timeout_s or 0.8 * stall_s
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
@@ -171,12 +182,12 @@ class TrainLoader:
         except RuntimeError as e:
             if "DataLoader worker" not in str(e) or "killed by signal" not in str(e):
                 raise
+            do = "check the memory of this host (dmesg names what the kernel killed); " + FEWER
             raise DataError(
                 what=f"a loader worker died: {str(e).splitlines()[0]}",
                 where=f"rank {self.rank}",
                 expected="workers that live as long as the run",
-                do="check the memory of this host (dmesg names what the kernel killed); lower "
-                "dataloader_num_workers or dataloader_prefetch_factor",
+                do=LARGER_SHM if OUT_OF_SHM.search(str(e)) else do,
             ) from e
 
     def _answer_of(self, read: Callable[[], Any], count: int) -> Any:
@@ -196,7 +207,8 @@ class TrainLoader:
                 # Not for any sleep: threads that wait for a core, too, look asleep. The watchdog limits all waits.
                 if is_late and watchdog.asleep_s() - asleep_s > self.timeout_s / 2:
                     continue
-                if not is_late and "killed by signal" not in str(e):
+                is_out_of_shm = OUT_OF_SHM.search(str(e))
+                if not is_late and not is_out_of_shm and "killed by signal" not in str(e):
                     raise
                 size, workers = (
                     self.section.dataloader_batch_size,
@@ -208,7 +220,12 @@ class TrainLoader:
                     f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
                 )
                 do = "check the disk and the memory of this host, or raise the time-out"
-                raise DataError(f"no batch: {str(e).splitlines()[0]}", where, expected, do) from e
+                if is_out_of_shm:
+                    expected, do = "room in /dev/shm for the batches of all workers", LARGER_SHM
+                # Where a worker raised the error, its own line comes last.
+                lines = str(e).strip().splitlines()
+                line = lines[-1] if "Caught" in lines[0] else lines[0]
+                raise DataError(f"no batch: {line}", where, expected, do) from e
 
 
 @dataclass
@@ -236,3 +253,14 @@ def _init_worker(worker_id: int) -> None:
     process.leave_signals_to_parent()
     # OpenCV's threads would compete with the other workers for the cores, and can deadlock after a fork.
     cv2.setNumThreads(0)
+
+
+def _refuse_long_folder_for_sockets(folder: str) -> None:
+    """Raise OptionError if the workers' sockets would have longer names than the system allows."""
+    if len(folder.encode()) > SOCKET_ROOM:
+        raise OptionError(
+            f"the folder for temporary files has a name of {len(folder.encode())} letters",
+            f"TMPDIR={folder}",
+            f"at most {SOCKET_ROOM} letters, for the sockets of the loader workers",
+            "set TMPDIR=/tmp, or datasets.train.dataloader_num_workers=0",
+        )

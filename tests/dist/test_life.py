@@ -260,3 +260,26 @@ def test_a_copied_run_under_another_name_has_a_dashboard_of_its_own(tmp_path):
     assert copy.exit_codes == [0], copy.text
     assert latest(options, "copy")["wandb_id"] != latest(options)["wandb_id"]
     assert ROOT not in experiment(options).parents
+
+
+# ---- What workers need ---------------------------------------------------------------------------
+
+
+def test_a_long_folder_for_temporary_files_is_refused_at_the_start(tmp_path):
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    result = odd(write_odd(tmp_path), "datasets.test={}", env={"TMPDIR": str(folder)})
+    assert result.exit_codes == [2], result.text
+    assert "TMPDIR" in result.text and "Traceback" not in result.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm: needs root")
+def test_a_small_shared_memory_is_named_with_its_cure(tmp_path):
+    mount = 'mount -t tmpfs -o size=48k tmpfs /dev/shm && exec "$@"'
+    small = ("unshare", "--mount", "sh", "-c", mount, "sh")
+    command = odd_command(write_odd(tmp_path), ENDLESS, "datasets.test={}")
+    with Ranks(1, *command, prefix=small) as ranks:
+        result = ranks.wait(90)
+    assert result.exit_codes == [3], result.text
+    assert "/dev/shm" in result.text and "--shm-size" in result.text
+    assert result.text.count("DataError: ") == 1
