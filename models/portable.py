@@ -5,7 +5,6 @@ These files are those of a training, and those of the nine published networks.
 
 import logging
 import math
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +21,7 @@ from utils import utils_dist
 from utils.contract import InputSpec, input_spec
 from utils.errors import CheckpointError, OptionError, address_of
 from utils.run import checkpoint
+from utils.run.torch_file import is_zip
 
 logger = logging.getLogger(__name__)
 
@@ -372,7 +372,7 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     """
     path = Path(path)
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
-    content = load_content(path, mmap=zipfile.is_zipfile(path))
+    content = load_content(path, mmap=is_zip(path))
     options = content.get("network", content.get("options"))  # a full checkpoint has both
     if isinstance(options, dict) and isinstance(
         datasets := options.get("datasets"), dict

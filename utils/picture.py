@@ -92,6 +92,33 @@ def read_header(content: bytes) -> Header | None:
     return None
 
 
+def has_whole_chunks(png: bytes) -> bool:
+    """Whether each chunk of a PNG lies within it, and each frame of an animation in its picture.
+
+    OpenCV takes memory for what a chunk states before it looks whether that much is there.
+    """
+    size = png[16:24]
+    at = 8
+    while at + 12 <= len(png):
+        length = int.from_bytes(png[at : at + 4], "big")
+        kind = png[at + 4 : at + 8]
+        if at + 12 + length > len(png):
+            return False
+        if kind == b"IEND":
+            return True
+        if kind == b"fcTL" and not _lies_within(png[at + 8 : at + 8 + length], size):
+            return False
+        at += 12 + length
+    return False
+
+
+def _lies_within(frame: bytes, size: bytes) -> bool:
+    """Whether a frame of an animated PNG lies in the picture. frame: an fcTL. size: of an IHDR."""
+    width, height, left, top = (int.from_bytes(frame[at : at + 4], "big") for at in range(4, 20, 4))
+    whole_width, whole_height = (int.from_bytes(size[at : at + 4], "big") for at in (0, 4))
+    return 0 < width <= whole_width - left and 0 < height <= whole_height - top
+
+
 # ---- Formats ---------------------------------------------------------------------------------
 
 

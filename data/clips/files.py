@@ -22,7 +22,7 @@ from data.spike.formats import FORMATS, SpikeFile, SpikeGeometry, open_spikes, p
 from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key, order_of
 from utils.image import IMAGE_SUFFIXES
-from utils.picture import MOST_PIXELS, Header, read_header, upright
+from utils.picture import MOST_PIXELS, Header, has_whole_chunks, read_header, upright
 from utils.video import FILM_SUFFIXES, SQUARE, VideoReader
 
 logger = logging.getLogger(__name__)
@@ -317,6 +317,8 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
         reason = f"JPEG of {len(encoded)} bytes is cut short"
     elif header is None:
         reason = _other_kind(encoded)
+    elif header.kind == "PNG" and not has_whole_chunks(encoded):
+        reason = f"PNG of {len(encoded)} bytes is damaged or cut short"
     else:
         try:
             image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
@@ -427,6 +429,8 @@ def reduction(path: str) -> str:
 
 def _bits_in_use(content: bytes) -> int:
     """Return how many bits the values of a picture take: 8, 10, 12, 14 or 16; 0 for a black one."""
+    if content.startswith(PNG_SIGNATURE) and not has_whole_chunks(content):
+        return 16
     try:
         image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
     except cv2.error:

@@ -33,7 +33,9 @@ LEAST_SECRET = 100_000
 
 # Every repetition has an upper bound, so that a long text takes time in proportion to its length.
 _URL_PASSWORD = re.compile(r"(\b[\w+.-]{2,20}://[^\s:/@]{0,200}:)[^\s/@]{1,500}(?=@)")
-_URL_PARAMETER = re.compile(rf"([?&](?:[\w-]{{0,40}}[_-])?(?:{_NAME}|sig|signature)=)[^\s&#]{{1,2000}}")
+_URL_PARAMETER = re.compile(
+    rf"([?&](?:[\w-]{{0,40}}[_-])?(?:{_NAME}|sig|signature)=)[^\s&#]{{1,2000}}"
+)
 _BEARER = re.compile(r"(?i)\b((?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{12,2000}")
 _TOKEN = re.compile(
     r"\b(?:gh[opsur]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{16,64}|hf_[A-Za-z0-9]{20,64}|"
@@ -63,7 +65,9 @@ def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
     if isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):
-        return shown if is_secret and (shown is not None or _is_secret_number(value, key)) else value
+        return (
+            shown if is_secret and (shown is not None or _is_secret_number(value, key)) else value
+        )
     if not isinstance(value, str):
         return value
     # pydantic prints a SecretStr as stars.

@@ -33,6 +33,14 @@ def load_plain(path: Path, mmap: bool = False) -> Any:
     return content
 
 
+def is_zip(path: Path) -> bool:
+    """Whether a file is one of torch 1.6 or later, whose tensors can be read when they are used."""
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # it states more than one disk
+        return False
+
+
 def _check_file(path: Path) -> int:
     """Return the number of operations of the pickle in a file.
 

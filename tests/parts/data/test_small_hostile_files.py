@@ -6,6 +6,7 @@ import struct
 import zipfile
 import zlib
 
+import cv2
 import numpy as np
 import pytest
 
@@ -126,3 +127,11 @@ def test_an_npz_that_numpy_does_not_write_is_refused(tmp_path):
     for name, words in said.items():
         with pytest.raises(SpikeFileError, match=words):
             read_spikes(tmp_path / f"{name}.npz", geometry)
+
+
+def test_a_png_that_states_a_chunk_of_4_gigabytes_is_not_given_them(tmp_path):
+    content = bytearray(cv2.imencode(".png", np.zeros((20, 30, 3), np.uint8))[1].tobytes())
+    content[33:37] = b"\xff\xff\xff\x00"
+    (tmp_path / "a.png").write_bytes(content)
+    said = "is damaged or cut short"
+    assert_refused("data.clips.files.read_bgr", tmp_path / "a.png", by="DataError", saying=said)
