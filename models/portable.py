@@ -34,6 +34,7 @@ CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
 MIN_MATCHED = 0.9
 # Tensors may share their numbers, but not each with several others.
 MOST_SHARED = 4
+LARGEST_NUMBER = 1e30  # its square is a number
 SMALL_BYTES = 2**29  # of a network that is built from any file
 
 _BIG: dict[str, Any] = {
@@ -291,7 +292,7 @@ def refuse_larger(
         ("a number", max(numbers, default=0), values),
     )
     for key, needed, held in needs:
-        if not needed <= held:  # also NaN
+        if needed > held:
             raise CheckpointError(
                 what=f"the options in it make a larger network than its weights: {key} asks for "
                 f"at least {needed:.3g} of what it has {held} of",
@@ -299,6 +300,18 @@ def refuse_larger(
                 expected=f"options of a network of {len(weights)} tensors with {values} numbers",
                 do="take the file as main_train_vrt.py wrote it, or give --opt FILE",
             )
+
+
+def _are_ours(options: Any) -> bool:
+    """Whether the options in a weights file are those of this program, not of another one."""
+    if not isinstance(options, dict):
+        return False
+    if not {*LEARNED} - {"spike_data"} <= options.keys() <= {*LEARNED}:
+        return False
+    has_numbers = all(type(options[key]) is int for key in ("scale", "spike_channels"))
+    spikes = (options["spike"], options.get("spike_data"))
+    has_sections = all(value is None or isinstance(value, dict) for value in spikes)
+    return has_numbers and has_sections and isinstance(options["netG"], dict)
 
 
 def _numbers_in(value: Any) -> Iterator[float]:
@@ -309,7 +322,7 @@ def _numbers_in(value: Any) -> Iterator[float]:
         for inner in value:
             yield from _numbers_in(inner)
     elif isinstance(value, (int, float)):
-        yield abs(value)
+        yield min(LARGEST_NUMBER, abs(value))  # that one for NaN, too
 
 
 @dataclass(frozen=True)
@@ -377,14 +390,13 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     if isinstance(options, dict) and isinstance(
         datasets := options.get("datasets"), dict
     ):  # of an earlier version
-        section = datasets.get("train") or datasets.get("test") or {}
+        section = datasets.get("train") or datasets.get("test")
+        section = section if isinstance(section, dict) else {}
         about = {key: section.get(key) for key in ("spike", "spike_data")}
         options |= {"spike_channels": section.get("spike_channels") or 0, **about}
         options = {key: options[key] for key in LEARNED if key in options}
-    if not isinstance(options, dict) or not {*LEARNED} - {"spike_data"} <= options.keys() <= {
-        *LEARNED
-    }:
-        options = None  # those of another program
+    if not _are_ours(options):
+        options = None
     if network is not None:
         # The weights file describes its training data; the option file may name other data, or none on this machine.
         options = options or {}

@@ -55,9 +55,7 @@ FROM_START = (
 )
 # Folders within a clip, never clips of their own.
 PARTS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
-_LMDB_LINE = re.compile(
-    r"(.+?)(?: \(.*\)(?: \d+)?)?$"
-)  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks
+_LMDB_END = re.compile(r"\)(?: \d+)?$")  # of "<key>.<ext> (<shape>) <compression>"
 _FIND = "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
 
 _environments: dict[str, Any] = {}  # LMDBs that this process has open
@@ -223,11 +221,9 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
             lines = Path(root, "meta_info.txt").read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as e:
             raise OSError(f"meta_info.txt: {e}") from e
-    keys = [
-        os.path.splitext(_LMDB_LINE.match(line.strip())[1])[0] for line in lines if line.strip()
-    ]
+    keys = [_lmdb_key(line.strip()) for line in lines if line.strip()]
     root, listing = root.rstrip("/"), {}
-    with _environment(root).begin(buffers=True) as transaction:
+    with _transaction(root) as transaction:
         for key in keys:
             clip, _, stem = key.rpartition("/")
             if names is None or clip in names:
@@ -243,6 +239,32 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
             "correct the dataroot",
         )
     return listing
+
+
+def _lmdb_key(line: str) -> str:
+    """Return the key in a line of meta_info.txt; it may hold blanks and brackets."""
+    key, blank, _ = line.partition(" (")
+    if not key or not blank or not _LMDB_END.search(line):
+        key = line
+    return os.path.splitext(key)[0]
+
+
+@contextmanager
+def _transaction(root: str) -> Iterator[Any]:
+    """Open an LMDB to read. Raises DataError, also for what the block finds damaged in it."""
+    environment = _environment(root)
+    import lmdb
+
+    try:
+        with environment.begin(buffers=True) as transaction:
+            yield transaction
+    except lmdb.Error as e:
+        raise DataError(
+            what=f"the LMDB is damaged: {e}",
+            where=root,
+            expected="an LMDB whose keys are those of its meta_info.txt",
+            do="copy it again (mdb_copy -c compacts it), or make it again",
+        ) from e
 
 
 def _environment(root: str) -> Any:
@@ -281,7 +303,7 @@ def read_bytes(path: str, count: int = -1) -> bytes:
             with open(path, "rb") as file:
                 return file.read(count)
         root, key = path.split("::", 1)
-        with _environment(root).begin(buffers=True) as transaction:
+        with _transaction(root) as transaction:
             value = transaction.get(key.encode())
             if value is None:
                 raise OSError("the LMDB has no such key")

@@ -1,0 +1,172 @@
+"""Whatever the bytes of a file, it is read, or refused with its name and the cause."""
+
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lmdb
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from data.clips import files
+from data.clips.film_times import film_times
+from data.spike.formats import SpikeFileError, SpikeGeometry, read_spikes
+from tests.helpers.clip_files import picture
+from tests.helpers.damage import BOUNDED, damaged
+from tests.helpers.film_files import noise_film
+from utils.errors import DataError
+from utils.video import VideoReader
+
+IN_ONE_FOLDER = settings(BOUNDED, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SPIKES = np.random.default_rng(0).integers(0, 2, (5, 8, 12), np.uint8)
+
+
+def read_or_refused(read: Callable[[Path], Any], path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    try:
+        read(path)
+    except (DataError, SpikeFileError) as e:
+        assert str(path) in e.where and e.what and e.expected and e.do
+
+
+def read_picture(path):
+    files.image_size(str(path))
+    files.reduction(str(path))
+    assert files.read_bgr(str(path)).dtype == np.uint8
+
+
+def picture_bytes(kind):
+    image = picture(20, 30)
+    if kind.startswith("exif"):
+        exif = Image.Exif()
+        exif[0x112] = 6
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, kind.partition(" ")[2], exif=exif)
+        return file.getvalue()
+    if kind.startswith("deep"):
+        image = image.astype(np.uint16) * 16
+    return cv2.imencode(f".{kind.rpartition(' ')[2]}", image)[1].tobytes()
+
+
+PICTURES = [
+    *("png", "jpg", "tif", "webp", "bmp", "ppm", "deep png", "deep tif"),
+    *("exif png", "exif jpeg", "exif webp", "exif tiff"),
+]
+PICTURE_BYTES = {kind: picture_bytes(kind) for kind in PICTURES}
+
+
+@IN_ONE_FOLDER
+@given(data=st.data(), kind=st.sampled_from(PICTURES))
+def test_a_damaged_picture(tmp_path, data, kind):
+    content = data.draw(damaged(PICTURE_BYTES[kind]))
+    read_or_refused(read_picture, tmp_path / "a.png", content)
+
+
+def array_bytes(kind):
+    file = io.BytesIO()
+    if kind == "npy":
+        np.save(file, SPIKES)
+    elif kind == "stored npz":
+        np.savez(file, spk=SPIKES, other=SPIKES[0])
+    else:
+        np.savez_compressed(file, spk=SPIKES, other=SPIKES[0])
+    return file.getvalue()
+
+
+ARRAY_BYTES = {kind: array_bytes(kind) for kind in ("npy", "stored npz", "packed npz")}
+
+
+@IN_ONE_FOLDER
+@given(data=st.data(), kind=st.sampled_from(sorted(ARRAY_BYTES)))
+def test_a_damaged_array_of_spikes(tmp_path, data, kind):
+    content = data.draw(damaged(ARRAY_BYTES[kind]))
+    path = tmp_path / f"a.{kind.rpartition(' ')[2]}"
+    read_or_refused(lambda path: read_spikes(path, SpikeGeometry(8, 12)), path, content)
+
+
+@IN_ONE_FOLDER
+@given(content=st.binary(max_size=200))
+def test_any_bytes_as_packed_planes(tmp_path, content):
+    path = tmp_path / "a.dat"
+    read_or_refused(lambda path: read_spikes(path, SpikeGeometry(8, 12)), path, content)
+
+
+def read_film(path):
+    video = VideoReader(path)
+    film_times(path, video.times)
+    for number in range(min(video.num_frames, 3)):
+        assert video.read(number).ndim == 3
+
+
+FILMS = {
+    "a.mp4": ("libx264", {}),
+    "a.mkv": ("libx264", {}),
+    "b.mkv": ("ffv1", {}),
+    "a.avi": ("mpeg4", {}),
+    "a.ts": ("libx264", {}),
+    "a.mpg": ("mpeg2video", {}),
+    "a.wmv": ("wmv2", {}),
+    "a.flv": ("flv", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    """Name -> the bytes of a film of four frames."""
+    folder = tmp_path_factory.mktemp("films")
+    for name, (codec, options) in FILMS.items():
+        noise_film(folder / name, 4, codec=codec, options=options)
+    return {name: (folder / name).read_bytes() for name in FILMS}
+
+
+@IN_ONE_FOLDER
+@given(data=st.data(), name=st.sampled_from(sorted(FILMS)))
+def test_a_damaged_film(tmp_path, films, data, name):
+    content = data.draw(damaged(films[name]))
+    read_or_refused(read_film, tmp_path / name, content)
+
+
+def test_a_damaged_page_of_an_lmdb_is_said(tmp_path):
+    root = tmp_path / "a.lmdb"
+    names = [f"clip/{number:08d}" for number in range(40)]
+    with lmdb.open(str(root), map_size=2**22) as environment, environment.begin(write=True) as out:
+        for name in names:
+            out.put(name.encode(), os.urandom(1000))
+    (root / "meta_info.txt").write_text("".join(f"{name}.png (1,2,3) 1\n" for name in names))
+    content = (root / "data.mdb").read_bytes()
+    size = 4096
+    pages = [bytearray(content[at : at + size]) for at in range(0, len(content), size)]
+    for page in pages[2:]:
+        page[10:12] = b"\0\0"  # the kind of the page
+    (root / "data.mdb").write_bytes(b"".join(pages))
+    with pytest.raises(DataError, match="the LMDB is damaged") as e:
+        files.list_root(str(root), "blur", (".png",))
+    assert e.value.where == str(root) and "make it again" in e.value.do
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("a/b.png (720,1280,3) 1", "a/b"),
+        ("a/b (1).png (720,1280,3) 1", "a/b"),
+        ("a b/c.png", "a b/c"),
+        ("a/b.png (720,1280,3)", "a/b"),
+        ("a" + " (" * 100_000, "a" + " (" * 100_000),
+    ],
+)
+def test_a_line_of_an_lmdbs_list_has_its_key_at_once(tmp_path, line, key):
+    root = tmp_path / "a.lmdb"
+    with lmdb.open(str(root), map_size=2**20) as environment, environment.begin(write=True) as out:
+        out.put(b"a/b", b"1")
+    (root / "meta_info.txt").write_text(f"{line}\n")
+    clip, _, stem = key.rpartition("/")
+    start = time.monotonic()
+    listing = files.list_root(str(root), "blur", (".png",))
+    assert list(listing[clip or "a"]) == [stem] and time.monotonic() - start < 2

@@ -1,0 +1,89 @@
+"""Whatever the bytes of a weights file or a checkpoint, it is read, or refused in words."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from models.portable import read_saved, read_weights
+from tests.dist.launching import ROOT
+from tests.helpers.damage import BOUNDED, damaged
+from utils.errors import CheckpointError
+from utils.run import checkpoint
+
+IN_ONE_FOLDER = settings(BOUNDED, suppress_health_check=[HealthCheck.function_scoped_fixture])
+STATE = {
+    "params": {"a": torch.zeros(4), "b": torch.ones(2, 3)},
+    "options": {"scale": 1, "values": [1, 2.5, None, {"x": "y"}]},
+}
+
+
+def saved(is_new: bool) -> bytes:
+    file = io.BytesIO()
+    torch.save(STATE, file, _use_new_zipfile_serialization=is_new)
+    return file.getvalue()
+
+
+WEIGHTS = {"zip file": saved(True), "pickle": saved(False)}
+OPERATOR = (ROOT / "weights" / "operator.pth").read_bytes()
+
+
+@IN_ONE_FOLDER
+@given(
+    data=st.data(),
+    kind=st.sampled_from(sorted(WEIGHTS)),
+    read=st.sampled_from([read_weights, checkpoint.load]),
+)
+def test_damaged_weights_and_checkpoints(tmp_path, data, kind, read):
+    path = tmp_path / "a.pth"
+    path.write_bytes(data.draw(damaged(WEIGHTS[kind])))
+    try:
+        read(path)
+    except CheckpointError as e:
+        assert str(path) in e.where and e.what and e.expected and e.do
+
+
+@settings(IN_ONE_FOLDER, max_examples=40)
+@given(data=st.data())
+def test_damaged_weights_of_a_network(tmp_path, data):
+    path = tmp_path / "a.pth"
+    path.write_bytes(data.draw(damaged(OPERATOR)))
+    try:
+        read_saved(path).build()
+    except CheckpointError as e:
+        assert str(path) in e.where and e.what and e.expected and e.do
+
+
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-5, 2**40), st.floats(), st.text(max_size=5)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+KEYS = ("net_type", "depths", "embed_dims", "window_size", "num_heads", "mlp_ratio", "fusion")
+
+
+@pytest.fixture(scope="module")
+def small():
+    return torch.load(ROOT / "weights" / "vrt_small.pth", weights_only=True)
+
+
+OUTER = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
+
+
+@settings(IN_ONE_FOLDER, max_examples=80)
+@given(
+    change=st.dictionaries(st.sampled_from(KEYS), values, max_size=2),
+    outer=st.dictionaries(st.sampled_from(OUTER), values, max_size=2),
+)
+def test_weights_whose_options_are_nonsense(tmp_path, small, change, outer):
+    path = Path(tmp_path, "a.pth")
+    options = small["options"]
+    about = options | {"netG": options["netG"] | change} | outer
+    few = dict(list(small["params"].items())[:20])
+    torch.save({"params": few, "options": about}, path)
+    with pytest.raises(CheckpointError) as e:
+        read_saved(path).build()
+    assert str(path) in e.value.where and e.value.what and e.value.expected and e.value.do
