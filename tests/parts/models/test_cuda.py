@@ -157,7 +157,5 @@ def test_a_step_of_network_and_optimizer_does_not_wait_for_the_gpu():
         finally:
             torch.cuda.set_sync_debug_mode("default")
     # torch warns of itself as the mode is set: that is no wait.
-    waits = [
-        w for w in caught if "synchron" in str(w.message) and "torch/cuda/" not in w.filename
-    ]
+    waits = [w for w in caught if "synchron" in str(w.message) and "torch/cuda/" not in w.filename]
     assert [f"{w.filename}:{w.lineno}" for w in waits] == []
