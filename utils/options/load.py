@@ -122,6 +122,8 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
             f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base"
         )
     base_path = path.parent / raw.pop("base")
+    if base_path.is_fifo():  # reading would wait for whoever writes into it
+        raise OptionError("the base is a pipe", str(base_path), "an option file", "correct base")
     base, places = _read_file(base_path)
     if "base" in base:
         do = f"name the base of {base_path} in {path}, or copy"
@@ -211,7 +213,7 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
 
     where: the file. Raises OptionError for brackets that are too deep: json5 and json call themselves for each.
     """
-    found, stack, word, line, end = [], [""], "", 1, 0
+    found, stack, word, word_line, line, end = [], [""], "", 1, 1, 0
     for token in _TOKEN.finditer(text):
         line += text.count("\n", end, token.start())
         end = token.start()

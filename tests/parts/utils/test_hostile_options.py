@@ -1,5 +1,6 @@
 """A small option file is read, or refused in words, in two seconds and a gigabyte."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,18 @@ def test_a_small_option_file_takes_neither_memory_nor_time(tmp_path, name):
     content, said = HOSTILE[name]
     (tmp_path / "a.json").write_text(content)
     assert_refused(LOAD, tmp_path / "a.json", by="OptionError", saying=said)
+
+
+def test_a_pipe_as_base_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.json").write_text('{"base": "pipe"}')
+    assert_refused(LOAD, tmp_path / "a.json", by="OptionError", saying="is a pipe")
+
+
+def test_a_key_without_a_name_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text("{:{}}")
+    with pytest.raises(OptionError, match="no valid JSON"):
+        load(tmp_path / "a.json")
 
 
 def test_a_long_file_of_options_is_read_with_its_comments_and_its_places(tmp_path):
