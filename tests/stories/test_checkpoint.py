@@ -196,8 +196,8 @@ def write(folder, name, step):
     if step == "damaged":
         path.write_bytes(b"")
     elif step is not None:
-        parts = ("model_state_dict", "optimizer", "epoch", "batch", "options")
-        checkpoint.save({"step": step} | dict.fromkeys(parts, 0), path)
+        values = {"model_state_dict": {}, "optimizer": {}, "epoch": 0, "batch": 0, "options": {}}
+        checkpoint.save({"step": step, **values}, path)
     return path
 
 

@@ -17,7 +17,8 @@ import re
 import shutil
 import struct
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
@@ -29,6 +30,7 @@ from utils import utils_dist
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import free_bytes, sha256_of
 from utils.options.models import TrainOptions
+from utils.run.saved_state import DO, refuse_wrong_types
 from utils.run.torch_file import GrowingFile, load_plain
 
 # What torch.load raises for a file of something else, or one that cannot be read.
@@ -258,6 +260,22 @@ class DataOrder:
     steps: int
 
 
+@contextmanager
+def restoring(resumed: "Resumed | None") -> Iterator[None]:
+    """Within the block a checkpoint is restored: what does not fit in it becomes a CheckpointError."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
+        if resumed is None:
+            raise
+        raise CheckpointError(
+            f"the checkpoint holds what no run saves: {type(e).__name__}: {e}",
+            str(resumed.path),
+            "options, moments and averages of the same network",
+            DO,
+        ) from e
+
+
 @dataclass(frozen=True)
 class Resumed:
     """A checkpoint that a run resumes from. is_named: the user named it (`--resume PATH`)."""
@@ -349,6 +367,7 @@ def _read_state(path: Path) -> dict[str, Any]:
     state = load(path)
     needed = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
     if isinstance(state, dict) and needed <= state.keys():
+        refuse_wrong_types(state, path)
         return state
     what = "not a checkpoint to resume from: it holds no optimizer state and no position"
     do = f"give such a file; to start a new run from these weights: path.pretrained_netG={path}"
@@ -392,8 +411,10 @@ def restore_progress(
         **{field.name: state.get(field.name, field.default) for field in fields(Progress)}
     )
     was = (
-        DataOrder(**state["order"]) if "order" in state else None
-    )  # older versions did not write it
+        DataOrder(**{field.name: state["order"][field.name] for field in fields(DataOrder)})
+        if state.get("order")
+        else None
+    )  # older versions did not write it, newer ones may write more
     if progress.batch == (was or order).steps:
         progress.next_epoch()
     changes = differences(state["options"], options)
