@@ -1,5 +1,7 @@
 """The errors that a user sees: four parts (what, where, expected, do), and the exit code of the run."""
 
+import re
+
 PUBLISHED = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"  # the authors' weights, those of SpyNet included
 # What the path of a released file or data set has -> where it can be had. docs/links.md names papers, too.
 ADDRESSES = {
@@ -21,6 +23,18 @@ def address_of(path: object) -> str:
     return next((f"; download: {url}" for part, url in ADDRESSES.items() if part in f"/{path}"), "")
 
 
+# Control characters but for tab and line feed, and those that turn the direction of writing.
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return `text` with control characters written out, such as \\x1b.
+
+    Names of files and keys of options come from others: a terminal must not obey them.
+    """
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
 
@@ -36,7 +50,7 @@ class SpikeVRTError(Exception):
     def __str__(self) -> str:
         parts = (("in", self.where), ("expected", self.expected), ("do", self.do))
         lines = [f"  {name:<9} {text}" for name, text in parts if text]
-        return "\n".join([f"{type(self).__name__}: {self.what}", *lines])
+        return printable("\n".join([f"{type(self).__name__}: {self.what}", *lines]))
 
 
 class OptionError(SpikeVRTError):

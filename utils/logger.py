@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from utils.errors import DataError
+from utils.errors import DataError, printable
 from utils.files import OTHER_ROOT, open_kept, writing
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class _Line(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.mark = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        return super().formatMessage(record).rstrip()
+        return printable(super().formatMessage(record).rstrip())
 
 
 def setup_logging(rank: int, log_file: Path | None = None) -> None:

@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.errors import printable
+
 # Rows of name, pattern, meaning and cure; {0} in a meaning is the first group of the pattern.
 TABLE = Path(__file__).with_name("known_failures.json")
 IN_WORDS = {"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}
@@ -34,9 +36,8 @@ def table(findings: list[Finding]) -> str:
             if text
         ]
     counts = {status: sum(f.status == status for f in findings) for status in (OK, WARN, FAIL)}
-    return "\n".join(
-        [*lines, "", ", ".join(f"{count} {status}" for status, count in counts.items())]
-    )
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return printable("\n".join([*lines, "", summary]))
 
 
 def read_log(text: str) -> list[Finding]:
@@ -48,6 +49,8 @@ def read_log(text: str) -> list[Finding]:
     last_start = text[begin:]
     findings: dict[str, Finding] = {}
     for number, line in enumerate(last_start.splitlines(), 1 + text.count("\n", 0, begin)):
+        if not line.strip():
+            continue
         for name, pattern, meaning, cure in known:
             if found := re.search(pattern, line):
                 why = meaning.format(

@@ -1,10 +1,12 @@
 """Wrong input ends every rank, of one or two, within seconds, with one error of four parts."""
 
 import shutil
+import sys
 
 import pytest
 
 from main_train_vrt import read_options
+from tests.dist.launching import run_command
 from tests.helpers.train_files import train, write_options
 from utils.errors import OptionError
 
@@ -82,3 +84,15 @@ def test_bad_input_ends_every_rank_with_one_message(tmp_path, case, ranks):
     assert result.exit_codes == [code] * ranks, result.text
     assert result.text.count("Error: ") == 1 and "Traceback" not in result.text, result.text
     check_message(result.text[result.text.index("Error: ") :], words)
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
+    options = write_options(tmp_path)
+    escape = "\x1b]0;owned\x07\u202e"
+    result = train(options, f"train.{escape}=3")
+    assert result.exit_codes == [2] and "owned" in result.text
+    assert not {"\x1b", "\x07", "\u202e"} & set(result.text)
+    log = tmp_path / "run.log"
+    log.write_text(f"DataError: {escape}\n" + "\n" * 2_000_000)
+    doctor = run_command([sys.executable, "scripts/doctor.py", "--log", log], limit_s=10)
+    assert "owned" in doctor.text and "\x1b" not in doctor.text
