@@ -41,6 +41,13 @@ QUALITY = "10"
 BT709, LIMITED = 1, 1
 UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
 HDR = {16: "PQ", 18: "HLG"}  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
+# Quarter turns, counter-clockwise.
+TURNS = (
+    UPRIGHT,
+    Orientation(True, False, True),
+    Orientation(False, True, True),
+    Orientation(True, True, False),
+)
 SQUARE = Fraction(1)  # the width of a pixel over its height
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
 LARGE = 2**24  # pixels; a 4K frame has half of them
@@ -236,7 +243,11 @@ def _orientation(frame: Any) -> Orientation:
 
     The pixel (x, y) is shown at (a x + c y, b x + d y). Source: FFmpeg, libavutil/display.h.
     """
-    matrix = frame.side_data.get("DISPLAYMATRIX")
+    try:
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:
+        # PyAV does not know each kind of data beside a frame, such as Exif. It still tells the angle.
+        return TURNS[round(frame.rotation / 90) % 4]
     if matrix is None:
         return UPRIGHT
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()

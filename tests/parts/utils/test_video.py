@@ -1,10 +1,12 @@
 """Films are read as players show them: upright, without covers, in their shape and colours."""
 
+import io
 from fractions import Fraction
 
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.helpers.clip_files import picture, write_dat
 from tests.helpers.film_files import (
@@ -167,3 +169,29 @@ def test_a_small_film_of_huge_frames_is_refused_before_it_takes_memory(tmp_path)
     for name in ("v.gif", "v.y4m"):
         reader = "utils.video.VideoReader"
         assert_refused(reader, tmp_path / name, by="DataError", saying="67 million pixels")
+
+
+@pytest.mark.parametrize(("orientation", "turns"), [(1, 0), (3, 2), (6, -1), (8, 1)])
+def test_a_film_of_jpegs_with_exif_is_read_upright(tmp_path, orientation, turns):
+    blocks = np.random.default_rng(0).integers(0, 256, (3, 4, 3), np.uint8)
+    image = np.kron(blocks, np.ones((16, 16, 1), np.uint8))
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    jpeg = io.BytesIO()
+    Image.fromarray(image).save(jpeg, "JPEG", exif=exif, quality=100, subsampling=0)
+    with av.open(str(tmp_path / "v.mov"), "w") as out:
+        stream = out.add_stream("mjpeg", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj444p"
+        stream.codec_context.color_range = 2
+        for number in range(2):
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            frame = frame.reformat(format="yuvj444p")
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            for made in stream.encode(frame):
+                packet = av.Packet(jpeg.getvalue())
+                packet.pts, packet.dts, packet.time_base = made.pts, made.dts, made.time_base
+                packet.stream = stream
+                out.mux(packet)
+    found = VideoReader(tmp_path / "v.mov").read(1)
+    shown = np.rot90(image, turns)
+    assert found.shape == shown.shape and np.abs(found.astype(int) - shown).mean() < 4
