@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models import released
 from models.foreign_weights import load_content
 from models.select_network import NETWORKS, other_kinds
 from models.vrt.windows import refuse_other_index
@@ -180,6 +181,60 @@ def own_name(key: str) -> str:
     return key.replace("_orig_mod.", "").removeprefix("module.")
 
 
+def file_of(weights: str | Path) -> Path:
+    """Return the path of weights: `weights` itself, or of "vrt/006" the released file, fetched once.
+
+    Raises CheckpointError if there are no released weights of this name, or they cannot be had.
+    """
+    return released.local_file(str(weights), RELEASED, _most_bytes, _refuse_other_tensors)
+
+
+def _released(name: str, path: Path, weights: dict[str, Tensor]) -> "SavedNetwork":
+    """Describe the released network `name`, whose `weights` the file `path` holds."""
+    netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
+    return SavedNetwork(
+        path,
+        weights,
+        netG=netG,
+        scale=netG["upscale"],
+        spike_channels=0,
+        spike=None,
+        known_from=f"the shapes of its tensors ({name})",
+        released=name,
+    )
+
+
+def _tensors_of(saved: "SavedNetwork") -> dict[str, Tensor]:
+    """Return the state dict of a network, without content."""
+    with torch.device("meta"):
+        return saved.network().state_dict()
+
+
+def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in tensors.items()}
+
+
+def _most_bytes(name: str) -> int:
+    """Return the size above which a file does not hold the released network `name`."""
+    tensors = _tensors_of(_released(name, Path(name), {})).values()
+    return int(1.1 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)) + 5_000_000
+
+
+def _refuse_other_tensors(path: Path, name: str) -> None:
+    """Raise CheckpointError if a file does not hold the tensors of the released network `name`."""
+    weights = read_weights(path)
+    wanted = _shapes_of(_tensors_of(_released(name, path, {})))
+    if _shapes_of(weights) != wanted:
+        missing = [key for key in wanted if key not in weights]
+        raise CheckpointError(
+            what=f"what was downloaded is not {name}: {len(weights)} tensors, of which "
+            f"{len(wanted) - len(missing)} have names of that network",
+            where=str(path),
+            expected=f"its {len(wanted)} tensors; missing: {', '.join(missing[:3]) or 'none'}",
+            do=f"look at the address; unset {released.MIRROR}, or get the file by hand",
+        )
+
+
 def load_weights(
     net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False
 ) -> LoadReport:
@@ -265,6 +320,7 @@ def load_pretrained(
     if not path:
         return None
     own = "params" if which == "netG" else "ema_state_dict"
+    path = str(file_of(path))
     weights = read_weights(path, own, f"path.pretrained_{which}, or set it to null")
     report = load_weights(net, weights, str(path), strict)
     logger.info("Pretrained %s %s: %s", which, path, report)
@@ -383,7 +439,7 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     unknown, or the option file gives spike channels of another kind than those of the training: as many of them would
     pass unseen. Warns where their other settings differ.
     """
-    path = Path(path)
+    path = file_of(path)
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
     content = load_content(path, mmap=is_zip(path))
     options = content.get("network", content.get("options"))  # a full checkpoint has both
@@ -425,21 +481,12 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
         return saved
     if options is not None:
         return SavedNetwork(path, weights, **options, known_from=FROM_FILE)
-    shapes = {key: value.shape for key, value in weights.items()}
+    shapes = _shapes_of(weights)
     # Networks with the same shapes differ in their training data only: the name of the file selects one.
     for name in sorted(RELEASED, key=lambda name: (name[:4] != path.name[:4], name)):
-        netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
-        options = {"scale": netG["upscale"], "netG": netG, "spike_channels": 0, "spike": None}
-        saved = SavedNetwork(
-            path,
-            weights,
-            **options,
-            known_from=f"the shapes of its tensors ({name})",
-            released=name,
-        )
-        with torch.device("meta"):
-            if shapes == {key: value.shape for key, value in saved.network().state_dict().items()}:
-                return saved
+        saved = _released(name, path, weights)
+        if shapes == _shapes_of(_tensors_of(saved)):
+            return saved
     what = f"the file does not say what network its {len(weights)} tensors belong to"
     expected = "weights saved by this project, or a published VRT network, 001 to 009"
     raise CheckpointError(

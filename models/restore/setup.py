@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from models.portable import RELEASED_TILES, SavedNetwork
+from models.released import is_name
 from models.restore.outputs import VIDEOS
 from models.restore.tiling import Restorer, Tiling
 from models.select_network import other_kinds
@@ -65,7 +66,7 @@ def _parser(description: str) -> OptionParser:
     add(
         "--weights",
         metavar="FILE",
-        help="weights or checkpoint (default: weights/operator.pth; with --opt: the run's best checkpoint)",
+        help="weights or checkpoint, or vrt/001 to vrt/009, fetched once (default: weights/operator.pth; with --opt: the run's best checkpoint)",
     )
     add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
     add(
@@ -329,12 +330,17 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
         tried += [Path(file) for file in (path.pretrained_netE, path.pretrained_netG) if file]
     elif not named.is_dir():
         tried = [named]
-    if (found := next(filter(Path.is_file, tried), None)) is None:
+    if (found := next(filter(_can_be_had, tried), None)) is None:
         expected = "a checkpoint of this run, or path.pretrained_netG"
         raise CheckpointError(
             "no weights to test", ", ".join(map(str, tried)), expected, "give --weights FILE"
         )
     return str(found)
+
+
+def _can_be_had(weights: Path) -> bool:
+    """Return whether weights are a file, or have the name of released ones."""
+    return weights.is_file() or is_name(str(weights))
 
 
 def spike_options(saved: SavedNetwork, args: Namespace) -> dict[str, Any] | None:

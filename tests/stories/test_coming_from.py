@@ -12,7 +12,7 @@ from tests.helpers.train_files import experiment, write_options
 LAUNCH = (sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2")
 # What answers KAIR's command in the test below.
 OURS = (
-    "python main_test_vrt.py --weights model_zoo/vrt/008_VRT_videodenoising_DAVIS.pth "
+    "python main_test_vrt.py --weights vrt/008 "
     "--input test_lq --output results/008_VRT_videodenoising_DAVIS --gt test_gt "
     "--tile 12,256 --overlap 2,20 --sigma 10 --save frames"
 )
@@ -96,13 +96,15 @@ def test_the_test_command_of_kair_is_answered_with_ours():
 def test_the_command_that_answers_kairs_is_one_that_this_program_takes(tmp_path):
     # Only the weights are missing.
     said = said_by(
-        "main_test_vrt.py", "--task", "x", "--folder_lq", str(tmp_path), "--tile", "6", "64", "64"
+        "main_test_vrt.py", "--task", "010", "--folder_lq", str(tmp_path), "--tile", "6", "64", "64"
     )
     ours = shlex.split(said.rpartition("  do ")[2])[2:]
 
     result = run_ranks(1, "main_test_vrt.py", *ours)
 
-    assert result.exit_codes == [3] and "no such weights file" in result.text, result.text
+    assert result.exit_codes == [3] and "no released weights of this name" in result.text, (
+        result.text
+    )
 
 
 def test_a_tile_in_our_form_is_no_flag_of_kairs():

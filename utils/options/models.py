@@ -71,7 +71,8 @@ class LoaderOptions(Section):
 class PathOptions(Section):
     root: str = Field("experiments", min_length=1, description="Folder of all runs.")
     pretrained_netG: str | None = Field(
-        None, description="Weights to start from; a checkpoint of the run wins."
+        None,
+        description="Weights to start from, or vrt/001 to vrt/009; a checkpoint of the run wins.",
     )
     pretrained_netE: str | None = Field(
         None, description="Weights of the averaged network (E_decay); null: those of netG."

@@ -1,0 +1,39 @@
+"""The shipped networks for torch.hub:
+
+    net = torch.hub.load("REPOSITORY", "operator", source="local")
+    net = torch.hub.load("REPOSITORY", "vrt_small", source="local")
+
+net(lq, spike): blurry frames (B, T, 3, H, W) in [0, 1] and spike channels (B, T, S, H, W) -> sharp
+frames (B, T, 3, H, W). net.input_spec says how many frames and channels, and which sizes fit.
+docs/python.md restores whole clips.
+"""
+
+from pathlib import Path
+
+import torch
+
+from models.portable import SavedNetwork, read_saved
+
+dependencies = ["torch", "numpy", "pydantic", "json5"]
+
+WEIGHTS = Path(__file__).resolve().parent / "weights"
+
+
+def operator(pretrained: bool = True) -> torch.nn.Module:
+    """Return the fusion operator "exposure" alone, 46 thousand parameters, in eval mode on the CPU.
+
+    pretrained: whether it has the weights of weights/operator.pth, or fresh ones.
+    """
+    return _network(read_saved(WEIGHTS / "operator.pth"), pretrained)
+
+
+def vrt_small(pretrained: bool = True) -> torch.nn.Module:
+    """Return the operator with a small VRT behind it, 2.5 million parameters, likewise.
+
+    pretrained: whether it has the weights of weights/vrt_small.pth, or fresh ones.
+    """
+    return _network(read_saved(WEIGHTS / "vrt_small.pth"), pretrained)
+
+
+def _network(saved: SavedNetwork, pretrained: bool) -> torch.nn.Module:
+    return saved.build() if pretrained else saved.network().eval()

@@ -1,0 +1,213 @@
+"""Weights by name: "vrt/006" is fetched once, from a file server of this test, and checked."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.network_vrt import VRT
+from models.portable import RELEASED, file_of, read_saved
+from models.released import ADDRESS, MIRROR
+from tests.dist.launching import ROOT, RankResult, free_port, run_command
+from tests.helpers import golden
+from tests.helpers.clip_files import write_clip
+from tests.helpers.train_files import write_options
+from utils.errors import CheckpointError
+
+NAME = "006_VRT_videodeblurring_GoPro"
+# Said of --sigma once the weights are read: 006 is no denoiser.
+TAKEN = "these weights do not take a noise level"
+FILE = Path("model_zoo/vrt") / f"{NAME}.pth"
+
+
+def save_as_released(path: Path) -> None:
+    """Write a file with the tensors of a released one, which take little room: all are zero."""
+    keys = golden.manifests()[NAME]["keys"]
+    tensors = {
+        key: torch.zeros((), dtype=getattr(torch, kind)).expand(shape)
+        for key, shape, kind, *_ in keys
+    }
+    with torch.device("meta"):
+        computed = VRT(**golden.manifests()[NAME]["config"]).state_dict()
+    tensors |= {k: v for k, v in computed.items() if k.endswith("relative_position_index")}
+    torch.save({"params": tensors}, path)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the files of a folder on this machine. asked: the paths of all requests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.asked = folder, list[str]()
+        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Server)
+        self.server.asked.append(self.path)
+        super().do_GET()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[Server]:
+    folder = tmp_path / "released"
+    folder.mkdir()
+    with Server(folder) as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def home(tmp_path: Path) -> Path:
+    """A folder to start programs in, with a clip in it."""
+    folder = tmp_path / "home"
+    write_clip(folder, "mine", split="test", frames=2, h=16, w=16)
+    return folder
+
+
+def by_name(folder: Path, mirror: str, weights: str = "vrt/006") -> RankResult:
+    """Start main_test_vrt.py in `folder`, to be refused once it knows the network: see TAKEN."""
+    clip = ("--input", folder / "GOPRO_Large/test/mine/blur", "--output", folder / "out")
+    command = [sys.executable, ROOT / "main_test_vrt.py", "--weights", weights, *clip, "--sigma", 9]
+    return run_command(command, 120, {MIRROR: mirror}, cwd=folder)
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "model_zoo").rglob("*") if path.is_file())
+
+
+def test_released_weights_are_fetched_once_and_then_found_without_a_network(server, tmp_path):
+    save_as_released(server.folder / FILE.name)
+    folder = home(tmp_path)
+
+    first = by_name(folder, server.address)
+    again = by_name(folder, f"http://127.0.0.1:{free_port()}")
+
+    assert f"downloading {server.address}/{FILE.name} to {FILE}" in first.text
+    for result in (first, again):
+        assert TAKEN in result.text, result.text
+    assert server.asked == [f"/{FILE.name}"] and left_in(folder) == [FILE.name]
+
+
+def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
+    save_as_released(server.folder / FILE.name)
+    options = write_options(tmp_path / "run")
+
+    command = (ROOT / "main_train_vrt.py", "--opt", options, "path.pretrained_netG=vrt/006")
+    result = run_command([sys.executable, *command], 120, {MIRROR: server.address}, cwd=tmp_path)
+
+    # The network of the test is another one.
+    assert result.exit_codes == [3] and "the weights do not fit the network" in result.text
+    assert str(FILE) in result.text and (tmp_path / FILE).is_file()
+
+
+def test_two_processes_fetch_a_file_once(server, tmp_path):
+    save_as_released(server.folder / FILE.name)
+    folder = home(tmp_path)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(by_name, [folder] * 2, [server.address] * 2))
+
+    assert all(TAKEN in result.text for result in found)
+    assert server.asked == [f"/{FILE.name}"] and left_in(folder) == [FILE.name]
+
+
+def test_without_a_network_one_line_says_what_to_do(tmp_path):
+    folder, mirror = home(tmp_path), f"http://127.0.0.1:{free_port()}"
+
+    result = by_name(folder, mirror)
+
+    assert result.exit_codes == [3], result.text
+    assert f"cannot download {mirror}/{FILE.name}: " in result.text
+    do = result.text.rpartition("  do ")[2].strip()
+    assert do.startswith("download it on a machine with a network and copy it to")
+    assert str(FILE) in do and MIRROR in do and "\n" not in do
+    assert left_in(folder) == []
+
+
+def cut(path: Path) -> None:
+    save_as_released(path)
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "page": (lambda path: path.write_text("<!DOCTYPE html><html>"), "an HTML page"),
+    "cut": (cut, "its end is missing or damaged"),
+    "other": (
+        lambda path: torch.save({"params": {"conv_first.weight": torch.zeros(2)}}, path),
+        f"what was downloaded is not {NAME}: 1 tensors, of which 1 have names of that network",
+    ),
+    "long": (lambda path: path.open("wb").truncate(300_000_000), "more than the"),
+    "none": (lambda path: None, "404"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_not_the_released_file_is_refused_and_not_kept(kind, server, tmp_path, monkeypatch):
+    write, words = WRONG[kind]
+    write(server.folder / FILE.name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(MIRROR, server.address)
+
+    with pytest.raises(CheckpointError, match=words):
+        file_of("vrt/006")
+
+    assert left_in(tmp_path) == []
+
+
+def test_a_name_that_is_not_known_and_a_file_that_has_the_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no released weights of this name") as error:
+        file_of("vrt/010")
+    assert error.value.expected == ", ".join(f"vrt/{name[:3]}" for name in sorted(RELEASED))
+
+    (tmp_path / "vrt").mkdir()
+    (tmp_path / "vrt/006").write_bytes(b"mine")
+    assert file_of("vrt/006") == Path("vrt/006")
+
+
+def test_the_addresses_are_those_of_the_page_of_the_release():
+    text = (ROOT / "docs/links.md").read_text(encoding="utf-8")
+    assert ADDRESS.replace("/download/", "/tag/") in text
+
+
+@pytest.mark.parametrize("name", ["operator", "vrt_small"])
+def test_torch_hub_gives_the_shipped_networks(name, tmp_path):
+    script = f"""
+import torch
+net = torch.hub.load({str(ROOT)!r}, {name!r}, source="local")
+frames = torch.rand(1, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+channels = net.input_spec.spike_channels
+spike = torch.rand(1, 2, channels, 32, 32, generator=torch.Generator().manual_seed(1))
+with torch.no_grad():
+    torch.save(net(frames, spike), "result.pt")
+fresh = torch.hub.load({str(ROOT)!r}, {name!r}, source="local", pretrained=False)
+assert fresh.state_dict().keys() == net.state_dict().keys()
+assert any(not torch.equal(a, b) for a, b in zip(fresh.parameters(), net.parameters()))
+"""
+    result = run_command([sys.executable, "-c", script], 120, cwd=tmp_path)  # of another folder
+
+    assert result.exit_codes == [0], result.text
+    saved = read_saved(ROOT / f"weights/{name}.pth")
+    frames = torch.rand(1, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    channels = saved.spec.spike_channels
+    spike = torch.rand(1, 2, channels, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = saved.build()(frames, spike)
+    assert torch.allclose(torch.load(tmp_path / "result.pt"), expected, atol=1e-6)
