@@ -54,6 +54,7 @@ STATE = {
     "sys.stdin": "W&B would wait on a terminal for a key: it sees an empty one",
     "threading.excepthook": "TensorBoard's thread would print an error a second time",
     "torch._dynamo.config.recompile_limit": "torch has no other way to allow more graphs",
+    "torch.distributed.launcher.api.LocalElasticAgent": "torch has no argument for its agent, which decides on restarts",
     "torch.distributed.elastic.multiprocessing.api.PContext.close.__defaults__": "torch 2.8 has no --shutdown-timeout",
 }
 STATE |= dict.fromkeys(REGISTRIES + CACHES, "see above")
