@@ -11,15 +11,20 @@ import cv2
 import numpy as np
 
 from data.motion.recording import Recording, View
-from data.spike.simulate import to_display, to_uint8
+from data.spike.simulate import to_display, to_uint8, window_light
 
 # Instants at which motion is measured, on each side of the sharp one, as shares of the time to the
 # end of the exposure.
 INSTANTS = (0.25, 0.5, 0.75, 1.0)
 # A picture has as many planes as bring so many spikes to a pixel of median light, within these
 # shares of the exposure.
-SPIKES_OF_PICTURE = 2.0
-LEAST_PICTURE, MOST_PICTURE = 1 / 9, 1 / 4
+SPIKES_OF_PICTURE = 3.0
+LEAST_PICTURE, MOST_PICTURE = 0.11, 0.4
+# Spikes are few if a pixel of median light has fewer than this in an exposure.
+FEW = 18.0
+# Where spikes are few, DIS compares squares of so many pixels, this far apart. With its own 8 and 3
+# it follows the noise; in good light these find small things that move by themselves.
+PATCH, STRIDE = 16, 4
 # Sigma in RGB pixels by which pictures are smoothed before DIS sees them.
 SMOOTH = 1.5
 # Steps in which a field of shifts is inverted. Each multiplies the error by about the gradient of
@@ -29,8 +34,10 @@ INVERSION = 4
 AROUND = 4.0
 # The expected error in pixels: of a still pixel, and more for each pixel by which the ways there
 # and back differ, and for each pixel of motion. Chosen on scenes under known motion
-# (tests/parts/data/test_motion.py).
+# (tests/parts/data/test_motion.py). Where spikes are few, noise misleads both ways alike, so all is
+# this much larger.
 LEAST_ERROR, OF_DIFFERENCE, OF_LENGTH = 0.15, 0.7, 0.05
+TIMES_IF_FEW = 2.5
 
 
 @dataclass(frozen=True)
@@ -79,11 +86,15 @@ def motion_of(recording: Recording, view: View, gain: np.ndarray) -> Motion:
     """
     before, after = recording.sharp - recording.begin, recording.end - recording.sharp
     wanted = [*(-share * before for share in INSTANTS), *(share * after for share in INSTANTS)]
-    planes = picture_planes(recording)
-    pictures = _pictures(recording, view, gain, [0.0, *wanted], planes)
+    [rate] = recording.light([(recording.begin, recording.end)])
+    spikes = float(np.median(rate)) * recording.length  # of an exposure
+    pictures = _pictures(recording, view, gain, [0.0, *wanted], spikes)
     sharp, others = pictures[0], pictures[1:]
 
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    if spikes < FEW:
+        dis.setPatchSize(PATCH)
+        dis.setPatchStride(STRIDE)
     still = np.zeros((*view.size, 2), np.float32)
     found = {0.0: (still, np.zeros(view.size, np.float32))}
     for side in (wanted[: len(INSTANTS)], wanted[len(INSTANTS) :]):
@@ -96,33 +107,35 @@ def motion_of(recording: Recording, view: View, gain: np.ndarray) -> Motion:
                 start *= np.float32(time / nearer)
             there = dis.calc(sharp, picture, start)
             back = dis.calc(picture, sharp, -moved(there, -there))
-            found[time] = there, expected_error(there, back)
+            error = expected_error(there, back)
+            found[time] = there, TIMES_IF_FEW * error if spikes < FEW else error
             nearer = time
     times = sorted(found)
     shifts, errors = zip(*(found[time] for time in times), strict=True)
     return Motion(np.array(times), np.stack(shifts), np.stack(errors))
 
 
-def picture_planes(recording: Recording) -> float:
-    """Return how many planes a picture has: the fewer, the more spikes there are."""
-    [rate] = recording.light([(recording.begin, recording.end)])
-    planes = SPIKES_OF_PICTURE / max(float(np.median(rate)), 1e-6)
-    length = recording.length
-    return float(np.clip(planes, LEAST_PICTURE * length, MOST_PICTURE * length))
-
-
 def _pictures(
-    recording: Recording, view: View, gain: np.ndarray, times: list[float], planes: float
+    recording: Recording, view: View, gain: np.ndarray, times: list[float], spikes: float
 ) -> list[np.ndarray]:
     """Return pictures (H, W) uint8 on the RGB grid.
 
-    times: planes after the sharp instant. planes: number of planes of a picture.
+    times: planes after the sharp instant. spikes: of a pixel of median light in the exposure. Where
+    they are few, an interval between two spikes reaches into several pictures. It would show the
+    same light in all of them, and pull the motion to zero. So each picture is then made of its own
+    planes alone.
     """
+    share = np.clip(SPIKES_OF_PICTURE / max(spikes, 1e-6), LEAST_PICTURE, MOST_PICTURE)
+    planes = float(share) * recording.length
     windows = [recording.window(recording.sharp + time, planes) for time in times]
+    if spikes < FEW:
+        rates = [window_light(recording.stream[a:b], [(0, b - a)])[0] / (b - a) for a, b in windows]
+    else:
+        rates = recording.light(windows)
     x, y = np.moveaxis(view.spike_places(), -1, 0)
     pictures = []
-    for rate in recording.light(windows):
-        light = np.clip(rate / gain, 0, 1)
+    for rate in rates:
+        light = np.clip(rate / gain, 0, 1).astype(np.float32)
         shown = light if view.is_display else to_display(light)
         picture = cv2.remap(shown, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
         pictures.append(to_uint8(cv2.GaussianBlur(picture, (0, 0), SMOOTH)))

@@ -71,7 +71,7 @@ class Solver:
     linearisations: int = 2
     steps: int = 8
     noise: float = 0.01
-    guard: float = 3.0
+    guard: float = 2.5
 
 
 # ---- Light and display values ----------------------------------------------------------------

@@ -40,9 +40,9 @@ def errors(scene: Scene, found: Motion, frame: int = FRAME) -> np.ndarray:
     [
         (Scene(), 0.1, 0.5),
         (Scene(velocity=(10.0, -4.0)), 0.3, 1.5),
-        (Scene(velocity=(-3.0, 8.0), planes=28, sharp_plane=12), 0.3, 1.5),
+        (Scene(velocity=(-3.0, 8.0), planes=28, sharp_plane=12), 0.5, 2.0),
         (Scene(turn_deg=9.0), 0.3, 1.5),
-        (Scene(velocity=(10.0, -4.0), rate=0.15), 0.6, 3.0),
+        (Scene(velocity=(10.0, -4.0), rate=0.15, size=(192, 192)), 1.0, 3.0),
     ],
     ids=["still", "translation", "28 planes, sharp at 12", "rotation", "a quarter of the light"],
 )
@@ -83,7 +83,7 @@ def test_the_expected_error_is_of_the_size_of_the_error_and_larger_where_the_mot
     elsewhere = last[EDGE:24, EDGE:-EDGE].mean()
     wrong = errors(scene, found)[-1][:12].mean()
     assert around_spot > 2 * elsewhere
-    assert wrong / 4 < elsewhere < 4 * wrong
+    assert wrong / 2 < elsewhere < 10 * wrong
 
 
 def test_the_way_back_is_the_inverse_of_the_way_there(tmp_path):
