@@ -27,7 +27,6 @@ from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.models import LoaderOptions
 from utils.run.checkpoint import DataOrder
 
-
 # What torch says where /dev/shm, through which workers hand over their batches, has no room.
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
 FEWER = "lower dataloader_num_workers or dataloader_prefetch_factor"

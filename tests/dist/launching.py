@@ -66,7 +66,7 @@ class Ranks:
         self.port = port = free_port()
         self.files = [
             (tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)
-        ]  # noqa: SIM115
+        ]
         self.processes = []
         # No rank begins before all exist: a fork needs no time to import torch, in which launchers start the others.
         gate, release = os.pipe()

@@ -25,8 +25,8 @@ from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
 from utils.run import checkpoint
 from utils.run.checkpoint import DataOrder, Progress, find_checkpoint, left_to_do, planned_steps
-from utils.run.measure import Health
 from utils.run.folder import only_run_in
+from utils.run.measure import Health
 from utils.run.writers import Experiment
 
 

@@ -273,7 +273,7 @@ def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, 
     section = spike_options(saved, parse_test_args(asked, ""))
     read = lambda **known: user_clips(frames, tmp_path, None, section | known, 1, saved.spike_data)[
         0
-    ].frame(0)  # noqa: E731
+    ].frame(0)
 
     measured = read()["spike"]
     assert (
@@ -538,7 +538,14 @@ def test_the_demo_trains_until_a_signal_stops_it_and_another_start_goes_on(tmp_p
 
 # The first thing that a user runs.
 def test_the_demo_restores_both_clips_and_shows_them(tmp_path):
-    command = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / "out"), "--train_s", "0"]
+    command = [
+        "--data",
+        str(tmp_path / "data"),
+        "--output",
+        str(tmp_path / "out"),
+        "--train_s",
+        "0",
+    ]
     assert demo.main(command) == 0
     clips = json.loads((tmp_path / "out/metrics.json").read_text())["clips"]
     for name, scores in clips.items():

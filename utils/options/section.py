@@ -11,7 +11,6 @@ import importlib
 import inspect
 import json
 import pkgutil
-import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import (

@@ -258,7 +258,7 @@ def test_strong_blur_without_sharp_frames_is_no_wrong_geometry(fast, tmp_path, r
 
 def test_a_wrong_size_of_a_plane_is_named_before_the_users_own_frames_are_restored(
     home, tmp_path, capfd
-):  # noqa: F811
+):
     frames, spikes = home / "GOPRO_Large/train/clip0/blur", tmp_path / "spike"
     shutil.copytree(
         home / "GOPRO_Large_spike_seq/train/clip0/spike", spikes
