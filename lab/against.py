@@ -1,9 +1,11 @@
-"""This checkout against another one, in turn: network 006 and its peak memory, samples, start of training.
+"""This checkout against another one, in turn: network 006 and its peak memory, samples, start of
+training.
 
     python lab/against.py OTHER_CHECKOUT [--rounds 4] [--only network|samples|start]
 
-Prints the least figures of all rounds, and their ratio: process seconds of one thread, GB of a step, and the sum of its
-gradients' sizes: are the numbers the same? Samples (of one threshold) and start need trainsets/sample.
+Prints the least figures of all rounds, and their ratio: process seconds of one thread, GB of a
+step, and the sum of its gradients' sizes: are the numbers the same? Samples (of one threshold) and
+start need trainsets/sample.
 """
 
 import argparse
@@ -17,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.tools import NAMED, ROOT
 
-# Run in each checkout, with the arguments of main_train_vrt.py; each prints its figures, as JSON, at the end.
+# Run in each checkout, with the arguments of main_train_vrt.py; each prints its figures, as JSON,
+# at the end.
 HEAD = """
 import json, os, sys, time
 sys.path.insert(0, "")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Time and memory of the network and of the data. Prints tables; --json FILE writes the numbers.
 
-    python lab/benchmark.py net --quick
-    python lab/benchmark.py train --config 006 --crop 64 --against naive --threads 1 --json train.json
-    python lab/benchmark.py data --crop 128 --repeats 20
+    python lab/benchmark.py net --quick python lab/benchmark.py train --config 006 --crop 64
+    --against naive --threads 1 --json train.json python lab/benchmark.py data --crop 128 --repeats
+    20
 
-net: restoring one clip. train: one training step. data: samples of GoPro size, from files and from the clip cache.
+net: restoring one clip. train: one training step. data: samples of GoPro size, from files and from
+the clip cache.
 """
 
 import argparse
@@ -126,7 +127,9 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
 
 
 def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
-    """FLOPs (two per multiply-add) of a forward pass on (batch, frames, height, width), without fusion and sampling."""
+    """FLOPs (two per multiply-add) of a forward pass on (batch, frames, height, width), without
+    fusion and sampling.
+    """
     batch, frames, height, width = size
     without = {"in_chans": 3, "nonblind_denoising": False, "fusion": "none", "spike_channels": 0}
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -1,7 +1,9 @@
-"""50 random rigs, whose true calibration is known, calibrated from the clip: python -m lab.calibration_trials
+"""50 random rigs, whose true calibration is known, calibrated from the clip: python -m
+lab.calibration_trials
 
-docs/benchmarks/calibration.md has the figures. px: mean distance, over the spike plane, between where the found and the
-true matrix map a pixel; planes: of the middle of the exposure; share: of the planes of a frame that was exposed.
+docs/benchmarks/calibration.md has the figures. px: mean distance, over the spike plane, between
+where the found and the true matrix map a pixel; planes: of the middle of the exposure; share: of
+the planes of a frame that was exposed.
 """
 
 import json
@@ -45,7 +47,9 @@ def trial(number: int) -> dict[str, object]:
 
 
 def table(trials: list[dict], title: str) -> None:
-    """One line: of each measure the share within its limit, of all and of those that are sure, and the share sure."""
+    """One line: of each measure the share within its limit, of all and of those that are sure, and
+    the share sure.
+    """
     line = [f"{title} ({len(trials)})"]
     for place, (key, limit) in enumerate(LIMITS.items()):
         right = np.array([abs(each[key]) <= limit for each in trials])

@@ -1,9 +1,11 @@
-"""How many clips each GPU takes at once, from the counted memory of docs/ddp.md: the table of docs/gpu.md.
+"""How many clips each GPU takes at once, from the counted memory of docs/ddp.md: the table of
+docs/gpu.md.
 
     python lab/card_recipes.py
 
-As many clips as fit into half of what a step may use: an H200 took 34.3 GB for 8 clips where 39.7 GB are counted, and 5.1 GB for one (docs/gpu.md).
-Accumulation costs no arithmetic, recomputation does.
+As many clips as fit into half of what a step may use: an H200 took 34.3 GB for 8 clips where 39.7
+GB are counted, and 5.1 GB for one (docs/gpu.md). Accumulation costs no arithmetic, recomputation
+does.
 """
 
 import re

@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""Is the difference of two runs' loss curves larger than that between seeds? Writes OUT.json and OUT.png.
+"""Is the difference of two runs' loss curves larger than that between seeds?
 
-python -m lab.compare_curves experiments/fp32 experiments/bf16 --noise experiments/seed1 --out docs/benchmarks/amp
+Writes OUT.json and OUT.png.
 
---noise: repetitions of the first run with another train.manual_seed. Exit code 1 where the difference is larger.
+python -m lab.compare_curves experiments/fp32 experiments/bf16 --noise experiments/seed1 --out
+docs/benchmarks/amp
+
+--noise: repetitions of the first run with another train.manual_seed. Exit code 1 where the
+difference is larger.
 """
 
 import argparse
@@ -38,7 +42,8 @@ def main(argv: list[str]) -> int:
     curves = np.array(
         [np.convolve([history[step] for step in steps], kernel, "valid") for history in histories]
     )
-    # Relative to the first curve: the second one, and those of other seeds, of which the largest count.
+    # Relative to the first curve: the second one, and those of other seeds, of which the largest
+    # count.
     figures = [
         {
             "rms": float(np.sqrt(np.mean(d**2))),

@@ -1,6 +1,7 @@
 """The pictures of the documents, at twice their size, of what `make demo` and `make sample` made.
 
-python -m lab.demo_picture    needs Chromium and its driver, and requirements-test.txt; trains 30 steps for the terminal
+python -m lab.demo_picture    needs Chromium and its driver, and requirements-test.txt; trains 30
+steps for the terminal
 """
 
 import html
@@ -68,7 +69,9 @@ def enlarged(picture: np.ndarray, factor: int, path: Path) -> None:
 
 
 def scalars(run: Path, picture: Path) -> None:
-    """TensorBoard's page of a run, once the names of all SHOWN are there; it draws only the cards that are in sight."""
+    """TensorBoard's page of a run, once the names of all SHOWN are there; it draws only the cards
+    that are in sight.
+    """
     command = [
         sys.executable,
         "-m",

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""How fast a GPU trains and restores with network 006, and how much memory that takes: one command, 5 minutes.
+"""How fast a GPU trains and restores with network 006, and how much memory that takes: one command,
+5 minutes.
 
     python lab/gpu.py --out gpu.json
     python lab/gpu.py --out gpu.json --only "step, batch 8, no checkpointing"
 
 The step comes first. A measurement that fails or runs out of memory is noted, and the next begins.
-FILE is written after each. Whether the results are right: pytest -m cuda. --device cpu: tiny sizes, to try it.
+FILE is written after each. Whether the results are right: pytest -m cuda. --device cpu: tiny sizes,
+to try it.
 """
 
 import argparse

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Gain in dB of a noise-free grey camera at half the resolution, with the colours of the fusion `exposure`.
+"""Gain in dB of a noise-free grey camera at half the resolution, with the colours of the fusion
+`exposure`.
 
-python lab/grey_limit.py CLIP ...   each a folder with blur/ and sharp/"""
+python lab/grey_limit.py CLIP ...   each a folder with blur/ and sharp/
+"""
 
 import sys
 from pathlib import Path

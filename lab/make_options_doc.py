@@ -1,9 +1,11 @@
-"""Writes docs/options.md, docs/zh/options.md and options/schema.json from the option models and the registered parts.
+"""Writes docs/options.md, docs/zh/options.md and options/schema.json from the option models and the
+registered parts.
 
 python lab/make_options_doc.py
 
-docs/zh/options.json has the translations, by English paragraph (of a docstring) or description of a key. An option
-file names the schema, a JSON Schema, with "$schema"; editors then complete and check keys, and show their meaning.
+docs/zh/options.json has the translations, by English paragraph (of a docstring) or description of a
+key. An option file names the schema, a JSON Schema, with "$schema"; editors then complete and check
+keys, and show their meaning.
 """
 
 import inspect
@@ -50,7 +52,10 @@ PARTS = {  # where an option file names a part -> the registry of such parts
 
 
 def make_page(known: dict[str, str] | None = None) -> str:
-    """In English, or with the translations `known`. SystemExit where one is missing or not used any more."""
+    """In English, or with the translations `known`.
+
+    SystemExit where one is missing or not used any more.
+    """
     known, texts, other = (
         known or {},
         {},
@@ -85,7 +90,9 @@ def make_page(known: dict[str, str] | None = None) -> str:
 
 
 def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
-    """The keys that are described one by one, each meaning once, whichever parts have it, in its longest form."""
+    """The keys that are described one by one, each meaning once, whichever parts have it, in its
+    longest form.
+    """
     rows = {}
     for name in registry.names():
         fields = registry.model(name).model_fields
@@ -102,7 +109,9 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
 
 
 def own_keys(registry: Registry, name: str) -> list[str]:
-    """The keys of a part that fewer than half of the parts of this kind have, or all that are not in `key_rows`."""
+    """The keys of a part that fewer than half of the parts of this kind have, or all that are not
+    in `key_rows`.
+    """
     keys = [key for other in registry.names() for key in registry.keys(other)]
     described = {key for key, _ in key_rows(registry)}
     return [
@@ -122,7 +131,9 @@ def marks_of(text: str, model: type[Section]) -> list[re.Match[str]]:
 
 
 def to_read(registry: Registry, name: str) -> str:
-    """What a docstring says first, and its paragraphs on option keys; the others are for readers of the code."""
+    """What a docstring says first, and its paragraphs on option keys; the others are for readers of
+    the code.
+    """
     model = registry.model(name)
     first, *others = (inspect.getdoc(model.constructor) or "").split("\n\n")
     starts = ((text, marks_of(text, model)[:1]) for text in others)
@@ -130,7 +141,9 @@ def to_read(registry: Registry, name: str) -> str:
 
 
 def make_schema() -> str:
-    """The JSON Schema, draft 7, one line for each key and definition. Another pydantic may word it differently.
+    """The JSON Schema, draft 7, one line for each key and definition.
+
+    Another pydantic may word it differently.
 
     Nothing is required: a file may inherit any key from its base; the programs say what is missing.
     """
@@ -170,7 +183,9 @@ def make_schema() -> str:
 
 
 def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str = "") -> Schema:
-    """A section that names a registered part: its type decides the keys; without a type, those of any part."""
+    """A section that names a registered part: its type decides the keys; without a type, those of
+    any part.
+    """
     kind, either, branches, texts = registry.type_key, {}, [], []
     for name in names:
         text = inspect.getdoc(registry.model(name).constructor) or ""
@@ -197,7 +212,9 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
 
 
 def reference(name: str, schema: Schema, shared: Schema) -> Schema:
-    """A reference to the schema, under this name or, where another schema has it, the name and a number."""
+    """A reference to the schema, under this name or, where another schema has it, the name and a
+    number.
+    """
     names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
     return {
         "$ref": f"#/$defs/{next(name for name in names if shared.setdefault(name, schema) == schema)}"
@@ -231,7 +248,9 @@ def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "
 
 
 def without_references(schema: Any, definitions: Schema) -> Any:
-    """Definitions in their places; without titles, which repeat the keys, and patterns, which differ in JavaScript."""
+    """Definitions in their places; without titles, which repeat the keys, and patterns, which
+    differ in JavaScript.
+    """
     if isinstance(schema, list):
         return [without_references(item, definitions) for item in schema]
     if not isinstance(schema, dict):

@@ -2,9 +2,9 @@
 
 usage: python lab/make_tried_table.py [--check]
 
-The table has a row for each story: a test in one of the folders below that starts whole programs. The first line of a
-test file says the situation, and the name of a test says what happens. `--check` writes nothing and exits with 1 if the
-page has another table.
+The table has a row for each story: a test in one of the folders below that starts whole programs.
+The first line of a test file says the situation, and the name of a test says what happens.
+`--check` writes nothing and exits with 1 if the page has another table.
 """
 
 import argparse

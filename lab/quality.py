@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Which method restores best: trains option files alike, tests them under several cameras and compares them.
+"""Which method restores best: trains option files alike, tests them under several cameras and
+compares them.
 
     python lab/quality.py [--suite real --videos VIDEOS --steps 500]
 
-`real` trains on seven of eleven real videos, on photographs and made scenes under random rigs, and reports on two other
-videos under the conditions of data/cameras/rig.py; two more (`--part choose`) are for choosing. `sample` is a smoke test on
-made scenes. Repeat the command to go on where it stopped: a finished run is repeated only if its options have changed,
-and those committed in docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the figures.
+`real` trains on seven of eleven real videos, on photographs and made scenes under random rigs, and
+reports on two other videos under the conditions of data/cameras/rig.py; two more (`--part choose`)
+are for choosing. `sample` is a smoke test on made scenes. Repeat the command to go on where it
+stopped: a finished run is repeated only if its options have changed, and those committed in
+docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the figures.
 """
 
 import argparse
@@ -70,7 +72,8 @@ MOVES, AROUND = (
     7,
 )  # a pixel moves where blurry and sharp differ by so many levels, and so many pixels around it
 ALIKE = 0.05  # largest difference in parameters of methods that are compared
-# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more, which is too wide.
+# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more,
+# which is too wide.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
@@ -125,9 +128,11 @@ def main(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Data:
-    """train: folder of a set -> share of the samples. tests: condition -> folder. split: where they have test clips.
+    """train: folder of a set -> share of the samples. tests: condition -> folder. split: where they
+    have test clips.
 
-    digest: of what the sets are made from; it names no folder, so that results hold on other machines.
+    digest: of what the sets are made from; it names no folder, so that results hold on other
+    machines.
     """
 
     train: Mapping[Path, int]
@@ -140,8 +145,9 @@ class Data:
 class Method:
     """An option file of the benchmark, as it is trained here.
 
-    parameters: those that are trained. work: samples x frames x pixels of an optimizer step. digest: changes with the
-    options, the number of steps and the data, but not with the defaults of keys that the file does not give.
+    parameters: those that are trained. work: samples x frames x pixels of an optimizer step.
+    digest: changes with the options, the number of steps and the data, but not with the defaults of
+    keys that the file does not give.
     """
 
     file: Path
@@ -319,7 +325,9 @@ def test(out: Path, data: Data, name: str, file: Path, *how: str) -> dict[str, A
 
 
 def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
-    """PSNR in dB of the moving pixels: mean over the frames in which at least one in a hundred moves."""
+    """PSNR in dB of the moving pixels: mean over the frames in which at least one in a hundred
+    moves.
+    """
     found: dict[str, list[float]] = {"restored": [], "input": []}
     for file in sorted((clip / "sharp").iterdir()):
         sharp, blurry, own = (
@@ -335,7 +343,9 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
 
 
 def call(program: str, out: Path, name: str, *arguments: str) -> None:
-    """Run a program of the project, which ends with this process; what it prints goes to logs/<name>.txt."""
+    """Run a program of the project, which ends with this process; what it prints goes to
+    logs/<name>.txt.
+    """
     log = out / "logs" / f"{name}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
@@ -349,7 +359,9 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a method. parameters: 0 without a network. runs: seed -> result, see `run_one`."""
+    """What is known of a method. parameters: 0 without a network. runs: seed -> result, see
+    `run_one`.
+    """
 
     name: str
     parameters: int
@@ -383,7 +395,8 @@ class Outcome:
 def difference(
     mine: Mapping[Any, float], reference: Mapping[Any, float]
 ) -> tuple[float, float | None] | None:
-    """(mean difference over the clips that both have, half of its 95 % confidence interval); None without any.
+    """(mean difference over the clips that both have, half of its 95 % confidence interval); None
+    without any.
 
     Paired, by Student's t; without an interval for one clip.
     """
@@ -415,7 +428,9 @@ def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int
 
 
 def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
-    """outcomes: methods with results; differences are to the last one whose name begins with "concat", if any."""
+    """outcomes: methods with results; differences are to the last one whose name begins with
+    "concat", if any.
+    """
     base = next((o for o in reversed(outcomes) if o.name.startswith("concat")), None)
     sections, rows = [], []
     for o in outcomes:

@@ -1,4 +1,6 @@
-"""Shared by the measurements: the networks, timing of runs in turn, peak memory, the matmul rate of a device."""
+"""Shared by the measurements: the networks, timing of runs in turn, peak memory, the matmul rate of
+a device.
+"""
 
 import ctypes
 import gc
@@ -15,8 +17,8 @@ from utils.dist.process import peak_process_gb
 
 ROOT = Path(__file__).resolve().parent.parent
 MB = 2**20
-# 006: the deblurring network of the GoPro options; 006-half: with half the blocks, as a training step of the naive VRT
-# takes 16 GB at 6x64x64; small: similar to the sample run.
+# 006: the deblurring network of the GoPro options; 006-half: with half the blocks, as a training
+# step of the naive VRT takes 16 GB at 6x64x64; small: similar to the sample run.
 NAMED: dict[str, dict[str, Any]] = {
     "006": {
         "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
@@ -57,7 +59,9 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Of one run: seconds, CPU seconds of all threads, peak memory of the process in MB, and that on a GPU."""
+    """Of one run: seconds, CPU seconds of all threads, peak memory of the process in MB, and that
+    on a GPU.
+    """
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # the next run must not count what this one freed
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
@@ -76,7 +80,8 @@ def compared(
 ) -> dict[str, dict[str, float]]:
     """Median and least seconds, median CPU seconds and largest memory of each run.
 
-    In turn, so that all runs have the same load on a shared machine; CPU seconds compare runs even on a busy one.
+    In turn, so that all runs have the same load on a shared machine; CPU seconds compare runs even
+    on a busy one.
     """
     turns = [
         {name: measured(run, device) for name, run in runs.items()} for _ in range(warmup + repeats)

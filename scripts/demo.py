@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Restore two short clips with the shipped weights, train a small network for a minute, show both on a page.
+"""Restore two short clips with the shipped weights, train a small network for a minute, show both
+on a page.
 
     python scripts/demo.py
     python scripts/demo.py --data /tmp/clips --output /tmp/demo
 
-A made scene, and a photograph under a moving camera (NASA's portrait of Eileen Collins, in the public domain); their
-blur and their spikes are simulated. Results: experiments/demo/report.html, and a video of each clip beside it.
+A made scene, and a photograph under a moving camera (NASA's portrait of Eileen Collins, in the
+public domain); their blur and their spikes are simulated. Results: experiments/demo/report.html,
+and a video of each clip beside it.
 
-Then the real trainer begins the sample run. After a minute it gets the signal of a scheduler, saves and ends; the page
-gets its curves. `make sample` goes on from there to the end.
+Then the real trainer begins the sample run. After a minute it gets the signal of a scheduler, saves
+and ends; the page gets its curves. `make sample` goes on from there to the end.
 """
 
 import argparse

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Check this host, the options, the data, the network and the ranks. Exit code 0: nothing failed, 1: something did.
+"""Check this host, the options, the data, the network and the ranks.
+
+Exit code 0: nothing failed, 1: something did.
 
     python scripts/doctor.py                                     this host and its environment
-    python scripts/doctor.py --opt FILE [section.key=value ...]  also the data, the network, one process
-    python scripts/doctor.py --opt FILE --data --decode          only the data: every clip, every problem; exit code 3
-    torchrun --nproc_per_node=N scripts/doctor.py --opt FILE     also the ranks together (or srun, or a platform launch)
-    python scripts/doctor.py --log FILE                          what the failure in a log means
+    python scripts/doctor.py --opt FILE [section.key=value ...]  also the data, the network, one
+    process python scripts/doctor.py --opt FILE --data --decode          only the data: every clip,
+    every problem; exit code 3 torchrun --nproc_per_node=N scripts/doctor.py --opt FILE     also the
+    ranks together (or srun, or a platform launch) python scripts/doctor.py --log FILE
+    what the failure in a log means
 
 Each finding that is not ok says what to do. docs/troubleshooting.md lists the known failures.
 """
@@ -61,7 +64,9 @@ def main(argv: list[str]) -> int:
 
 
 def check_data(file: str, overrides: list[str], decode: bool) -> None:
-    """Print the clips of each split; DataError with all problems. decode: whole images, not header and end alone."""
+    """Print the clips of each split; DataError with all problems. decode: whole images, not header
+    and end alone.
+    """
     from data.clips.manifest import raise_problems
     from main_train_vrt import PARTS
     from utils.metrics import plain_table

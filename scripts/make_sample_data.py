@@ -4,9 +4,10 @@
     python scripts/make_sample_data.py
     python scripts/make_sample_data.py --root trainsets/other --seed 1 --instants 5
 
-Each clip shows moving textured layers with occlusion under a shaking camera. The scene is rendered once per spike
-plane, in linear light: the mean over an exposure is the blurry frame, its middle plane the sharp one, and the grey
-image at half resolution is the input of an integrate-and-fire sensor. The result depends on the seed only.
+Each clip shows moving textured layers with occlusion under a shaking camera. The scene is rendered
+once per spike plane, in linear light: the mean over an exposure is the blurry frame, its middle
+plane the sharp one, and the grey image at half resolution is the input of an integrate-and-fire
+sensor. The result depends on the seed only.
 """
 
 import argparse
@@ -52,7 +53,9 @@ Scene = Callable[
 
 @dataclass(frozen=True)
 class Layer:
-    """A textured sheet, (N, N, 4): linear colour times opacity, and opacity; and its path over the planes."""
+    """A textured sheet, (N, N, 4): linear colour times opacity, and opacity; and its path over the
+    planes.
+    """
 
     sheet: np.ndarray
     path: np.ndarray  # (planes, 3): shift x, shift y in pixels, angle in radians
@@ -60,7 +63,9 @@ class Layer:
 
 
 def texture(rng: np.random.Generator, n: int) -> np.ndarray:
-    """(n, n, 3) display values: coloured 1/f noise with painted edges, smooth at the scale of one spike pixel."""
+    """(n, n, 3) display values: coloured 1/f noise with painted edges, smooth at the scale of one
+    spike pixel.
+    """
     frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None])
     frequency[0, 0] = 1.0
     spectrum = frequency ** -rng.uniform(1.2, 1.6)
@@ -100,7 +105,9 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list[Layer]:
-    """A background and three objects; nearer layers shift more with the camera, and objects also move by themselves."""
+    """A background and three objects; nearer layers shift more with the camera, and objects also
+    move by themselves.
+    """
     n, walk = (
         side + 2 * MARGIN,
         partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES)),
@@ -151,7 +158,9 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
 
 
 def instant_planes(count: int) -> list[int]:
-    """Planes of `count` sharp instants, evenly spread over the exposure; that of the sharp frame is the middle one."""
+    """Planes of `count` sharp instants, evenly spread over the exposure; that of the sharp frame is
+    the middle one.
+    """
     return [round(GT_PLANE + (k - count // 2) * PLANES / count) for k in range(count)]
 
 
@@ -159,8 +168,8 @@ def instant_planes(count: int) -> list[int]:
 class Size:
     """How much is made, of which scenes. name: of the set, for its clips and its dataset.json.
 
-    clips: number in each split. scene: (generator, planes, number of the clip in its split) -> Scene. version: to be
-    raised when the same seed gives other files than before. side: of a frame.
+    clips: number in each split. scene: (generator, planes, number of the clip in its split) ->
+    Scene. version: to be raised when the same seed gives other files than before. side: of a frame.
     """
 
     name: str
@@ -181,10 +190,12 @@ SAMPLE = Size(
 
 
 def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 0) -> bool:
-    """Write the data set to `root`, complete or not at all; False if it is there. An older, unchanged one is replaced.
+    """Write the data set to `root`, complete or not at all; False if it is there.
 
-    instants: of each exposure, written as sharp pictures NNNNNN_K.png; 0 or odd. Raises DataError where `root` holds
-    something else, see `check_made`.
+    An older, unchanged one is replaced.
+
+    instants: of each exposure, written as sharp pictures NNNNNN_K.png; 0 or odd. Raises DataError
+    where `root` holds something else, see `check_made`.
     """
     root = root.resolve()  # a link to another disk stays
     if root.is_file() or (root.is_dir() and any(root.iterdir())):
@@ -248,7 +259,9 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
 
 
 def digest_of(root: Path) -> str:
-    """SHA-256 of the names and contents of all files below `root` but dataset.json, and of links and empty folders."""
+    """SHA-256 of the names and contents of all files below `root` but dataset.json, and of links
+    and empty folders.
+    """
     table = ""
     for path in sorted(root.rglob("*")):
         if path.is_symlink() or (path.is_dir() and not any(path.iterdir())):
@@ -259,9 +272,11 @@ def digest_of(root: Path) -> str:
 
 
 def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
-    """Whether `root` is the data set of `seed` and `size`; False if made by another version, or without instants.
+    """Whether `root` is the data set of `seed` and `size`; False if made by another version, or
+    without instants.
 
-    Raises DataError for anything else: other data, or a sample set with changed, missing or added files.
+    Raises DataError for anything else: other data, or a sample set with changed, missing or added
+    files.
     """
     about = {}
     with suppress(OSError, ValueError):

@@ -14,13 +14,17 @@ from torch import Tensor
 class InputSpec:
     """What a network needs of its input clips; a network offers it as `net.input_spec`.
 
-    stride: height and width must be multiples of it. window_size: [frames, height, width] of an attention window;
-    training crops and tiles are multiples of it too, so that no window is padded.
-    least_size: smallest (height, width); least_frames: fewest frames. scale: size of the output over size of the input.
-    image_channels: 1 (gray) or 3 (RGB) or more, without the noise map that `noise_map` asks for as a further channel.
+    stride: height and width must be multiples of it. window_size: [frames, height, width] of an
+    attention window; training crops and tiles are multiples of it too, so that no window is padded.
+    least_size: smallest (height, width); least_frames: fewest frames. scale: size of the output
+    over size of the input.
+    image_channels: 1 (gray) or 3 (RGB) or more, without the noise map that `noise_map` asks for as
+    a further channel.
     spike_channels: S of the spikes that go in; 0: none are needed.
-    interpolates: the output frames lie between the input frames, of which there are exactly least_frames.
-    out_instants: K sharp frames for each blurry one, one after the other in the channels; the middle one is that of gt.
+    interpolates: the output frames lie between the input frames, of which there are exactly
+    least_frames.
+    out_instants: K sharp frames for each blurry one, one after the other in the channels; the
+    middle one is that of gt.
     """
 
     stride: int = 1
@@ -58,9 +62,10 @@ def middle_instant(frame: Tensor, instants: int) -> Tensor:
 class FrameReader(Protocol):
     """Gives the frames of a clip one by one. stems: their names.
 
-    frame(index, reverse=False): lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W), gt
-    (3, sH, sW) and gt_instants (3 K, sH, sW), of which gt is the middle one. reverse: the spikes of reversed time.
-    spike_light(index, spike): display values (H, W) >= 0 that spikes (S, H, W) of a frame show of its sharp instant.
+    frame(index, reverse=False): lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S,
+    H, W), gt (3, sH, sW) and gt_instants (3 K, sH, sW), of which gt is the middle one. reverse: the
+    spikes of reversed time. spike_light(index, spike): display values (H, W) >= 0 that spikes (S,
+    H, W) of a frame show of its sharp instant.
     """
 
     name: str
@@ -74,7 +79,8 @@ class ClipReader(FrameReader, Protocol):
 
     Of a video: fps, and times: seconds of each frame. None for frames.
     pixel_aspect: width over height of a pixel, 1 for frames.
-    digest: 16 hex digits that change with the name, size or modification time of any file of the clip.
+    digest: 16 hex digits that change with the name, size or modification time of any file of the
+    clip.
     """
 
     fps: float | None
@@ -84,19 +90,22 @@ class ClipReader(FrameReader, Protocol):
     digest: Callable[[], str]
 
 
-# Takes the work done since the last call, in frames where nothing else is said; a tile is a part of several.
+# Takes the work done since the last call, in frames where nothing else is said; a tile is a part of
+# several.
 Tick = Callable[[float], object]
 
 
 class Method(Protocol):
     """How a test restores its frames: a network, or a formula.
 
-    is_grey: its frames have no colour, so that only luma can be scored. can_cut: a frame does not depend on which other
-    frames of its clip are restored with it. instants: sharp frames for each frame, one after the other in the channels.
+    is_grey: its frames have no colour, so that only luma can be scored. can_cut: a frame does not
+    depend on which other frames of its clip are restored with it. instants: sharp frames for each
+    frame, one after the other in the channels.
     center_frame_only: see `wanted_frames`.
-    settings: everything of the method that the frames depend on, as plain JSON. protocol: the method in words, for the
-    report. restorer: what restores on a device; it has frames(reader, wanted, tick), which gives the frames `wanted` of
-    a clip in order, each (K C, sH, sW) float32 on the CPU, K instants, and describe(), the tiles in words.
+    settings: everything of the method that the frames depend on, as plain JSON. protocol: the
+    method in words, for the report. restorer: what restores on a device; it has frames(reader,
+    wanted, tick), which gives the frames `wanted` of a clip in order, each (K C, sH, sW) float32 on
+    the CPU, K instants, and describe(), the tiles in words.
     """
 
     is_grey: bool

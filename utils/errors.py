@@ -1,9 +1,13 @@
-"""The errors that a user sees: four parts (what, where, expected, do), and the exit code of the run."""
+"""The errors that a user sees: four parts (what, where, expected, do), and the exit code of the
+run.
+"""
 
 import re
 
-PUBLISHED = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"  # the authors' weights, those of SpyNet included
-# What the path of a released file or data set has -> where it can be had. docs/links.md names papers, too.
+# the authors' weights, those of SpyNet included
+PUBLISHED = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
+# What the path of a released file or data set has -> where it can be had. docs/links.md names
+# papers, too.
 ADDRESSES = {
     "/meta_info_": "https://github.com/cszn/KAIR/tree/master/data/meta_info",
     "/spynet_sintel": PUBLISHED,
@@ -19,7 +23,9 @@ ADDRESSES = {
 
 
 def address_of(path: object) -> str:
-    """What to add to the advice on a missing file: "; download: <address>", or "" where the path names none."""
+    """What to add to the advice on a missing file: "; download: <address>", or "" where the path
+    names none.
+    """
     return next((f"; download: {url}" for part, url in ADDRESSES.items() if part in f"/{path}"), "")
 
 
@@ -38,7 +44,8 @@ def printable(text: str) -> str:
 class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
 
-    A single string is accepted: multiprocessing rebuilds an exception of a DataLoader worker from its message alone.
+    A single string is accepted: multiprocessing rebuilds an exception of a DataLoader worker from
+    its message alone.
     """
 
     exit_code = 1
@@ -56,7 +63,8 @@ class SpikeVRTError(Exception):
 class OptionError(SpikeVRTError):
     """An option file or a command-line override is wrong.
 
-    found: each of several errors that were found at once, whose first one gives the message; else empty.
+    found: each of several errors that were found at once, whose first one gives the message; else
+    empty.
     """
 
     exit_code = 2

@@ -1,7 +1,7 @@
 """Files: order by name, atomic writing, and telling the project's own files from others.
 
-No program of the project changes or removes a file that it did not make:
-A folder of results or of a run is new, or holds our mark, else it is refused as a whole, before any work is done.
+No program of the project changes or removes a file that it did not make: A folder of results or of
+a run is new, or holds our mark, else it is refused as a whole, before any work is done.
 """
 
 import errno
@@ -29,7 +29,8 @@ _VALUE = re.compile(r"([+-]?)(\d{1,100})(?:\.(\d{0,200}))?([eE][+-]\d{1,3})?", r
 
 
 def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
-    """Sort key under which 2 comes before 10: runs of digits count as numbers, all other text letter by letter.
+    """Sort key under which 2 comes before 10: runs of digits count as numbers, all other text
+    letter by letter.
 
     Equal numbers written differently ("1", "01") keep a fixed order: the shorter first.
     """
@@ -74,7 +75,10 @@ def order_of(names: Iterable[str]) -> Callable[[str], Any]:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Write a file that is whole or absent, also on a full disk or after a kill. Makes the folder."""
+    """Write a file that is whole or absent, also on a full disk or after a kill.
+
+    Makes the folder.
+    """
     path = Path(path)
     with writing(path):
         temporary = temporary_beside(path)
@@ -86,7 +90,10 @@ def write_whole(path: str | Path, content: bytes) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name for a file that becomes `path` once it is whole. Makes the folder. One of tempfile ignores the umask."""
+    """A name for a file that becomes `path` once it is whole.
+
+    Makes the folder. One of tempfile ignores the umask.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}")
 
@@ -97,7 +104,9 @@ def writing(
     do: str = "free some space or choose another folder, then start the same command again",
     errors: tuple[type[Exception], ...] = (OSError,),
 ) -> Iterator[None]:
-    """One of `errors` in the block becomes a DataError about the file or folder `path`. do: its advice."""
+    """One of `errors` in the block becomes a DataError about the file or folder `path`. do: its
+    advice.
+    """
     try:
         yield
     except errors as e:
@@ -114,7 +123,9 @@ def free_bytes(folder: Path) -> float:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise DataError if `path`, a file that a run writes, is a link: somebody else's file may be behind it."""
+    """Raise DataError if `path`, a file that a run writes, is a link: somebody else's file may be
+    behind it.
+    """
     if path.is_symlink():
         raise DataError(
             "a link has the name of a file of the run",
@@ -152,7 +163,9 @@ def sha256_of(path: Path) -> str:
 
 
 def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
-    """Raises DataError where one of `paths`, to be written below `folder`, leads out of it, or is no plain file."""
+    """Raises DataError where one of `paths`, to be written below `folder`, leads out of it, or is
+    no plain file.
+    """
     wrong = [path for path in dict.fromkeys(paths) if not _is_plain(folder, path)]
     if wrong:
         what = f"{_some(path.relative_to(folder) for path in wrong)} leads out of the output folder, or is no file"
@@ -163,7 +176,9 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def remove_files(folder: Path, paths: Iterable[Path]) -> None:
-    """Remove those of `paths` that are plain files below `folder`, and the folders below it that are empty then."""
+    """Remove those of `paths` that are plain files below `folder`, and the folders below it that
+    are empty then.
+    """
     folders = set()
     for path in paths:
         if path.is_file() and _is_plain(folder, path):
@@ -175,7 +190,9 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def _is_plain(folder: Path, path: Path) -> bool:
-    """Whether a file can be at `path`: below the folder, with no link below the folder and nothing else in its way."""
+    """Whether a file can be at `path`: below the folder, with no link below the folder and nothing
+    else in its way.
+    """
     if folder not in path.parents:
         return False
     parent = folder.resolve() / path.parent.relative_to(folder)
@@ -194,8 +211,8 @@ def _is_plain(folder: Path, path: Path) -> bool:
 def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
     """Mark the folder of a run as ours, by a file; a results folder has RESULTS.
 
-    names: patterns of what a run writes there. Raises OptionError for a results folder, and where one of these names is
-    taken, and neither the mark nor `is_ours` says that it is ours.
+    names: patterns of what a run writes there. Raises OptionError for a results folder, and where
+    one of these names is taken, and neither the mark nor `is_ours` says that it is ours.
     """
     what, taken = "", [path.name for name in names for path in sorted(folder.glob(name))]
     if not is_ours and (folder / RESULTS).is_file():
@@ -214,7 +231,10 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
 
 
 def scratch_folder(path: Path) -> Path:
-    """A new empty folder with our mark; one of an earlier run is removed. Raises DataError for one without it."""
+    """A new empty folder with our mark; one of an earlier run is removed.
+
+    Raises DataError for one without it.
+    """
     if os.path.lexists(path):
         is_empty = path.is_dir() and not any(path.iterdir())  # killed before the mark
         if path.is_symlink() or not (is_empty or (path / MARK).is_file()):
@@ -239,7 +259,9 @@ def publish_folder(scratch: Path, target: Path) -> None:
 
 
 def refuse_existing(path: Path, where: str) -> None:
-    """Raises OptionError where an output file has a name that is taken. where: the flag that named it."""
+    """Raises OptionError where an output file has a name that is taken. where: the flag that named
+    it.
+    """
     if os.path.lexists(path):
         expected, do = (
             "a new name: no file is overwritten",
@@ -249,7 +271,9 @@ def refuse_existing(path: Path, where: str) -> None:
 
 
 def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
-    """Raises DataError where `folder` holds more than `what`: the files `ours` (name below it -> bytes) and folders."""
+    """Raises DataError where `folder` holds more than `what`: the files `ours` (name below it ->
+    bytes) and folders.
+    """
     if folder.is_symlink() or not folder.is_dir():
         foreign = [folder]
     else:
@@ -277,7 +301,9 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
 def refuse_overlap(
     output: Path, inputs: Mapping[str, str | Path | None], flag: str = "--output"
 ) -> None:
-    """Raises OptionError where `output` is, contains or lies in one of `inputs` (flag -> path), links resolved."""
+    """Raises OptionError where `output` is, contains or lies in one of `inputs` (flag -> path),
+    links resolved.
+    """
     place = output.resolve()
     for name, path in inputs.items():
         if path is None:

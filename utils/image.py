@@ -1,4 +1,7 @@
-"""Images on disk, in strips side by side, and in pages. Images are (H, W, 3) uint8 RGB everywhere in the project."""
+"""Images on disk, in strips side by side, and in pages.
+
+Images are (H, W, 3) uint8 RGB everywhere in the project.
+"""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -18,7 +21,9 @@ MAX_WIDTH = 1280  # of an image in a page: a page of more than some tens of mega
 
 
 def tensor_to_uint8(image: Any) -> np.ndarray:
-    """A tensor (..., C, H, W) in [0, 1] -> (..., H, W, C) uint8: clamped, x255, rounded half to even."""
+    """A tensor (..., C, H, W) in [0, 1] -> (..., H, W, C) uint8: clamped, x255, rounded half to
+    even.
+    """
     return (
         (image.detach().float().clamp(0, 1) * 255)
         .round()
@@ -31,7 +36,9 @@ def tensor_to_uint8(image: Any) -> np.ndarray:
 
 
 def scored_values(image: Any, values: str) -> np.ndarray:
-    """A tensor (..., C, H, W) in [0, 1] -> (..., H, W, C) uint8 or float64 in 0..255. values: of metrics.VALUES."""
+    """A tensor (..., C, H, W) in [0, 1] -> (..., H, W, C) uint8 or float64 in 0..255. values: of
+    metrics.VALUES.
+    """
     if values == "uint8":
         return tensor_to_uint8(image)
     image = image.detach().double() * 255
@@ -45,7 +52,10 @@ def scored_values(image: Any, values: str) -> np.ndarray:
 
 
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
-    """Write (H, W, 3) uint8 in the format of the suffix; the file is whole or absent. Makes the folder."""
+    """Write (H, W, 3) uint8 in the format of the suffix; the file is whole or absent.
+
+    Makes the folder.
+    """
     write_whole(path, encode_rgb(path, image))
 
 
@@ -93,9 +103,11 @@ def jpeg_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
 def comparison(
     blurry: np.ndarray, spikes: np.ndarray | None, restored: np.ndarray, sharp: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Panels blurry | spikes | restored | sharp | error x5, each (H, W, 3) uint8; those without data are left out.
+    """Panels blurry | spikes | restored | sharp | error x5, each (H, W, 3) uint8; those without
+    data are left out.
 
-    spikes: display values (H, W) of FrameReader.spike_light, of which the 99.5th percentile is white. Error: |restored
+    spikes: display values (H, W) of FrameReader.spike_light, of which the 99.5th percentile is
+    white. Error: |restored
     - sharp| x 5, saturating at white.
     """
     panels = {"blurry": blurry}
@@ -113,7 +125,8 @@ def comparison(
 def comparison_strip(
     panels: Mapping[str, np.ndarray], size: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Panels (h, w, 3) uint8 in one row under their names, each enlarged by repetition: (H', W', 3) uint8.
+    """Panels (h, w, 3) uint8 in one row under their names, each enlarged by repetition: (H', W', 3)
+    uint8.
 
     size: (height, width) of a panel; default: that of "restored".
     """
@@ -142,7 +155,9 @@ def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def render(template: str, **values: Any) -> str:
-    """One HTML file with its images and styles: utils/templates/<template>.html filled with `values`, text escaped."""
+    """One HTML file with its images and styles: utils/templates/<template>.html filled with
+    `values`, text escaped.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).with_name("templates"))

@@ -1,7 +1,7 @@
 """The text log of a run.
 
-The other ranks log warnings only. What cannot be written, on a full disk for example, is reported once and does not
-end the run: only a checkpoint that cannot be saved does.
+The other ranks log warnings only. What cannot be written, on a full disk for example, is reported
+once and does not end the run: only a checkpoint that cannot be saved does.
 """
 
 import json
@@ -26,7 +26,9 @@ _unwritten: set[str] = set()  # what could not be written at the last attempt
 
 @contextmanager
 def best_effort(what: str, *errors: type[Exception]) -> Iterator[None]:
-    """The body writes what the run does not need: on an error of writing, or one of `errors`, warn once and go on."""
+    """The body writes what the run does not need: on an error of writing, or one of `errors`, warn
+    once and go on.
+    """
     try:
         yield
     except (OSError, DataError, *errors) as e:
@@ -41,7 +43,9 @@ def best_effort(what: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 class _SaysOnce(logging.Handler):
-    """A handler that reports once, on stderr, that it cannot write; logging would print a traceback for each line."""
+    """A handler that reports once, on stderr, that it cannot write; logging would print a traceback
+    for each line.
+    """
 
     has_failed = False
 
@@ -82,7 +86,10 @@ class _Stdout(_SaysOnce, logging.StreamHandler):
 
 
 class _Line(logging.Formatter):
-    """`mark` is the level of a warning or an error. Python's own warnings lose the newline at their end."""
+    """`mark` is the level of a warning or an error.
+
+    Python's own warnings lose the newline at their end.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.mark = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
@@ -90,9 +97,11 @@ class _Line(logging.Formatter):
 
 
 def setup_logging(rank: int, log_file: Path | None = None) -> None:
-    """Rank 0: INFO to stdout and, when given, to `log_file` (appended), as ``[2025-11-06 10:00:00] text``.
+    """Rank 0: INFO to stdout and, when given, to `log_file` (appended), as ``[2025-11-06 10:00:00]
+    text``.
 
-    Others: warnings to stderr as ``[rank 2] text``. The warnings of Python, such as those of torch, take the same way.
+    Others: warnings to stderr as ``[rank 2] text``. The warnings of Python, such as those of torch,
+    take the same way.
     """
     logging.captureWarnings(True)
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its font cache

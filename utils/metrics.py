@@ -1,6 +1,7 @@
 """PSNR and SSIM as the field reports them, their averages over clips or frames, and tables.
 
-What the metrics see (VALUES) and how they are averaged (MEANS) are options; per frame, in float64, no border crop.
+What the metrics see (VALUES) and how they are averaged (MEANS) are options; per frame, in float64,
+no border crop.
 """
 
 import json
@@ -43,23 +44,29 @@ _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
 
 
 def rgb_to_y(image: np.ndarray) -> np.ndarray:
-    """(H, W, 3) RGB in 0..255 -> (H, W) float64 luma in 16..235, not rounded (ITU-R BT.601, MATLAB's rgb2ycbcr)."""
+    """(H, W, 3) RGB in 0..255 -> (H, W) float64 luma in 16..235, not rounded (ITU-R BT.601,
+    MATLAB's rgb2ycbcr).
+    """
     return image.astype(np.float64) @ (np.array([65.481, 128.553, 24.966]) / 255.0) + 16.0
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """20 log10(255 / sqrt(MSE)) in dB over all values of two images in 0..255; inf where they are equal."""
+    """20 log10(255 / sqrt(MSE)) in dB over all values of two images in 0..255; inf where they are
+    equal.
+    """
     _check_shapes(a, b)
     mse = float(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2))
     return float("inf") if mse == 0 else 20 * float(np.log10(255.0 / np.sqrt(mse)))
 
 
 def ssim(a: np.ndarray, b: np.ndarray) -> float:
-    """Structural similarity of two images (H, W) or (H, W, C) in 0..255, mean over channels; at most 1.
+    """Structural similarity of two images (H, W) or (H, W, C) in 0..255, mean over channels; at
+    most 1.
 
-    Source: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity",
-    IEEE TIP 13(4), 2004, eq. 13 with the authors' constants and window: K1 0.01, K2 0.03, L 255, Gaussian 11x11 of
-    sigma 1.5, population (not sample) covariance, mean over the pixels whose window lies inside the image.
+    Source: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to
+    structural similarity", IEEE TIP 13(4), 2004, eq. 13 with the authors' constants and window: K1
+    0.01, K2 0.03, L 255, Gaussian 11x11 of sigma 1.5, population (not sample) covariance, mean over
+    the pixels whose window lies inside the image.
     """
     _check_shapes(a, b)
     if min(a.shape[:2]) < len(_SSIM_KERNEL):
@@ -83,10 +90,11 @@ def add_scores(
     scores: Scores, kind: str, image: np.ndarray | None, sharp: np.ndarray, metrics: Sequence[str] = METRICS,
     more: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None = None,
 ) -> None:  # fmt: skip
-    """Score one frame of a clip and append its values to `scores`: the one function of validation and testing.
+    """Score one frame of a clip and append its values to `scores`: the one function of validation
+    and testing.
 
-    image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`; image None, where the network gave NaN or
-    Inf, scores NaN. more: further metrics of (image, sharp).
+    image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`; image None, where the
+    network gave NaN or Inf, scores NaN. more: further metrics of (image, sharp).
     """
     values = dict.fromkeys(metrics, math.nan)
     if image is not None:
@@ -111,11 +119,12 @@ def protocol_text(values: str, mean: str) -> str:
 def collect(
     clips: Sequence[Mapping[str, Any]], expected: int, mean: str = "clips"
 ) -> dict[str, Any]:
-    """The content of metrics.json. clips: of each {"name", "frames", "per_frame": Scores, ...}; expected: how many.
+    """The content of metrics.json. clips: of each {"name", "frames", "per_frame": Scores, ...};
+    expected: how many.
 
-    {"clips": {name: the entry, and the mean of each kind}, "averages": {kind: {metric: its `mean`, metric_frame_mean
-    or, where that is `mean`, metric_clip_mean, mean, frames, clips_found, clips_expected, complete}}}; only clips with
-    sharp frames have averages. mean: of MEANS.
+    {"clips": {name: the entry, and the mean of each kind}, "averages": {kind: {metric: its `mean`,
+    metric_frame_mean or, where that is `mean`, metric_clip_mean, mean, frames, clips_found,
+    clips_expected, complete}}}; only clips with sharp frames have averages. mean: of MEANS.
     """
     table, averages, other = {}, {}, "frame" if mean == "clips" else "clip"
     for clip in sorted(clips, key=lambda c: natural_key(c["name"])):
@@ -143,7 +152,9 @@ def collect(
 
 
 def format_score(metric: str, value: float | str | None) -> str:
-    """A metric for a table: decibels with two decimals, the others with four; a dash where there is none."""
+    """A metric for a table: decibels with two decimals, the others with four; a dash where there is
+    none.
+    """
     return (
         "-"
         if value is None
@@ -154,9 +165,11 @@ def format_score(metric: str, value: float | str | None) -> str:
 
 
 def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: every clip, then the means where there are sharp frames; each score beside the input's.
+    """Header and rows: every clip, then the means where there are sharp frames; each score beside
+    the input's.
 
-    results: see `collect`. The gain is that of the first metric, which is PSNR, or PSNR-Y of grey frames.
+    results: see `collect`. The gain is that of the first metric, which is PSNR, or PSNR-Y of grey
+    frames.
     """
     total, given = (results["averages"].get(kind, {}) for kind in ("restored", "input"))
     metrics = [metric for metric in COLUMNS if metric in total]
@@ -193,7 +206,10 @@ def _gain(restored: float | str | None, blurry: float | str | None) -> str:
 
 
 def score_text(results: Mapping[str, Any]) -> str:
-    """`score_table` as text, with the scores of the instants. Its first line says where clips are missing."""
+    """`score_table` as text, with the scores of the instants.
+
+    Its first line says where clips are missing.
+    """
     header, rows = score_table(results)
     lines = [plain_table(rows, header)]
     total = results["averages"].get("restored")

@@ -1,4 +1,5 @@
-"""The ranks of a run: start, identity, collectives, and how all of them end together, by an error or by a signal.
+"""The ranks of a run: start, identity, collectives, and how all of them end together, by an error
+or by a signal.
 
 In a single process, which has no process group, every function works the same.
 """
@@ -44,14 +45,17 @@ PREEMPTED = (
     75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
 )
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-# From the first signal on, another of these ends the rank at once. scancel sends SIGTERM to the step and to the job, a
-# moment apart, and some launchers pass on the SIGINT that a terminal has sent to all: that is one request.
+# From the first signal on, another of these ends the rank at once. scancel sends SIGTERM to the
+# step and to the job, a moment apart, and some launchers pass on the SIGINT that a terminal has
+# sent to all: that is one request.
 REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
-CLOSE_S = 5.0  # for what is closed after an error; less than watchdog.EXIT_S, in which this rank has to end
+# for what is closed after an error; less than watchdog.EXIT_S, in which this rank has to end
+CLOSE_S = 5.0
 PATIENCE_S = 3.0  # for the report of the rank that failed first
 
-# Messages of gloo, NCCL and the store about a peer that is gone or does not answer. NCCL's other errors, such as a GPU
-# given to two ranks or a full /dev/shm, concern this rank: each of them is a cause.
+# Messages of gloo, NCCL and the store about a peer that is gone or does not answer. NCCL's other
+# errors, such as a GPU given to two ranks or a full /dev/shm, concern this rank: each of them is a
+# cause.
 OF_A_PEER = re.compile(
     r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|client socket has timed out|"
     r"ncclRemoteError|remote process|communicator was aborted|pair closure"
@@ -75,7 +79,9 @@ def is_main_process() -> bool:
 
 
 def get_device() -> torch.device:
-    """The GPU of this rank: the only one, where the launcher has chosen it; or the CPU where there is none."""
+    """The GPU of this rank: the only one, where the launcher has chosen it; or the CPU where there
+    is none.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else RUN.launch.local_rank)
@@ -83,13 +89,15 @@ def get_device() -> torch.device:
 
 @contextmanager
 def ranks(log: bool = True) -> Iterator[None]:
-    """Wrap the whole program in it: the ranks meet, and end together with one message and one exit code. Collective.
+    """Wrap the whole program in it: the ranks meet, and end together with one message and one exit
+    code. Collective.
 
-    From the meeting on, an error on one rank ends all, reported once. They end by os._exit then: destroying a broken
-    process group can block for ever. Where a platform has started one process for all GPUs of a node, torchrun takes
-    its place.
+    From the meeting on, an error on one rank ends all, reported once. They end by os._exit then:
+    destroying a broken process group can block for ever. Where a platform has started one process
+    for all GPUs of a node, torchrun takes its place.
 
-    Read the options next, within `all_ranks_or_none`, then call `begin`. Without options: `init_dist`.
+    Read the options next, within `all_ranks_or_none`, then call `begin`. Without options:
+    `init_dist`.
     log: set up the log of a run; tools that print their results need none.
     """
     process.open_closed_streams()
@@ -150,10 +158,13 @@ def begin(
     digest: str = "",
     kept: Path | None = None,
 ) -> None:
-    """Make the process group, check that all ranks have the same options, and watch the phases. Collective.
+    """Make the process group, check that all ranks have the same options, and watch the phases.
 
-    From now on a rank that stays too long in one phase ends the run (utils.dist.watchdog). budgets: None for a test
-    without an option file. timeout_s: of a collective, at least. digest: of all options. kept: see `Run`.
+    Collective.
+
+    From now on a rank that stays too long in one phase ends the run (utils.dist.watchdog). budgets:
+    None for a test without an option file. timeout_s: of a collective, at least. digest: of all
+    options. kept: see `Run`.
     """
     RUN.kept = kept
     init_dist(budgets.timeout_s(timeout_s) if budgets else timeout_s)
@@ -168,9 +179,11 @@ def begin(
 
 
 def _fitted(budgets: WatchdogOptions) -> WatchdogOptions:
-    """The limits of the watchdog beside the process group's time-out, which ends a run without a name.
+    """The limits of the watchdog beside the process group's time-out, which ends a run without a
+    name.
 
-    Raises DistError where it always would before the watchdog can; warns where it does in slow phases.
+    Raises DistError where it always would before the watchdog can; warns where it does in slow
+    phases.
     """
     names = ("stall_s", *MULTIPLES)
     if RUN.launch.timeout_s:
@@ -206,7 +219,8 @@ def init_dist(timeout_s: float = 1800) -> None:
     """Within `ranks`: make the process group, nccl with CUDA, gloo without. Collective.
 
     timeout_s: of every collective; the environment's NCCL_TIMEOUT, in seconds, takes precedence.
-    Raises DistError where this machine has GPUs that torch cannot use, and where two ranks have the same GPU.
+    Raises DistError where this machine has GPUs that torch cannot use, and where two ranks have the
+    same GPU.
     """
     gpu.require_usable_gpus()
     launch, device = RUN.launch, get_device()
@@ -316,7 +330,9 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A copy of `value` in which each tensor t of its dicts, lists and tuples is change(t), in their order."""
+    """A copy of `value` in which each tensor t of its dicts, lists and tuples is change(t), in
+    their order.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -354,7 +370,9 @@ def state_from_rank_0(state: Any) -> Any:
 def check_same_on_all_ranks(
     name: str, value: Any, do: str = "start all ranks from the same files"
 ) -> None:
-    """Raises DistError, on all ranks, where `value` differs between ranks; do: the advice of the error. Collective."""
+    """Raises DistError, on all ranks, where `value` differs between ranks; do: the advice of the
+    error. Collective.
+    """
     found = gather_objects(value)
     if all(other == found[0] for other in found):
         return
@@ -368,7 +386,10 @@ def check_same_on_all_ranks(
 
 @contextmanager
 def all_ranks_or_none() -> Iterator[None]:
-    """Run the body on every rank. If any rank fails, all end, and the lowest one that failed reports it. Collective."""
+    """Run the body on every rank.
+
+    If any rank fails, all end, and the lowest one that failed reports it. Collective.
+    """
     if get_world_size() == 1 or RUN.store is None:
         yield
         return
@@ -391,7 +412,8 @@ def all_ranks_or_none() -> Iterator[None]:
 
 @contextmanager
 def closed_after_report(resource: Any) -> Iterator[Any]:
-    """As contextlib.closing; an error in the block is reported before `resource.close()`, which may hang.
+    """As contextlib.closing; an error in the block is reported before `resource.close()`, which may
+    hang.
 
     This rank then ends within CLOSE_S, whether it hangs or not.
     """
@@ -409,7 +431,9 @@ def closed_after_report(resource: Any) -> Iterator[Any]:
 
 
 def _report(error: BaseException) -> int:
-    """The exit code of the error that ends this rank, once reported here or by the first rank that failed."""
+    """The exit code of the error that ends this rank, once reported here or by the first rank that
+    failed.
+    """
     if RUN.reported and RUN.reported[0] is error:
         return RUN.reported[1]
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
@@ -417,8 +441,9 @@ def _report(error: BaseException) -> int:
     if isinstance(error, _PeerFailed):
         code = error.args[0]
     elif RUN.store is None:
-        # Before joining there is no store to ask. A single process reports always, and of the ranks that one launcher
-        # started on this host the first with this error at this place; a process that started later reports again.
+        # Before joining there is no store to ask. A single process reports always, and of the ranks
+        # that one launcher started on this host the first with this error at this place; a process
+        # that started later reports again.
         env = os.environ
         size = processes_said(env)
         place = re.sub(
@@ -427,7 +452,8 @@ def _report(error: BaseException) -> int:
         said = f"{getattr(error, 'what', error)} {place} {os.getppid()}"
         is_first = size == 1 or process.first_to_claim(said)
     else:
-        # An error that follows from the failure of another rank, which that rank or a watchdog reports.
+        # An error that follows from the failure of another rank, which that rank or a watchdog
+        # reports.
         is_of_peer = isinstance(error, DistNetworkError) or OF_A_PEER.search(str(error))
         if isinstance(error, RuntimeError) and is_of_peer:
             cause = _lost_contact(error)
@@ -472,11 +498,15 @@ def _report(error: BaseException) -> int:
 
 
 def _lost_contact(error: BaseException) -> StallError:
-    """The error of a broken connection, with the ranks that stopped beating. First waits for another rank's report."""
+    """The error of a broken connection, with the ranks that stopped beating.
+
+    First waits for another rank's report.
+    """
     store, suspects = RUN.store, ""
     # The store is lost as well, or a stranger has written into it, which the watchdog reports.
     with suppress(RuntimeError, ForeignValueError):
-        # One rank compares the beats of all ranks before and after the wait; the others give it time to report.
+        # One rank compares the beats of all ranks before and after the wait; the others give it
+        # time to report.
         looks = store.add("lost contact", 1) == 1
         before = read_states(store, get_world_size()) if looks else {}
         deadline = time.monotonic() + (PATIENCE_S if looks else 2 * PATIENCE_S)
@@ -500,8 +530,9 @@ def _lost_contact(error: BaseException) -> StallError:
 def stop_on(*numbers: signal.Signals) -> None:
     """From now on these signals ask for a stop; a repeated one, see REPEATED_S, ends this rank.
 
-    `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so that it ignores Ctrl-C:
-    it goes on. But torchrun takes Ctrl-C in any case, passes it on and kills the ranks that do not end.
+    `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so
+    that it ignores Ctrl-C: it goes on. But torchrun takes Ctrl-C in any case, passes it on and
+    kills the ranks that do not end.
     """
     is_torchrun = RUN.launch.mode == "torchrun"
     handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
@@ -533,13 +564,15 @@ def _on_signal(number: int, _: Any) -> None:
 
 
 def stop_vote() -> Callable[[], bool]:
-    """Whether any rank was asked to stop, exchanged while the step computes; call the result for the answer.
+    """Whether any rank was asked to stop, exchanged while the step computes; call the result for
+    the answer.
 
-    Collective; the answer is the same on all ranks. All must stop after the same step: one that stops earlier leaves
-    the others in a collective.
+    Collective; the answer is the same on all ranks. All must stop after the same step: one that
+    stops earlier leaves the others in a collective.
     """
     device, work, copied = get_device(), None, None
-    # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for the last step.
+    # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for
+    # the last step.
     flag = torch.full((), float(RUN.stop_requested > 0), device=device)
     if dist.is_initialized():
         work = dist.all_reduce(

@@ -1,4 +1,5 @@
-"""Video in and out, through FFmpeg's libraries (PyAV): time stamps and every row of the frames are kept.
+"""Video in and out, through FFmpeg's libraries (PyAV): time stamps and every row of the frames are
+kept.
 
 Images are (H, W, 3) uint8 RGB.
 """
@@ -37,7 +38,8 @@ CONTAINERS = (
 KEPT_BYTES = 128 * 2**20
 # x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.
 QUALITY = "10"
-# AVCOL_SPC_BT709 and its companions, AVCOL_RANGE_MPEG: said in the file, or players guess from the size.
+# AVCOL_SPC_BT709 and its companions, AVCOL_RANGE_MPEG: said in the file, or players guess from the
+# size.
 BT709, LIMITED = 1, 1
 UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
 HDR = {16: "PQ", 18: "HLG"}  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
@@ -58,12 +60,13 @@ FFMPEG_ERRORS = (OSError, av.error.FFmpegError)  # of the system, or of FFmpeg
 def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     """A container of PyAV.
 
-    PyAV's own log callback needs the GIL: a decoder thread that logs while close() waits for it, GIL in hand, never
-    ends (PyAV #751). FFmpeg's own needs none; its lines are silenced, errors come as exceptions. Each time, because
-    importing torchvision 0.23 switches PyAV's on again.
+    PyAV's own log callback needs the GIL: a decoder thread that logs while close() waits for it,
+    GIL in hand, never ends (PyAV #751). FFmpeg's own needs none; its lines are silenced, errors
+    come as exceptions. Each time, because importing torchvision 0.23 switches PyAV's on again.
 
-    Of what is read, FFmpeg takes films alone: a list of other files (ffconcat) or a text is none, whatever its name.
-    It decodes no frame of more than MOST_PIXELS. Raises OSError, av.error.FFmpegError.
+    Of what is read, FFmpeg takes films alone: a list of other files (ffconcat) or a text is none,
+    whatever its name. It decodes no frame of more than MOST_PIXELS. Raises OSError,
+    av.error.FFmpegError.
     """
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
@@ -85,9 +88,10 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
 class VideoReader:
     """Frames of a video by number. Opens the file at the first read.
 
-    num_frames; fps: the average; times: of each frame, in seconds. All frames are decoded once for them, as containers
-    often state wrong numbers. Seeking is not to be trusted either: jumping back decodes from the start again, and keeps
-    some frames before, for a clip read backwards. go_on: called after each decoded frame.
+    num_frames; fps: the average; times: of each frame, in seconds. All frames are decoded once for
+    them, as containers often state wrong numbers. Seeking is not to be trusted either: jumping back
+    decodes from the start again, and keeps some frames before, for a clip read backwards. go_on:
+    called after each decoded frame.
     pixel_aspect: width over height of a pixel, upright; 1 where the film does not say it.
     Raises DataError for a file without a film, and for frames of different sizes.
     """
@@ -162,8 +166,8 @@ class VideoReader:
 
 def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
     """All frames in order; those before number `first` as empty arrays, not converted."""
-    # Not a method: in a reference cycle with the reader, the file could stay open until a forked worker collects it,
-    # and that worker would wait for decoder threads that a fork does not copy.
+    # Not a method: in a reference cycle with the reader, the file could stay open until a forked
+    # worker collects it, and that worker would wait for decoder threads that a fork does not copy.
     with open_container(str(path)) as container:
         for number, frame in enumerate(container.decode(_film_in(container))):
             if number < first:
@@ -278,8 +282,9 @@ class VideoWriter(AbstractContextManager):
 
     Leaving it after an error removes what was written. Frames (H, W, 3) uint8 of one size.
     times: seconds at which each frame is shown; default: `fps` frames a second.
-    pixel_aspect: width over height of a pixel, which players then show. chroma: "444" keeps the colour of every
-    pixel; "420", a quarter of it, plays everywhere, and needs even sizes: the last row and column are then repeated.
+    pixel_aspect: width over height of a pixel, which players then show. chroma: "444" keeps the
+    colour of every pixel; "420", a quarter of it, plays everywhere, and needs even sizes: the last
+    row and column are then repeated.
     """
 
     def __init__(
@@ -311,7 +316,8 @@ class VideoWriter(AbstractContextManager):
                         height,
                     )
                     height, width = height + height % 2, width + width % 2
-                # mp4 and mov give the start of each stream in a clock of their own, of milliseconds by default.
+                # mp4 and mov give the start of each stream in a clock of their own, of milliseconds
+                # by default.
                 is_mp4 = self.path.suffix.lower() in (".mp4", ".mov", ".m4v")
                 options = (
                     {"movie_timescale": str(self._clock), "movflags": "+faststart"}
@@ -357,7 +363,8 @@ class VideoWriter(AbstractContextManager):
                         self._out.close()
                 if kind is not None or not self._count:
                     return
-                # Not every error of a write is raised when it happens: only reading back shows that all is there.
+                # Not every error of a write is raised when it happens: only reading back shows that
+                # all is there.
                 with open_container(str(self._temporary)) as container:
                     readable = sum(
                         packet.size > 0 for packet in container.demux(container.streams.video[0])

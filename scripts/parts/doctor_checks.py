@@ -1,4 +1,6 @@
-"""The checks of doctor.py: host, environment, ranks, and with an option file its data, network and gradients."""
+"""The checks of doctor.py: host, environment, ranks, and with an option file its data, network and
+gradients.
+"""
 
 import itertools
 import os
@@ -26,7 +28,10 @@ STEPS = 3  # timed steps
 
 
 def examine(file: str | None, overrides: Sequence[str]) -> int:
-    """Print what all checks found, those of training too where there is an option file. Exit code. Collective."""
+    """Print what all checks found, those of training too where there is an option file.
+
+    Exit code. Collective.
+    """
     begin = time.perf_counter()
     with utils_dist.ranks(log=False):
         utils_dist.init_dist(120)
@@ -43,7 +48,9 @@ def examine(file: str | None, overrides: Sequence[str]) -> int:
 
 
 def check_host() -> Iterator[Finding]:
-    """The launch, environment variables that are known to cause failures or slow runs, and what this host has."""
+    """The launch, environment variables that are known to cause failures or slow runs, and what
+    this host has.
+    """
     env, cores, launch = os.environ, os.cpu_count() or 1, RUN.launch
     ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
     place = (
@@ -145,7 +152,10 @@ def check_ranks() -> Iterator[Finding]:
 
 
 def from_all_ranks(findings: list[Finding]) -> list[Finding]:
-    """Findings that are not "ok" on any rank, once each with its ranks, and those of rank 0. Collective."""
+    """Findings that are not "ok" on any rank, once each with its ranks, and those of rank 0.
+
+    Collective.
+    """
     of_ranks = utils_dist.gather_objects([astuple(finding) for finding in findings])
     gathered = [[Finding(*values) for values in of_rank] for of_rank in of_ranks]
     merged = list(gathered[0])
@@ -223,7 +233,10 @@ def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
 
 
 def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
-    """Time of a step on rank 0 alone, against all ranks with the exchange of gradients. Collective."""
+    """Time of a step on rank 0 alone, against all ranks with the exchange of gradients.
+
+    Collective.
+    """
 
     on_device = model.to_device(batch)
 
@@ -252,7 +265,9 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 
 
 def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
-    """Gradients of all ranks together against those of one process that sees all their samples; float64. Collective."""
+    """Gradients of all ranks together against those of one process that sees all their samples;
+    float64. Collective.
+    """
     net = unwrap_ddp(model.netG).double().eval()
     batches = utils_dist.gather_objects(
         {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)}

@@ -16,7 +16,9 @@ MOST = 200  # characters of a line of a log: a stall is told with rank, phase an
 
 @dataclass(frozen=True)
 class Finding:
-    """status: "ok", "warn" or "fail". what was seen, why it matters, and the cure (both empty where all is well)."""
+    """status: "ok", "warn" or "fail". what was seen, why it matters, and the cure (both empty where
+    all is well).
+    """
 
     status: str
     check: str

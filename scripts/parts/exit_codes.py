@@ -1,4 +1,6 @@
-"""How scripts end, after an error and where nobody reads their output any more; and how far they are."""
+"""How scripts end, after an error and where nobody reads their output any more; and how far they
+are.
+"""
 
 import errno
 import functools
@@ -22,9 +24,11 @@ READER_GONE = 128 + signal.SIGPIPE  # as of programs that this signal ends; Pyth
 
 
 def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
-    """Decorator of a script's `main`: an error of the project or of a file is printed, and its exit code is returned.
+    """Decorator of a script's `main`: an error of the project or of a file is printed, and its exit
+    code is returned.
 
-    Ctrl-C ends the script with INTERRUPTED and one line, a closed pipe of its output (`| head -1`) with READER_GONE.
+    Ctrl-C ends the script with INTERRUPTED and one line, a closed pipe of its output (`| head -1`)
+    with READER_GONE.
     """
 
     @functools.wraps(main)
@@ -74,7 +78,9 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
 def shown(
     total: int, name: str, unit: str, quiet_s: float = QUIET_S
 ) -> AbstractContextManager[Any]:
-    """The progress of `total` units: a bar on a terminal, else lines. quiet_s: seconds before the first line."""
+    """The progress of `total` units: a bar on a terminal, else lines. quiet_s: seconds before the
+    first line.
+    """
     say = functools.partial(print, flush=True)  # whoever reads a pipe or a file is to see it now
     return open_progress("bar", total, name, unit, say=say, quiet_s=quiet_s, is_kept=True)
 

@@ -10,7 +10,8 @@ from typing import Any
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
-# Wrong options or launch, bad data, NaN or Inf, stopped by a signal, Ctrl-C: docs/troubleshooting.md.
+# Wrong options or launch, bad data, NaN or Inf, stopped by a signal, Ctrl-C:
+# docs/troubleshooting.md.
 FINAL = (2, 3, 4, 75, 130)
 
 

@@ -1,7 +1,8 @@
-"""One rank of tests/parts/models/test_gradients.py: the same steps of ModelVRT, plain and compiled, on clips of two sizes.
+"""One rank of tests/parts/models/test_gradients.py: the same steps of ModelVRT, plain and compiled,
+on clips of two sizes.
 
-compile_worker.py OPTIONS [eager]     prints losses, relative difference of the last gradients, and how many graphs were
-made. eager: they are run as they stand, no code is made of them.
+compile_worker.py OPTIONS [eager]     prints losses, relative difference of the last gradients, and
+how many graphs were made. eager: they are run as they stand, no code is made of them.
 """
 
 import json

@@ -1,9 +1,11 @@
-"""Starts test processes that need not import torch anew: each is a fork of one process that has imported it.
+"""Starts test processes that need not import torch anew: each is a fork of one process that has
+imported it.
 
-Importing torch and its compiler costs three seconds of a core, many times the work of a rank in a test. A process made
-here is a real one: own session, own environment, own standard streams, its script run as __main__ from its first line,
-and ended by the interpreter as any other. Only third-party libraries are imported before, never the project. What it
-shares with the others is the salt of hash(); so tests of "the same bits in another process" start theirs afresh.
+Importing torch and its compiler costs three seconds of a core, many times the work of a rank in a
+test. A process made here is a real one: own session, own environment, own standard streams, its
+script run as __main__ from its first line, and ended by the interpreter as any other. Only
+third-party libraries are imported before, never the project. What it shares with the others is the
+salt of hash(); so tests of "the same bits in another process" start theirs afresh.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ UNSET = (
     *LAUNCH_VARIABLES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SPIKEVRT_EXIT_FILE",
     ADDRESS,
 )  # fmt: skip
-# As tests began: torch adds variables when it compiles. Without empty ones: they remove a variable for a test's ranks.
+# As tests began: torch adds variables when it compiles. Without empty ones: they remove a variable
+# for a test's ranks.
 INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET and value}
 LIBRARIES = (
     "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint", "torch.utils.data",
@@ -86,7 +89,8 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A connection to such a process, and what became of its children: {pid: exit code, negative for a signal}.
+    """A connection to such a process, and what became of its children: {pid: exit code, negative
+    for a signal}.
 
     The workers of pytest-xdist share the process that their controller starts.
     """
@@ -122,7 +126,9 @@ class ForkServer:
         err: Any,
         gate: int | None = None,
     ) -> ForkedProcess:
-        """argv: a script and its arguments; out, err: open files. gate: a pipe, whose end lets the process begin."""
+        """argv: a script and its arguments; out, err: open files. gate: a pipe, whose end lets the
+        process begin.
+        """
         request = json.dumps({"argv": list(map(str, argv)), "env": dict(env)}).encode()
         socket.send_fds(
             self.socket, [request], [out.fileno(), err.fileno(), *([] if gate is None else [gate])]
@@ -165,7 +171,10 @@ def clean_env() -> dict[str, str]:
 
 
 def serve(listener: socket.socket) -> list[str]:
-    """Fork a child for each request, tell how each ended, until the last connection ends. In a child, its arguments."""
+    """Fork a child for each request, tell how each ended, until the last connection ends.
+
+    In a child, its arguments.
+    """
     selector, connections = selectors.DefaultSelector(), set()
     selector.register(listener, selectors.EVENT_READ)
     while True:
@@ -204,7 +213,10 @@ def serve(listener: socket.socket) -> list[str]:
 
 
 def become(request: dict[str, Any], streams: list[int]) -> list[str]:
-    """In the child: its own session, streams, environment and first argument. A terminal is its input too."""
+    """In the child: its own session, streams, environment and first argument.
+
+    A terminal is its input too.
+    """
     os.setsid()
     for number, stream in zip((1, 2), streams[:2], strict=True):
         os.dup2(stream, number)
@@ -218,7 +230,8 @@ def become(request: dict[str, Any], streams: list[int]) -> list[str]:
     tempfile.tempdir = None  # TMPDIR is read again
     numpy_random = importlib.import_module("numpy.random")
     numpy_random.seed(None)  # Python's own generator is seeded anew after a fork, numpy's is not
-    # Behind the interpreter's own end, the libraries take a quarter of a second of a core to take themselves down.
+    # Behind the interpreter's own end, the libraries take a quarter of a second of a core to take
+    # themselves down.
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
     return request["argv"]
@@ -230,7 +243,9 @@ def main() -> types.CodeType | None:
         importlib.import_module(name)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"{threads} threads after the imports: a fork would lack all but one")
-    gc.freeze()  # or every child would search and copy all objects of the libraries, for a second and a half at its end
+    # or every child would search and copy all objects of the libraries, for a second and a half at
+    # its end
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(
         signal.SIGHUP, signal.SIG_DFL

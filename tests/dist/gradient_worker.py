@@ -1,4 +1,5 @@
-"""Two training steps in float64 on fixed batches: gradients of the first, weights after the second, written by rank 0.
+"""Two training steps in float64 on fixed batches: gradients of the first, weights after the second,
+written by rank 0.
 
 Arguments: option file, output file, samples per rank, accumulation steps.
 """

@@ -1,4 +1,7 @@
-"""Runs each of the given programs with --help. Prints a JSON object: command line -> [exit code, text]."""
+"""Runs each of the given programs with --help.
+
+Prints a JSON object: command line -> [exit code, text].
+"""
 
 import contextlib
 import io

@@ -81,7 +81,9 @@ def nccl_of_a_peer() -> None:
 
 
 def second_life() -> None:
-    """Rank 1 dies in its first life, before it meets the others; argument: a file that it leaves behind."""
+    """Rank 1 dies in its first life, before it meets the others; argument: a file that it leaves
+    behind.
+    """
     utils_dist.barrier()
     print(f"second life of rank {utils_dist.get_rank()}", flush=True)
 

@@ -1,4 +1,6 @@
-"""Starts real ranks for tests: each a process of its own with the variables of a platform launch, and a deadline."""
+"""Starts real ranks for tests: each a process of its own with the variables of a platform launch,
+and a deadline.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ from typing import Any
 
 from tests.dist.fork_server import ROOT, ForkedProcess, clean_env, fork_server
 
-# The limits of tests end what hangs and measure nothing. They are those of an idle machine; a busy one takes longer.
+# The limits of tests end what hangs and measure nothing. They are those of an idle machine; a busy
+# one takes longer.
 PATIENCE = 5
 
 
 @dataclass
 class RankResult:
-    """Of all ranks: exit codes (negative: killed by a signal), output, and after how many seconds all were gone."""
+    """Of all ranks: exit codes (negative: killed by a signal), output, and after how many seconds
+    all were gone.
+    """
 
     exit_codes: list[int]
     stdout: list[str]
@@ -58,9 +63,11 @@ class Ranks:
         env_of: Mapping[int, Mapping[str, str]] | None = None, args_of: Mapping[int, Sequence[str]] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """env_of: further variables of single ranks; an empty value removes one. args_of: arguments in place of `args`.
+        """env_of: further variables of single ranks; an empty value removes one. args_of: arguments
+        in place of `args`.
 
-        prefix: a command that runs each rank, each then a new process instead of a fork of one with torch in it.
+        prefix: a command that runs each rank, each then a new process instead of a fork of one with
+        torch in it.
         """
         self.start = time.monotonic()
         self.port = port = free_port()
@@ -68,7 +75,8 @@ class Ranks:
             (tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)
         ]
         self.processes = []
-        # No rank begins before all exist: a fork needs no time to import torch, in which launchers start the others.
+        # No rank begins before all exist: a fork needs no time to import torch, in which launchers
+        # start the others.
         gate, release = os.pipe()
         for rank in range(n):
             launch = {} if n == 1 else {
@@ -101,7 +109,9 @@ class Ranks:
             time.sleep(0.02)
 
     def wait(self, limit_s: float) -> RankResult:
-        """The result, once all ranks are gone; those still there at the limit are killed, with the exit code -9."""
+        """The result, once all ranks are gone; those still there at the limit are killed, with the
+        exit code -9.
+        """
         deadline = time.monotonic() + PATIENCE * limit_s
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):

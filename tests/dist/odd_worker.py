@@ -1,16 +1,19 @@
-"""Training or testing with a network of one convolution in which something happens on one rank, at one step.
+"""Training or testing with a network of one convolution in which something happens on one rank, at
+one step.
 
     odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py or main_test_vrt.py
 
-CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says so, and goes on once its loader
-processes are stopped), "nan" (its output is NaN from then on), "once" (only then), "memory" (none is left for its
-forward pass), "shape" (its layers are of another size, whatever the step), "signal", "kill" (SIGTERM, SIGKILL to
-itself in a validation after that many training steps), "term" (SIGTERM to itself in that training step), "states" (it
-says how many checkpoints are in memory), "bury" (it kills its loader processes, and computes on), "noisy" (it warns and prints in each step), "busy" (all ranks compute, this
-one STEP times as long), "late" (it is long in starting its loaders; each rank prints {"loader": [...], "progress":
-[...]}: when the loader of each epoch had started, and its progress was shown), "peak" (prints {"peak_gb": the most
-memory that the process had}), "clips" (each rank prints the calibration of each clip that it trains on).
-The writer "hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation.
+CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says so, and goes on
+once its loader processes are stopped), "nan" (its output is NaN from then on), "once" (only then),
+"memory" (none is left for its forward pass), "shape" (its layers are of another size, whatever the
+step), "signal", "kill" (SIGTERM, SIGKILL to itself in a validation after that many training steps),
+"term" (SIGTERM to itself in that training step), "states" (it says how many checkpoints are in
+memory), "bury" (it kills its loader processes, and computes on), "noisy" (it warns and prints in
+each step), "busy" (all ranks compute, this one STEP times as long), "late" (it is long in starting
+its loaders; each rank prints {"loader": [...], "progress": [...]}: when the loader of each epoch
+had started, and its progress was shown), "peak" (prints {"peak_gb": the most memory that the
+process had}), "clips" (each rank prints the calibration of each clip that it trains on). The writer
+"hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation.
 """
 
 import gc
@@ -104,7 +107,9 @@ class Odd(nn.Module):
 
 
 def compute(times: int) -> None:
-    """What comes after a first part is waiting: on a busy machine too, it takes so many times as long."""
+    """What comes after a first part is waiting: on a busy machine too, it takes so many times as
+    long.
+    """
     begin, product = time.perf_counter(), MATRIX
     for _ in range(PRODUCTS):
         product = product @ MATRIX

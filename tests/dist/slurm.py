@@ -1,4 +1,6 @@
-"""A real SLURM on this machine alone: its own ports, state and logs under one folder, nothing of the system's."""
+"""A real SLURM on this machine alone: its own ports, state and logs under one folder, nothing of
+the system's.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def missing() -> str:
 
 
 class Cluster:
-    """One node of this machine's cores (at least 4, or two ranks would not fit). Use as a context manager."""
+    """One node of this machine's cores (at least 4, or two ranks would not fit).
+
+    Use as a context manager.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -144,7 +149,9 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         return found[1] if found else ""
 
     def wait_for_life(self, path: Path, life: int, text: str, limit_s: float) -> str:
-        """What a job that was queued again wrote in its life number `life` (from 1), once that holds `text`."""
+        """What a job that was queued again wrote in its life number `life` (from 1), once that
+        holds `text`.
+        """
         starts = "Distributed Training Setup"  # each of two ranks says it
         deadline = time.monotonic() + limit_s
         while text not in (

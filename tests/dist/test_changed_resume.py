@@ -1,4 +1,6 @@
-"""A run that goes on after something was changed: options, data, or the moment at which it was stopped."""
+"""A run that goes on after something was changed: options, data, or the moment at which it was
+stopped.
+"""
 
 import fcntl
 import json
@@ -47,7 +49,8 @@ def story(tmp_path_factory):
     )
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(options.parent / root / "train/train1")
-    # 4 samples an epoch, and the run stands at batch 5 of the last epoch: nothing would be left of it
+    # 4 samples an epoch, and the run stands at batch 5 of the last epoch: nothing would be left of
+    # it
     found["fewer"] = odd(options, "train.total_iter=15", "train.epochs=2"), latest(options)
     found["named"] = (
         odd(options, "train.total_iter=15", "--resume", str(path), "debug.every=1"),
@@ -162,7 +165,8 @@ def best(tmp_path_factory):
     return latest(options)["best_psnr"]
 
 
-# Stopped in step 1, which comes into effect after step 2; in the validation; killed there, and as it is recorded.
+# Stopped in step 1, which comes into effect after step 2; in the validation; killed there, and as
+# it is recorded.
 @pytest.mark.parametrize(
     ("case", "step", "writers", "code"),
     [("term", 1, [], 75), ("signal", 2, [], 75), ("kill", 2, [], -9), ("none", 0, ["killing"], -9)],

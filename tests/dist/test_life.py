@@ -1,4 +1,6 @@
-"""Stories from the life of a run: its folder moves, its test set changes, its files are lost or are links."""
+"""Stories from the life of a run: its folder moves, its test set changes, its files are lost or are
+links.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Going on: on other numbers of ranks, from another file, without a common disk, and never backwards."""
+"""Going on: on other numbers of ranks, from another file, without a common disk, and never
+backwards.
+"""
 
 import json
 import re
@@ -34,7 +36,9 @@ def run(options, ranks, total_iter, batch, accumulated, *overrides):
 
 
 def samples_of_steps(stdout):
-    """{step: keys in the order of the global batch: the first of each rank, the second of each, ...}"""
+    """{step: keys in the order of the global batch: the first of each rank, the second of each,
+    ...}
+    """
     found = {}
     for text in stdout:
         for step, keys in re.findall(r"\[Rank \d/\d\] Step (\d+), .*Samples: (.*)", text):

@@ -22,7 +22,8 @@ def cluster(tmp_path_factory):
         yield cluster
 
 
-# SLURM lets a job train for a minute: the ranks of this one wait most of it, and leave the cores to other tests.
+# SLURM lets a job train for a minute: the ranks of this one wait most of it, and leave the cores to
+# other tests.
 PAUSE = """
 from threading import Event
 from utils.run.writers import WRITERS
@@ -44,7 +45,9 @@ class PauseWriter:
 
 
 def copy_with_pauses(folder: Path) -> Path:
-    """The programs, with a log writer that takes a second for each entry: one file more, as in docs/extending.md."""
+    """The programs, with a log writer that takes a second for each entry: one file more, as in
+    docs/extending.md.
+    """
     for name in ("data", "models", "scripts", "utils"):
         shutil.copytree(ROOT / name, folder / name)
     for name in ("main_train_vrt.py", "submit_job.sh", "pyproject.toml"):

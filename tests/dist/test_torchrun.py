@@ -1,4 +1,6 @@
-"""torchrun itself: restarts, signals, its death, nodes that a platform starts, two nodes with a cable between them."""
+"""torchrun itself: restarts, signals, its death, nodes that a platform starts, two nodes with a
+cable between them.
+"""
 
 import os
 import re
@@ -100,7 +102,9 @@ KUBEFLOW = {
 def nodes(
     folder: Path, platform: dict[str, str], *commands: Sequence[object]
 ) -> Iterator[tuple[list, list[Path]]]:
-    """The processes that a platform starts, one on each of two nodes of two GPUs, and their outputs."""
+    """The processes that a platform starts, one on each of two nodes of two GPUs, and their
+    outputs.
+    """
     logs = [folder / f"node{node}.log" for node in range(2)]
     given = platform | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as both:

@@ -17,7 +17,9 @@ NO_HOST = {"MASTER_ADDR": "no-such-host.invalid"}
 
 @dataclass(frozen=True)
 class Environment:
-    """A launch that cannot work. message: the words that explain it; {port}: one where another program listens."""
+    """A launch that cannot work. message: the words that explain it; {port}: one where another
+    program listens.
+    """
 
     name: str
     message: str
@@ -47,7 +49,9 @@ ENVIRONMENTS = (
 
 
 def seconds_until_explained(case: Environment, limit_s: float = 60) -> float:
-    """From the start of the processes, Python's own start included, to the words that explain what is wrong."""
+    """From the start of the processes, Python's own start included, to the words that explain what
+    is wrong.
+    """
     with tempfile.TemporaryDirectory() as folder, closing(stranger()) as other:
         ports = {"port": str(other.getsockname()[1]), "free": str(free_port())}
         message, env = (
@@ -82,7 +86,9 @@ BROKEN = {
 
 
 def damage(folder: Path, kind: str) -> None:
-    """Break every frame of every training clip, so that the next samples meet it whatever their order."""
+    """Break every frame of every training clip, so that the next samples meet it whatever their
+    order.
+    """
     for frame in (folder / "GOPRO_Large/train").glob("*/sharp/*.png"):
         if kind == "vanished frame":
             frame.unlink()
@@ -95,7 +101,9 @@ def damage(folder: Path, kind: str) -> None:
 
 @dataclass
 class BrokenFile:
-    """seconds: from the damage until all ranks had gone; is_named: the file in the message, the exit code 3 on all."""
+    """seconds: from the damage until all ranks had gone; is_named: the file in the message, the
+    exit code 3 on all.
+    """
 
     kind: str
     ranks: int

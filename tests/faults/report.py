@@ -7,7 +7,10 @@ from typing import Any
 
 
 def page(results: dict[str, Any], former: str) -> str:
-    """The page with these results. Of the former one its last section stays, a measurement on its own."""
+    """The page with these results.
+
+    Of the former one its last section stays, a measurement on its own.
+    """
     return "\n".join(
         [
             HEAD,

@@ -1,4 +1,6 @@
-"""Trials on the real training: kill or signal a run at a random moment, start it again, compare the final weights."""
+"""Trials on the real training: kill or signal a run at a random moment, start it again, compare the
+final weights.
+"""
 
 import os
 import random
@@ -32,7 +34,9 @@ EVERY = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", "datasets.test=
 
 @dataclass
 class Interruption:
-    """How a run was struck, and what became of it. identical: final state equals that of the reference, bit for bit."""
+    """How a run was struck, and what became of it. identical: final state equals that of the
+    reference, bit for bit.
+    """
 
     ranks: int
     struck: str
@@ -45,7 +49,9 @@ class Interruption:
 
 @cache
 def reference(ranks: int) -> dict[str, Any]:
-    """The last checkpoint of a run that was never interrupted; one run for all trials on so many ranks."""
+    """The last checkpoint of a run that was never interrupted; one run for all trials on so many
+    ranks.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
         result = train(options, *EVERY, ranks=ranks, limit_s=300)
@@ -56,11 +62,12 @@ def reference(ranks: int) -> dict[str, Any]:
 def interrupt(
     options: Path, ranks: int, how: str, seed: int, expected: dict[str, Any]
 ) -> Interruption:
-    """Strike a fresh run once, at a random moment from its start on, and let the same command finish it.
+    """Strike a fresh run once, at a random moment from its start on, and let the same command
+    finish it.
 
-    how: "kill" (SIGKILL to a random rank), "SIGTERM", "SIGUSR1" or "SIGHUP" (to a random rank, or to all).
-    `identical` also means that the history has each step once.
-    at_iter of the result is 0 where the run was struck before its first checkpoint.
+    how: "kill" (SIGKILL to a random rank), "SIGTERM", "SIGUSR1" or "SIGHUP" (to a random rank, or
+    to all). `identical` also means that the history has each step once. at_iter of the result is 0
+    where the run was struck before its first checkpoint.
     """
     rng, task = random.Random(seed), f"{how}-{ranks}-{seed}"
     command = ("--opt", str(options), f"task={task}", *EVERY)
@@ -92,7 +99,8 @@ def interrupt(
 
 
 def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
-    """Stop all processes of a run for longer than what follows from `stall_s`; "" if it then goes on and ends.
+    """Stop all processes of a run for longer than what follows from `stall_s`; "" if it then goes
+    on and ends.
 
     The ranks, each with its process group, stop and wake in random orders.
     """
@@ -112,7 +120,9 @@ def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
 
 
 def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
-    """launch_train.sh, sent a signal while it trains: its exit code, and the seconds until it was gone."""
+    """launch_train.sh, sent a signal while it trains: its exit code, and the seconds until it was
+    gone.
+    """
     rng, task = random.Random(seed), f"launcher-{ranks}-{seed}"
     changes = (f"task={task}", "train.total_iter=1000", "datasets.test={}")
     command = [ROOT / "launch_train.sh", str(ranks), options, *changes]
@@ -126,9 +136,11 @@ def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
 
 
 def restart_of_one_agent(limit_s: float = 120) -> str:
-    """What went wrong, or '': rank 1 dies before it meets rank 0, and both must find each other after one restart.
+    """What went wrong, or '': rank 1 dies before it meets rank 0, and both must find each other
+    after one restart.
 
-    The agent whose rank dies counts a restart; the other one, whose rank waits for it, follows and counts none.
+    The agent whose rank dies counts a restart; the other one, whose rank waits for it, follows and
+    counts none.
     """
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,6 @@
-"""SIGKILL while checkpoints are written back to back: the newest acknowledged one must be readable afterwards."""
+"""SIGKILL while checkpoints are written back to back: the newest acknowledged one must be readable
+afterwards.
+"""
 
 import os
 import random
@@ -17,7 +19,9 @@ FLOATS = 2**20  # 4 MB
 
 
 def write_for_ever(folder: Path, acknowledge: int) -> None:
-    """Save again and again; a byte into the descriptor `acknowledge` after each save that has returned."""
+    """Save again and again; a byte into the descriptor `acknowledge` after each save that has
+    returned.
+    """
     step = 0
     while True:
         step += 1
@@ -27,8 +31,8 @@ def write_for_ever(folder: Path, acknowledge: int) -> None:
 
 
 def kill_while_saving(trials: int) -> dict[str, Any]:
-    """torn: killed in the middle of a write. unreadable: nothing could be loaded. lost: the loaded one is older than
-    the last save acknowledged, or its content is not what was saved.
+    """torn: killed in the middle of a write. unreadable: nothing could be loaded. lost: the loaded
+    one is older than the last save acknowledged, or its content is not what was saved.
     """
     torch.set_num_threads(1)  # the writers are forked: no pool of threads may exist
     rng, unreadable, lost, torn = random.Random(0), 0, 0, 0

@@ -1,4 +1,6 @@
-"""Stall trials: strike one rank of a small training, and measure who is named, how fast, and when all are gone."""
+"""Stall trials: strike one rank of a small training, and measure who is named, how fast, and when
+all are gone.
+"""
 
 import math
 import re
@@ -20,10 +22,11 @@ KINDS = {
 
 @dataclass
 class Trial:
-    """detected_s: from the fault to the first word; gone_s: to the end of the last process, loader workers included.
+    """detected_s: from the fault to the first word; gone_s: to the end of the last process, loader
+    workers included.
 
-    Both infinite where it never came. left: processes still there at the limit. blamed: all "rank N is X" that any
-    rank printed, and errors.
+    Both infinite where it never came. left: processes still there at the limit. blamed: all "rank N
+    is X" that any rank printed, and errors.
     """
 
     kind: str
@@ -39,7 +42,9 @@ class Trial:
 
     @property
     def is_right(self) -> bool:
-        """Named once, rightly, with the stack where there can be one, nobody ended with 0, nobody stayed."""
+        """Named once, rightly, with the stack where there can be one, nobody ended with 0, nobody
+        stayed.
+        """
         verdict, _ = KINDS[self.kind]
         expected = verdict if verdict == "DataError" else f"rank {self.rank} is {verdict}"
         return (
@@ -89,7 +94,9 @@ def run_stall(
 
 
 def processes_of(sessions: list[int]) -> list[str]:
-    """The living processes of these ranks' sessions: the ranks themselves and all that they started."""
+    """The living processes of these ranks' sessions: the ranks themselves and all that they
+    started.
+    """
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

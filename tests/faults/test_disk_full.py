@@ -1,4 +1,6 @@
-"""A disk that is full or gets full while a checkpoint is written: said with numbers, and the former one stays."""
+"""A disk that is full or gets full while a checkpoint is written: said with numbers, and the former
+one stays.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Watching many ranks: what a beat and a start cost each rank, and who sees a whole host fall silent."""
+"""Watching many ranks: what a beat and a start cost each rank, and who sees a whole host fall
+silent.
+"""
 
 import os
 import threading
@@ -39,7 +41,9 @@ class Counted:
 
 
 class Simulated:
-    """One rank. fault: what strikes it ("silent": no beats; "stuck": it alone never enters the collective)."""
+    """One rank. fault: what strikes it ("silent": no beats; "stuck": it alone never enters the
+    collective).
+    """
 
     def __init__(self, rank: int, world_size: int, store: Store) -> None:
         self.rank, self.world_size, self.store = rank, world_size, Counted(store)
@@ -78,7 +82,9 @@ class Simulated:
 
 
 def strike(ranks: list[Simulated], fault: str) -> None:
-    """All are in a phase from now on; half-way, a host or a rank is silent, or has entered one collective less."""
+    """All are in a phase from now on; half-way, a host or a rank is silent, or has entered one
+    collective less.
+    """
     first = len(ranks) // 2
     for rank in ranks:
         rank.since, rank.syncs = time.monotonic(), 1
@@ -194,7 +200,8 @@ def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named_and_no
 
 
 def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
-    # torchrun's store outlives a restart; rank 1 of the first start sent a request, and died before the answer.
+    # torchrun's store outlives a restart; rank 1 of the first start sent a request, and died before
+    # the answer.
     server.set(f"request/{server.add('requests', 1)}", "of an earlier start")
     names = {}
 

@@ -1,4 +1,6 @@
-"""Steps that stand still or are suspended: a stall is named once, and all ranks go; what a run tells of its ranks."""
+"""Steps that stand still or are suspended: a stall is named once, and all ranks go; what a run
+tells of its ranks.
+"""
 
 import os
 import re
@@ -44,7 +46,8 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
 PAUSE_S = STALL_S + 6  # more than any limit that follows from it
 
 
-# The last process to wake is the first to stop, so many seconds before the others, which then wait for it.
+# The last process to wake is the first to stop, so many seconds before the others, which then wait
+# for it.
 @pytest.mark.parametrize(
     ("ranks", "last_ones"),
     [(1, {"its loader process": 1}), (2, {"rank 0": 0, "rank 1": 1, "rank 0 again": 1})],

@@ -1,4 +1,6 @@
-"""Bad environments and broken files are explained within seconds, with one message, and no rank is left waiting."""
+"""Bad environments and broken files are explained within seconds, with one message, and no rank is
+left waiting.
+"""
 
 import os
 import re
@@ -79,7 +81,8 @@ def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one
 
 @pytest.mark.parametrize(("launch", "said"), [
     ({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json"),
-    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),  # `srun --pty bash`
+    # `srun --pty bash`
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),
     # The same in an allocation of 8 tasks.
     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"}, "SLURM_JOB_NODELIST is missing"),
     ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
@@ -164,7 +167,8 @@ def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name():
 
 
 def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_its_name(tmp_path):
-    # The last step of the first epoch waits until the worker hangs, so the hang is noticed between the epochs.
+    # The last step of the first epoch waits until the worker hangs, so the hang is noticed between
+    # the epochs.
     loader = {"persistent_workers": "true", "timeout_s": 3, "batch_size": 4}
     changes = [f"datasets.train.dataloader_{key}={value}" for key, value in loader.items()]
     changes += ["datasets.test={}", "train.total_iter=100000"]

@@ -5,8 +5,8 @@
     python -m tests.faults.trials --only stalls,kills --share 0.1
     python -m tests.faults.trials --write
 
-Each kind of trial adds its results to docs/benchmarks/faults.json as it goes; --write makes the page from that file.
---share: the part of the full number of trials to run.
+Each kind of trial adds its results to docs/benchmarks/faults.json as it goes; --write makes the
+page from that file. --share: the part of the full number of trials to run.
 """
 
 import argparse
@@ -49,7 +49,9 @@ SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")
 def stalls(
     kinds: Iterable[str], count: int, rank_of: Callable[[str, int, int], int], share: float
 ) -> dict[str, Any]:
-    """Each kind of stall or death on 2, 4 and 8 ranks. rank_of: of the kind, the seed and the ranks, who is struck."""
+    """Each kind of stall or death on 2, 4 and 8 ranks. rank_of: of the kind, the seed and the
+    ranks, who is struck.
+    """
     return summary_of_stalls([
         run_stall(kind, ranks, rank_of(kind, seed, ranks), step=10 + 5 * seed, stall_s=STALL_S)
         for seed, ranks, kind in product(range(max(1, round(count * share))), (2, 4, 8), kinds)
@@ -91,7 +93,9 @@ def false_alarms(share: float) -> dict[str, Any]:
 
 
 def interruptions(how: str, share: float) -> dict[str, Any]:
-    """Runs of the real training struck at random moments, on 1, 2 and 4 ranks, then finished by the same command."""
+    """Runs of the real training struck at random moments, on 1, 2 and 4 ranks, then finished by the
+    same command.
+    """
     found = []
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
@@ -115,7 +119,9 @@ def interruptions(how: str, share: float) -> dict[str, Any]:
 
 
 def suspensions(share: float) -> dict[str, Any]:
-    """Whole runs of 1, 2 and 4 ranks, stopped for longer than the watchdog waits, and woken, each in a random order."""
+    """Whole runs of 1, 2 and 4 ranks, stopped for longer than the watchdog waits, and woken, each
+    in a random order.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options = write_odd(Path(folder))
         count = max(1, round(5 * share))
@@ -167,7 +173,9 @@ def broken_files(share: float) -> dict[str, Any]:
 
 
 def epochs(share: float) -> dict[str, Any]:
-    """Many short epochs through the real loop, with loader processes that live for an epoch or for the run."""
+    """Many short epochs through the real loop, with loader processes that live for an epoch or for
+    the run.
+    """
     count, each = max(2, round(200 * share)), {}
     for ranks in (2, 4):
         for persistent in ("false", "true"):
@@ -228,7 +236,8 @@ def overhead(share: float) -> dict[str, Any]:
 KINDS_OF_TRIAL = {
     "stalls": partial(stalls, STALL_KINDS, 3, lambda kind, seed, ranks: 0 if kind == "rank0" else (seed + 1) % ranks),
     "deaths": partial(stalls, ("kill", "exception"), 3, lambda kind, seed, ranks: seed % ranks),
-    "store_host": partial(stalls, ("stop", "gil", "kill"), 1, lambda kind, seed, ranks: 0),  # it has the store of all
+    # it has the store of all
+    "store_host": partial(stalls, ("stop", "gil", "kill"), 1, lambda kind, seed, ranks: 0),
     "saves": lambda share: kill_while_saving(max(1, round(200 * share))),
     "kills": partial(interruptions, "kill"), "preemptions": partial(interruptions, "signal"),
     "suspensions": suspensions, "launcher": launcher,

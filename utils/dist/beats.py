@@ -2,7 +2,8 @@
 
 A beat costs a rank two requests to the store, whatever the number of ranks. The rank writes its own
 state. It reads the shared failure, and the states of rank 0, of the next rank and of the next rank
-on its host. So if any ranks fall silent, at least one of them is watched by a rank that still beats.
+on its host. So if any ranks fall silent, at least one of them is watched by a rank that still
+beats.
 
 Which rank the others wait for shows only in the states of all ranks. One rank at a time reads them,
 and only while it has been too long in a phase itself.
@@ -123,7 +124,8 @@ class Beats:
 
         A watched rank is DEAD if its process is gone, and SILENT if it does not beat. All seconds
         are those of AwakeClocks. So a rank is late only by the time in which its observer ran: a
-        run that is suspended as a whole ages by one slice, a rank that is stopped alone falls silent.
+        run that is suspended as a whole ages by one slice, a rank that is stopped alone falls
+        silent.
         """
         dead_or_silent = self._dead_or_silent(stall_s)
         if dead_or_silent is not None:
@@ -133,7 +135,8 @@ class Beats:
         if not is_late:
             self.stop_looking()
             return None
-        # This rank has been too long in its phase. It looks for the cause, unless another rank does.
+        # This rank has been too long in its phase. It looks for the cause, unless another rank
+        # does.
         if self.store is not None:
             if not self._may_look(self.store):
                 return None

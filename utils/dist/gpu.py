@@ -1,4 +1,6 @@
-"""Which GPUs a process uses, decided before CUDA starts; errors where torch cannot use them; how busy they are."""
+"""Which GPUs a process uses, decided before CUDA starts; errors where torch cannot use them; how
+busy they are.
+"""
 
 import logging
 import os
@@ -19,10 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
-    """Make the GPUs of `gpu_ids` visible to a single process, unless the environment chooses GPUs; say what differs.
+    """Make the GPUs of `gpu_ids` visible to a single process, unless the environment chooses GPUs;
+    say what differs.
 
-    Call it before CUDA starts, for CUDA reads the variable once. torch.cuda.is_available() starts CUDA, device_count()
-    does not. gpu_ids: None means all; [] means the CPU. opt_path: the option file, for the advice.
+    Call it before CUDA starts, for CUDA reads the variable once. torch.cuda.is_available() starts
+    CUDA, device_count() does not. gpu_ids: None means all; [] means the CPU. opt_path: the option
+    file, for the advice.
     """
     if gpu_ids is None:
         return
@@ -52,7 +56,9 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
 
 
 def require_usable_gpus() -> None:
-    """DistError where this machine has GPUs that torch cannot use and CUDA_VISIBLE_DEVICES does not ask for the CPU."""
+    """DistError where this machine has GPUs that torch cannot use and CUDA_VISIBLE_DEVICES does not
+    ask for the CPU.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
         return
@@ -88,7 +94,9 @@ def require_usable_gpus() -> None:
 
 
 def require_kernels(device: torch.device) -> None:
-    """DistError where this torch was not built for the GPU: its first kernel would find "no kernel image"."""
+    """DistError where this torch was not built for the GPU: its first kernel would find "no kernel
+    image".
+    """
     capability, built_for = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
     if advice := missing_wheel(capability, built_for):
         raise DistError(
@@ -102,10 +110,11 @@ def require_kernels(device: torch.device) -> None:
 
 
 def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
-    """What to do about a GPU of this compute capability; "" where a torch built for these architectures runs on it.
+    """What to do about a GPU of this compute capability; "" where a torch built for these
+    architectures runs on it.
 
-    built_for: torch.cuda.get_arch_list(). A binary sm_XY runs on X.Y and on later minor versions, compute_XY (PTX) on
-    every later GPU (CUDA C++ programming guide, 5.8).
+    built_for: torch.cuda.get_arch_list(). A binary sm_XY runs on X.Y and on later minor versions,
+    compute_XY (PTX) on every later GPU (CUDA C++ programming guide, 5.8).
     """
     found = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
     archs = [
@@ -117,7 +126,8 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
         return ""
     if capability < (5, 0):
         return "use the CPU or another GPU: no torch from 2.8 on was built for this one"
-    # pytorch#172352: CUDA 12.8 and later leave Volta and older out; torch 2.14 is the last one with CUDA 12.6.
+    # pytorch#172352: CUDA 12.8 and later leave Volta and older out; torch 2.14 is the last one with
+    # CUDA 12.6.
     cuda = (
         "2.8 to 2.14 for CUDA 12.6 (cu126)"
         if capability < (7, 5)
@@ -127,7 +137,9 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
 
 
 def claim(store: Store, rank: int, uuid: str) -> None:
-    """DistError where another rank has claimed the same GPU: NCCL would only say "Duplicate GPU detected"."""
+    """DistError where another rank has claimed the same GPU: NCCL would only say "Duplicate GPU
+    detected".
+    """
     other = store.compare_set(f"gpu/{uuid}", "", str(rank)).decode()
     if other != str(rank):
         do = "start one rank per visible GPU, with LOCAL_RANK from 0; or make another GPU visible to each rank"
@@ -149,7 +161,8 @@ def device_name(device: torch.device) -> str:
 
 
 def usage(device: torch.device) -> dict[str, float] | None:
-    """{"busy": 0..1 over the driver's last sample, "used_gb", "total_gb"} of the whole GPU, in 1e9 bytes.
+    """{"busy": 0..1 over the driver's last sample, "used_gb", "total_gb"} of the whole GPU, in 1e9
+    bytes.
 
     None on the CPU, and where the driver does not report it (no nvidia-ml-py, a slice of a GPU).
     """

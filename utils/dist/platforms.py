@@ -8,7 +8,8 @@ from contextlib import suppress
 from utils.dist.state import LaunchInfo
 from utils.errors import DistError
 
-# torchrun's names for a node, which Kubeflow sets in part, and the names that other platforms give the same.
+# torchrun's names for a node, which Kubeflow sets in part, and the names that other platforms give
+# the same.
 NODE_NAMES = {
     "PET_NPROC_PER_NODE": "NPROC_PER_NODE", "PET_NNODES": "WORLD_SIZE", "PET_NODE_RANK": "RANK",
     "PET_MASTER_ADDR": "MASTER_ADDR", "PET_MASTER_PORT": "MASTER_PORT",
@@ -16,9 +17,11 @@ NODE_NAMES = {
 
 
 def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMMAND") -> LaunchInfo:
-    """The launch that `env` describes: WORLD_SIZE > 1, else SLURM_NTASKS > 1 with SLURM_PROCID, else one process.
+    """The launch that `env` describes: WORLD_SIZE > 1, else SLURM_NTASKS > 1 with SLURM_PROCID,
+    else one process.
 
-    gpu_count: GPUs that this process sees; with 0 or 1 of them LOCAL_RANK has no upper bound (`utils_dist.get_device`).
+    gpu_count: GPUs that this process sees; with 0 or 1 of them LOCAL_RANK has no upper bound
+    (`utils_dist.get_device`).
     command: what started this process, for the advice of an error.
     Raises one DistError that lists every variable that is missing, no number or out of range.
     """
@@ -36,8 +39,9 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
         rank = _number(
             env, "SLURM_PROCID", faults, low=0, high=world_size - 1, bound="SLURM_NTASKS"
         )
-        # Address and port are the same in every task of the step; the user's own MASTER_* take precedence. The step's
-        # list: with `srun --nodelist` task 0 need not sit on the first host of the job.
+        # Address and port are the same in every task of the step; the user's own MASTER_* take
+        # precedence. The step's list: with `srun --nodelist` task 0 need not sit on the first host
+        # of the job.
         hosts = (
             env.get("SLURM_STEP_NODELIST")
             or env.get("SLURM_JOB_NODELIST")
@@ -77,7 +81,9 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
 
 
 def _refuse_idle_gpus(env: Mapping[str, str], tasks: int, gpu_count: int, command: str) -> None:
-    """Raise DistError if SLURM started one task on each node of several GPUs: all but one would idle."""
+    """Raise DistError if SLURM started one task on each node of several GPUs: all but one would
+    idle.
+    """
     hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
     nodes = host_count(hosts)
     if gpu_count > 1 and nodes == tasks:
@@ -103,11 +109,14 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
 
 
 def node_variables(env: Mapping[str, str], gpu_count: int = 0) -> dict[str, str]:
-    """torchrun's variables for the ranks of this node, where a platform starts one process per node; {} for a rank.
+    """torchrun's variables for the ranks of this node, where a platform starts one process per
+    node; {} for a rank.
 
-    Such a platform sets NPROC_PER_NODE (PAI-DLC) or PET_NPROC_PER_NODE (Kubeflow), and no LOCAL_RANK. Its RANK counts
-    nodes, and so does its WORLD_SIZE, unless it sets PET_NNODES: Kubeflow's WORLD_SIZE counts processes.
-    gpu_count: GPUs that this process sees, for NPROC_PER_NODE "auto" and "gpu". Raises DistError as `read_launch`.
+    Such a platform sets NPROC_PER_NODE (PAI-DLC) or PET_NPROC_PER_NODE (Kubeflow), and no
+    LOCAL_RANK. Its RANK counts nodes, and so does its WORLD_SIZE, unless it sets PET_NNODES:
+    Kubeflow's WORLD_SIZE counts processes.
+    gpu_count: GPUs that this process sees, for NPROC_PER_NODE "auto" and "gpu". Raises DistError as
+    `read_launch`.
     """
     names = [own if env.get(own) else other for own, other in NODE_NAMES.items()]
     found = {
@@ -134,13 +143,17 @@ def node_variables(env: Mapping[str, str], gpu_count: int = 0) -> dict[str, str]
 
 
 def _count(env: Mapping[str, str], name: str, faults: list[str], is_required: bool = True) -> int:
-    """The number of ranks or nodes; 1 where it is missing and no RANK with an address says that there are others."""
+    """The number of ranks or nodes; 1 where it is missing and no RANK with an address says that
+    there are others.
+    """
     is_one = not (is_required and env.get("RANK") and env.get("MASTER_ADDR"))
     return _number(env, name, faults, default=1 if is_one else None, low=1)
 
 
 def _place(env: Mapping[str, str], names: list[str], faults: list[str]) -> tuple[int, str, int]:
-    """(rank, address, port) among several ranks or nodes; names: of their number and of these three."""
+    """(rank, address, port) among several ranks or nodes; names: of their number and of these
+    three.
+    """
     count, rank, addr, port = names
     number = _number(env, rank, faults, low=0, high=int(env[count]) - 1, bound=count)
     if not env.get(addr, "").strip():
@@ -187,7 +200,9 @@ def _number(
     env: Mapping[str, str], name: str, faults: list[str], low: int, high: int | None = None, bound: str = "",
     default: int | None = None,
 ) -> int:  # fmt: skip
-    """The variable as an integer within [low, high]; after a fault, which is added to `faults`, `low`."""
+    """The variable as an integer within [low, high]; after a fault, which is added to `faults`,
+    `low`.
+    """
     text = env.get(name, "").strip()
     if not text:
         if default is None:

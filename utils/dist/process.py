@@ -1,8 +1,10 @@
-"""Processes of this host, as /proc shows them (Linux): their time, their signals, their stacks, their end.
+"""Processes of this host, as /proc shows them (Linux): their time, their signals, their stacks,
+their end.
 
-Run as a program, it is the guard of a rank: a small process beside it, which ends it where no Python code of its own
-can. While C code holds Python's lock (the GIL), no thread of the rank runs. faulthandler's timer needs no lock, but it
-counts the time in which the process is suspended, and says "Timeout (0:00:10)!".
+Run as a program, it is the guard of a rank: a small process beside it, which ends it where no
+Python code of its own can. While C code holds Python's lock (the GIL), no thread of the rank runs.
+faulthandler's timer needs no lock, but it counts the time in which the process is suspended, and
+says "Timeout (0:00:10)!".
 """
 
 import atexit
@@ -52,8 +54,9 @@ CLAIMS: list[socket.socket] = []  # of this process
 class AwakeClock:
     """Seconds in which this process ran, for limits of time. Ask it at least every slice_s seconds.
 
-    Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process while all clocks of
-    the system go on; so the time between two questions counts as slice_s at most.
+    Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process
+    while all clocks of the system go on; so the time between two questions counts as slice_s at
+    most.
     """
 
     def __init__(self, slice_s: float = 5.0) -> None:
@@ -70,7 +73,9 @@ class AwakeClock:
 
 @cache
 def machine() -> str:
-    """A name for where a process id is valid; containers and copied virtual machines share the host name."""
+    """A name for where a process id is valid; containers and copied virtual machines share the host
+    name.
+    """
     parts, boot = [socket.gethostname()], Path("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
         parts += [boot.read_text().strip(), os.readlink("/proc/self/ns/pid")]  # the PID namespace
@@ -78,7 +83,9 @@ def machine() -> str:
 
 
 def process_state(pid: int) -> str | None:
-    """The letter of /proc/<pid>/stat (R, S, D, T stopped, Z zombie, ...); None where there is no such process."""
+    """The letter of /proc/<pid>/stat (R, S, D, T stopped, Z zombie, ...); None where there is no
+    such process.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -96,7 +103,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def open_closed_streams() -> None:
-    """Where the shell has closed stdout or stderr (`>&-`), what is written there is dropped and ends no program."""
+    """Where the shell has closed stdout or stderr (`>&-`), what is written there is dropped and
+    ends no program.
+    """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
     if sys.stderr is None:
@@ -109,7 +118,9 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """These signals wait until the end of the block, in a child forked meanwhile until `leave_signals_to_parent`."""
+    """These signals wait until the end of the block, in a child forked meanwhile until
+    `leave_signals_to_parent`.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
         yield
@@ -118,10 +129,12 @@ def signals_held() -> Iterator[None]:
 
 
 def leave_signals_to_parent() -> None:
-    """In a child: ignore signals sent to all processes of a rank; the rank itself handles them, and saves first.
+    """In a child: ignore signals sent to all processes of a rank; the rank itself handles them, and
+    saves first.
 
-    torchrun signals the process group of a rank, SLURM all its descendants; a loader process that ended would fail the
-    rank in the middle of a step. The second SIGTERM ends the child: that is how the rank itself ends its children.
+    torchrun signals the process group of a rank, SLURM all its descendants; a loader process that
+    ended would fail the rank in the middle of a step. The second SIGTERM ends the child: that is
+    how the rank itself ends its children.
     """
     for number in set(GROUP_SIGNALS) - {signal.SIGTERM}:
         signal.signal(number, signal.SIG_IGN)
@@ -132,7 +145,8 @@ def leave_signals_to_parent() -> None:
 def first_to_claim(name: str) -> bool:
     """Whether no other living process of its machine has claimed the name; it alone reports.
 
-    Before it ends, it calls `outlast_siblings`. A claim is an abstract address: no file, free once its process ends.
+    Before it ends, it calls `outlast_siblings`. A claim is an abstract address: no file, free once
+    its process ends.
     """
     claim = socket.socket(socket.AF_UNIX)
     text = f"{os.getuid()} {machine()} {name}".encode(
@@ -166,7 +180,9 @@ def _is_ours(address: str) -> bool:
 
 
 def outlast_siblings() -> None:
-    """With a claim: wait for the end of the other ranks here (Python, same parent), which would report the same."""
+    """With a claim: wait for the end of the other ranks here (Python, same parent), which would
+    report the same.
+    """
     if not CLAIMS:
         return
     deadline = time.monotonic() + CLAIM_S
@@ -185,10 +201,11 @@ def outlast_siblings() -> None:
 
 
 def kill_trees(pids: Iterable[int] | None = None) -> None:
-    """SIGKILL to these processes and what they started; None: to those of multiprocessing, which have nothing to save.
+    """SIGKILL to these processes and what they started; None: to those of multiprocessing, which
+    have nothing to save.
 
-    Exit handlers would send those two SIGTERMs and join: where both come before a loader process looks, they count as
-    one, which it ignores (`leave_signals_to_parent`), and the join never ends.
+    Exit handlers would send those two SIGTERMs and join: where both come before a loader process
+    looks, they count as one, which it ignores (`leave_signals_to_parent`), and the join never ends.
     """
     with suppress(
         ValueError
@@ -205,11 +222,12 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End a program of one or several ranks: run the exit handlers, then os._exit(code) in place of Python's shutdown.
+    """End a program of one or several ranks: run the exit handlers, then os._exit(code) in place of
+    Python's shutdown.
 
-    During that shutdown, a thread of torch that releases a tensor aborts the process (SIGABRT, "terminate called
-    without an active exception"), and a finished run would seem to have failed: pytorch#190489.
-    Where Python has no function to run the handlers, this is sys.exit(code).
+    During that shutdown, a thread of torch that releases a tensor aborts the process (SIGABRT,
+    "terminate called without an active exception"), and a finished run would seem to have failed:
+    pytorch#190489. Where Python has no function to run the handlers, this is sys.exit(code).
     """
     kill_trees()
     if run_exit_handlers is None:
@@ -247,7 +265,9 @@ def die_with_parent() -> None:
 
 
 def write_exit_file(code: int) -> None:
-    """torchrun turns every exit code into 1; scripts/torchrun_quiet.py reads the run's own code here."""
+    """torchrun turns every exit code into 1; scripts/torchrun_quiet.py reads the run's own code
+    here.
+    """
     if path := os.environ.get("SPIKEVRT_EXIT_FILE"):
         # The first line counts: the rank that failed writes before those that end because of it.
         with (
@@ -385,9 +405,11 @@ def main_thread_writes() -> bool:
 
 
 def dump_stacks(file: Any, pid: int | None = None) -> str:
-    """Python stacks of this process (pid None) or of another one into `file`, and of its loader processes.
+    """Python stacks of this process (pid None) or of another one into `file`, and of its loader
+    processes.
 
-    They are faulthandler's, so they come whatever the main threads do; others give theirs if they handle SIGUSR2.
+    They are faulthandler's, so they come whatever the main threads do; others give theirs if they
+    handle SIGUSR2.
     """
     file.truncate(0)
     if pid is None:

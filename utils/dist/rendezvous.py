@@ -1,7 +1,7 @@
 """How the ranks find each other: one key-value store on rank 0, with our own time limits.
 
-torch alone waits for ever where another program listens on the port, says "timed out" where a name does not resolve,
-and does not name the ranks that are missing.
+torch alone waits for ever where another program listens on the port, says "timed out" where a name
+does not resolve, and does not name the ranks that are missing.
 """
 
 import errno
@@ -33,10 +33,11 @@ from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python and torch, a fault
-# is reported within 15 s.
+# Time limit of each check (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python
+# and torch, a fault is reported within 15 s.
 CHECK_S = 10.0
-JOINED = "joined"  # store key: number of processes that have joined; a rank that joined twice counts twice
+# store key: number of processes that have joined; a rank that joined twice counts twice
+JOINED = "joined"
 MET = "met"  # store key: all ranks have arrived
 T = TypeVar("T")
 
@@ -169,10 +170,12 @@ def _connect(launch: LaunchInfo) -> TCPStore:
 
 
 def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
-    """A name for this start of the ranks, chosen by rank 0: the store also holds the keys of starts before a restart.
+    """A name for this start of the ranks, chosen by rank 0: the store also holds the keys of starts
+    before a restart.
 
-    TORCHELASTIC_RESTART_COUNT differs between the agents of torchrun: each counts only the restarts that it asked for.
-    So every rank sends a request with a random id, which only a rank 0 of the same start answers.
+    TORCHELASTIC_RESTART_COUNT differs between the agents of torchrun: each counts only the restarts
+    that it asked for. So every rank sends a request with a random id, which only a rank 0 of the
+    same start answers.
     """
     mine = uuid.uuid4().hex
     if launch.rank == 0:
@@ -188,7 +191,10 @@ def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
 
 
 def _answer_requests(tcp: Store, name: str, limit_s: float) -> None:
-    """In a thread of rank 0, until all ranks have met. Nobody reads the answers to ranks of an earlier start."""
+    """In a thread of rank 0, until all ranks have met.
+
+    Nobody reads the answers to ranks of an earlier start.
+    """
     heard, unanswered, clock = 0, set(), AwakeClock(1.0)
     with suppress(RuntimeError):  # the store is lost
         while clock.now() < limit_s and not tcp.check([f"spikevrt/{name}/{MET}"]):
@@ -202,10 +208,12 @@ def _answer_requests(tcp: Store, name: str, limit_s: float) -> None:
 
 
 def meet(store: Store, launch: LaunchInfo) -> None:
-    """Wait until every rank has arrived: a few requests per rank, whatever the number of ranks. Collective.
+    """Wait until every rank has arrived: a few requests per rank, whatever the number of ranks.
 
-    Ranks may be started minutes apart: rank 0 names the missing ones after 10 s, and raises DistError after
-    SPIKEVRT_JOIN_TIMEOUT seconds (default 300).
+    Collective.
+
+    Ranks may be started minutes apart: rank 0 names the missing ones after 10 s, and raises
+    DistError after SPIKEVRT_JOIN_TIMEOUT seconds (default 300).
     """
     store.add(JOINED, 1)
     if RUN.job_key:
@@ -223,7 +231,8 @@ def meet(store: Store, launch: LaunchInfo) -> None:
         ranks = [rank for rank in range(launch.world_size) if not store.check([f"arrived/{rank}"])]
         return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {launch.world_size}"
 
-    # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 is missing, they report it.
+    # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 is missing,
+    # they report it.
     is_first = launch.rank == 0
     if not wait_for(
         store, MET, launch.join_s + (0 if is_first else 3), missing if is_first else None
@@ -258,7 +267,9 @@ def _not_arrived(ranks: str, launch: LaunchInfo) -> DistError:
 
 
 class Round:
-    """A barrier at which each rank reports success or failure: a few requests per rank, however many ranks."""
+    """A barrier at which each rank reports success or failure: a few requests per rank, however
+    many ranks.
+    """
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
@@ -307,7 +318,8 @@ def wait_for(
 ) -> bool:
     """Whether the key comes within this time. missing: what to say after 10 s that this waits for.
 
-    Polls, in the end four times a second: torch's own wait ignores Ctrl-C, and prints when the time is over.
+    Polls, in the end four times a second: torch's own wait ignores Ctrl-C, and prints when the time
+    is over.
     """
     clock, pause_s, told = AwakeClock(1.0), 0.01, False
     while not store.check([key]):
@@ -327,7 +339,9 @@ def _place(launch: LaunchInfo) -> str:
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T:
-    """function(), or TimeoutError; a call that hangs stays behind in its thread, which cannot be ended."""
+    """function(), or TimeoutError; a call that hangs stays behind in its thread, which cannot be
+    ended.
+    """
     call, clock = futures.ThreadPoolExecutor(1).submit(function), AwakeClock(1.0)
     while not call.done() and (left_s := seconds - clock.now()) > 0:
         futures.wait([call], min(0.5, left_s))

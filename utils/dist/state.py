@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 class LaunchInfo:
     """mode: "single", "torchrun", "platform" (variables injected by hand or by a cloud) or "slurm".
 
-    by_agent: torchrun's agent hosts the store on that port; it outlives the ranks of its node, not those of the others.
-    join_s: how long the ranks wait for one another. timeout_s: NCCL_TIMEOUT, of a collective; 0: not given.
+    by_agent: torchrun's agent hosts the store on that port; it outlives the ranks of its node, not
+    those of the others.
+    join_s: how long the ranks wait for one another. timeout_s: NCCL_TIMEOUT, of a collective; 0:
+    not given.
     """
 
     mode: str
@@ -30,7 +32,9 @@ class LaunchInfo:
 
 
 class Place(NamedTuple):
-    """Where the main thread is. syncs: collectives entered so far; the other ranks wait for the one with the fewest."""
+    """Where the main thread is. syncs: collectives entered so far; the other ranks wait for the one
+    with the fewest.
+    """
 
     phase: str = "start"
     step: int = 0
@@ -42,10 +46,11 @@ class Place(NamedTuple):
 class Run:
     """Written by the main thread only; the threads of the watchdog and of the status file read it.
 
-    rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group. stage: " in <name>"
-    within `watchdog.stage`. facts: what `tell` was given. stop_requested: when, by a signal; 0: not. reported: the
-    error that ends this process, and its exit code. leaving: held by the thread that ends this process. kept: folder of
-    what was found in the data, for later runs; None: nothing is kept.
+    rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group.
+    stage: " in <name>" within `watchdog.stage`. facts: what `tell` was given. stop_requested: when,
+    by a signal; 0: not. reported: the error that ends this process, and its exit code. leaving:
+    held by the thread that ends this process. kept: folder of what was found in the data, for later
+    runs; None: nothing is kept.
     """
 
     launch: LaunchInfo = LaunchInfo("single")
@@ -69,7 +74,8 @@ RUN = Run()
 def tell(**facts: Any) -> None:
     """Keep these facts of this rank for the status file. Plain types only.
 
-    device; samples (of this rank, each epoch) and first (indices of the first three); weights, their hash, at
-    weights_step; loss_is_finite, of the newest step; gpu, the text of gpu.describe at the newest log line.
+    device; samples (of this rank, each epoch) and first (indices of the first three); weights,
+    their hash, at weights_step; loss_is_finite, of the newest step; gpu, the text of gpu.describe
+    at the newest log line.
     """
     RUN.facts = {**RUN.facts, **facts}  # never changed in place: another thread may be reading it

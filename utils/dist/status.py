@@ -1,4 +1,5 @@
-"""One line about every rank: in the log at the start, and in <run>/status after `touch <run>/status`.
+"""One line about every rank: in the log at the start, and in <run>/status after `touch
+<run>/status`.
 
 The watchdog of each rank publishes its state with every beat. A thread of rank 0, with its own
 connection to the store, reads the beats and writes the lines into the file that was touched. So the

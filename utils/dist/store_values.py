@@ -39,7 +39,9 @@ class ForeignValueError(DistError):
 
 
 def sealed(key: str, text: str) -> str:
-    """Return `text` as it stands in the store under `key`: with its proof in front, if there is a job key."""
+    """Return `text` as it stands in the store under `key`: with its proof in front, if there is a
+    job key.
+    """
     return f"{_proof(key, text)} {text}" if RUN.job_key else text
 
 

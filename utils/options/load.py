@@ -1,8 +1,8 @@
 """Options: one JSON file with // comments -> base -> command line -> a frozen, typed tree.
 
-A wrong key, type or value is an OptionError that names the file and line, the dotted key, what was expected and the
-nearest valid key. The table of keys is utils/options/models.py; networks, datasets and losses are checked by the
-registries that the caller passes in, for utils/ may not import them.
+A wrong key, type or value is an OptionError that names the file and line, the dotted key, what was
+expected and the nearest valid key. The table of keys is utils/options/models.py; networks, datasets
+and losses are checked by the registries that the caller passes in, for utils/ may not import them.
 """
 
 import argparse
@@ -40,7 +40,8 @@ NO_OPTIONS = (
 
 
 def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:
-    """File and overrides of `--opt FILE [--resume auto|none|path] [short flags] [section.key=value ...]`.
+    """File and overrides of `--opt FILE [--resume auto|none|path] [short flags] [section.key=value
+    ...]`.
 
     OptionError for anything else. usage: what `--help` says before the arguments.
     """
@@ -91,8 +92,8 @@ class OptionParser(argparse.ArgumentParser):
 class Sources:
     """Where each option came from.
 
-    places: dotted key -> "FILE, line N" or the override. overridden: dotted keys that the command line gives. soft:
-    inherited keys of a replaced part, dropped unless the new part has them.
+    places: dotted key -> "FILE, line N" or the override. overridden: dotted keys that the command
+    line gives. soft: inherited keys of a replaced part, dropped unless the new part has them.
     """
 
     main_file: str
@@ -101,7 +102,9 @@ class Sources:
     soft: set[str] = field(default_factory=set)
 
     def place(self, where: str) -> str:
-        """The place of dotted key `where`, else of a key in it, else of the nearest section around it."""
+        """The place of dotted key `where`, else of a key in it, else of the nearest section around
+        it.
+        """
         key = (
             where
             if where in self.places
@@ -209,9 +212,11 @@ _TOKEN = re.compile(
 
 
 def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
-    """(dotted key, line) of every key of the file, for messages; json5 reports duplicate keys without their place.
+    """(dotted key, line) of every key of the file, for messages; json5 reports duplicate keys
+    without their place.
 
-    where: the file. Raises OptionError for brackets that are too deep: json5 and json call themselves for each.
+    where: the file. Raises OptionError for brackets that are too deep: json5 and json call
+    themselves for each.
     """
     found, stack, word, word_line, line, end = [], [""], "", 1, 1, 0
     for token in _TOKEN.finditer(text):
@@ -321,7 +326,8 @@ def load_options(
 
     overrides: "section.key=value", value in JSON, else a string.
     parts: registries of the sections "netG", "datasets" (both splits) and "train" (the loss).
-    check: functions of the options that raise OptionError with the dotted key in `where`, as this function does.
+    check: functions of the options that raise OptionError with the dotted key in `where`, as this
+    function does.
     """
     sources = Sources(str(path))
     raw = read_with_base(Path(path), sources)
@@ -339,7 +345,10 @@ def load_options(
 def read_options(
     values: Mapping[str, Any], parts: Parts, sources: Sources | None = None
 ) -> Options:
-    """The options of a mapping in the form of an option file, completed with every default. Raises OptionError."""
+    """The options of a mapping in the form of an option file, completed with every default.
+
+    Raises OptionError.
+    """
     sources = sources or Sources("")
     raw = copy.deepcopy(dict(values))
     dropped = drop_without_effect(raw, parts)

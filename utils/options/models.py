@@ -1,6 +1,8 @@
-"""The one table of option keys: every key that is not a parameter of a registered part, with type, range and meaning.
+"""The one table of option keys: every key that is not a parameter of a registered part, with type,
+range and meaning.
 
-docs/options.md is generated from these models (lab/make_options_doc.py). Names follow KAIR wherever KAIR has one.
+docs/options.md is generated from these models (lab/make_options_doc.py). Names follow KAIR wherever
+KAIR has one.
 """
 
 import hashlib
@@ -24,7 +26,9 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class LoaderOptions(Section):
-    """Keys of `datasets.train` and `datasets.test` that configure the loader; the others belong to the dataset."""
+    """Keys of `datasets.train` and `datasets.test` that configure the loader; the others belong to
+    the dataset.
+    """
 
     name: str = Field("", description="A name for messages; no effect.")
     dataloader_shuffle: bool = Field(
@@ -62,7 +66,10 @@ class LoaderOptions(Section):
 
     @property
     def spike_data(self) -> dict[str, Any] | None:
-        """What those who use the weights need to know of the spikes; see data.cameras.spike_source. Reads dataset.json."""
+        """What those who use the weights need to know of the spikes; see data.cameras.spike_source.
+
+        Reads dataset.json.
+        """
         return (
             self.constructor.spike_data(self) if hasattr(self.constructor, "spike_data") else None
         )
@@ -235,14 +242,18 @@ class DebugOptions(Section):
     )
 
 
-# Limits that follow from watchdog.stall_s where they are null: so many times as long, and of 300 s at least.
+# Limits that follow from watchdog.stall_s where they are null: so many times as long, and of 300 s
+# at least.
 MULTIPLES = {"start_s": 3, "validate_s": 5, "save_s": 3}
 LIMITS = {"start": "start_s", "first step": "start_s", "save": "save_s"}  # phase -> its limit
 LIMITS |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
 
 
 class WatchdogOptions(Section):
-    """A rank that stays longer in one phase ends the run, by name. Set stall_s; the other limits follow from it."""
+    """A rank that stays longer in one phase ends the run, by name.
+
+    Set stall_s; the other limits follow from it.
+    """
 
     stall_s: float = Field(
         300, ge=1, description="Seconds for any phase: a batch, a step, a barrier."
@@ -270,7 +281,9 @@ class WatchdogOptions(Section):
         return max(self.stall_s, self.limit(LIMITS[outermost]) if outermost in LIMITS else 0.0)
 
     def timeout_s(self, least_s: float) -> float:
-        """The time-out of a process group that the watchdog comes before: least_s (dist_timeout_s) or more."""
+        """The time-out of a process group that the watchdog comes before: least_s (dist_timeout_s)
+        or more.
+        """
         return max(least_s, 1.2 * max(self.stall_s, *map(self.limit, MULTIPLES)))
 
 
@@ -282,10 +295,13 @@ class DatasetsOptions(Section):
 
 
 class Options(Section):
-    """The whole option file. `netG`, `datasets.*` and `train` hold the keys of the registered part they name as well.
+    """The whole option file.
 
-    opt_path: the file; kair_totals: keys of datasets.train whose values in KAIR's files are totals over all GPUs, where
-    the file is one of those and the command line does not change them. Both are no options.
+    `netG`, `datasets.*` and `train` hold the keys of the registered part they name as well.
+
+    opt_path: the file; kair_totals: keys of datasets.train whose values in KAIR's files are totals
+    over all GPUs, where the file is one of those and the command line does not change them. Both
+    are no options.
     """
 
     task: str = Field(
@@ -344,7 +360,9 @@ class Options(Section):
         return Path(self.path.root) / ".preflight"
 
     def save(self, folder: Path) -> Path:
-        """Write the resolved options, without secrets, to <folder>/<option file's name>_<time>.json; gives the path."""
+        """Write the resolved options, without secrets, to <folder>/<option file's
+        name>_<time>.json; gives the path.
+        """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
         starts = sum(
             path.name.startswith(name) for path in folder.glob("*.json")
@@ -357,13 +375,17 @@ class Options(Section):
         return target
 
     def digest(self) -> str:
-        """12 hex digits that are equal where all options but secrets are equal; ranks compare it at the start."""
+        """12 hex digits that are equal where all options but secrets are equal; ranks compare it at
+        the start.
+        """
         return hashlib.sha256(
             json.dumps(redact(self.plain()), sort_keys=True).encode()
         ).hexdigest()[:12]
 
     def note_on_totals(self, ranks: int) -> str:
-        """The warning where a file of KAIR is run on several ranks: its loader's numbers are totals, ours per GPU."""
+        """The warning where a file of KAIR is run on several ranks: its loader's numbers are
+        totals, ours per GPU.
+        """
         if ranks == 1 or not self.kair_totals:
             return ""
         totals, overrides, kept = [], [], []
@@ -433,8 +455,8 @@ _DATASET = {
     "val_partition": "only VideoRecurrentTrainDataset leaves clips out", "test_mode": _SPLIT, "phase": _SPLIT,
     "spike_channels": "it follows from the representation", "spike_data": "it follows from the spikes",
 }  # fmt: skip
-# Keys of KAIR's option files, and of those that former versions saved, that say nothing here unless a registered part
-# knows them: accepted, with one notice. Section -> key -> the reason.
+# Keys of KAIR's option files, and of those that former versions saved, that say nothing here unless
+# a registered part knows them: accepted, with one notice. Section -> key -> the reason.
 KAIR_ONLY = {
     "path": {
         "task": _FOLDER, "log": _FOLDER, "models": _FOLDER, "images": _FOLDER, "options": _FOLDER,

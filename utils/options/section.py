@@ -1,8 +1,9 @@
-"""Groups of options: frozen pydantic models, written down as such or taken from a constructor's signature.
+"""Groups of options: frozen pydantic models, written down as such or taken from a constructor's
+signature.
 
-Errors name the key and the nearest valid key. A researcher who adds a network, a dataset, a representation or a fusion
-operator registers one class or function: its parameters are its option keys, its annotations their types, its defaults
-their defaults.
+Errors name the key and the nearest valid key. A researcher who adds a network, a dataset, a
+representation or a fusion operator registers one class or function: its parameters are its option
+keys, its annotations their types, its defaults their defaults.
 """
 
 import difflib
@@ -75,7 +76,8 @@ def nearest(name: str, valid: Collection[str]) -> str:
 def read_section(model: type[S], values: Mapping[str, Any], where: str, kind: str = "") -> S:
     """`values` as an instance of `model`, completed with its defaults.
 
-    where: dotted place of the section, "" for the whole file. kind: what the section describes, for the message.
+    where: dotted place of the section, "" for the whole file. kind: what the section describes, for
+    the message.
     Raises OptionError for the first wrong key; it names the others too.
     """
     try:
@@ -179,7 +181,10 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]]:
-    """(dotted key, value) of all options below `name`; a list as its JSON. Options that are null are left out."""
+    """(dotted key, value) of all options below `name`; a list as its JSON.
+
+    Options that are null are left out.
+    """
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from flat(inner, f"{name}.{key}")
@@ -190,11 +195,12 @@ def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]
 class Registry:
     """Names -> constructors of one kind of part, e.g. ``Registry("network", type_key="net_type")``.
 
-    base: keys that every section of this kind has beside those of its part.
-    A parameter annotated ``Annotated[dict | str, OTHER_REGISTRY]`` is a nested part: its section
-    (or bare type name) is checked against the other registry. A parameter annotated with a `Section` stands for that
-    section's keys, which the option file holds beside the others: shared keys are written down once.
-    A constructor's `GONE` has keys of former versions with the value that is accepted without effect.
+    base: keys that every section of this kind has beside those of its part. A parameter annotated
+    ``Annotated[dict | str, OTHER_REGISTRY]`` is a nested part: its section (or bare type name) is
+    checked against the other registry. A parameter annotated with a `Section` stands for that
+    section's keys, which the option file holds beside the others: shared keys are written down
+    once. A constructor's `GONE` has keys of former versions with the value that is accepted without
+    effect.
     """
 
     def __init__(self, kind: str, type_key: str = "type", base: type[Section] = Section) -> None:
@@ -209,7 +215,8 @@ class Registry:
     ) -> Callable[[Part], Part]:
         """Decorator. `given`: parameters that code supplies to `build`; they are not option keys.
 
-        annotations: of parameters of an inherited constructor, which has less exact ones, such as section=OwnKeys.
+        annotations: of parameters of an inherited constructor, which has less exact ones, such as
+        section=OwnKeys.
         """
 
         def add(constructor: Part) -> Part:
@@ -232,14 +239,17 @@ class Registry:
         ]
 
     def model(self, name: str) -> type[Section]:
-        """The options of part `name` as a frozen model: its type, the keys of `base`, those of its constructor."""
+        """The options of part `name` as a frozen model: its type, the keys of `base`, those of its
+        constructor.
+        """
         if name not in self._models:
             fields: dict[str, Any] = {self.type_key: (Literal[name], ...)}
             shared = []  # sections whose keys stand beside the others
             for key, parameter in self._parameters(name).items():
                 default = ... if parameter.default is inspect.Parameter.empty else parameter.default
                 annotation = parameter.annotation
-                # A nested part is a resolved section in the model, whatever an option file may hold.
+                # A nested part is a resolved section in the model, whatever an option file may
+                # hold.
                 nested = [
                     m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Registry)
                 ]
@@ -253,10 +263,12 @@ class Registry:
         return self._models[name]
 
     def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Section:
-        """`section` checked and completed with the constructor's defaults; what is resolved already stays.
+        """`section` checked and completed with the constructor's defaults; what is resolved already
+        stays.
 
         where: dotted place of the section, e.g. "netG" (the caller adds the file's name).
-        Raises OptionError for an unknown type, an unknown or missing key, or a value of the wrong type.
+        Raises OptionError for an unknown type, an unknown or missing key, or a value of the wrong
+        type.
         """
         if isinstance(section, Section):
             return section
@@ -305,7 +317,9 @@ class Registry:
         return constructor(**values, **{key: value for key, value in given.items() if key in names})
 
     def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
-        """The constructor's parameters that are option keys, or stand for some, with their annotations resolved."""
+        """The constructor's parameters that are option keys, or stand for some, with their
+        annotations resolved.
+        """
         constructor, given, annotations = self._parts[name]
         function = constructor.__init__ if inspect.isclass(constructor) else constructor
         hints = get_type_hints(function, include_extras=True) | annotations
@@ -318,7 +332,10 @@ class Registry:
 
 
 def import_parts(package: str, pattern: str) -> None:
-    """Import the modules of a package whose names match, e.g. ("models", "network_*"): they register their parts."""
+    """Import the modules of a package whose names match, e.g.
+
+    ("models", "network_*"): they register their parts.
+    """
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if fnmatch.fnmatch(module.name, pattern):
             importlib.import_module(f"{package}.{module.name}")

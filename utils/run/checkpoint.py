@@ -1,12 +1,14 @@
-"""Checkpoints: atomic files, and where a run resumes: from which file, whether it fits the options and the data.
+"""Checkpoints: atomic files, and where a run resumes: from which file, whether it fits the options
+and the data.
 
-Each file is written under a temporary name, then renamed, and verified when it is read. A file `X.pth` has a sidecar
-`X.pth.sha256`. Before a new file takes its name, the old pair is renamed to `X_previous.pth`, that one to
-`X_previous2.pth` and so on. Whenever the process dies, a whole file has the name, with its sidecar or, between two
-renames, without one.
+Each file is written under a temporary name, then renamed, and verified when it is read. A file
+`X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is renamed to
+`X_previous.pth`, that one to `X_previous2.pth` and so on. Whenever the process dies, a whole file
+has the name, with its sidecar or, between two renames, without one.
 
-The option file takes precedence over the options in the checkpoint; the log lists every key that differs. From the
-checkpoint come weights, averages, moments, the loss scale, the count of skipped steps and the position in the data.
+The option file takes precedence over the options in the checkpoint; the log lists every key that
+differs. From the checkpoint come weights, averages, moments, the loss scale, the count of skipped
+steps and the position in the data.
 """
 
 import errno
@@ -68,12 +70,16 @@ NO_SCORE = (
 
 
 def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
-    """Write `state` to `path` atomically. Returns only when file, sidecar and folder are on the disk.
+    """Write `state` to `path` atomically.
 
-    keep: former versions to keep; 0: the new file takes the place of the newest one, whose state it completes; None:
-    neither a former version nor a sidecar, for weights, which nothing resumes from.
-    Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be loaded with
-    ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
+    Returns only when file, sidecar and folder are on the disk.
+
+    keep: former versions to keep; 0: the new file takes the place of the newest one, whose state it
+    completes; None: neither a former version nor a sidecar, for weights, which nothing resumes
+    from.
+    Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be
+    loaded with ``weights_only=True``), where the disk is too full, or where writing fails; the
+    former file is left as it was.
     """
     need_mb, sidecar = 1.2 * _plain_bytes(state) / 2**20, Path(f"{path}.sha256")
     temp, sidecar_temp = _temporary(path), _temporary(sidecar)
@@ -116,10 +122,12 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The state in `path`, on the CPU. In place of a damaged file the previous one is read, with a warning.
+    """The state in `path`, on the CPU.
 
-    A file is data only: code in it is refused, not run. Raises CheckpointError, with the fault of each file, where none
-    can be read.
+    In place of a damaged file the previous one is read, with a warning.
+
+    A file is data only: code in it is refused, not run. Raises CheckpointError, with the fault of
+    each file, where none can be read.
     """
     faults = [] if os.path.lexists(path) else [f"{path.name} does not exist"]
     for candidate in _versions(path):
@@ -144,7 +152,10 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _plain_bytes(value: Any, where: str = "state") -> int:
-    """Bytes of all tensors, nearly those of the file. Raises CheckpointError for what `weights_only` would refuse."""
+    """Bytes of all tensors, nearly those of the file.
+
+    Raises CheckpointError for what `weights_only` would refuse.
+    """
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, dict):
@@ -213,7 +224,9 @@ def _sync(path: Path) -> None:
 
 
 def _versions(path: Path) -> list[Path]:
-    """The file and its kept former versions, those that are there, newest first; `load` says which can be read."""
+    """The file and its kept former versions, those that are there, newest first; `load` says which
+    can be read.
+    """
     former = sorted(
         path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name)
     )
@@ -248,9 +261,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class DataOrder:
-    """What a position in the data refers to; equal orders hand out the same samples at the same position.
+    """What a position in the data refers to; equal orders hand out the same samples at the same
+    position.
 
-    samples: in an epoch. sample_list: digest of the names and sizes of clips and frames. seed: of the shuffling;
+    samples: in an epoch. sample_list: digest of the names and sizes of clips and frames. seed: of
+    the shuffling;
     None: no shuffling. steps: in an epoch, at the batch size of the run.
     """
 
@@ -286,7 +301,9 @@ class Resumed:
 
 
 def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
-    """The full checkpoint that the run in `folder` resumes from, or None for a fresh start. Collective.
+    """The full checkpoint that the run in `folder` resumes from, or None for a fresh start.
+
+    Collective.
 
     path.resume            with a checkpoint_latest of its own     without
     null                   refused                                 fresh start*
@@ -296,9 +313,10 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
 
     * refused if the folder holds a checkpoint_best, for a fresh start would overwrite it.
 
-    So a command with a path can be repeated after an interruption, and overwrites nothing. A folder means the latest
-    checkpoint of the run in it. Raises OptionError where the run is refused, CheckpointError where a file is missing,
-    damaged, or no checkpoint. Rank 0 alone reads the folder, which other hosts may not have.
+    So a command with a path can be repeated after an interruption, and overwrites nothing. A folder
+    means the latest checkpoint of the run in it. Raises OptionError where the run is refused,
+    CheckpointError where a file is missing, damaged, or no checkpoint. Rank 0 alone reads the
+    folder, which other hosts may not have.
     """
     found = _find(resume, folder) if utils_dist.is_main_process() else None
     shared = utils_dist.state_from_rank_0(found and vars(found))
@@ -363,7 +381,10 @@ def own_checkpoint(folder: Path, name: str) -> Path:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """The checkpoint in `path`. Raises CheckpointError where it holds weights alone, or something else."""
+    """The checkpoint in `path`.
+
+    Raises CheckpointError where it holds weights alone, or something else.
+    """
     state = load(path)
     needed = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
     if isinstance(state, dict) and needed <= state.keys():
@@ -379,8 +400,9 @@ def left_to_do(
 ) -> Literal["validation", "steps", "nothing"]:
     """What comes next in the life of a run; "nothing": it is finished. The one place that decides.
 
-    A run is finished when its last step is validated, and the checkpoint records that (`validated`). A validation that
-    a signal stopped twice is left out: a run whose allocations are too short for it would never go on.
+    A run is finished when its last step is validated, and the checkpoint records that
+    (`validated`). A validation that a signal stopped twice is left out: a run whose allocations are
+    too short for it would never go on.
     test_every: steps between validations; the last step has one in any case. 0: no test split.
     """
     is_last = progress.step >= total_iter
@@ -398,9 +420,12 @@ def restore_progress(
     order: DataOrder,
     scored_on: str | None = None,
 ) -> Progress:
-    """The position of the run in `order`, this run's data. Raises OptionError or DataError where it cannot continue.
+    """The position of the run in `order`, this run's data.
 
-    folder: of the run. options: all, plain and without secrets; those that differ from the checkpoint's are logged.
+    Raises OptionError or DataError where it cannot continue.
+
+    folder: of the run. options: all, plain and without secrets; those that differ from the
+    checkpoint's are logged.
     scored_on: digest of this start's test clips; None: it has none.
     """
     state, is_own = (
@@ -478,7 +503,10 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
 def differences(
     was: dict[str, Any], now: dict[str, Any], where: str = ""
 ) -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (value then, value now) of the options that differ. A key that one side lacks is left out."""
+    """Dotted key -> (value then, value now) of the options that differ.
+
+    A key that one side lacks is left out.
+    """
     found = {}
     for key in sorted(was.keys() & now.keys()):
         name, then, current = f"{where}{key}", was[key], now[key]
@@ -498,11 +526,13 @@ def _find_place(
     resumed: Resumed,
     options: dict[str, Any],
 ) -> None:
-    """Start the next epoch, with a warning, where a position in the data means other samples than before.
+    """Start the next epoch, with a warning, where a position in the data means other samples than
+    before.
 
-    With the same number of samples a step, a run continues with the next sample on any number of ranks. Raises
-    OptionError where that number differs, and DataError where the samples do, unless the user named the checkpoint: a
-    run that a queue starts again must not continue with half of its GPUs or clips because a host or disk is missing.
+    With the same number of samples a step, a run continues with the next sample on any number of
+    ranks. Raises OptionError where that number differs, and DataError where the samples do, unless
+    the user named the checkpoint: a run that a queue starts again must not continue with half of
+    its GPUs or clips because a host or disk is missing.
     """
     ranks, ranks_then = utils_dist.get_world_size(), resumed.state["world_size"]
     now, before = (

@@ -1,7 +1,8 @@
 """What a run leaves to judge it by: its history, the curves of it, and report.html.
 
-The history is training_history.jsonl, a line {"step": 100, "train/loss": 0.0234, ...} per entry, and
-training_history.json, the whole, {"train/loss": [[100, 0.0234], ...], ...}. Both are valid JSON: NaN and Inf are null.
+The history is training_history.jsonl, a line {"step": 100, "train/loss": 0.0234, ...} per entry,
+and training_history.json, the whole, {"train/loss": [[100, 0.0234], ...], ...}. Both are valid
+JSON: NaN and Inf are null.
 """
 
 import io
@@ -26,7 +27,8 @@ LINES_NAME, HISTORY_NAME = "training_history.jsonl", "training_history.json"
 History = dict[
     str, list[list[float]]
 ]  # {"train/loss": [[step, value], ...], ...}; a value that is not finite is NaN
-# A running mean over a twentieth of the entries: smooth enough to compare runs, short enough to show a change.
+# A running mean over a twentieth of the entries: smooth enough to compare runs, short enough to
+# show a change.
 SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST = 20, 3, 200
 # Of the figure of one run, written after each validation: to have them computed doubles its time.
 MARGINS = {
@@ -46,10 +48,12 @@ PANELS_NAME = "panels.json"  # in images/: names of the panels of a strip, from 
 
 
 class HistoryWriter:
-    """Writes the history of a run; after each validation and at the end also its curves and its report.
+    """Writes the history of a run; after each validation and at the end also its curves and its
+    report.
 
-    An entry is appended at once, at the same cost at any length of the file: a process that dies loses at most the line
-    that it is writing. start: step of the checkpoint that the run resumes from, or 0.
+    An entry is appended at once, at the same cost at any length of the file: a process that dies
+    loses at most the line that it is writing. start: step of the checkpoint that the run resumes
+    from, or 0.
     """
 
     def __init__(self, folder: Path, start: int) -> None:
@@ -60,8 +64,9 @@ class HistoryWriter:
         self.is_behind = True
         with best_effort(str(self.file)):
             if not self.is_ready:
-                # Keep no line that is no entry, and none that this run writes again: it repeats the steps after its
-                # start, and a validation that was killed after its entry and before its save.
+                # Keep no line that is no entry, and none that this run writes again: it repeats the
+                # steps after its start, and a validation that was killed after its entry and before
+                # its save.
                 older = (
                     self.file if self.file.is_file() else self.folder / HISTORY_NAME
                 )  # that of an older version
@@ -117,7 +122,9 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 
 def read_history(run: Path) -> History:
-    """The history of a run (its folder, or one of its two files; old runs have the .json alone), else DataError."""
+    """The history of a run (its folder, or one of its two files; old runs have the .json alone),
+    else DataError.
+    """
     path = run
     if run.suffix not in (".json", ".jsonl"):
         path = next(
@@ -142,7 +149,8 @@ def read_history(run: Path) -> History:
 def _entries(path: Path) -> list[dict[str, Any] | None]:
     """The entries of a file of a history by step; None for a line of a .jsonl that is none.
 
-    A last line that is not complete, because the run is writing it or was killed in it, does not count.
+    A last line that is not complete, because the run is writing it or was killed in it, does not
+    count.
     """
     if path.suffix == ".jsonl":
         entries: list[Any] = []
@@ -177,7 +185,8 @@ def folder_of(run: Path) -> Path:
 
 
 def run_names(runs: list[Path]) -> list[str]:
-    """What a figure or table calls each run: its folder's name, with as many parents as tell the folders apart.
+    """What a figure or table calls each run: its folder's name, with as many parents as tell the
+    folders apart.
 
     Raises DataError where a run is given twice.
     """
@@ -199,7 +208,9 @@ def run_names(runs: list[Path]) -> list[str]:
 
 
 def draw_panels(histories: Mapping[str, History]) -> Any:
-    """Four panels over the iteration: loss, PSNR, learning rate, speed. histories: name of the run -> its history."""
+    """Four panels over the iteration: loss, PSNR, learning rate, speed. histories: name of the run
+    -> its history.
+    """
     is_one = len(histories) == 1
     titles = ("loss", "PSNR, dB", "learning rate", "speed")
     figure, axes = _empty_figure(histories, titles, 2, (6, 3.75), MARGINS if is_one else None)
@@ -308,7 +319,9 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
 
 
 def smoothed(values: Sequence[float]) -> tuple[np.ndarray, int]:
-    """Centred running mean, (n,), and its number of entries; NaN is left out, and the window is shorter at the ends."""
+    """Centred running mean, (n,), and its number of entries; NaN is left out, and the window is
+    shorter at the ends.
+    """
     y = np.asarray(values, float)
     half = int(np.clip(len(y) // SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST)) // 2
     is_finite = np.isfinite(y)
@@ -337,7 +350,9 @@ def _empty_figure(
     histories: Mapping[str, History], titles: Sequence[str], columns: int, size: tuple[float, float],
     margins: dict[str, float] | None = None,
 ) -> tuple[Any, list[Any]]:  # fmt: skip
-    """A figure with an empty panel of `size` (inches) for each title and, where there are several, the runs' names."""
+    """A figure with an empty panel of `size` (inches) for each title and, where there are several,
+    the runs' names.
+    """
     from matplotlib.figure import (
         Figure,  # not before a figure is drawn; not pyplot, which wants a display
     )

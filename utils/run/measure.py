@@ -1,7 +1,8 @@
 """What a run measures of itself: time by part, work of the device, memory; of one rank and of all.
 
-`Health` warns of what makes a run slow, or wastes it, and says what to do. Each warning comes once per start of a run,
-on rank 0. The thresholds are constants: a run that stays below them needs no attention, whatever its options.
+`Health` warns of what makes a run slow, or wastes it, and says what to do. Each warning comes once
+per start of a run, on rank 0. The thresholds are constants: a run that stays below them needs no
+attention, whatever its options.
 """
 
 import logging
@@ -38,7 +39,8 @@ LEAST_EFFECT = 0.05  # of a step: a rank that is slower by less than this delays
 WINDOW_STEPS = 10  # fewer steps are judged together with the next ones
 IN_A_ROW = 3  # windows: a single one may coincide with other load
 MEMORY = 0.95  # netG.checkpoint "auto" plans with 0.90
-# A learning rate that is too high raises the norm by orders of magnitude; a healthy run, by less than 3.
+# A learning rate that is too high raises the norm by orders of magnitude; a healthy run, by less
+# than 3.
 NORM_FACTOR, NORM_RECENT, NORM_BEFORE, KEPT = 10.0, 10, 50, 1000
 FLOOR_TAIL = 0.10  # of the run; many schedules end on a short constant part
 FALLS, FALL_DB = 3, 0.1  # validations in a row, and in all: PSNR wavers by some hundredths of a dB
@@ -81,10 +83,12 @@ class Span:
 
 
 class StepTimer:
-    """Wall-clock time of the steps by part, since the last log line and in the epoch; and of the pauses between them.
+    """Wall-clock time of the steps by part, since the last log line and in the epoch; and of the
+    pauses between them.
 
-    The first step of a process does not count: it also starts the workers, builds DDP, compiles and tunes kernels.
-    On a GPU the parts show what the host waited for; no device synchronisation is added.
+    The first step of a process does not count: it also starts the workers, builds DDP, compiles and
+    tunes kernels. On a GPU the parts show what the host waited for; no device synchronisation is
+    added.
     """
 
     def __init__(self) -> None:
@@ -119,7 +123,9 @@ class StepTimer:
             self.line, self.epoch = Span(), Span()
 
     def read(self) -> dict[str, float]:
-        """`Span.values` since the last call; `memory_gb`, the most so far of torch's tensors, or the process."""
+        """`Span.values` since the last call; `memory_gb`, the most so far of torch's tensors, or
+        the process.
+        """
         values = self.line.values()
         self._recent = self._faded()
         self.line = Span()
@@ -147,10 +153,11 @@ class StepTimer:
 
 
 class DeviceClock:
-    """Sums the seconds that the device spends on the blocks `measured`; on the CPU, wall-clock seconds.
+    """Sums the seconds that the device spends on the blocks `measured`; on the CPU, wall-clock
+    seconds.
 
-    On a GPU each block lies between two events of the current stream. They are read when they have passed: the host
-    never waits for the device.
+    On a GPU each block lies between two events of the current stream. They are read when they have
+    passed: the host never waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -180,10 +187,11 @@ class DeviceClock:
 
 
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Use | None:
-    """The fullest of the host and the control groups with a limit around this process (containers, SLURM jobs).
+    """The fullest of the host and the control groups with a limit around this process (containers,
+    SLURM jobs).
 
-    The kernel counts all processes of a group. The file cache does not count, also what was read twice: the kernel
-    drops it first. proc, groups: where the kernel mounts them.
+    The kernel counts all processes of a group. The file cache does not count, also what was read
+    twice: the kernel drops it first. proc, groups: where the kernel mounts them.
     """
     found: list[Use] = []
     with suppress(OSError, KeyError, ValueError):
@@ -226,9 +234,10 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 class Measured:
     """Of one rank. Times in seconds, over `steps` steps; the first step of a process is left out.
 
-    data_s: waiting for batches, without the first one of an epoch, which waits for new workers. forward_s: computing
-    forward passes: these wait for no other rank, as the backward pass does. compute_s: all of the steps. values: of
-    the log line. cores: that the process may use. memory: of "GPU" and "host", those that are known.
+    data_s: waiting for batches, without the first one of an epoch, which waits for new workers.
+    forward_s: computing forward passes: these wait for no other rank, as the backward pass does.
+    compute_s: all of the steps. values: of the log line. cores: that the process may use. memory:
+    of "GPU" and "host", those that are known.
     """
 
     host: str
@@ -244,7 +253,9 @@ class Measured:
 
 
 def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> Measured:
-    """Of this rank. model_log: `current_log` of the model. timed: `StepTimer.read`, of `steps` steps."""
+    """Of this rank. model_log: `current_log` of the model. timed: `StepTimer.read`, of `steps`
+    steps.
+    """
     values, device = model_log | timed, utils_dist.get_device()
     forward_s, norms = values.pop("forward_s"), values.pop("grad_norms")
     if norms:
@@ -254,8 +265,8 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
     memory = {"host": use} if (use := host_memory()) else {}
     with suppress(RuntimeError):
         if device.type == "cuda":
-            # Peak of torch's tensors plus what others hold. Memory that torch keeps for reuse does not count: it grows
-            # to the size of the GPU in a healthy run.
+            # Peak of torch's tensors plus what others hold. Memory that torch keeps for reuse does
+            # not count: it grows to the size of the GPU in a healthy run.
             free, total = torch.cuda.mem_get_info(device)
             others = max(0, total - free - torch.cuda.memory_reserved(device))
             memory["GPU"] = (torch.cuda.max_memory_allocated(device) + others) / GB, total / GB
@@ -266,8 +277,10 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
 
 
 def log_values(ranks: list[Measured]) -> dict[str, float]:
-    """For the log line: means over the ranks; of memory_gb the most. Where all ranks report their GPU: the idlest and
-    the mean one, and the fullest."""
+    """For the log line: means over the ranks; of memory_gb the most.
+
+    Where all ranks report their GPU: the idlest and the mean one, and the fullest.
+    """
     names = [name for name in ranks[0].values if all(name in rank.values for rank in ranks)]
     values = {name: statistics.fmean(rank.values[name] for rank in ranks) for name in names}
     values["memory_gb"] = max(rank.values["memory_gb"] for rank in ranks)
@@ -302,7 +315,8 @@ class Health:
     def planned(self, lr_floor: int | None, key: str) -> None:
         """Warn if the learning rate stays at its floor for a long part of the run.
 
-        lr_floor: first step of the floor, None if there is none. key: the option that makes the schedule longer.
+        lr_floor: first step of the floor, None if there is none. key: the option that makes the
+        schedule longer.
         """
         if lr_floor is None or self.total_iter - lr_floor <= FLOOR_TAIL * self.total_iter:
             return
@@ -359,7 +373,9 @@ class Health:
         self.is_first = False
 
     def _check_speed(self, lines: list[list[Measured]]) -> None:
-        """Waits for data, and what a rank does alone: in the backward pass the fast ranks wait for the slow one."""
+        """Waits for data, and what a rank does alone: in the backward pass the fast ranks wait for
+        the slow one.
+        """
         steps, last = sum(line[0].steps for line in lines), lines[-1]
         seconds, waits, forwards = (
             [
@@ -422,8 +438,8 @@ class Health:
         if not utils_dist.is_main_process():
             return
         left = -(-(self.total_iter - step) // self.train.checkpoint_save)
-        # The latest checkpoint and, with a test split, the best one keep former versions; a new one is written before
-        # an old one goes. The weights of all steps stay.
+        # The latest checkpoint and, with a test split, the best one keep former versions; a new one
+        # is written before an old one goes. The weights of all steps stay.
         kinds = 1 + (self.datasets.test is not None)
         sizes = {
             path.name: path.stat().st_size
@@ -454,7 +470,8 @@ class Health:
 def loader_advice(section: Any, share: float, cores: int) -> str:
     """What to set where training waits for data `share` of the time. cores: of a rank."""
     workers, advice = section.dataloader_num_workers, []
-    # With n workers a batch takes as long as the step and the wait; without the wait it must come so much sooner.
+    # With n workers a batch takes as long as the step and the wait; without the wait it must come
+    # so much sooner.
     wanted = math.ceil(workers / (1 - share)) if workers else 2
     if wanted <= cores:
         advice.append(f"set datasets.train.dataloader_num_workers={wanted} (now {workers})")

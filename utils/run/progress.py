@@ -1,4 +1,7 @@
-"""How far a run or a long action is: a bar on a terminal, lines elsewhere, or nothing. On rank 0 only."""
+"""How far a run or a long action is: a bar on a terminal, lines elsewhere, or nothing.
+
+On rank 0 only.
+"""
 
 import logging
 import os
@@ -19,8 +22,8 @@ FORM = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remain
 LINE_S = 60.0
 QUIET_S = 5.0  # an action that is over by then needs no line in the log of a run
 
-# No thread of tqdm's own, no lock between processes: a loader worker that is killed or forked while one holds the lock
-# must not block anything.
+# No thread of tqdm's own, no lock between processes: a loader worker that is killed or forked while
+# one holds the lock must not block anything.
 tqdm.monitor_interval = 0
 tqdm.set_lock(threading.RLock())
 os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
@@ -35,7 +38,8 @@ def open_progress(
 ) -> Iterator["Bar | Lines"]:  # fmt: skip
     """kind: "bar" (lines where stderr is no terminal), "line", "none". TQDM_DISABLE=1 means none.
 
-    say: takes a line. quiet_s: seconds before the first line. is_kept: the finished bar stays on the screen.
+    say: takes a line. quiet_s: seconds before the first line. is_kept: the finished bar stays on
+    the screen.
     """
     kind = shown_kind(kind)
     if kind == "bar" and sys.stderr.isatty():
@@ -52,7 +56,10 @@ def shown_kind(kind: str) -> str:
 
 
 class Bar(ExitStack):
-    """A bar of tqdm. Whatever is written meanwhile appears above it. A lost terminal does not end the run."""
+    """A bar of tqdm.
+
+    Whatever is written meanwhile appears above it. A lost terminal does not end the run.
+    """
 
     def __init__(
         self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any
@@ -75,8 +82,9 @@ class Bar(ExitStack):
         super().__exit__(*error)
 
     def update(self, count: float = 1, name: str = "", values: str = "") -> None:
-        """`count` more are done. name: in place of the former one. values: what to show beside the bar, without braces;
-        at most 55 characters leave a bar on a terminal of 80 columns."""
+        """`count` more are done. name: in place of the former one. values: what to show beside the
+        bar, without braces; at most 55 characters leave a bar on a terminal of 80 columns.
+        """
         with suppress(OSError):
             if name:
                 self._bar.set_description_str(name, refresh=False)
@@ -86,7 +94,9 @@ class Bar(ExitStack):
 
 
 class AboveBars:
-    """A text stream whose complete lines appear above the open bars, not through them. terminal: of the bars."""
+    """A text stream whose complete lines appear above the open bars, not through them. terminal: of
+    the bars.
+    """
 
     def __init__(self, stream: Any, terminal: Any) -> None:
         self.stream, self.terminal, self._begun = stream, terminal, ""
@@ -111,7 +121,9 @@ class AboveBars:
 
 
 class Lines:
-    """A line after the first seconds, at each tenth, and after a minute without one, with the time that remains."""
+    """A line after the first seconds, at each tenth, and after a minute without one, with the time
+    that remains.
+    """
 
     def __init__(
         self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0
@@ -142,10 +154,13 @@ class Lines:
 
 
 class RunProgress(ExitStack):
-    """The progress of a whole training run: one bar over all epochs, a line at each tenth, or nothing.
+    """The progress of a whole training run: one bar over all epochs, a line at each tenth, or
+    nothing.
 
-    kind: see `logging.progress`; "bar" shows nothing without a terminal, for there the log lines tell the same.
-    every: "validation" and "save" -> steps between two of them; one more of each follows the last step.
+    kind: see `logging.progress`; "bar" shows nothing without a terminal, for there the log lines
+    tell the same.
+    every: "validation" and "save" -> steps between two of them; one more of each follows the last
+    step.
     """
 
     def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:
@@ -160,7 +175,10 @@ class RunProgress(ExitStack):
         self._name = ""
 
     def begin_epoch(self, epoch: int, step: int) -> None:
-        """epoch: from 0; `step` is done. The first call opens the bar: by then no rank waits for this one."""
+        """epoch: from 0; `step` is done.
+
+        The first call opens the bar: by then no rank waits for this one.
+        """
         self._name = f"epoch {epoch + 1}"
         if self.kind == "bar" and self._shown is None and sys.stderr.isatty():
             self._shown = self.enter_context(Bar(self.total_iter, self._name, "it", initial=step))
@@ -180,9 +198,11 @@ class RunProgress(ExitStack):
             logger.info("%s: %d %%, %d of %d it%s", self._name, share, step, self.total_iter, left)
 
     def eta(self, step: int) -> str:
-        """The time that the steps after `step` and their validations and saves take, e.g. "1 d 03:12:00".
+        """The time that the steps after `step` and their validations and saves take, e.g. "1 d
+        03:12:00".
 
-        Empty before the speed is known. A validation or save counts from the first one that was measured.
+        Empty before the speed is known. A validation or save counts from the first one that was
+        measured.
         """
         pace, last = self.timer.pace(), self.total_iter - 1
         if pace is None:

@@ -58,7 +58,10 @@ class Position(Saved):
 
 
 def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError if `state`, read from `path`, is not what a run saves. Names the key."""
+    """Raise CheckpointError if `state`, read from `path`, is not what a run saves.
+
+    Names the key.
+    """
     for key, may_be_missing in TABLES.items():
         value = state.get(key)
         if not isinstance(value, dict) and not (may_be_missing and value is None):

@@ -1,7 +1,7 @@
 """Read files of torch.save: plain types and tensors, and never more than the file holds.
 
-torch runs no code of a file (weights_only), but a file of a kilobyte may still ask it for gigabytes.
-So its pickle is looked through before it is read.
+torch runs no code of a file (weights_only), but a file of a kilobyte may still ask it for
+gigabytes. So its pickle is looked through before it is read.
 """
 
 import pickletools

@@ -1,6 +1,8 @@
-"""What a run writes into its folder: log lines, numbers and pictures (`Experiment`), by writers; one run at a time.
+"""What a run writes into its folder: log lines, numbers and pictures (`Experiment`), by writers;
+one run at a time.
 
-Writers are the history with its report, TensorBoard, W&B, and those of `logging.writers`. Only rank 0 has writers.
+Writers are the history with its report, TensorBoard, W&B, and those of `logging.writers`. Only rank
+0 has writers.
 """
 
 import json
@@ -60,7 +62,9 @@ class Experiment:
         health: Health,
         held: RunFolder | None = None,
     ) -> None:
-        """options: all of them, plain and without secrets, for each checkpoint. held: the lock of the folder."""
+        """options: all of them, plain and without secrets, for each checkpoint. held: the lock of
+        the folder.
+        """
         self.held = held
         self.folder, self.options, self.order, self.health = folder, options, order, health
         self.writers: list[Any] = []  # see docs/extending.md
@@ -71,9 +75,11 @@ class Experiment:
     def log_training(
         self, progress: Progress, ranks: list[Measured], grad_norms: list[float], eta: str
     ) -> None:
-        """One line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...``; its values, and those of each rank, to the writers.
+        """One line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...``; its values, and those of each rank,
+        to the writers.
 
-        ranks: of the steps since the last line. grad_norms: of these steps. eta: see RunProgress.eta.
+        ranks: of the steps since the last line. grad_norms: of these steps. eta: see
+        RunProgress.eta.
         """
         values = log_values(ranks)
         loss, lr, speed = values["loss"], values["lr"], values.get("it_per_s")
@@ -124,7 +130,9 @@ class Experiment:
         scalars: dict[str, float],
         panels: dict[str, dict[str, np.ndarray]],
     ) -> None:
-        """The validation's means as one line and curves; strips of its panels to images/<clip>/<step>.png."""
+        """The validation's means as one line and curves; strips of its panels to
+        images/<clip>/<step>.png.
+        """
         logger.info(
             "Epoch: %d, Iter: %d, validation PSNR: %.2f dB, SSIM: %.4f (input %.2f, %.4f)",
             progress.epoch + 1, progress.step,
@@ -142,10 +150,12 @@ class Experiment:
         self.to_writers("scalars", scalars, progress.step)  # last: the report shows the pictures
 
     def save(self, name: str, state_of: Callable[[], dict[str, Any]], progress: Progress) -> None:
-        """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options and the versions.
+        """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options
+        and the versions.
 
         state_of: called on rank 0 only, for it copies all weights and moments to the CPU.
-        Raises FolderMovedError if the folder was moved: the checkpoint is saved where the folder is now.
+        Raises FolderMovedError if the folder was moved: the checkpoint is saved where the folder is
+        now.
         """
         is_again = name == "latest" and progress.saved == progress.step
         if name == "latest":
@@ -205,8 +215,11 @@ class Experiment:
                 logger.warning("%s did not end within %.0f s and is left behind", name, limit_s)
 
     def to_writers(self, method: str, *values: Any) -> None:
-        """Call a method of each writer. One that fails is left out from then on, with one warning: no error in
-        TensorBoard or W&B (a full disk, a lost connection) ends a run."""
+        """Call a method of each writer.
+
+        One that fails is left out from then on, with one warning: no error in TensorBoard or W&B (a
+        full disk, a lost connection) ends a run.
+        """
         for writer in tuple(self.writers):
             self._to_writer(writer, method, *values)
 
@@ -223,8 +236,11 @@ class Experiment:
 
 
 def write_environment(folder: Path, parameters: int) -> None:
-    """folder/environment.json, for the report: command, versions, device, size, of each start that trains. Rank 0."""
-    # Without the ceiling, git would name the commit of a repository that this folder happens to lie in.
+    """folder/environment.json, for the report: command, versions, device, size, of each start that
+    trains. Rank 0.
+    """
+    # Without the ceiling, git would name the commit of a repository that this folder happens to lie
+    # in.
     environment = os.environ | {
         "GIT_CEILING_DIRECTORIES": str(ROOT.parent),
         "GIT_OPTIONAL_LOCKS": "0",
@@ -254,9 +270,11 @@ def write_environment(folder: Path, parameters: int) -> None:
 
 
 class TensorBoardWriter:
-    """Scalars and pictures for TensorBoard; entries after the step of a start are hidden (`purge_step`).
+    """Scalars and pictures for TensorBoard; entries after the step of a start are hidden
+    (`purge_step`).
 
-    options: without secrets; shown as text, and those of HPARAMS as hyperparameters beside the newest METRICS.
+    options: without secrets; shown as text, and those of HPARAMS as hyperparameters beside the
+    newest METRICS.
     """
 
     def __init__(self, folder: Path, step: int, options: dict[str, Any]) -> None:
@@ -269,7 +287,8 @@ class TensorBoardWriter:
             partial(self.writer.add_image, dataformats="HWC"),
             self.writer.close,
         )
-        # Its thread raises an error in the next call here, and prints it as an uncaught one as well.
+        # Its thread raises an error in the next call here, and prints it as an uncaught one as
+        # well.
         threads, hook = set(threading.enumerate()) - before, threading.excepthook
         threading.excepthook = lambda args: None if args.thread in threads else hook(args)
         lines = json.dumps(options, indent=2).splitlines()
@@ -278,7 +297,8 @@ class TensorBoardWriter:
             self.writer.add_text(
                 "options", "\n".join(f"    {line}" for line in lines), step
             )  # indented: verbatim
-            # add_hparams would write a second run. TensorBoard takes the metrics from the scalars of this one.
+            # add_hparams would write a second run. TensorBoard takes the metrics from the scalars
+            # of this one.
             for part in summary.hparams(values, dict.fromkeys(METRICS)):
                 self.writer.file_writer.add_summary(part)
 
@@ -290,7 +310,8 @@ class TensorBoardWriter:
 class WandbWriter:
     """Weights & Biases; continues the same W&B run after a resume.
 
-    The key reaches wandb through the environment of this process only: its own login would write it to a file.
+    The key reaches wandb through the environment of this process only: its own login would write it
+    to a file.
     """
 
     def __init__(
@@ -330,7 +351,9 @@ class WandbWriter:
 def build_writers(
     section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress
 ) -> list[Any]:
-    """The writers of `logging`. progress: where the run starts; its W&B run is continued, or noted there."""
+    """The writers of `logging`. progress: where the run starts; its W&B run is continued, or noted
+    there.
+    """
     writers: list[Any] = [history.HistoryWriter(folder, progress.step)]
     writers += [
         WRITERS.build(own, "logging.writers", folder=folder, step=progress.step)
