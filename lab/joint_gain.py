@@ -8,8 +8,8 @@ the operator was trained, with seven real frames in an exposure instead of one t
 of the light in between is made by optical flow. Both methods read the clips with
 spike.calibration=auto, which finds place, time and length of the exposures.
 
-Writes <out>/<part>.json and prints a table. docs/benchmarks/quality.md has the figures. Clips and
-frames that are there are not made again.
+Writes <out>/joint_<part>_<condition>.json and prints a table. docs/benchmarks/quality.md has the
+figures. Clips and frames that are there are not made again.
 """
 
 import argparse
@@ -28,9 +28,8 @@ from scripts.make_sample_data import RGB, SPIKES
 from utils.metrics import markdown_table, read_json
 
 OPERATOR = str(ROOT / "weights/operator.pth")
+FORMULAS = {"exposure": ("--method", "exposure"), "joint": ("--method", "joint")}
 WAYS = {
-    "exposure": ("--method", "exposure"),
-    "joint": ("--method", "joint"),
     "operator": ("--weights", OPERATOR),
     "joint from operator": ("--method", "joint", "--weights", OPERATOR),
 }
@@ -47,20 +46,24 @@ def main(argv: Sequence[str]) -> int:
     add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
     add("--part", choices=PARTS, default="report", help="default %(default)s")
     add("--conditions", nargs="+", default=CONDITIONS, metavar="NAME", help="of a rig; default all")
+    add("--formulas", action="store_true", help="also the methods exposure and joint alone")
     add("--out", type=Path, help="results folder (default experiments/joint_gain)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
     sources = linked_videos(args.videos, out / "sources" / args.part, args.part)
+    ways = WAYS
+    if args.formulas:
+        ways = FORMULAS | WAYS
     found: dict[str, dict[str, Any]] = {}
     for condition in args.conditions:
         folder = made_clips(out, args.part, condition, sources)
         found[condition] = {}
-        for way, flags in WAYS.items():
-            results = out / "tests" / f"{args.part}_{condition}" / way.replace(" ", "_")
+        for way, flags in ways.items():
+            results = out / "tests" / folder.name / way.replace(" ", "_")
             found[condition][way] = scores(out, folder, results, flags)
-    ways = {way: [Path(flag).name for flag in flags] for way, flags in WAYS.items()}
-    text = json.dumps({"measured": environment(), "ways": ways, "conditions": found}, indent=1)
-    (out / f"{args.part}.json").write_text(text + "\n")
+        about = {"measured": environment(), "part": args.part, "condition": condition}
+        text = json.dumps({**about, "ways": found[condition]}, indent=1)
+        (out / f"joint_{folder.name}.json").write_text(text + "\n")
     print(table_of(found))
     return 0
 
@@ -95,7 +98,7 @@ def scores(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> dict
     """Clip -> PSNR in dB of restored, blurry and restored moving pixels; seconds a frame."""
     frames, spikes = str(folder / RGB / "train"), str(folder / SPIKES / "train")
     places = ["--input", frames, "--spike", spikes, "--gt", frames, "--output", str(results)]
-    fixed = ["--save", "frames", "--overwrite", "spike.calibration=auto"]
+    fixed = ["--save", "frames", "spike.calibration=auto"]
     call("main_test_vrt.py", out, folder.name, *flags, *places, *fixed)
     found = {}
     for clip, about in read_json(results / "metrics.json")["clips"].items():
@@ -124,12 +127,13 @@ def table_of(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         blurry = statistics.fmean(s["blurry"] for s in ways["operator"].values())
         seconds = [s["s_per_frame"] for s in ways["joint from operator"].values()]  # of one thread
         row = [condition, f"{blurry:.2f}"]
-        row += [f"{statistics.fmean(psnr[way].values()):.2f}" for way in WAYS]
+        row += [f"{statistics.fmean(psnr[way].values()):.2f}" for way in ways]
         row += [_cell(difference(joint, start), "+"), f"{statistics.fmean(of_moving):+.2f}"]
         row += [f"{least:+.2f} ({worst})", f"{statistics.median(seconds):.2f}"]
         rows.append(row)
-    head = ["", "blurry", *WAYS, "gain over operator", "moving pixels", "worst clip", "s/frame"]
-    return markdown_table(rows, head)
+    ways = next(iter(found.values()))
+    gains = ["gain over operator", "moving pixels", "worst clip", "s/frame"]
+    return markdown_table(rows, ["", "blurry", *ways, *gains])
 
 
 if __name__ == "__main__":
