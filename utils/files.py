@@ -10,12 +10,13 @@ import math
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, BinaryIO
 
 from utils.errors import DataError, OptionError
 
@@ -72,6 +73,18 @@ def order_of(names: Iterable[str]) -> Callable[[str], Any]:
     if are_values(list(names)):
         return lambda name: (Fraction(name), natural_key(name))
     return natural_key
+
+
+def open_plain(path: str | Path) -> BinaryIO:
+    """Open a file to read. Raises OSError, also for a device, which never ends, or a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would be waited for
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(0, "it is a device or a pipe, not a file", str(path))
 
 
 def write_whole(path: str | Path, content: bytes) -> None:

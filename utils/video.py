@@ -19,7 +19,7 @@ import numpy as np
 from av.stream import Disposition
 
 from utils.errors import DataError
-from utils.files import temporary_beside, writing
+from utils.files import open_plain, temporary_beside, writing
 from utils.picture import MOST_PIXELS, UPRIGHT, Orientation, upright
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     """
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
+    if mode == "r":
+        open_plain(path).close()
     place = f"file:{path}"  # else "12:30:05.mp4" is a protocol named 12
     if mode != "r":
         return av.open(place, mode, **options)

@@ -113,7 +113,7 @@ def _as_path(path: str | Path | None) -> Path | None:
 
 def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Places]:
     """Return {clip: its places}. root, spike, gt: see `user_clips`. Raises DataError."""
-    if root.is_file() or files.files_in(root):
+    if not root.is_dir() or files.files_in(root):
         return {_name_of(root): Places(root, spike, gt)}
     within = files.clip_place(root, "blur")
     if within != root:

@@ -20,7 +20,7 @@ import numpy as np
 from data.clip import checked_name
 from data.spike.formats import FORMATS, SpikeFile, SpikeGeometry, open_spikes, packed_planes
 from utils.errors import DataError, OptionError, address_of
-from utils.files import natural_key, order_of
+from utils.files import natural_key, open_plain, order_of
 from utils.image import IMAGE_SUFFIXES
 from utils.picture import MOST_PIXELS, Header, has_whole_chunks, read_header, upright
 from utils.video import FILM_SUFFIXES, SQUARE, VideoReader
@@ -218,7 +218,8 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
     with reading(root, about, do if os.path.isdir(root) else _FIND):
         changed_ns = os.stat(os.path.join(root, "data.mdb")).st_mtime_ns
         try:
-            lines = Path(root, "meta_info.txt").read_text(encoding="utf-8").splitlines()
+            with open_plain(Path(root, "meta_info.txt")) as file:
+                lines = file.read().decode("utf-8").splitlines()
         except UnicodeDecodeError as e:
             raise OSError(f"meta_info.txt: {e}") from e
     keys = [_lmdb_key(line.strip()) for line in lines if line.strip()]
@@ -300,7 +301,7 @@ def read_bytes(path: str, count: int = -1) -> bytes:
     """The first `count` bytes, -1: all, of a file on disk or in an LMDB. Raises DataError with the system's reason."""
     with reading(path):
         if LMDB_MARK not in path:
-            with open(path, "rb") as file:
+            with open_plain(path) as file:
                 return file.read(count)
         root, key = path.split("::", 1)
         with _transaction(root) as transaction:

@@ -6,7 +6,6 @@ import reprlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.cameras.frame_times import FrameTimes
@@ -15,6 +14,7 @@ from data.clip import checked_name
 from data.clips.files import PARTS, Listing, is_lmdb, list_root
 from data.spike.formats import FORMATS
 from utils.errors import DataError, address_of
+from utils.files import open_plain
 from utils.image import IMAGE_SUFFIXES
 from utils.user_path import advice_on
 
@@ -179,7 +179,8 @@ class Source:
     def _meta_lines(self, path: str) -> list[str]:
         """Return the lines of the meta file. Raises DataError."""
         try:
-            return Path(path).read_text(encoding="utf-8-sig").splitlines()
+            with open_plain(path) as file:
+                return file.read().decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as e:
             if isinstance(e, OSError):
                 why = e.strerror

@@ -103,6 +103,8 @@ def find_array(path: Path, name: str) -> ArrayFile:
 
     Raises OSError, ValueError, and what zipfile and zlib raise for a damaged file.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is a folder, a device or a pipe")
     if path.suffix.lower() == ".npy":
         with open(path, "rb") as file:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)

@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import struct
 import zipfile
 import zlib
@@ -135,3 +136,22 @@ def test_a_png_that_states_a_chunk_of_4_gigabytes_is_not_given_them(tmp_path):
     (tmp_path / "a.png").write_bytes(content)
     said = "is damaged or cut short"
     assert_refused("data.clips.files.read_bgr", tmp_path / "a.png", by="DataError", saying=said)
+
+
+DEVICES = {
+    "data.clips.clip_reader.user_clips": ["x.png", "x.tif", "x.mp4", "x.gif", "x.ts"],
+    f"{__name__}.read_one_plane": ["x.npy", "x.npz", "x.dat"],
+}
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "pipe"])
+@pytest.mark.parametrize("reader", DEVICES)
+def test_a_device_or_a_pipe_in_place_of_a_file_is_refused(tmp_path, reader, device):
+    os.mkfifo(tmp_path / "pipe")
+    for name in DEVICES[reader]:
+        path = tmp_path / "clip" / name
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(tmp_path / device)
+        ended = call_limited(reader, path)
+        assert ended.error in ("DataError", "SpikeFileError") and name in ended.text, ended
+        path.unlink()
