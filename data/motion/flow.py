@@ -25,6 +25,7 @@ FEW = 18.0
 # Where spikes are few, DIS compares squares of so many pixels, this far apart. With its own 8 and 3
 # it follows the noise; in good light these find small things that move by themselves.
 PATCH, STRIDE = 16, 4
+LEAST_SIDE = 2 * PATCH
 # Sigma in RGB pixels by which pictures are smoothed before DIS sees them.
 SMOOTH = 1.5
 # Steps in which a field of shifts is inverted. Each multiplies the error by about the gradient of
@@ -102,11 +103,11 @@ def motion_of(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         # From the sharp instant outwards: each search begins where the last one ended.
         for time in side:
             picture = others[wanted.index(time)]
-            start = found[nearer][0].copy()  # DIS writes its result there
+            start = found[nearer][0]
             if nearer:
-                start *= np.float32(time / nearer)
-            there = dis.calc(sharp, picture, start)
-            back = dis.calc(picture, sharp, -moved(there, -there))
+                start = start * np.float32(time / nearer)
+            there = _shifts(dis, sharp, picture, start)
+            back = _shifts(dis, picture, sharp, -moved(there, -there))
             error = expected_error(there, back)
             found[time] = there, TIMES_IF_FEW * error if spikes < FEW else error
             nearer = time
@@ -140,6 +141,24 @@ def _pictures(
         picture = cv2.remap(shown, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
         pictures.append(to_uint8(cv2.GaussianBlur(picture, (0, 0), SMOOTH)))
     return pictures
+
+
+def _shifts(
+    dis: cv2.DenseOpticalFlow, a: np.ndarray, b: np.ndarray, start: np.ndarray
+) -> np.ndarray:
+    """Return the shifts (H, W, 2) from picture a to picture b. start: where the search begins.
+
+    DIS refuses pictures that are smaller than its squares, so the edges of small ones are repeated.
+    """
+    height, width = a.shape
+    below, right = max(LEAST_SIDE - height, 0), max(LEAST_SIDE - width, 0)
+    a, b, begin = (
+        cv2.copyMakeBorder(
+            each, 0, below, 0, right, cv2.BORDER_REPLICATE
+        )  # a copy: DIS writes to it
+        for each in (a, b, start)
+    )
+    return np.ascontiguousarray(dis.calc(a, b, begin)[:height, :width])
 
 
 def expected_error(there: np.ndarray, back: np.ndarray) -> np.ndarray:

@@ -122,3 +122,11 @@ def test_a_clip_without_spikes_is_refused(tmp_path):
     [reader] = user_clips(folder / "blur")
     with pytest.raises(DataError, match="no spikes"):
         RecordedClip(reader, None)
+
+
+@pytest.mark.parametrize("rate", [0.6, 0.1])
+def test_frames_smaller_than_the_squares_that_are_compared_have_a_motion(tmp_path, rate):
+    scene = Scene(size=(8, 16), rate=rate)
+    found = motion(RecordedClip(reader_of(scene.write(tmp_path / "clip")), None))
+    assert found.shifts.shape == (9, 8, 16, 2)
+    assert np.abs(found.shifts).max() < 16
