@@ -31,7 +31,7 @@ def said_by(script: str, *arguments: str, **env: str) -> str:
 
 def test_the_command_of_vrts_documents_trains_on_two_ranks(tmp_path):
     options = write_options(tmp_path)
-    command = ("main_train_vrt.py", "--opt", options, "--dist", "True", *SHORT)
+    command = ("main_train_vrt.py", "--opt", str(options), "--dist", "True", *SHORT)
 
     result = run_command([*LAUNCH, f"--master_port={free_port()}", *command], 120)
 
@@ -47,7 +47,7 @@ def test_the_command_of_vrts_documents_trains_on_two_ranks(tmp_path):
 def test_the_flags_of_a_launched_rank_are_taken(tmp_path, flags):
     options = write_options(tmp_path)
     arguments = {
-        rank: ["-opt", options, *flags.format(rank=rank).split(), *SHORT] for rank in range(2)
+        rank: ["-opt", str(options), *flags.format(rank=rank).split(), *SHORT] for rank in range(2)
     }
 
     result = run_ranks(2, "main_train_vrt.py", args_of=arguments, limit_s=120)
@@ -60,7 +60,7 @@ def test_dist_without_a_launcher_trains_on_one_process_and_says_so(tmp_path):
     options = write_options(tmp_path)
 
     result = run_ranks(
-        1, "main_train_vrt.py", "-opt", options, "--dist", "True", *SHORT, limit_s=120
+        1, "main_train_vrt.py", "-opt", str(options), "--dist", "True", *SHORT, limit_s=120
     )
 
     assert result.exit_codes == [0], result.text

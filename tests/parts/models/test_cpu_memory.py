@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
     "deformable_groups": 4, "spynet_path": None,
 }  # fmt: skip
 # Numbers of channels with which few small clips need much memory.
-WIDE = {"embed_dims": [320] * 8, "num_heads": [2] * 8}
+WIDE: dict[str, Any] = {"embed_dims": [320] * 8, "num_heads": [2] * 8}
 
 
 @pytest.mark.parametrize("changes", [
@@ -88,7 +88,8 @@ def test_a_training_that_cannot_fit_ends_before_its_first_step(tmp_path):
     options = write_options(tmp_path, netG=network(**WIDE))
     memory = host_memory()
     assert memory is not None
-    net = VRT(**{**SMALL, "depths": [2] + [1] * 7, **WIDE})
+    options_of_net: dict[str, Any] = {**SMALL, "depths": [2] + [1] * 7, **WIDE}
+    net = VRT(**options_of_net)
     clips = math.ceil(3 * memory[1] * 1e9 / (saved_per_pixel(net) * 4 * 32 * 32))
     changes = [
         f"datasets.train.{key}={clips}"

@@ -58,7 +58,7 @@ class Handler(SimpleHTTPRequestHandler):
         self.server.asked.append(self.path)
         super().do_GET()
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *_: Any) -> None:
         pass
 
 
@@ -85,7 +85,7 @@ def by_name(folder: Path, mirror: str, weights: str = "vrt/006") -> RankResult:
     """Start main_test_vrt.py in `folder`, to be refused once it knows the network: see TAKEN."""
     clip = ("--input", folder / "GOPRO_Large/test/mine/blur", "--output", folder / "out")
     command = [sys.executable, ROOT / "main_test_vrt.py", "--weights", weights, *clip, "--sigma", 9]
-    return run_command(command, 120, {MIRROR: mirror}, cwd=folder)
+    return run_command(list(map(str, command)), 120, {MIRROR: mirror}, cwd=folder)
 
 
 def left_in(folder: Path) -> list[str]:
@@ -110,7 +110,9 @@ def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
     options = write_options(tmp_path / "run")
 
     command = (ROOT / "main_train_vrt.py", "--opt", options, "path.pretrained_netG=vrt/006")
-    result = run_command([sys.executable, *command], 120, {MIRROR: server.address}, cwd=tmp_path)
+    result = run_command(
+        [sys.executable, *map(str, command)], 120, {MIRROR: server.address}, cwd=tmp_path
+    )
 
     # The network of the test is another one.
     assert result.exit_codes == [3] and "the weights do not fit the network" in result.text

@@ -1,6 +1,7 @@
 """Tables that all networks and threads of a process share: no weights file changes them."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests.helpers.clip_files import write_clip
 from tests.helpers.weights_files import make_home
 from utils.errors import CheckpointError
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "upscale": 1, "img_size": [3, 32, 32], "window_size": [3, 4, 4], "depths": [2] * 8 + [1],
     "indep_reconsts": [8], "embed_dims": [16] * 9, "num_heads": [2] * 9, "pa_frames": 2,
     "deformable_groups": 4, "spynet_path": None,
