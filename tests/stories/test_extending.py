@@ -174,7 +174,8 @@ def used(tmp_path_factory):
             "test": {"dataset_type": "LabTest", **test, **spikes},
         },
         "netG": {"net_type": "tiny", "token_dim": 7},
-        "train": {"total_iter": 2, "G_lossfn_type": "power", "G_power": 1.5, "checkpoint_print": 1},
+        "train": {"total_iter": 2, "G_lossfn_type": "power", "G_power": 1.5, "checkpoint_print": 1,
+                  "G_scheduler_type": "linear", "G_linear_steps": 4, "G_optimizer_type": "momentum"},
         "logging": {"use_tensorboard": False, "writers": [{"type": "table", "separator": " "}]},
     }  # fmt: skip
     (folder / "options.json").write_text(json.dumps(options))
@@ -191,7 +192,8 @@ def used(tmp_path_factory):
 
 MISSPELT = {
     "datasets.train.recording=x": "recordings", "datasets.train.camera.evry=2": "every", "netG.widht=3": "width",
-    "train.G_powr=1": "G_power", "datasets.train.spike.representation.part=2": "parts",
+    "train.G_powr=1": "G_power", "train.G_linear_step=1": "G_linear_steps", "train.G_momentm=0.1": "G_momentum",
+    "datasets.train.spike.representation.part=2": "parts",
     'logging.writers=[{"type":"table","seperator":""}]': "separator",
     'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
     'logging={"wandb_api_key":"canary-3","progres":"bar"}': "progress",

@@ -1,0 +1,49 @@
+"""The section `train`, with the keys of the registered schedules and optimizers."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, get_type_hints
+
+from pydantic import create_model
+from pydantic.fields import FieldInfo
+
+from models.optim import OPTIMIZERS
+from models.schedules import SCHEDULES
+from utils.options.models import TrainOptions
+
+
+def train_section() -> type[TrainOptions]:
+    """Return `TrainOptions` extended by the new keys of the registered parts."""
+    # Key -> (annotation, default), as create_model takes them.
+    fields: dict[str, Any] = {}
+    for schedule in SCHEDULES.values():
+        fields |= _new_keys(schedule.rate, schedule.keys)
+    for optimizer in OPTIMIZERS.values():
+        fields |= _new_keys(optimizer.build, optimizer.keys)
+    # An unknown name is refused with the list of the registered ones.
+    fields["G_scheduler_type"] = _choice("G_scheduler_type", tuple(SCHEDULES))
+    fields["G_optimizer_type"] = _choice("G_optimizer_type", tuple(OPTIMIZERS))
+    return create_model("TrainOptions", __base__=TrainOptions, **fields)
+
+
+def _new_keys(function: Callable[..., Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters
+    found = {}
+    for key in keys:
+        if key not in TrainOptions.model_fields:
+            found[key] = (hints[key], _default_of(parameters[key]))
+    return found
+
+
+def _choice(key: str, names: tuple[str, ...]) -> tuple[Any, FieldInfo]:
+    known = TrainOptions.model_fields[key]
+    return Literal[names], FieldInfo(default=known.default, description=known.description)
+
+
+def _default_of(parameter: inspect.Parameter) -> Any:
+    is_required = parameter.default is inspect.Parameter.empty
+    return ... if is_required else parameter.default  # ...: pydantic's mark of a required key
+
+
+TRAIN = train_section()
