@@ -275,7 +275,7 @@ def _upright_aspect(stream: Any, frame: Any) -> Fraction:
     if aspect <= 0:
         return SQUARE
     if _orientation(frame).is_transposed:
-        return 1 / aspect
+        return Fraction(aspect.denominator, aspect.numerator)
     return aspect
 
 

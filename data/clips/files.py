@@ -347,7 +347,7 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
             image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
         except cv2.error as e:
             reason = str(e).splitlines()[0]
-    if image is None:
+    if header is None or image is None:
         what = f"cannot read image: {reason or f'{len(encoded)} bytes that are no whole image'}"
         raise DataError(
             what, path, "a whole PNG or JPEG file", "restore the file, or remove its clip"
