@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
 import textwrap
 import threading
@@ -16,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,9 @@ def ranks(log: bool = True) -> Iterator[None]:
                 sys.executable, [sys.executable, "-u", torchrun, *sys.argv], os.environ | node
             )
         launch = read_launch(env, gpu_count, command)
+        is_group_of_others = dist.is_initialized()  # made by Ray Train, for example
+        if is_group_of_others:
+            launch = _launch_of_group(launch)
         if log:
             setup_logging(launch.rank)
         RUN.launch = launch
@@ -129,7 +134,7 @@ def ranks(log: bool = True) -> Iterator[None]:
             RUN.watchdog.ending = True
             barrier()
             RUN.watchdog.stop()
-        if dist.is_initialized():
+        if dist.is_initialized() and not is_group_of_others:
             dist.destroy_process_group()
         RUN.store, RUN.watchdog, RUN.launch, RUN.rounds, RUN.kept = (
             None,
@@ -242,14 +247,15 @@ def init_dist(timeout_s: float = 1800) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # NCCL exchanges its ids through the store, whose own time-out of 10 s would be too short.
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("group", RUN.store),
-        rank=launch.rank,
-        world_size=launch.world_size,
-        timeout=timedelta(seconds=RUN.timeout_s),
-        device_id=device if device.type == "cuda" else None,
-    )
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("group", RUN.store),
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(seconds=RUN.timeout_s),
+            device_id=device if device.type == "cuda" else None,
+        )
     line = "=" * 40
     text = (
         f"{line}\nDistributed Training Setup\n{line}\n"
@@ -259,6 +265,33 @@ def init_dist(timeout_s: float = 1800) -> None:
     with suppress(OSError):  # the output may go to a full disk
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
+
+
+def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
+    """Return the launch of a process group that is there already. Collective.
+
+    Our own store, for the watchdog, needs a port beside that of the group.
+    """
+    world_size = dist.get_world_size()
+    if world_size == 1:
+        return launch
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    port = torch.zeros(1, dtype=torch.int64, device=device)
+    if dist.get_rank() == 0:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port[0] = free.getsockname()[1]
+    dist.broadcast(port, 0)
+    return replace(
+        launch,
+        mode="platform",
+        rank=dist.get_rank(),
+        world_size=world_size,
+        local_rank=launch.local_rank,
+        master_addr=launch.master_addr or os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=int(port),
+        by_agent=False,
+    )
 
 
 def barrier() -> None:

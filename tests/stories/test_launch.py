@@ -438,3 +438,29 @@ def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):
     result = run_command([ROOT / "launch_train.sh", "1"], 10, fake_python)
     assert result.exit_codes == [2]
     assert result.text.strip() == "SpikeVRT runs on Linux (on Windows: in WSL), not on Darwin"
+
+
+JOINS_A_GROUP = """
+import sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+import main_train_vrt
+
+code = main_train_vrt.main(sys.argv[1:])
+assert dist.is_initialized() and dist.get_world_size() == 2
+dist.destroy_process_group()
+sys.exit(code)
+"""
+
+
+def test_a_process_group_that_is_there_already_is_used_and_left(tmp_path):
+    # As Ray Train does, before it calls a function of the user.
+    program = tmp_path / "ray.py"
+    program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{JOINS_A_GROUP}")
+    options = write_options(tmp_path)
+    result = run_ranks(
+        2, program, "--opt", options, "datasets.test={}", "train.total_iter=2", limit_s=90
+    )
+    assert result.exit_codes == [0, 0], result.text
+    assert "rank 1 of 2" in result.text and result.text.count("Finished at iter 2") == 1
