@@ -1,7 +1,8 @@
-"""VRT, the Video Restoration Transformer (Liang et al., arXiv 2201.12288), on RGB or RGB + spike clips.
+"""VRT, the Video Restoration Transformer (Liang et al., arXiv 2201.12288), on RGB or RGB + spike
+clips.
 
-Written from a description of the published network's arithmetic; released weights load by name. This file connects
-the parts, which are in models/vrt/ and models/fusion/.
+Written from a description of the published network's arithmetic; released weights load by name.
+This file connects the parts, which are in models/vrt/ and models/fusion/.
 """
 
 import logging
@@ -27,10 +28,12 @@ from utils.errors import PUBLISHED, DataError, OptionError
 
 logger = logging.getLogger(__name__)
 
-# How stages 1 to 7 change the resolution at their entry, and how much smaller than the input they then work.
+# How stages 1 to 7 change the resolution at their entry, and how much smaller than the input they
+# then work.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
-# KAIR's scripts download this file; where it is missing, the weights that this project ships stand in.
+# KAIR's scripts download this file; where it is missing, the weights that this project ships stand
+# in.
 PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 # Share of a GPU's memory that a step may use with checkpoint "auto" and no budget.
@@ -41,26 +44,32 @@ UNET_MULTIPLE = 8
 
 @NETWORKS.register("vrt", given=("spike_channels",))
 class VRT(nn.Module):
-    """Restores all frames of a clip together: (B, N, C, H, W) in [0, 1] -> (B, N, out_chans, sH, sW).
+    """Restores all frames of a clip together: (B, N, C, H, W) in [0, 1] -> (B, N, out_chans, sH,
+    sW).
 
-    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: input channels of the trunk, without a
-    noise map (null: those of the fusion operator). img_size: its first number is the clip length if pa_frames is 0.
-    window_size: [frames, height, width] of an attention window. depths, embed_dims, num_heads: entries 0 to 6 are
-    stages 1 to 7, the rest the layers of stage 8. indep_reconsts: layers that process each frame separately.
-    mul_attn_ratio: share of blocks with mutual attention. pa_frames: neighbours that are aligned, 2, 4 or 6; 0: frame
-    interpolation. spynet_path: weights of the flow network; null starts from zero flow.
-    use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward, except in the stages of
-    no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into depths). checkpoint: "auto" chooses the recomputed
-    branches so that a step fits memory_budget_gb (null: 90 % of the GPU); null: the four keys above decide. kernels:
-    "auto" runs blocks in chunks that backward recomputes, "plain" as a whole under torch's autograd.
-    fusion: how the spikes enter. out_instants: K sharp frames for each blurry one, at the middles of K equal parts of
-    the exposure; K is odd. 1: as published.
+    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: input channels of
+    the trunk, without a noise map (null: those of the fusion operator). img_size: its first number
+    is the clip length if pa_frames is 0.
+    window_size: [frames, height, width] of an attention window. depths, embed_dims, num_heads:
+    entries 0 to 6 are stages 1 to 7, the rest the layers of stage 8. indep_reconsts: layers that
+    process each frame separately.
+    mul_attn_ratio: share of blocks with mutual attention. pa_frames: neighbours that are aligned,
+    2, 4 or 6; 0: frame interpolation. spynet_path: weights of the flow network; null starts from
+    zero flow.
+    use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward,
+    except in the stages of no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into
+    depths). checkpoint: "auto" chooses the recomputed branches so that a step fits memory_budget_gb
+    (null: 90 % of the GPU); null: the four keys above decide. kernels: "auto" runs blocks in chunks
+    that backward recomputes, "plain" as a whole under torch's autograd.
+    fusion: how the spikes enter. out_instants: K sharp frames for each blurry one, at the middles
+    of K equal parts of the exposure; K is odd. 1: as published.
 
-    With out_instants K the output is (B, N, K out_chans, sH, sW) in the order of time; the middle one is the frame of
-    gt.
+    With out_instants K the output is (B, N, K out_chans, sH, sW) in the order of time; the middle
+    one is the frame of gt.
     """
 
-    # Options of former versions, which weights files still name -> their only value that has a meaning today.
+    # Options of former versions, which weights files still name -> their only value that has a
+    # meaning today.
     GONE: ClassVar[dict[str, Any]] = {"flow_input": "rgb", "flow_channels": None}
 
     def __init__(
@@ -159,7 +168,8 @@ class VRT(nn.Module):
             self.conv_last = FrameConv(dims[0], self.out_chans)
         else:
             self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], 64), nn.LeakyReLU(0.01))
-            # Pixel shuffles by 2 or 3. The convolutions are named 0, 5, 10, ... as in the released checkpoints.
+            # Pixel shuffles by 2 or 3. The convolutions are named 0, 5, 10, ... as in the released
+            # checkpoints.
             self.upsample = nn.Sequential()
             factors = [3] if self.upscale == 3 else [2] * (self.upscale.bit_length() - 1)
             for step, factor in enumerate(factors):
@@ -174,7 +184,9 @@ class VRT(nn.Module):
             self.conv_last = FrameConv(64, self.out_chans)
 
     def _init_for_scratch(self, spynet_path: str | None) -> None:
-        """Initialise so that the untrained network returns its input; load SpyNet, or start from zero flow."""
+        """Initialise so that the untrained network returns its input; load SpyNet, or start from
+        zero flow.
+        """
         nn.init.zeros_(self.conv_last.weight)
         nn.init.zeros_(self.conv_last.bias)
         if not self.pa_frames:
@@ -214,24 +226,29 @@ class VRT(nn.Module):
             raise OptionError(what, "netG.spynet_path", expected, "choose another file") from e
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """torch.compile of the blocks, in place. Compiling the whole network takes ten times as long."""
+        """torch.compile of the blocks, in place.
+
+        Compiling the whole network takes ten times as long.
+        """
         import torch._dynamo  # takes seconds to import, so only when it is needed
 
         if self.conv_first.weight.is_cuda and utils_dist.is_main_process():
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
             )
-        # All blocks share one code object, which is compiled again per width, mask, size, and mutual or self attention.
+        # All blocks share one code object, which is compiled again per width, mask, size, and
+        # mutual or self attention.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         for block in (m for m in self.modules() if isinstance(m, Block)):
             block.forward_plain = torch.compile(block.forward_plain, *args, **options)
             block.is_compiled = True
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        """lq: (B, N, C, H, W), C = image channels (+ 1 noise map); spike: (B, N, S, H, W) if the fusion needs it.
+        """lq: (B, N, C, H, W), C = image channels (+ 1 noise map); spike: (B, N, S, H, W) if the
+        fusion needs it.
 
-        Returns (B, N, out_instants * out_chans, upscale * H, upscale * W), or if pa_frames is 0 the frames in the
-        middle of the clip, (B, out_chans / 3, 3, H, W).
+        Returns (B, N, out_instants * out_chans, upscale * H, upscale * W), or if pa_frames is 0 the
+        frames in the middle of the clip, (B, out_chans / 3, 3, H, W).
         """
         check_input(lq, self.input_spec)
         image, noise = lq[:, :, : self.image_chans], lq[:, :, self.image_chans :]
@@ -258,30 +275,36 @@ class VRT(nn.Module):
         return x.view(*lq.shape[:2], *x.shape[1:])
 
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
-        """With checkpoint "auto": choose the recomputed branches, once, for training steps on clips of this size.
+        """With checkpoint "auto": choose the recomputed branches, once, for training steps on clips
+        of this size.
 
         ModelVRT calls this before the first step. It leaves no gradients.
         """
         if self.is_fitted:
             return
         self.is_fitted = True
-        # Asked only now: the constructor runs before the process has its GPU, and would open a context on GPU 0.
+        # Asked only now: the constructor runs before the process has its GPU, and would open a
+        # context on GPU 0.
         budget = self.memory_budget_gb
         if budget is None:
             budget = GPU_SHARE * torch.cuda.get_device_properties(lq.device).total_memory / 1e9
         fit_memory(self, lambda: self(lq, spike), budget)
 
     def estimate_flows(self, frames: Tensor) -> Flows:
-        """All flows of frames (B, N, 1 or 3, H, W), in float32 or float64: nearest sampling amplifies rounding.
+        """All flows of frames (B, N, 1 or 3, H, W), in float32 or float64: nearest sampling
+        amplifies rounding.
 
-        By default torch computes float32 convolutions of cuDNN in TF32. A backward pass uses the settings outside.
+        By default torch computes float32 convolutions of cuDNN in TF32. A backward pass uses the
+        settings outside.
         """
         with torch.autocast(frames.device.type, enabled=False), tf32(False):
             frames = frames if frames.dtype == torch.float64 else frames.float()
             return estimate_flows(self.spynet, frames, self.pa_frames // 2)
 
     def _features(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
-        """Shallow plus deep features, (B, N, E, H, W), channels innermost in memory. x: (B, N, K, H, W)."""
+        """Shallow plus deep features, (B, N, E, H, W), channels innermost in memory. x: (B, N, K,
+        H, W).
+        """
         b, n = x.shape[:2]
         first = self.conv_first(x.flatten(0, 1)).permute(0, 2, 3, 1)
         x = first = self.fusion.on_features(
@@ -291,7 +314,8 @@ class VRT(nn.Module):
         for number, scale in enumerate(STAGE_SCALES, start=1):
             if (
                 number > 5
-            ):  # at its own scale, before the stage upscales; popped, so that it is freed after the sum
+                # at its own scale, before the stage upscales; popped, so that it is freed after the sum
+            ):
                 x = x + skips.pop()
             pairs = flows[scale.bit_length() - 1] if flows else ([], [])
             x = self.fusion.on_stage(number, getattr(self, f"stage{number}")(x, *pairs), spike)
@@ -304,7 +328,10 @@ class VRT(nn.Module):
 
 
 def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
-    """Requirements on the input of a VRT with arguments `o`. Mutual attention needs a whole window at 1/8 scale."""
+    """Requirements on the input of a VRT with arguments `o`.
+
+    Mutual attention needs a whole window at 1/8 scale.
+    """
     window, mutual = o["window_size"], int(o["depths"][3] * o["mul_attn_ratio"]) > 0
     least = (
         (UNET_MULTIPLE * window[1], UNET_MULTIPLE * window[2])
@@ -351,7 +378,8 @@ def check_options(o: dict[str, Any], image: int) -> None:
             dim % head == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of num_heads[{i}] = {head}"
         )
         mutual = i < 7 and int(depths[i] * o["mul_attn_ratio"]) > 0
-        # The positions of mutual attention are sine/cosine pairs, half the channels for rows, half for columns.
+        # The positions of mutual attention are sine/cosine pairs, half the channels for rows, half
+        # for columns.
         _need(
             not mutual or dim % 4 == 0,
             f"embed_dims[{i}]",

@@ -1,4 +1,6 @@
-"""define_G builds the network of an option file; a new network is a new file models/network_<net_type>.py."""
+"""define_G builds the network of an option file; a new network is a new file
+models/network_<net_type>.py.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -19,9 +21,11 @@ NETWORKS = Registry("network", "net_type")
 def define_G(
     opt: Options | Mapping[str, Any], spike_channels: int | None = None
 ) -> torch.nn.Module:
-    """The network of opt.netG with initial weights; for notebooks opt may be a mapping in KAIR's form, {"netG": {...}}.
+    """The network of opt.netG with initial weights; for notebooks opt may be a mapping in KAIR's
+    form, {"netG": {...}}.
 
-    spike_channels: S of the batches; None: S of the options' datasets (0 for a mapping: its datasets are not read).
+    spike_channels: S of the batches; None: S of the options' datasets (0 for a mapping: its
+    datasets are not read).
     Raises OptionError if the options do not fit together.
     """
     section = opt.netG if isinstance(opt, Options) else opt.get("netG")
@@ -80,7 +84,8 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
 
 
 def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(key, learned, given) where two spike sections differ in what a network can take of one value alone.
+    """(key, learned, given) where two spike sections differ in what a network can take of one value
+    alone.
 
     As many channels of another kind would pass unseen. The sections may lack defaults.
     """
@@ -98,10 +103,11 @@ def _check_task(
     val: ValOptions,
     spec: InputSpec,
 ) -> None:
-    """Raise OptionError if the network interpolates or denoises, and the datasets are not made for that, or vice versa.
+    """Raise OptionError if the network interpolates or denoises, and the datasets are not made for
+    that, or vice versa.
 
-    The keys of a dataset tell: temporal_scale 2 leaves every second frame out; sigma_max (training) and sigma (testing)
-    add noise.
+    The keys of a dataset tell: temporal_scale 2 leaves every second frame out; sigma_max (training)
+    and sigma (testing) add noise.
     """
     for name, section in (("train", train), ("test", test)):
         scale = getattr(section, "temporal_scale", None)

@@ -1,8 +1,10 @@
-"""A simulated pair of cameras: an RGB camera and a spike camera that see the same light from different places.
+"""A simulated pair of cameras: an RGB camera and a spike camera that see the same light from
+different places.
 
-Light is linear, 1 at full scale, one picture (H, W, 3) on the RGB grid per spike plane; `planes` of them are one frame
-interval. Coordinates are those of a calibration file (data/cameras/spike_grid.py): (0, 0) is the centre of the upper left
-pixel, x grows to the right, y down. `Rig.calibration` gives the true one of a rig.
+Light is linear, 1 at full scale, one picture (H, W, 3) on the RGB grid per spike plane; `planes` of
+them are one frame interval. Coordinates are those of a calibration file
+(data/cameras/spike_grid.py): (0, 0) is the centre of the upper left pixel, x grows to the right, y
+down. `Rig.calibration` gives the true one of a rig.
 """
 
 from collections import deque
@@ -24,10 +26,11 @@ Size = tuple[int, int]  # height, width
 
 @dataclass(frozen=True)
 class RgbCamera:
-    """exposure: share of the frame interval, in its middle. rolling: share of the exposure by which the last row is
-    exposed later than the first; all rows end within the interval, so exposure (1 + rolling) is at most 1.
-    gamma, contrast: display value v = light ** (1 / gamma), then v + contrast (v^2 (3 - 2 v) - v).
-    shot, read: standard deviations of the noise in linear light, at full light and in darkness. jpeg: quality; 0: none.
+    """exposure: share of the frame interval, in its middle. rolling: share of the exposure by which
+    the last row is exposed later than the first; all rows end within the interval, so exposure (1 +
+    rolling) is at most 1. gamma, contrast: display value v = light ** (1 / gamma), then v +
+    contrast (v^2 (3 - 2 v) - v). shot, read: standard deviations of the noise in linear light, at
+    full light and in darkness. jpeg: quality; 0: none.
     """
 
     exposure: float = 1.0
@@ -45,7 +48,9 @@ class RgbCamera:
             )
 
     def develop(self, light: np.ndarray) -> np.ndarray:
-        """Linear light -> uint8 display values of this camera, without noise: the sharp frames are shown with it."""
+        """Linear light -> uint8 display values of this camera, without noise: the sharp frames are
+        shown with it.
+        """
         value = np.power(np.clip(light, 0, 1), np.float32(1 / self.gamma))
         return to_uint8(
             value + np.float32(self.contrast) * (value * value * (3 - 2 * value) - value)
@@ -65,10 +70,10 @@ class RgbCamera:
         return picture
 
 
-# Test conditions. ideal: aligned, its sensor nearly ideal in time and uneven in space, as the real stream of a bright
-# wall. rig: two plausible cameras; dim: the same at a mean of about 0.03 spikes per plane, as the real stream of a dim
-# scene. other: aligned, the sensor as another group models it (RSIR: dark current and response of each pixel, display
-# values).
+# Test conditions. ideal: aligned, its sensor nearly ideal in time and uneven in space, as the real
+# stream of a bright wall. rig: two plausible cameras; dim: the same at a mean of about 0.03 spikes
+# per plane, as the real stream of a dim scene. other: aligned, the sensor as another group models
+# it (RSIR: dark current and response of each pixel, display values).
 _PAIR = {
     "shift_x": 0.6, "shift_y": -0.4, "rotation_deg": 0.15, "scale": 1.003, "lens_blur": 0.5, "parallax": 1.0,
     "time_offset": 1.0, "mix": (0.25, 0.55, 0.2), "dark_rate": 0.0005, "pattern": 0.03,
@@ -88,8 +93,8 @@ NAMED: dict[str, dict[str, Any]] = {
     },
 }
 
-# Uniform between both; the rate and the RGB noise in their logarithms. Wider than the few captures that are known. Mean
-# rates are about 0.4 times the rate at full light: 0.03 to 0.3.
+# Uniform between both; the rate and the RGB noise in their logarithms. Wider than the few captures
+# that are known. Mean rates are about 0.4 times the rate at full light: 0.03 to 0.3.
 RANGES: dict[str, tuple[Any, Any]] = {
     "shift_x": (-2, 2), "shift_y": (-2, 2), "rotation_deg": (-0.5, 0.5), "scale": (0.99, 1.01), "lens_blur": (0, 1),
     "parallax": (0, 2), "time_offset": (-6, 6), "mix": ((0.2, 0.4, 0.05), (0.4, 0.7, 0.25)), "rate": (0.06, 0.8),
@@ -102,15 +107,18 @@ LOGARITHMIC = ("rate", "shot", "read")
 
 @dataclass(frozen=True)
 class Rig(RgbCamera):
-    """Both cameras: also where the spike camera looks, its lens and its sensor; by default without a flaw.
+    """Both cameras: also where the spike camera looks, its lens and its sensor; by default without
+    a flaw.
 
-    shift_x, shift_y: RGB pixels to the right and down by which its view is off; rotation_deg: turns x towards y, about
-    the middle of the frame; scale: of its pixels, 1: `ratio` RGB pixels each. lens_blur: sigma in spike pixels.
-    parallax: RGB pixels between the nearest and the farthest layer, of mean 0. time_offset: planes; plane p shows the
-    light of time p - time_offset, as `Calibration.time_offset_planes` says. mix: weights of R, G and B.
-    rate: spikes per plane at full light. light: what it integrates. jitter: relative deviation of the time between two
-    spikes, alike at all lights. dark_rate: spikes per plane without light; dark_spread: its relative deviation between
-    the pixels; pattern: that of their thresholds.
+    shift_x, shift_y: RGB pixels to the right and down by which its view is off; rotation_deg: turns
+    x towards y, about the middle of the frame; scale: of its pixels, 1: `ratio` RGB pixels each.
+    lens_blur: sigma in spike pixels.
+    parallax: RGB pixels between the nearest and the farthest layer, of mean 0. time_offset: planes;
+    plane p shows the light of time p - time_offset, as `Calibration.time_offset_planes` says. mix:
+    weights of R, G and B.
+    rate: spikes per plane at full light. light: what it integrates. jitter: relative deviation of
+    the time between two spikes, alike at all lights. dark_rate: spikes per plane without light;
+    dark_spread: its relative deviation between the pixels; pattern: that of their thresholds.
     dead, hot: shares of the pixels that never and always fire.
     seed: of noise, fixed patterns and the layers of the parallax.
     """
@@ -139,7 +147,10 @@ class Rig(RgbCamera):
 
     @classmethod
     def asked(cls, text: str, rng: np.random.Generator) -> "Rig":
-        """The rig of --rig: a name in NAMED, or random, and other values behind it. Raises OptionError."""
+        """The rig of --rig: a name in NAMED, or random, and other values behind it.
+
+        Raises OptionError.
+        """
         name, *changes = text.split(",")
         try:
             own = (
@@ -193,7 +204,9 @@ class Rig(RgbCamera):
         return matrix
 
     def views(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
-        """Light (H, W, 3) -> what the sensor integrates (h, w) float32: means over each pixel; edges are mirrored."""
+        """Light (H, W, 3) -> what the sensor integrates (h, w) float32: means over each pixel;
+        edges are mirrored.
+        """
         mix, places = np.array(self.mix, np.float32) / np.float32(sum(self.mix)), None
         for light in lights:
             rgb = light.shape[:2]
@@ -214,7 +227,9 @@ class Rig(RgbCamera):
             yield cv2.resize(grey, spike[::-1], interpolation=cv2.INTER_AREA)
 
     def _places(self, spike: Size, rgb: Size, fine: int) -> np.ndarray:
-        """(2, h fine, w fine) float32: x and y in the frame of fine x fine points in each spike pixel."""
+        """(2, h fine, w fine) float32: x and y in the frame of fine x fine points in each spike
+        pixel.
+        """
         y, x = ((np.arange(side * fine) + 0.5) / fine - 0.5 for side in spike)
         grid = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))
         places = np.tensordot(self.matrix(spike, rgb)[:2], grid, 1)
@@ -255,10 +270,12 @@ class Rig(RgbCamera):
     def record(
         self, lights: Iterable[np.ndarray], planes: int, spike: Size
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """The blurry and the sharp frame (H, W, 3) uint8 and the spikes (planes, h, w) uint8 of each frame interval.
+        """The blurry and the sharp frame (H, W, 3) uint8 and the spikes (planes, h, w) uint8 of
+        each frame interval.
 
-        lights: (H, W, 3) linear light, `planes` for each interval; what remains after the last whole one is left out.
-        The sharp frame is that of plane planes // 2, without noise. Only one interval is kept in memory.
+        lights: (H, W, 3) linear light, `planes` for each interval; what remains after the last
+        whole one is left out. The sharp frame is that of plane planes // 2, without noise. Only one
+        interval is kept in memory.
         """
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
         stream = self.spikes(self._exposed(lights, planes, frames), spike)
@@ -277,7 +294,8 @@ class Rig(RgbCamera):
         for number, light in enumerate(lights):
             if (
                 number == 0
-            ):  # (planes, H, 1, 1): the share of each plane in the blurry frame, row by row; 1 in all
+                # (planes, H, 1, 1): the share of each plane in the blurry frame, row by row; 1 in all
+            ):
                 late = (
                     (np.arange(len(light)) / max(1, len(light) - 1) - 0.5) * self.rolling * length
                 )
@@ -296,7 +314,10 @@ class Rig(RgbCamera):
             yield light
 
     def calibration(self, spike: Size, rgb: Size) -> Calibration:
-        """The true calibration; parallax, whose mean is 0, has no part in it. `Rig(**made["rig"])` is the rig again."""
+        """The true calibration; parallax, whose mean is 0, has no part in it.
+
+        `Rig(**made["rig"])` is the rig again.
+        """
         return Calibration(
             matrix=self.matrix(spike, rgb).tolist(), spike_size=list(spike), rgb_size=list(rgb),
             time_offset_planes=self.time_offset, made={"rig": {"seed": self.seed, **asdict(self)}},
@@ -304,7 +325,9 @@ class Rig(RgbCamera):
 
 
 def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
-    """As many views; number p is that of time p - offset: two neighbours mixed, or the first or the last view."""
+    """As many views; number p is that of time p - offset: two neighbours mixed, or the first or the
+    last view.
+    """
     whole = int(np.floor(offset))
     lag, lead, share = max(whole, 0), max(-whole, 0), np.float32(offset - whole)
     recent: deque[np.ndarray] = deque(maxlen=lag + 2)

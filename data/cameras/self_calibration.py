@@ -1,7 +1,7 @@
 """Calibrate two cameras from a clip itself: `spike.calibration` "auto".
 
-Each clip is calibrated once: every rank fits a part of the clips, all get what each found, and rank 0 keeps it beside
-the run (<path.root>/.preflight) for later starts.
+Each clip is calibrated once: every rank fits a part of the clips, all get what each found, and rank
+0 keeps it beside the run (<path.root>/.preflight) for later starts.
 """
 
 import dataclasses
@@ -39,9 +39,11 @@ logger = logging.getLogger(__name__)
 
 
 def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
-    """The clips, with the calibrations that their frames show where `spike.calibration` is "auto"; says what was found.
+    """The clips, with the calibrations that their frames show where `spike.calibration` is "auto";
+    says what was found.
 
-    files: an io backend. A clip whose calibration dataset.json gives stays as it is. Collective where there are any.
+    files: an io backend. A clip whose calibration dataset.json gives stays as it is. Collective
+    where there are any.
     """
     clips = list(clips)
     wanted = [
@@ -58,7 +60,10 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
 
 
 def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
-    """What each clip shows: kept by an earlier run, or fitted now, by each rank in turn one clip. Collective."""
+    """What each clip shows: kept by an earlier run, or fitted now, by each rank in turn one clip.
+
+    Collective.
+    """
     is_main, world = utils_dist.is_main_process(), utils_dist.get_world_size()
     begin, kept = time.monotonic(), [_kept(clip, files) for clip in clips] if is_main else []
     found = [
@@ -147,7 +152,9 @@ def _with(clip: Clip, found: Found) -> Clip:
 
 
 def _kept(clip: Clip, files: Any) -> tuple[Found | None, Path | None]:
-    """What an earlier run found in a clip, and its file, named by all that decides it; None where nothing is kept."""
+    """What an earlier run found in a clip, and its file, named by all that decides it; None where
+    nothing is kept.
+    """
     if not RUN.kept:
         return None, None
     spikes, compared = clip.spikes, _compared(clip)

@@ -1,11 +1,12 @@
-"""Between the spike plane and the RGB grid: which spike pixels a crop of the frame needs, and how it is made of them.
+"""Between the spike plane and the RGB grid: which spike pixels a crop of the frame needs, and how
+it is made of them.
 
-`ScaledGrid`: both cameras have the same view. `CalibratedGrid`: a second camera with another view, see `Calibration`.
-Both have: step, crops start at multiples of it, and their sides are multiples; pixel, RGB pixels per spike pixel, at
-least 1; region, (top, left, height, width), the RGB pixels from which crops for training are drawn; coverage, the share
-of the frame that the spike camera sees.
-A grid gives a window for each crop of the frame, whose `crop` is the spike pixels to read for it. The crop of a whole
-window's channels is, bit for bit, what the window of the crop gives.
+`ScaledGrid`: both cameras have the same view. `CalibratedGrid`: a second camera with another view,
+see `Calibration`. Both have: step, crops start at multiples of it, and their sides are multiples;
+pixel, RGB pixels per spike pixel, at least 1; region, (top, left, height, width), the RGB pixels
+from which crops for training are drawn; coverage, the share of the frame that the spike camera
+sees. A grid gives a window for each crop of the frame, whose `crop` is the spike pixels to read for
+it. The crop of a whole window's channels is, bit for bit, what the window of the crop gives.
 """
 
 import hashlib
@@ -39,14 +40,17 @@ Row = Annotated[list[float], Field(min_length=3, max_length=3)]
 class Calibration(Section):
     """The contents of a calibration file.
 
-    matrix: mirrored spike pixel (x, y, 1) -> RGB pixel: 2 rows of 3 (affine) or 3 rows of 3 (homography). mirror: what
-    is mirrored in the upright spike image before `matrix` applies. spike_size, rgb_size: height and width.
-    region: (top, left, height, width) in RGB pixels: the part of the frame with usable spikes; None: the largest
-    rectangle that the planes cover. time_offset_planes: added to the number of the plane at which an exposure should
-    start: > 0 where the spike camera started first. exposure_share: part of the planes of a frame, in their middle,
-    during which it was exposed. tick_hz: planes per second; None: unknown. made: how the file was made; no effect.
-    For `--method joint` alone: rolling, the share of the exposure by which the last row of a frame is exposed later than
-    the first; lens_blur, sigma in spike pixels of the blur of the spike camera's lens.
+    matrix: mirrored spike pixel (x, y, 1) -> RGB pixel: 2 rows of 3 (affine) or 3 rows of 3
+    (homography). mirror: what is mirrored in the upright spike image before `matrix` applies.
+    spike_size, rgb_size: height and width.
+    region: (top, left, height, width) in RGB pixels: the part of the frame with usable spikes;
+    None: the largest rectangle that the planes cover. time_offset_planes: added to the number of
+    the plane at which an exposure should
+    start: > 0 where the spike camera started first. exposure_share: part of the planes of a frame,
+    in their middle, during which it was exposed. tick_hz: planes per second; None: unknown. made:
+    how the file was made; no effect. For `--method joint` alone: rolling, the share of the exposure
+    by which the last row of a frame is exposed later than the first; lens_blur, sigma in spike
+    pixels of the blur of the spike camera's lens.
     """
 
     format: Literal[1] = 1
@@ -96,7 +100,10 @@ def scale_of(matrix: np.ndarray) -> float:
 
 
 def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:
-    """The calibration in the JSON file `path`, or `table`, a part of it. Raises DataError for one of no use."""
+    """The calibration in the JSON file `path`, or `table`, a part of it.
+
+    Raises DataError for one of no use.
+    """
     path = expanded(str(path))
     try:
         if table is None:
@@ -154,7 +161,9 @@ def save_calibration(path: str | Path, calibration: Calibration) -> None:
 
 @dataclass(frozen=True)
 class ScaledWindow:
-    """The spike pixels of `crop`, enlarged to `size` (H, W), of which `inner` is the crop of the frame."""
+    """The spike pixels of `crop`, enlarged to `size` (H, W), of which `inner` is the crop of the
+    frame.
+    """
 
     crop: Crop
     size: tuple[int, int]
@@ -174,12 +183,16 @@ class ScaledWindow:
         return channels[:, self.inner[0], self.inner[1]]
 
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
-        """Means of the stream (T, h, w) and of the image (H, W, 3), as (3,), over what both cameras see."""
+        """Means of the stream (T, h, w) and of the image (H, W, 3), as (3,), over what both cameras
+        see.
+        """
         return float(stream.mean()), image.mean(axis=(0, 1))
 
 
 class ScaledGrid:
-    """Frames of `size` (H, W), a whole multiple of the spike plane. Raises DataError for any other size.
+    """Frames of `size` (H, W), a whole multiple of the spike plane.
+
+    Raises DataError for any other size.
 
     is_stretched: of any ratio to it, for whole frames, as a user's own clips may have.
     """
@@ -226,8 +239,9 @@ class ScaledGrid:
 class CalibratedWindow:
     """The RGB pixels as weighted means of spike pixels.
 
-    samples: for each sample of an RGB pixel, the places of its neighbours in the flattened `crop` and their weights,
-    each (neighbours, H W). covered: (H, W) the RGB pixels that the spike camera sees.
+    samples: for each sample of an RGB pixel, the places of its neighbours in the flattened `crop`
+    and their weights, each (neighbours, H W). covered: (H, W) the RGB pixels that the spike camera
+    sees.
     """
 
     crop: Crop
@@ -237,7 +251,8 @@ class CalibratedWindow:
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
         planes = channels.reshape(len(channels), self.crop.height * self.crop.width)
         out = np.zeros((len(channels), self.covered.size), np.float32)
-        # Sums of single products in a fixed order, which a library's fused or blocked sum would not be.
+        # Sums of single products in a fixed order, which a library's fused or blocked sum would not
+        # be.
         for places, weights in self.samples:
             for place, weight in zip(places, weights, strict=True):
                 for plane, values in zip(planes, out, strict=True):
@@ -255,10 +270,11 @@ class CalibratedWindow:
 class CalibratedGrid:
     """The frames of a calibration.
 
-    An RGB pixel takes the value at its centre, interpolated bilinearly between the spike pixels (or the nearest one's).
-    Where the spike pixels are finer, it is the mean of n x n such samples spread evenly over the RGB pixel, n being the
-    number of spike pixels across it, rounded up. Outside of the spike camera's view it repeats the nearest pixel of the
-    plane's edge. Raises DataError for sizes that are not those of the calibration, and for cameras without common view.
+    An RGB pixel takes the value at its centre, interpolated bilinearly between the spike pixels (or
+    the nearest one's). Where the spike pixels are finer, it is the mean of n x n such samples
+    spread evenly over the RGB pixel, n being the number of spike pixels across it, rounded up.
+    Outside of the spike camera's view it repeats the nearest pixel of the plane's edge. Raises
+    DataError for sizes that are not those of the calibration, and for cameras without common view.
     """
 
     step = 1
@@ -277,7 +293,8 @@ class CalibratedGrid:
         self.size = (calibration.rgb_size[0], calibration.rgb_size[1])
         self.pixel = max(1, round(scale_of(calibration.to_rgb())))
         self._to_spike = np.linalg.inv(calibration.to_rgb())
-        # Spike pixels across an RGB pixel in the middle of the frame, rounded up: 1 where they are larger.
+        # Spike pixels across an RGB pixel in the middle of the frame, rounded up: 1 where they are
+        # larger.
         middle = Crop((self.size[0] - 1) // 2, (self.size[1] - 1) // 2, 1, 1)
         here, right, below = (
             np.ravel(self._centres(middle, *step)) for step in ((0, 0), (1, 0), (0, 1))
@@ -331,7 +348,9 @@ class CalibratedGrid:
                 (np.arange(self._samples) + 0.5) / self._samples - 0.5,
                 self._plane,
             )
-            corners = []  # of each sample, rows, columns and weights of the spike pixels around it, (neighbours, H W)
+            # of each sample, rows, columns and weights of the spike pixels around it, (neighbours,
+            # H W)
+            corners = []
             for x, y in (self._centres(aug, dx, dy) for dy in shifts for dx in shifts):
                 x, y = np.clip(x.ravel(), 0, width - 1), np.clip(y.ravel(), 0, height - 1)
                 if self._nearest:
@@ -366,7 +385,8 @@ class CalibratedGrid:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Spike coordinates x and y, each (H, W), of the crop's RGB pixels moved by (dx, dy).
 
-        float64 of coordinates in the whole frame: the same numbers in every crop that contains the pixel.
+        float64 of coordinates in the whole frame: the same numbers in every crop that contains the
+        pixel.
         """
         x = aug.left + np.arange(aug.width, dtype=np.float64)[None] + dx
         y = aug.top + np.arange(aug.height, dtype=np.float64)[:, None] + dy
@@ -383,7 +403,10 @@ Grid = ScaledGrid | CalibratedGrid
 
 
 def warn_uncovered(grid: Grid, what: str, where: str) -> None:
-    """Warn that a part of whole frames, of `what`, has no spikes. Raises DataError where it is more than half."""
+    """Warn that a part of whole frames, of `what`, has no spikes.
+
+    Raises DataError where it is more than half.
+    """
     if grid.coverage == 1.0:
         return
     top, left, height, width = grid.region
@@ -400,7 +423,9 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
 
 
 def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
-    """(top, left, height, width) of the largest rectangle of true pixels in a convex area (H, W); None without one."""
+    """(top, left, height, width) of the largest rectangle of true pixels in a convex area (H, W);
+    None without one.
+    """
     rows = np.flatnonzero(covered.any(axis=1))
     if not len(rows):
         return None

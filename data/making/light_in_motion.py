@@ -20,7 +20,9 @@ FINE = 2  # pixels of a photograph per RGB pixel, each way
 def smooth_walk(
     rng: np.random.Generator, planes: int, amplitude: float, periods: tuple[float, float]
 ) -> np.ndarray:
-    """(planes,) sum of four sines with random periods in the range `periods` (in planes); peak near `amplitude`."""
+    """(planes,) sum of four sines with random periods in the range `periods` (in planes); peak near
+    `amplitude`.
+    """
     t = np.arange(planes)
     walk = np.zeros(planes)
     for weight in (0.4, 0.3, 0.2, 0.1):
@@ -30,9 +32,11 @@ def smooth_walk(
 
 
 class LightPath:
-    """The light at any time between the frames of a clip: both neighbours, moved along the optical flow, and mixed.
+    """The light at any time between the frames of a clip: both neighbours, moved along the optical
+    flow, and mixed.
 
-    light: number of a frame, of `count`, -> its light (h, w) or (h, w, 3) float32. method: "linear" only mixes them.
+    light: number of a frame, of `count`, -> its light (h, w) or (h, w, 3) float32. method: "linear"
+    only mixes them.
     """
 
     def __init__(
@@ -43,7 +47,9 @@ class LightPath:
         self._dis = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
 
     def at(self, time: float) -> np.ndarray:
-        """Light at `time` in frames, as a frame's; constant before the first and after the last frame."""
+        """Light at `time` in frames, as a frame's; constant before the first and after the last
+        frame.
+        """
         time = min(max(time, 0.0), self.count - 1.0)
         index = min(int(time), max(self.count - 2, 0))
         part = time - index
@@ -78,7 +84,9 @@ class LightPath:
 def grey_light(
     frames: FrameSource, size: tuple[int, int], gamma: float
 ) -> Callable[[int], np.ndarray]:
-    """Number of a frame -> its grey light (h, w) of `size`; gamma: exponent from display values to light."""
+    """Number of a frame -> its grey light (h, w) of `size`; gamma: exponent from display values to
+    light.
+    """
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
     how = {"dsize": size[::-1], "interpolation": cv2.INTER_AREA}
     return lambda number: cv2.resize(to_grey(cv2.LUT(frames.read(number), curve)), **how)
@@ -86,7 +94,9 @@ def grey_light(
 
 @dataclass(frozen=True)
 class Cut:
-    """A part of a video, from frame `first`: `average` of its frames are one interval; side: it is scaled to."""
+    """A part of a video, from frame `first`: `average` of its frames are one interval; side: it is
+    scaled to.
+    """
 
     first: int
     average: int
@@ -110,8 +120,9 @@ def find_cuts(
 ) -> list[Cut]:
     """The parts of a video that can be interpolated, without a change of the scene.
 
-    count: frame intervals of a part. sides: the shortest and the longest shorter side of its scaled frames: the
-    shorter, the smaller the motion. average: frames of an interval; None: 1 to MOST_AVERAGE, drawn for each part.
+    count: frame intervals of a part. sides: the shortest and the longest shorter side of its scaled
+    frames: the shorter, the smaller the motion. average: frames of an interval; None: 1 to
+    MOST_AVERAGE, drawn for each part.
     """
     steps, before = [], None
     dis, side = (
@@ -143,10 +154,12 @@ def find_cuts(
 def video_scene(
     frames: FrameSource, cut: Cut, count: int, planes: int, crop: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """The light (crop, crop, 3) float32 of each plane of a cut: `count` frame intervals of `planes` planes.
+    """The light (crop, crop, 3) float32 of each plane of a cut: `count` frame intervals of `planes`
+    planes.
 
-    The crop moves as a hand would move it. At the sharp instants, plane planes // 2 of each interval, it is a part of a
-    frame of the video, scaled, without interpolation: it lies on whole pixels.
+    The crop moves as a hand would move it. At the sharp instants, plane planes // 2 of each
+    interval, it is a part of a frame of the video, scaled, without interpolation: it lies on whole
+    pixels.
     """
     total, length = count * planes, cut.average * count + 2
     path = LightPath(
@@ -170,8 +183,9 @@ def photo_scene(
 ) -> Iterator[np.ndarray]:
     """The light (crop, crop, 3) float32 of each plane of a photograph that a moving camera sees.
 
-    The camera pans, zooms, turns and tilts. Two pieces of the photograph, nearer than the rest, move more and on their
-    own. picture: (H, W, 3) uint8, scaled down to a shorter side of FINE x side. count, planes: see `video_scene`.
+    The camera pans, zooms, turns and tilts. Two pieces of the photograph, nearer than the rest,
+    move more and on their own. picture: (H, W, 3) uint8, scaled down to a shorter side of FINE x
+    side. count, planes: see `video_scene`.
     """
     light = cv2.LUT(scaled(picture, FINE * side), LIGHT)
     total, fine, size = count * planes, FINE * crop, np.array(light.shape[1::-1])

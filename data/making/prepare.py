@@ -1,4 +1,6 @@
-"""RGB + spike clips from high-frame-rate video, any video or photographs: settings, checks, light and files."""
+"""RGB + spike clips from high-frame-rate video, any video or photographs: settings, checks, light
+and files.
+"""
 
 import hashlib
 import json
@@ -34,7 +36,8 @@ from utils.options.section import Section
 from utils.random_streams import published_stream, random_stream
 
 SPLITS = ("train", "test")
-# To be raised when the same recipe and source give other files than before (2: the sensor's modulo reset).
+# To be raised when the same recipe and source give other files than before (2: the sensor's modulo
+# reset).
 VERSION = 2
 RECORD = "made.json"
 # Settings that have no effect with a rig, and without one.
@@ -100,7 +103,10 @@ class Recipe(Section):
         return self.rig != "none"
 
     def record(self) -> dict[str, Any]:
-        """The settings with an effect, as JSON. Older clips without instants are still continued."""
+        """The settings with an effect, as JSON.
+
+        Older clips without instants are still continued.
+        """
         unused = (RAW_ONLY if self.has_rig else RIG_ONLY) | (
             set() if self.instants else {"instants"}
         )
@@ -121,7 +127,9 @@ class Recipe(Section):
 
 
 class RawClip(NamedTuple):
-    """A source of clips: a folder of images, a video file or, with a rig, a photograph. split: "" without folders."""
+    """A source of clips: a folder of images, a video file or, with a rig, a photograph. split: ""
+    without folders.
+    """
 
     name: str
     path: Path
@@ -133,7 +141,10 @@ class RawClip(NamedTuple):
 
 
 def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
-    """The clips in `source`, or in its `train` and `test`; photos: also image files. Raises DataError for none."""
+    """The clips in `source`, or in its `train` and `test`; photos: also image files.
+
+    Raises DataError for none.
+    """
     if source.is_file():
         return [RawClip(source.stem, source, "")]
     splits = [(source / split, split) for split in SPLITS if (source / split).is_dir()]
@@ -155,7 +166,10 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
 
 
 def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
-    """The parts of a source that a rig records. An error is returned, so that the other sources are still made."""
+    """The parts of a source that a rig records.
+
+    An error is returned, so that the other sources are still made.
+    """
     cv2.setNumThreads(1)
     try:
         frames = FrameSource(raw.path)
@@ -204,8 +218,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """size: of the frames of a job; bytes: of its files; todo: whether a folder is missing; frames: to read or, with a
-    rig, to make; record: contents of made.json.
+    """size: of the frames of a job; bytes: of its files; todo: whether a folder is missing; frames:
+    to read or, with a rig, to make; record: contents of made.json.
     """
 
     size: tuple[int, int]
@@ -216,7 +230,10 @@ class Plan:
 
 
 def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
-    """Check a clip before it is made. An error is returned, so that the errors of all clips can be shown."""
+    """Check a clip before it is made.
+
+    An error is returned, so that the errors of all clips can be shown.
+    """
     cv2.setNumThreads(1)
     where, average, path = str(job.raw.path), recipe.average_of(job.name), job.raw.path
     try:
@@ -254,7 +271,8 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
             )
         record = {"version": VERSION, "recipe": recipe.record(), "source": digest.hexdigest()[:16]}
         todo = not _is_made(job, record)
-        # Only the headers of PNGs are read. Frames of other formats are checked when they are decoded.
+        # Only the headers of PNGs are read. Frames of other formats are checked when they are
+        # decoded.
         for file in dict.fromkeys(files) if todo and source else ():
             found = image_size(str(file)) if file.suffix.lower() == ".png" else size
             if found != size:
@@ -279,7 +297,10 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 
 def _is_made(job: Job, record: dict[str, Any]) -> bool:
-    """Whether both folders exist. Raises DataError for one not made from this source with this recipe."""
+    """Whether both folders exist.
+
+    Raises DataError for one not made from this source with this recipe.
+    """
     folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
         try:
@@ -337,11 +358,13 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
 def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
     """Write the frames of all exposures, each of `average` raw frames, below `folder`.
 
-    blur: mean of the display values, as in GoPro; blur_gamma: mean of linear light; sharp: the middle raw frame;
+    blur: mean of the display values, as in GoPro; blur_gamma: mean of linear light; sharp: the
+    middle raw frame;
     instants: the raw frames nearest to the middles of equal parts of the exposure.
     """
     instants = recipe.instants
-    # round() takes halves to the even number on both sides of 0, so that reversed time has the same instants.
+    # round() takes halves to the even number on both sides of 0, so that reversed time has the same
+    # instants.
     offsets = [
         average // 2 + round((k - instants // 2) * average / instants) for k in range(instants)
     ]
@@ -367,7 +390,10 @@ def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path)
 
 
 def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
-    """Write one .dat per exposure. After the last raw frame the light is unknown, so the last file may be short."""
+    """Write one .dat per exposure.
+
+    After the last raw frame the light is unknown, so the last file may be short.
+    """
     average, planes = recipe.average_of(clip), recipe.planes_of(clip)
     size = (frames.size[0] // recipe.ratio, frames.size[1] // recipe.ratio)
     light = grey_light(frames, size, recipe.gamma if recipe.light == "linear" else 1.0)

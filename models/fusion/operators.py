@@ -1,4 +1,7 @@
-"""Fusion operators: how the spike representation is combined with the RGB frames. One class per operator."""
+"""Fusion operators: how the spike representation is combined with the RGB frames.
+
+One class per operator.
+"""
 
 from typing import Literal
 
@@ -15,11 +18,14 @@ Base = Literal["blurry", "fused"]
 
 
 class Fusion(nn.Module):
-    """Base class of all operators. Each method returns its input unchanged unless an operator overrides it.
+    """Base class of all operators.
 
-    A constructor may take `spike_channels` (S of the data) and `feature_channels` (width of the first features, then
-    of stages 1 to 7); both are named in `register(..., given=...)`.
-    representation: the only spike representation whose channels the operator understands; None: any.
+    Each method returns its input unchanged unless an operator overrides it.
+
+    A constructor may take `spike_channels` (S of the data) and `feature_channels` (width of the
+    first features, then of stages 1 to 7); both are named in `register(..., given=...)`.
+    representation: the only spike representation whose channels the operator understands; None:
+    any.
     """
 
     needs_spikes = True
@@ -32,7 +38,8 @@ class Fusion(nn.Module):
 
     @classmethod
     def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
-        """(image channels, channels that `on_input` returns), both per frame; in_chans: netG.in_chans or None.
+        """(image channels, channels that `on_input` returns), both per frame; in_chans:
+        netG.in_chans or None.
 
         Raises OptionError if in_chans or the data's spike channels do not fit the operator.
         """
@@ -65,7 +72,9 @@ class Fusion(nn.Module):
         return features
 
     def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:
-        """The frames (B, T, 3, H, W) to which the network adds its output. fused: the result of `on_input`."""
+        """The frames (B, T, 3, H, W) to which the network adds its output. fused: the result of
+        `on_input`.
+        """
         return rgb
 
 
@@ -73,7 +82,8 @@ class ImageFusion(Fusion):
     """Base class of operators whose `on_input` returns a better frame.
 
     base: the frame to which the network adds its output.
-    inputs: channels that a small residual conv net takes, which has `layers` convolutions of `features` channels.
+    inputs: channels that a small residual conv net takes, which has `layers` convolutions of
+    `features` channels.
     """
 
     def __init__(self, base: Base, inputs: int, features: int, layers: int) -> None:
@@ -122,11 +132,12 @@ class ConcatFusion(Fusion):
 
 @FUSIONS.register("gated", given=("spike_channels",))
 class GatedFusion(ImageFusion):
-    """Adds to each RGB frame the output of a small conv net on RGB and spikes, times a learned gate in (0, 1).
+    """Adds to each RGB frame the output of a small conv net on RGB and spikes, times a learned gate
+    in (0, 1).
 
     features: width of the conv net; layers: number of its residual convolutions, applied per frame.
-    gate_bias: -4 starts with an almost closed gate, for training from published RGB weights; for training from
-    scratch 0 is better: the spikes then contribute from the first step.
+    gate_bias: -4 starts with an almost closed gate, for training from published RGB weights; for
+    training from scratch 0 is better: the spikes then contribute from the first step.
     base: the frame to which the network adds its output: "blurry", as published, or "fused".
     """
 
@@ -172,8 +183,8 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
 
 
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601, what a grey sensor sees of the three colours
-# Added to the variance of luma in a window, in squared display values: where luma hardly varies, as in noise, colour
-# follows the mean colour of the window.
+# Added to the variance of luma in a window, in squared display values: where luma hardly varies, as
+# in noise, colour follows the mean colour of the window.
 FLAT = 3e-4
 DARK = 1e-3  # least luma by which a colour is divided
 CACHED = (
@@ -183,20 +194,24 @@ CACHED = (
 
 @FUSIONS.register("exposure", given=("spike_channels",))
 class ExposureFusion(ImageFusion):
-    """Mixes the blurry frame and its estimates of the sharp one, pixel by pixel, and adds a correction.
+    """Mixes the blurry frame and its estimates of the sharp one, pixel by pixel, and adds a
+    correction.
 
-    Luma x ratio is the luma of the scene around the sharp instant, up to noise (short windows) and motion (long ones).
-    The spikes are those of "relative" in the domain of the frames: S - 1 ratios and a confidence. They do not see
-    colour: where objects of two colours are blurred together, the mixtures lie on a line between them, whose slope over
-    luma is fitted to the frame in windows of 2 colour_radius + 1 pixels on a side. A small conv net gives the weights
-    of the mixture, which sum to 1, and the correction, which starts at 0.
+    Luma x ratio is the luma of the scene around the sharp instant, up to noise (short windows) and
+    motion (long ones). The spikes are those of "relative" in the domain of the frames: S - 1 ratios
+    and a confidence. They do not see
+    colour: where objects of two colours are blurred together, the mixtures lie on a line between
+    them, whose slope over luma is fitted to the frame in windows of 2 colour_radius + 1 pixels on a
+    side. A small conv net gives the weights of the mixture, which sum to 1, and the correction,
+    which starts at 0.
 
-    estimates: so many of the ratios, from the first, are around the sharp instant (null: all). features: width of the
-    conv net; layers: number of its residual convolutions. colour_radius: radius of the windows in which colours are
-    fitted. base: the frame to which the network adds its output: "blurry", as published, or "fused".
+    estimates: so many of the ratios, from the first, are around the sharp instant (null: all).
+    features: width of the conv net; layers: number of its residual convolutions. colour_radius:
+    radius of the windows in which colours are fitted. base: the frame to which the network adds its
+    output: "blurry", as published, or "fused".
 
-    Source: this project; short and long rates also in S-SDM, lines of colour in Omer and Werman (CVPR 2004), their fit
-    in the guided filter (He et al., ECCV 2010).
+    Source: this project; short and long rates also in S-SDM, lines of colour in Omer and Werman
+    (CVPR 2004), their fit in the guided filter (He et al., ECCV 2010).
     """
 
     representation = "relative"
@@ -251,7 +266,10 @@ class ExposureFusion(ImageFusion):
         return (weights * pictures).sum(dim=1) + self.value(x)
 
     def colour_changes(self, image: Tensor) -> Tensor:
-        """How much each colour changes where luma doubles: luma x slope of the line of colour. (N, 3, H, W) both."""
+        """How much each colour changes where luma doubles: luma x slope of the line of colour.
+
+        (N, 3, H, W) both.
+        """
         luma = sum(
             weight * channel for weight, channel in zip(LUMA, image.split(1, dim=1), strict=True)
         )

@@ -1,4 +1,6 @@
-"""softmax(scale q k^T + bias + mask) v inside windows: torch's public attention, and on a CPU one of our own."""
+"""softmax(scale q k^T + bias + mask) v inside windows: torch's public attention, and on a CPU one
+of our own.
+"""
 
 import math
 from contextlib import nullcontext
@@ -18,8 +20,8 @@ CORE_BYTES = 3_000_000
 # Windows times heads of one call: an axis of a GPU's grid of thread blocks has this limit.
 MOST_HEADS = 65_535
 LOG2_E = math.log2(math.e)
-# Bytes of which a head must be a multiple for torch's fused attention on a GPU. It computes others, such as 20 channels
-# in bfloat16, with T x T matrices in float32.
+# Bytes of which a head must be a multiple for torch's fused attention on a GPU. It computes others,
+# such as 20 channels in bfloat16, with T x T matrices in float32.
 HEAD_BYTES = {"cuda": 16}
 # Without that of cuDNN: its gradients are reported to be NaN for windows of 64 tokens with a mask.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -28,7 +30,8 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v of packed heads (n, T, 3, heads, hd): (n, heads, T, hd), of which k and v are views.
 
-    mutual: each frame of a window of two counts as a window, (2 n, heads, T / 2, hd), with the queries of the other.
+    mutual: each frame of a window of two counts as a window, (2 n, heads, T / 2, hd), with the
+    queries of the other.
     """
     if not mutual:
         return qkv.transpose(1, 3).unbind(2)
@@ -77,7 +80,9 @@ def window_attention(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None
 ) -> Tensor:
-    """q, k, v: (n, heads, T, hd) -> (n, heads, T, hd); bias (heads, T, T) and mask (T, T) for all n, or None."""
+    """q, k, v: (n, heads, T, hd) -> (n, heads, T, hd); bias (heads, T, T) and mask (T, T) for all
+    n, or None.
+    """
     added = logit_offset(bias, mask, q.dtype)
     n, heads, _, d = q.shape
     # Channels of zeros change no logit; `scale` stays that of the true head.
@@ -95,14 +100,18 @@ def attend(
 def logit_offset(
     bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype, factor: float = 1.0
 ) -> Tensor | None:
-    """Sum of bias and mask, which is added to the logits, times `factor`: (1, heads or 1, T, T), or None."""
+    """Sum of bias and mask, which is added to the logits, times `factor`: (1, heads or 1, T, T), or
+    None.
+    """
     if mask is not None:
         bias = mask[None] if bias is None else bias + mask
     return None if bias is None else (bias[None] * factor).to(dtype)
 
 
 class CpuAttention(torch.autograd.Function):
-    """`attend` on packed heads of windows with one mask, with a gradient that keeps no T x T matrices."""
+    """`attend` on packed heads of windows with one mask, with a gradient that keeps no T x T
+    matrices.
+    """
 
     @staticmethod
     def forward(
@@ -136,8 +145,8 @@ class CpuAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        """The logits are recomputed for a few windows at a time, so that they stay in the cache and the forward pass
-        saves no T x T matrices. The gradient of the bias is float32 at least.
+        """The logits are recomputed for a few windows at a time, so that they stay in the cache and
+        the forward pass saves no T x T matrices. The gradient of the bias is float32 at least.
         """
         scale, mutual = ctx.args
         qkv, bias, out, sums, offset = ctx.saved_tensors
@@ -147,9 +156,9 @@ class CpuAttention(torch.autograd.Function):
         step, precise = windows_at_once(q), sums.dtype
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise)
         weights, grads = q.new_empty(2, min(step, n) * heads, t, t)
-        # The products subtract the log-sum-exp from the logits and, as sum(weights * grads) of a row is
-        # sum(grad * out), this from the gradient of the weights, as channels: two each, as bfloat16 alone would be off
-        # by 2 %.
+        # The products subtract the log-sum-exp from the logits and, as sum(weights * grads) of a
+        # row is sum(grad * out), this from the gradient of the weights, as channels: two each, as
+        # bfloat16 alone would be off by 2 %.
         of_rows = sums / (-scale * LOG2_E), -(grad.to(precise) * out).sum(3, keepdim=True)
         of_rows = [
             torch.cat((x, column.to(q.dtype), (column - column.to(q.dtype)).to(q.dtype)), dim=3)
@@ -194,14 +203,17 @@ def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tenso
 def cpu_attention(
     q: Tensor, k: Tensor, v: Tensor, offset: Tensor | None, scale: float, subtracts: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scale q k^T + offset / LOG2_E) v, and LOG2_E times the log-sum-exp of each row of logits.
+    """softmax(scale q k^T + offset / LOG2_E) v, and LOG2_E times the log-sum-exp of each row of
+    logits.
 
-    q, k, v: (n, heads, T, hd); offset: (windows at once * heads, T, T) or None -> (n, heads, T, hd), (n, heads, T, 1),
-    the latter float32 at least. subtracts: the largest logit of each row from all of them, before exp2. No autograd.
+    q, k, v: (n, heads, T, hd); offset: (windows at once * heads, T, T) or None -> (n, heads, T,
+    hd), (n, heads, T, 1), the latter float32 at least. subtracts: the largest logit of each row
+    from all of them, before exp2. No autograd.
     """
     n, heads, t, d = q.shape
     step = windows_at_once(q)
-    # Transposing thin matrices costs less than a product with a thin result. The row of ones gives the sum of each row.
+    # Transposing thin matrices costs less than a product with a thin result. The row of ones gives
+    # the sum of each row.
     v_ones = q.new_ones(n, heads, d + 1, t)
     v_ones[:, :, :d] = v.transpose(2, 3)
     weights, out, top = (

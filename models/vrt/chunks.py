@@ -1,7 +1,9 @@
-"""A part of the network computed a chunk of tokens at a time, and recomputed so in backward; the gated MLP.
+"""A part of the network computed a chunk of tokens at a time, and recomputed so in backward; the
+gated MLP.
 
-Autograd would keep every intermediate of a block, 16 to 21 tensors of the size of its input. Here a block keeps its
-input and, where that pays, the output of its attention. On a CPU the intermediates of a chunk stay in the cache.
+Autograd would keep every intermediate of a block, 16 to 21 tensors of the size of its input. Here a
+block keeps its input and, where that pays, the output of its attention. On a CPU the intermediates
+of a chunk stay in the cache.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +24,8 @@ Weights = dict[str, Tensor | None]
 
 # Devices whose attention is torch's public one, under autograd.
 PUBLIC_ATTENTION = ("cuda",)
-# Tokens of a chunk on a CPU, whose widest intermediate should fit the last-level cache, and on a GPU.
+# Tokens of a chunk on a CPU, whose widest intermediate should fit the last-level cache, and on a
+# GPU.
 CPU_TOKENS, GPU_TOKENS = 2048, 1 << 17
 # Weights that are added to float32, or cast where they are used.
 FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
@@ -50,7 +53,8 @@ def cast(weights: Weights, dtype: torch.dtype) -> Weights:
 
 @dataclass
 class Tape:
-    """Results of our own attention: the forward pass may keep them, and backward reads them in the same order.
+    """Results of our own attention: the forward pass may keep them, and backward reads them in the
+    same order.
 
     offsets: what is added to the logits, by mask: a pass over a block computes it once.
     """
@@ -64,11 +68,11 @@ class Tape:
 class Work(NamedTuple):
     """What is computed of each chunk: y + factor * (h fc2^T + fc2_bias), with y, h = hidden(..).
 
-    hidden: a function of (tokens, chunk, factors, weights, tape). y None: no sum; h None: no product. The last linear
-    layer is apart, as backward need not recompute it.
-    names: of the weights. factors: of the two residual branches, a pair of numbers for each sample or a column for all
-    tokens, (2, tokens, 1); None: 1. records: whether the forward pass keeps the results of our own attention; None:
-    there is none.
+    hidden: a function of (tokens, chunk, factors, weights, tape). y None: no sum; h None: no
+    product. The last linear layer is apart, as backward need not recompute it.
+    names: of the weights. factors: of the two residual branches, a pair of numbers for each sample
+    or a column for all tokens, (2, tokens, 1); None: 1. records: whether the forward pass keeps the
+    results of our own attention; None: there is none.
     """
 
     hidden: Callable[..., tuple[Tensor | None, Tensor | None]]
@@ -182,9 +186,11 @@ def gated(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
 
 
 class GatedMlp(nn.Module):
-    """fc2(gelu(fc11(x)) * fc12(x)) over the last axis (GEGLU, Shazeer 2020), with the exact erf GELU.
+    """fc2(gelu(fc11(x)) * fc12(x)) over the last axis (GEGLU, Shazeer 2020), with the exact erf
+    GELU.
 
-    checkpoint: save only the input for backward, and recompute the rest there; in chunks that is always so.
+    checkpoint: save only the input for backward, and recompute the rest there; in chunks that is
+    always so.
     """
 
     FLAGS = ("checkpoint",)

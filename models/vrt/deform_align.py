@@ -13,11 +13,12 @@ TAPS = 9
 
 
 def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """3x3 convolution whose nine samples per output pixel and offset group have their own offset and factor.
+    """3x3 convolution whose nine samples per output pixel and offset group have their own offset
+    and factor.
 
-    x: (n, c, h, w); offset: (n, 18 g, h, w), float32 or float64 whatever x is, channel 2 * (group * 9 + tap) = dy, the
-    next dx, in pixels; mask: (n, 9 g, h, w); weight: (c', c / k, 3, 3), k weight groups; bias: (c',). Zeros outside the
-    image.
+    x: (n, c, h, w); offset: (n, 18 g, h, w), float32 or float64 whatever x is, channel 2 * (group *
+    9 + tap) = dy, the next dx, in pixels; mask: (n, 9 g, h, w); weight: (c', c / k, 3, 3), k weight
+    groups; bias: (c',). Zeros outside the image.
     Returns (n, c', h, w), under autocast in the autocast dtype. Differentiable in all tensors.
     """
     kind, dtype = x.device.type, compute_dtype(x)
@@ -26,12 +27,14 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
             deform_conv2d,  # takes seconds to import, so only when it is needed
         )
 
-        # It needs one dtype, and computes in float32 under autocast. An offset of 20 pixels in bfloat16 is off by 1/16.
+        # It needs one dtype, and computes in float32 under autocast. An offset of 20 pixels in
+        # bfloat16 is off by 1/16.
         precise = torch.promote_types(x.dtype, torch.float32)
         x, offset, mask, weight, bias = (t.to(precise) for t in (x, offset, mask, weight, bias))
         with torch.autocast(kind, enabled=False):
             return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask).to(dtype)
-    # One grid_sample and one matrix product: 3 times faster than torchvision's scalar loops, 7 times with gradients.
+    # One grid_sample and one matrix product: 3 times faster than torchvision's scalar loops, 7
+    # times with gradients.
     n, c, h, w = x.shape
     groups, mask = (
         mask.shape[1] // TAPS,
@@ -73,14 +76,17 @@ def _tap_positions(
     return rows, columns
 
 
-# Pixels per deformable convolution on a CPU: larger batches do not fit the cache. A GPU takes all frames at once.
+# Pixels per deformable convolution on a CPU: larger batches do not fit the cache. A GPU takes all
+# frames at once.
 CPU_PIXELS = 1024
-# Frames that torchvision's kernel for GPUs samples at a time, at most (kMaxParallelImgs): a divisor of their number.
+# Frames that torchvision's kernel for GPUs samples at a time, at most (kMaxParallelImgs): a divisor
+# of their number.
 TORCHVISION_FRAMES = 32
 
 
 class DeformAlign(nn.Module):
-    """Flow-guided deformable convolution: offsets are the flow plus a residual from a small conv net.
+    """Flow-guided deformable convolution: offsets are the flow plus a residual from a small conv
+    net.
 
     sources: number of source frames, each with its own weight group; max_residual: in pixels.
     """
@@ -105,7 +111,9 @@ class DeformAlign(nn.Module):
         nn.init.zeros_(self.conv_offset[-1].bias)
 
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
-        """sources: nearest first, each (n, d, h, w); target: (n, d, h, w); flows: one (n, 2, h, w) per source."""
+        """sources: nearest first, each (n, d, h, w); target: (n, d, h, w); flows: one (n, 2, h, w)
+        per source.
+        """
         others, is_compiling = (*sources, *flows), torch.compiler.is_compiling()
         if target.device.type != "cpu" and not is_compiling:
             # A GPU has time for the convolutions, and no memory for their inputs.
@@ -113,24 +121,31 @@ class DeformAlign(nn.Module):
                 lambda x, *rest: self._sampled(self._unbounded(x, *rest), *rest), target, *others,
                 weights=self.parameters(),
             )  # fmt: skip
-        # Offsets are three times as large as the input, samples nine times, and both are cheap to recompute.
+        # Offsets are three times as large as the input, samples nine times, and both are cheap to
+        # recompute.
         unbounded = self._unbounded(target, *others)
         weights = self.weight, self.bias
         return recomputed(self._sampled, unbounded, *others, weights=weights, when=not is_compiling)
 
     def _unbounded(self, target: Tensor, *others: Tensor) -> Tensor:
-        """Offsets before tanh, and masks before the sigmoid, (n, 27 g, h, w); others: sources, then flows."""
+        """Offsets before tanh, and masks before the sigmoid, (n, 27 g, h, w); others: sources, then
+        flows.
+        """
         sources, flows = others[: self.sources], others[self.sources :]
         warped = [flow_warp(s, f) for s, f in zip(sources, flows, strict=True)]
         guide = torch.cat((*warped, target, *(f.to(target.dtype) for f in flows)), dim=1)
-        # channels_last is the fastest layout for convolutions, on a CPU and on tensor cores; sampling needs planes.
+        # channels_last is the fastest layout for convolutions, on a CPU and on tensor cores;
+        # sampling needs planes.
         return self.conv_offset(guide.contiguous(memory_format=torch.channels_last)).contiguous()
 
     def _sampled(self, z: Tensor, *others: Tensor) -> Tensor:
-        """Deformable convolution of the sources; z (n, 27 g, h, w): of _unbounded; others: sources, then flows."""
+        """Deformable convolution of the sources; z (n, 27 g, h, w): of _unbounded; others: sources,
+        then flows.
+        """
         sources, flows = others[: self.sources], others[self.sources :]
         x = sources[0] if self.sources == 1 else torch.cat(sources, dim=1)
-        # Offset channel 2 * (group * 9 + tap) is dy, the next one dx; each source has an equal share of the groups.
+        # Offset channel 2 * (group * 9 + tap) is dy, the next one dx; each source has an equal
+        # share of the groups.
         n, _, h, w = z.shape
         # Positions are float32 or float64, also under autocast.
         precise = torch.promote_types(z.dtype, torch.float32)
@@ -142,11 +157,13 @@ class DeformAlign(nn.Module):
         return deform_conv(x, offset, mask, self.weight, self.bias)
 
     def transient(self, target: Tensor) -> int:
-        """Bytes that the backward pass on a GPU holds at most besides what was saved; target: (n, d, h, w).
+        """Bytes that the backward pass on a GPU holds at most besides what was saved; target: (n,
+        d, h, w).
 
-        Counted on fake tensors (tests/helpers/fake_gpu.py): 2 to 10 % above the count. Offsets and masks, their gradients and
-        forms in float32; the input of the convolutions, in as many copies; the gradient of the result; the samples, of
-        torchvision's kernel in float32 for up to 32 frames at a time.
+        Counted on fake tensors (tests/helpers/fake_gpu.py): 2 to 10 % above the count. Offsets and
+        masks, their gradients and forms in float32; the input of the convolutions, in as many
+        copies; the gradient of the result; the samples, of torchvision's kernel in float32 for up
+        to 32 frames at a time.
         """
         if target.device.type == "cpu":
             return 0  # a few frames at a time
@@ -159,10 +176,11 @@ class DeformAlign(nn.Module):
 def align_clip(
     module: DeformAlign, x: Tensor, backward: list[Tensor], forward: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The later, and the earlier neighbours of every frame, aligned to it: two clips of x's shape (B, N, C, H, W).
+    """The later, and the earlier neighbours of every frame, aligned to it: two clips of x's shape
+    (B, N, C, H, W).
 
-    backward, forward: flows of distance 1, 2, ... A neighbour outside the clip is zero with zero flow. The last
-    (first) frame has no later (earlier) neighbour, and its result is zero.
+    backward, forward: flows of distance 1, 2, ... A neighbour outside the clip is zero with zero
+    flow. The last (first) frame has no later (earlier) neighbour, and its result is zero.
     """
     frames = x.transpose(0, 1)  # (N, B, C, H, W): consecutive frames form a batch without a copy
     later = _aligned(module, frames, [f.transpose(0, 1) for f in backward], ahead=True)

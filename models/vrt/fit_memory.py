@@ -1,4 +1,6 @@
-"""Memory of a training step: checkpoint "auto" fits it to a budget; a step without room says what to change."""
+"""Memory of a training step: checkpoint "auto" fits it to a budget; a step without room says what
+to change.
+"""
 
 import logging
 import math
@@ -29,7 +31,9 @@ MARGIN = 1.1
 
 
 class Branch(NamedTuple):
-    """One branch of a block, or the fusion of a stage: bytes of its intermediates, and FLOPs to recompute them."""
+    """One branch of a block, or the fusion of a stage: bytes of its intermediates, and FLOPs to
+    recompute them.
+    """
 
     owner: nn.Module
     flag: str
@@ -40,8 +44,9 @@ class Branch(NamedTuple):
 class Moment(NamedTuple):
     """The backward pass of one module.
 
-    saved: bytes that autograd has saved by the end of its forward pass if all branches are recomputed; what later
-    modules saved is free again. transient: bytes that its backward pass allocates besides, on a GPU.
+    saved: bytes that autograd has saved by the end of its forward pass if all branches are
+    recomputed; what later modules saved is free again. transient: bytes that its backward pass
+    allocates besides, on a GPU.
     """
 
     branches: list[Branch]
@@ -50,20 +55,23 @@ class Moment(NamedTuple):
 
 
 def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> float:
-    """Set the checkpoint flags of every block so that a training step needs at most `budget_gb`; returns the estimate.
+    """Set the checkpoint flags of every block so that a training step needs at most `budget_gb`;
+    returns the estimate.
 
-    run: one forward pass of net at the training size. The branches with the most FLOPs per byte are the first to be
-    saved instead of recomputed.
-    Counted from the tensors that autograd saves, without a backward pass: gradients and random numbers are not
-    changed, and every rank gets the same result. The count is within 3 % of what a step allocates, and up to 10 % below
-    it for recomputed blocks of the plain form (docs/benchmarks/net.md); MARGIN covers both.
+    run: one forward pass of net at the training size. The branches with the most FLOPs per byte are
+    the first to be saved instead of recomputed. Counted from the tensors that autograd saves,
+    without a backward pass: gradients and random numbers are not changed, and every rank gets the
+    same result. The count is within 3 % of what a step allocates, and up to 10 % below it for
+    recomputed blocks of the plain form (docs/benchmarks/net.md); MARGIN covers both.
     """
     moments = _checkpoint_all(net, run)
     branches = [branch for moment in moments for branch in moment.branches]
     fixed = BYTES_PER_PARAMETER * sum(p.numel() for p in net.parameters())
 
     def kept_and_peak() -> tuple[int, int]:
-        """Bytes of activations that are kept for the backward pass, and the most that there are at a time."""
+        """Bytes of activations that are kept for the backward pass, and the most that there are at
+        a time.
+        """
         kept = peak = 0
         for moment in moments:
             again = sum(
@@ -94,7 +102,10 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
 
 
 def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
-    """Set every checkpoint flag. Returns the moments in the order of the forward pass; the last is the end of it."""
+    """Set every checkpoint flag.
+
+    Returns the moments in the order of the forward pass; the last is the end of it.
+    """
     owners = [m for m in net.modules() if isinstance(m, Block)]
     owners += [m.pa_fuse for m in net.modules() if isinstance(m, Stage) and m.aligns]
     aligns = [m for m in net.modules() if isinstance(m, DeformAlign)]
@@ -126,7 +137,9 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
 
 @contextmanager
 def saved_bytes(net: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes of each storage that autograd saves for the backward pass, by address, without parameters and buffers."""
+    """Bytes of each storage that autograd saves for the backward pass, by address, without
+    parameters and buffers.
+    """
     own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
     sizes: dict[int, int] = {}
     alive: list[Tensor] = []  # keeps the tensors, so that no address is used twice
@@ -145,7 +158,9 @@ def saved_bytes(net: nn.Module) -> Iterator[dict[int, int]]:
 def _moment(
     net: nn.Module, owner: nn.Module, x: Tensor, saved: int, known: dict[tuple, list[int]]
 ) -> Moment:
-    """known: bytes that are saved in addition when the flags are cleared one by one, of each kind and size of owner."""
+    """known: bytes that are saved in addition when the flags are cleared one by one, of each kind
+    and size of owner.
+    """
     key, transient = (type(owner), tuple(x.shape), x.dtype), 0
     if isinstance(owner, Block):
         attn, transient = owner.attn, block_transient(owner, x)
@@ -245,7 +260,8 @@ def suggest_changes(
     if side >= max(spec.least_size):
         lines.append(f"datasets.train.gt_size={side * spec.scale}")
     frames = getattr(data, "num_frame", 0) - 1
-    # One frame more than the network requires, so that attention between frames has several frames to use.
+    # One frame more than the network requires, so that attention between frames has several frames
+    # to use.
     if frames > spec.least_frames and not spec.interpolates:
         lines.append(f"datasets.train.num_frame={frames}")
     return lines

@@ -53,7 +53,8 @@ def nearest4(x: Tensor, flow: Tensor) -> Tensor:
     flow = flow.detach()
     flow = flow if flow.dtype == torch.float64 else flow.float()
     position = pixel_grid(height, width, flow.dtype, flow.device) + flow
-    # Clamped so that the integers cannot overflow; one pixel beyond the border already counts as outside.
+    # Clamped so that the integers cannot overflow; one pixel beyond the border already counts as
+    # outside.
     px = position[:, 0].clamp(-1, width)
     py = position[:, 1].clamp(-1, height)
     flat = x.flatten(2)
@@ -74,7 +75,9 @@ WIDTHS = (8, 32, 64, 32, 16, 2)
 
 
 class SpyNet(nn.Module):
-    """Optical flow between frames in [0, 1] at full resolution, 1/2, 1/4 and 1/8, each in its own pixels."""
+    """Optical flow between frames in [0, 1] at full resolution, 1/2, 1/4 and 1/8, each in its own
+    pixels.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +97,9 @@ class SpyNet(nn.Module):
             )  # as the checkpoints name it
 
     def pyramid(self, frames: Tensor) -> list[Tensor]:
-        """Normalised frames at six scales, coarsest first. frames: (n, 3 or 1, h, w) -> (n, 3, ...)."""
+        """Normalised frames at six scales, coarsest first. frames: (n, 3 or 1, h, w) -> (n, 3,
+        ...).
+        """
         height, width = (-(-size // 32) * 32 for size in frames.shape[-2:])
         if (height, width) != tuple(frames.shape[-2:]):
             frames = F.interpolate(frames, (height, width), mode="bilinear", align_corners=False)
@@ -106,11 +111,13 @@ class SpyNet(nn.Module):
     def estimate(
         self, ref: list[Tensor], supp: list[Tensor], size: tuple[int, int]
     ) -> list[Tensor]:
-        """Flows that warp `supp` to `ref`, from their pyramids; size: (h, w) of the original frames.
+        """Flows that warp `supp` to `ref`, from their pyramids; size: (h, w) of the original
+        frames.
 
         Returns one (n, 2, h / s, w / s) for each of the four finest levels, finest first.
         """
-        # The flow at the coarsest level starts at zero. It has the size of that level, which may be one pixel.
+        # The flow at the coarsest level starts at zero. It has the size of that level, which may be
+        # one pixel.
         up = flow = torch.zeros_like(ref[0][:, :2])
         flows = []
         for level, module in enumerate(self.basic_module):
@@ -137,15 +144,17 @@ class SpyNet(nn.Module):
         return self.estimate(self.pyramid(ref), self.pyramid(supp), tuple(ref.shape[-2:]))
 
 
-# Of each level, finest first: (backward, forward), nearest neighbour first. backward[d][:, i] warps frame i + d + 1 to
-# frame i, forward[d][:, i] warps i to i + d + 1; each is (B, N - 1 - d, 2, H / 2^level, W / 2^level), in its pixels.
+# Of each level, finest first: (backward, forward), nearest neighbour first. backward[d][:, i] warps
+# frame i + d + 1 to frame i, forward[d][:, i] warps i to i + d + 1; each is (B, N - 1 - d, 2, H /
+# 2^level, W / 2^level), in its pixels.
 Flows = list[tuple[list[Tensor], list[Tensor]]]
 
 
 def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     """Flows of a clip (B, N, 1 or 3, H, W) in [0, 1], for neighbours up to `distance` frames away.
 
-    SpyNet runs once on a batch of all pairs in both directions; the pyramid of each frame is built once.
+    SpyNet runs once on a batch of all pairs in both directions; the pyramid of each frame is built
+    once.
     """
     b, n, _, height, width = frames.shape
     levels = [p.view(b, n, *p.shape[1:]) for p in spynet.pyramid(frames.flatten(0, 1))]

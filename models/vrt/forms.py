@@ -1,8 +1,8 @@
 """Which form of a computation runs on a GPU: our Triton kernels, or torch's operators.
 
 The one rule: kernels run in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30,
-A100) with a Triton that compiles there, outside of torch.compile. Windows whose size the kernels do not
-know use torch's attention. The log says once which form runs, and why if it is torch's.
+A100) with a Triton that compiles there, outside of torch.compile. Windows whose size the kernels do
+not know use torch's attention. The log says once which form runs, and why if it is torch's.
 """
 
 import logging

@@ -1,4 +1,6 @@
-"""Layers with one dtype on purpose, TF32, activation checkpointing, and convolutions applied per frame."""
+"""Layers with one dtype on purpose, TF32, activation checkpointing, and convolutions applied per
+frame.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -36,10 +38,11 @@ def layer_norm(
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm over the last axis whose result has the dtype of autocast, as that of a linear layer.
+    """Layer norm over the last axis whose result has the dtype of autocast, as that of a linear
+    layer.
 
-    torch's own returns float32 on a GPU, so the sum of the residual branches would be float32 in the first stage and
-    cast before each linear layer.
+    torch's own returns float32 on a GPU, so the sum of the residual branches would be float32 in
+    the first stage and cast before each linear layer.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,7 +53,9 @@ class LayerNorm(nn.LayerNorm):
 
 @contextmanager
 def tf32(is_on: bool) -> Iterator[None]:
-    """Convolutions and matrix products of float32 inside use TF32, or do not; the settings come back."""
+    """Convolutions and matrix products of float32 inside use TF32, or do not; the settings come
+    back.
+    """
     if hasattr(torch.backends.cudnn, "conv"):
         key, value = "fp32_precision", "tf32" if is_on else "ieee"
         parts = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
@@ -70,9 +75,12 @@ def tf32(is_on: bool) -> Iterator[None]:
 def recomputed(
     function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor], when: bool = True
 ) -> Tensor:
-    """function(*args); in backward, if one can follow, it is recomputed under the same autocast. No random numbers.
+    """function(*args); in backward, if one can follow, it is recomputed under the same autocast.
 
-    weights: all that it takes beside args. when: whether to recompute. torch's own checkpoint serves torch.compile
+    No random numbers.
+
+    weights: all that it takes beside args. when: whether to recompute. torch's own checkpoint
+    serves torch.compile
     alone: it imports the compiler, which takes two seconds of each process.
     """
     if not when or not torch.is_grad_enabled():
@@ -83,9 +91,11 @@ def recomputed(
 
 
 class Seed(torch.autograd.Function):
-    """Of n outputs and their n gradients: a zero from which a backward pass starts with these gradients.
+    """Of n outputs and their n gradients: a zero from which a backward pass starts with these
+    gradients.
 
-    torch.autograd.grad(outputs, inputs, gradients) does so too, and imports sympy for it: a quarter of a second.
+    torch.autograd.grad(outputs, inputs, gradients) does so too, and imports sympy for it: a quarter
+    of a second.
     """
 
     @staticmethod
@@ -100,13 +110,17 @@ class Seed(torch.autograd.Function):
 
 
 class Recomputed(torch.autograd.Function):
-    """function(*tensors[:count]); the other tensors are its weights. Only these inputs are saved."""
+    """function(*tensors[:count]); the other tensors are its weights.
+
+    Only these inputs are saved.
+    """
 
     @staticmethod
     def forward(ctx, function: Callable[..., Tensor], count: int, *tensors: Tensor) -> Tensor:
         kind = tensors[0].device.type
         ctx.function, ctx.count = function, count
-        # Without autocast's cache of weights: its entries have no graph here, and would outlive the backward.
+        # Without autocast's cache of weights: its entries have no graph here, and would outlive the
+        # backward.
         ctx.autocast = (
             kind,
             torch.get_autocast_dtype(kind),
@@ -133,7 +147,9 @@ class Recomputed(torch.autograd.Function):
 
 
 class FrameConv(nn.Conv3d):
-    """3x3 convolution of frames (n, C, H, W); its weight has the shape of the checkpoints, (C', C, 1, 3, 3)."""
+    """3x3 convolution of frames (n, C, H, W); its weight has the shape of the checkpoints, (C', C,
+    1, 3, 3).
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, (1, 3, 3), padding=(0, 1, 1))

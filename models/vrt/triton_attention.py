@@ -11,8 +11,9 @@ exp2(logits - L), the weights, and dO, the gradient of the output, backward comp
     dV = P^T dO,   dS = P (dO V^T - rowsum(dO O)),   dQ = scale dS K,   dK = scale dS^T Q,
 
 and the gradient of the bias is dS summed over windows. It is kept in registers while a program
-walks over many windows of one head, so no T x T matrix of a window reaches memory (FlashAttention-2,
-Dao 2023, arXiv 2307.08691, has the recomputation of P). Logits are in units of log2(e), for exp2.
+walks over many windows of one head, so no T x T matrix of a window reaches memory
+(FlashAttention-2, Dao 2023, arXiv 2307.08691, has the recomputation of P). Logits are in units of
+log2(e), for exp2.
 """
 
 from functools import lru_cache
@@ -123,7 +124,10 @@ def _logits(
 
 @triton.jit
 def _place(n, walk, HEADS: tl.constexpr, TILES: tl.constexpr):
-    """(head, tile, group of windows, its first window, its end). Heads are neighbours: they share sectors."""
+    """(head, tile, group of windows, its first window, its end).
+
+    Heads are neighbours: they share sectors.
+    """
     program = tl.program_id(0)
     group = program // (HEADS * TILES)
     return (
@@ -169,8 +173,9 @@ def _forward(
         tl.store(sums + (g * HEADS + head) * T + m + tl.arange(0, BM), top + tl.log2(total))
 
 
-# The backward kernels hold transposed matrices, (keys, queries), except _queries: so the products read the weights and
-# their gradients from registers. `bias` is transposed then, and so is the gradient of the bias, (groups, heads, T, T).
+# The backward kernels hold transposed matrices, (keys, queries), except _queries: so the products
+# read the weights and their gradients from registers. `bias` is transposed then, and so is the
+# gradient of the bias, (groups, heads, T, T).
 
 
 @triton.jit(do_not_specialize=["n", "walk"])

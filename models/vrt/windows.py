@@ -1,4 +1,6 @@
-"""Partition of a token volume into (shifted) windows; computed once per size and shared by all blocks."""
+"""Partition of a token volume into (shifted) windows; computed once per size and shared by all
+blocks.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +12,8 @@ from torch import Tensor
 
 from utils.errors import CheckpointError
 
-# Added to the logits of pairs that must not attend. Not -inf: the published weights were trained with this value.
+# Added to the logits of pairs that must not attend. Not -inf: the published weights were trained
+# with this value.
 MASKED = -100.0
 
 
@@ -27,8 +30,8 @@ class Span:
 class Chunk:
     """Windows whose tokens are computed together, or any rows.
 
-    rows: the token at each position of each window. padding: True at padding, (rows, 1), or None. kept: positions of
-    the rows that are no padding; results: their tokens. spans: of the windows.
+    rows: the token at each position of each window. padding: True at padding, (rows, 1), or None.
+    kept: positions of the rows that are no padding; results: their tokens. spans: of the windows.
     """
 
     rows: Tensor | slice
@@ -56,7 +59,8 @@ class _Take(torch.autograd.Function):
 
 
 def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
-    """x[rows], each row at most once: its gradient is then a copy, many times faster than autograd's index_add.
+    """x[rows], each row at most once: its gradient is then a copy, many times faster than
+    autograd's index_add.
 
     None: all rows.
     """
@@ -75,10 +79,12 @@ def window_chunks(
     batch: int = 1,
     most: int = 1 << 40,
 ) -> tuple[Chunk, ...]:
-    """Padding, shift and partition of the tokens of clips of size (D, H, W), at most `most` windows in a chunk.
+    """Padding, shift and partition of the tokens of clips of size (D, H, W), at most `most` windows
+    in a chunk.
 
-    An axis that is not longer than the window is not shifted. batch: number of clips that count as one sample. Windows
-    are sorted by mask pattern (at most 8: last or not along each axis), so that each pattern is one span.
+    An axis that is not longer than the window is not shifted. batch: number of clips that count as
+    one sample. Windows are sorted by mask pattern (at most 8: last or not along each axis), so that
+    each pattern is one span.
     """
     fits = [s <= w for s, w in zip(size, window, strict=True)]
     window = tuple(s if f else w for s, w, f in zip(size, window, fits, strict=True))
@@ -133,7 +139,9 @@ def window_chunks(
 
 
 def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor | None:
-    """(T, T) mask of a window whose last `shift` tokens along each axis were shifted in from the other end."""
+    """(T, T) mask of a window whose last `shift` tokens along each axis were shifted in from the
+    other end.
+    """
     if not any(shift):
         return None
     region = torch.zeros(window, dtype=torch.long)
@@ -180,12 +188,14 @@ def refuse_other_index(given: Tensor, own: Tensor, key: str, where: str) -> None
 
 
 def sine_positions(height: int, width: int, channels: int) -> Tensor:
-    """Sine/cosine position table of a height x width window, (1, height * width, channels), float32.
+    """Sine/cosine position table of a height x width window, (1, height * width, channels),
+    float32.
 
     First half of the channels: rows, second half: columns, counted from 1 over (0, 2 pi].
     """
     half = channels // 2
-    # Always on the CPU: on the device "meta", where options are checked, each operation takes torch a millisecond.
+    # Always on the CPU: on the device "meta", where options are checked, each operation takes torch
+    # a millisecond.
     divisor = 10000.0 ** (2 * (torch.arange(half, device="cpu") // 2) / half)
     tables = []
     for size in (height, width):

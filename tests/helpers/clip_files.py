@@ -1,8 +1,10 @@
-"""Tiny clips on disk, for tests, in which lq, gt and spikes can be told apart and compared pixel by pixel.
+"""Tiny clips on disk, for tests, in which lq, gt and spikes can be told apart and compared pixel by
+pixel.
 
-Frame f of a clip holds a level 1 ... 12 for each spike pixel. The level times 20 is the red value of lq, times 10 of
-gt, on the 2 x 2 (4 x 4) block above that pixel; green of lq counts the frames. Its spikes: as many ones as the level
-in the first half of the file, none in the second, so that the direction of time shows.
+Frame f of a clip holds a level 1 ... 12 for each spike pixel. The level times 20 is the red value
+of lq, times 10 of gt, on the 2 x 2 (4 x 4) block above that pixel; green of lq counts the frames.
+Its spikes: as many ones as the level in the first half of the file, none in the second, so that the
+direction of time shows.
 """
 
 import json
@@ -59,7 +61,9 @@ def write_clip(
     root: Path, name: str, *, split: str = "train", frames: int = 6, h: int = 8, w: int = 12, scale: int = 1,
     first: int = 0, planes: int = PLANES, regrouped: bool = False, seed: int = 0, instants: int = 0,
 ) -> None:  # fmt: skip
-    """One clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq; green of its instants counts them from 1."""
+    """One clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq; green of its instants counts
+    them from 1.
+    """
     rgb, spikes = root / "GOPRO_Large", root / "GOPRO_Large_spike_seq"
     for frame in range(frames):
         level = levels(seed, frame, h, w)

@@ -1,7 +1,8 @@
-"""The rules of autocast for CUDA, for tensors of any device: on a CPU, torch's own autocast has other rules.
+"""The rules of autocast for CUDA, for tensors of any device: on a CPU, torch's own autocast has
+other rules.
 
-From aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32), torch 2.8 to 2.15; of their
-functions, those that a network of this project calls.
+From aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32), torch 2.8 to
+2.15; of their functions, those that a network of this project calls.
 """
 
 from typing import Any
@@ -22,7 +23,9 @@ FLOAT32 = {
 
 
 class CudaAutocast(TorchFunctionMode):
-    """Inside, functions get their arguments in the dtypes of CUDA's rules where torch.autocast(device_type) is on."""
+    """Inside, functions get their arguments in the dtypes of CUDA's rules where
+    torch.autocast(device_type) is on.
+    """
 
     def __init__(self, device_type: str) -> None:
         super().__init__()

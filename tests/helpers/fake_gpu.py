@@ -3,19 +3,19 @@
     python -m tests.helpers.fake_gpu [--batch 1] [--kept-only] [--shallow] [CASE ...]
     python -m tests.helpers.fake_gpu --align
 
-CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the time. --shallow: a
-quarter of the blocks. --align: instead, [[shape, counted, estimated], ..], what `alignment` gives for each shape.
+CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the
+time. --shallow: a quarter of the blocks. --align: instead, [[shape, counted, estimated], ..], what
+`alignment` gives for each shape.
 
-Fails where a tensor of the wrong device or dtype meets another. For a training step on clips of 6 x 192 x 192 through
-the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
+Fails where a tensor of the wrong device or dtype meets another. For a training step on clips of 6 x
+192 x 192 through the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
 
-    kept_gb       what autograd keeps for the backward pass, weights left out
-    held_gb       all that lives after the forward pass
-    peak_gb       the most that lives at once in the backward pass, gradients of the weights included
-    moved_gb      what kernels read and write, forward and backward: every tensor of every operation once
-    kernels       their number: one for each operation that is not a view
-    copies_from_host  of tensors to the GPU, each of which would wait for it
-    attention     the kernels that scaled_dot_product_attention would choose (see `backend`)
+    kept_gb       what autograd keeps for the backward pass, weights left out held_gb       all that
+    lives after the forward pass peak_gb       the most that lives at once in the backward pass,
+    gradients of the weights included moved_gb      what kernels read and write, forward and
+    backward: every tensor of every operation once kernels       their number: one for each
+    operation that is not a view copies_from_host  of tensors to the GPU, each of which would wait
+    for it attention     the kernels that scaled_dot_product_attention would choose (see `backend`)
 """
 
 import argparse
@@ -60,8 +60,9 @@ FREE = (
     "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh",
 )  # fmt: skip
 # Place of the input among the arguments, and times that the columns are written or read, in
-# torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu: the samples and their product; backward: zeros, product, read for
-# the input and for the offsets, and the samples and their product again, for the weight.
+# torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu: the samples and their product; backward: zeros,
+# product, read for the input and for the offsets, and the samples and their product again, for the
+# weight.
 COLUMNS = {"torchvision::deform_conv2d": (0, 2), "torchvision::_deform_conv2d_backward": (1, 6)}
 
 
@@ -82,7 +83,8 @@ class Counter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if name == "_scaled_dot_product_efficient_attention_backward":
-            # The kernel reads `out` (n, heads, T, hd) with the stride of a row that its forward pass gives it.
+            # The kernel reads `out` (n, heads, T, hd) with the stride of a row that its forward
+            # pass gives it.
             assert args[5].transpose(1, 2).is_contiguous(), f"out has strides {args[5].stride()}"
         made = tensors(out)
         if {t.device.type for t in (*tensors((args, kwargs)), *made)} == {"cpu", "cuda"}:
@@ -106,7 +108,9 @@ class Counter(TorchDispatchMode):
         return out
 
     def columns(self, name: str, place: int, passes: int, args: Any) -> None:
-        """What torchvision's kernel allocates, writes and reads besides: the samples of up to 32 images, in float32."""
+        """What torchvision's kernel allocates, writes and reads besides: the samples of up to 32
+        images, in float32.
+        """
         n, c, h, w = args[place].shape
         size = 9 * c * h * w * args[place].element_size()
         self.moved[name] += passes * n * size
@@ -131,12 +135,14 @@ CHOSEN: collections.Counter[str] = collections.Counter()
 
 
 def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
-    """What scaled_dot_product_attention runs on a GPU of compute capability 8.0 or more, for q, k, v (n, heads, T, hd).
+    """What scaled_dot_product_attention runs on a GPU of compute capability 8.0 or more, for q, k,
+    v (n, heads, T, hd).
 
-    The rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order, can_use_*_attention,
-    minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient, check_attn_mask_shape), torch 2.8 to 2.15, for
-    inputs without dropout, nesting and causal masks. Where versions differ, the stricter rule stands: cuDNN comes
-    first, as since 2.11 on the H100, and storage offsets count, as in 2.15.
+    The rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
+    can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
+    check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
+    Where versions differ, the stricter rule stands: cuDNN comes first, as since 2.11 on the H100,
+    and storage offsets count, as in 2.15.
     """
     enabled = torch.backends.cuda
     tensors = (q, k, v)
@@ -256,7 +262,9 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
 
 
 def moved(net: nn.Module, clip: Tensor) -> dict[str, Any]:
-    """Counts of a training step without the optimizer. held: activations, and with them the gradients, at the peak."""
+    """Counts of a training step without the optimizer. held: activations, and with them the
+    gradients, at the peak.
+    """
     with Counter() as counter:
         with torch.autocast("cuda", torch.bfloat16):
             loss = net(clip).float().square().mean()
@@ -268,12 +276,15 @@ def moved(net: nn.Module, clip: Tensor) -> dict[str, Any]:
     return figures | {"kernels": counter.kernels, "copies_from_host": counter.copies_from_host}
 
 
-# (frames, channels, height and width, deformable groups, sources): of network 006, of a batch, of two neighbours.
+# (frames, channels, height and width, deformable groups, sources): of network 006, of a batch, of
+# two neighbours.
 ALIGNED = ((5, 96, 192, 16, 1), (40, 96, 96, 16, 1), (5, 120, 96, 12, 2))
 
 
 def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
-    """(counted, estimated) bytes that the backward pass of the alignment holds besides what was saved."""
+    """(counted, estimated) bytes that the backward pass of the alignment holds besides what was
+    saved.
+    """
     n, d, side, groups, sources = shape
     with FAKE:
         with unset_fake_temporarily():
@@ -298,9 +309,11 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def hidden_device() -> Iterator[None]:
-    """Inside, C++ code sees fake tensors on "meta": autograd would ask a GPU that is not there for its streams.
+    """Inside, C++ code sees fake tensors on "meta": autograd would ask a GPU that is not there for
+    its streams.
 
-    Operations see the GPU. torch's autocast does not act in here, so tests/helpers/cuda_autocast.py does.
+    Operations see the GPU. torch's autocast does not act in here, so tests/helpers/cuda_autocast.py
+    does.
     """
     of_tensor, of_mode, inside = FakeTensor.__torch_dispatch__, FakeTensorMode.dispatch, [0]
 
@@ -336,7 +349,9 @@ def hidden_device() -> Iterator[None]:
 
 
 def needs_a_real_gpu() -> str:
-    """Why this torch has no fake tensors on a GPU that is not there, or "" (torch 2.8: indexing starts CUDA)."""
+    """Why this torch has no fake tensors on a GPU that is not there, or "" (torch 2.8: indexing
+    starts CUDA).
+    """
     try:
         with FAKE:
             torch.empty(2, 2, device="cuda")[:, :1]

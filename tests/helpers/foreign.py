@@ -26,7 +26,8 @@ def snapshot(root: Path) -> dict[str, str]:
 
 
 def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Generator) -> None:
-    """Put files, links out of the tree and read-only files under some of `names`, and strangers beside them.
+    """Put files, links out of the tree and read-only files under some of `names`, and strangers
+    beside them.
 
     names: files that a program writes below `folder`.
     """

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"
-# Largest difference allowed, relative to the largest value of a tensor; the vectors are stored in float32.
+# Largest difference allowed, relative to the largest value of a tensor; the vectors are stored in
+# float32.
 TOLERANCE = 1e-6
 
 
@@ -34,7 +35,9 @@ def entries(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 @dataclass
 class NetVector:
-    """One whole-network vector: constructor arguments, weights, input, and sampled outputs and gradients."""
+    """One whole-network vector: constructor arguments, weights, input, and sampled outputs and
+    gradients.
+    """
 
     config: dict[str, Any]
     weights: dict[str, Tensor]
@@ -75,7 +78,9 @@ def spynet_weights() -> dict[str, Tensor]:
 
 
 def manifests() -> dict[str, Any]:
-    """Per released model: config, keys as [name, shape, dtype, kind] in order, drop_path_prob, n_params."""
+    """Per released model: config, keys as [name, shape, dtype, kind] in order, drop_path_prob,
+    n_params.
+    """
     with gzip.open(FOLDER / "released_manifests.json.gz", "rt") as file:
         return json.load(file)
 

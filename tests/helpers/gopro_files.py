@@ -26,7 +26,9 @@ def write_folder(path, frames):
 
 
 def write_tree(root, clips=4, frames=60):
-    """Raw clips in the layout of GOPRO_Large_all, each longer than the one before; their number of frames."""
+    """Raw clips in the layout of GOPRO_Large_all, each longer than the one before; their number of
+    frames.
+    """
     counts = [frames + 6 * number for number in range(clips)]
     for number, count in enumerate(counts):
         split = "test" if number == 1 else "train"

@@ -5,7 +5,9 @@ from pathlib import Path
 
 
 def modules_below(root: Path, folders: set[str]) -> dict[str, Path]:
-    """{dotted name: file} of the modules in `root` itself and in these folders of it; a package is its __init__.py."""
+    """{dotted name: file} of the modules in `root` itself and in these folders of it; a package is
+    its __init__.py.
+    """
     files = [
         *root.glob("*.py"),
         *(path for folder in folders for path in (root / folder).rglob("*.py")),
@@ -19,9 +21,11 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def imports_of(path: Path, root: Path, modules: dict[str, Path]) -> set[str]:
-    """Absolute dotted names of all that a file imports, in every form, also in functions and under TYPE_CHECKING.
+    """Absolute dotted names of all that a file imports, in every form, also in functions and under
+    TYPE_CHECKING.
 
-    ``from a import b`` gives a.b where `modules` has it, else a. ``import a.b`` also runs a, and gives both.
+    ``from a import b`` gives a.b where `modules` has it, else a. ``import a.b`` also runs a, and
+    gives both.
     """
     names: set[str] = set()
     package = list(path.relative_to(root).parent.parts)

@@ -1,4 +1,6 @@
-"""KAIR's nine option files for training VRT, and small data sets with the folders, LMDBs and meta files they name."""
+"""KAIR's nine option files for training VRT, and small data sets with the folders, LMDBs and meta
+files they name.
+"""
 
 import json
 from pathlib import Path
@@ -88,7 +90,9 @@ def write_files(root: Path, files: dict[str, bytes]) -> None:
 
 
 def write_data(folder: Path, options: dict[str, Any], side: int = 64) -> None:
-    """What the paths of `options` lead to: two training and two test clips, sharp frames of side x (side + 16)."""
+    """What the paths of `options` lead to: two training and two test clips, sharp frames of side x
+    (side + 16).
+    """
     scale, is_vimeo = options["scale"], "Vimeo" in options["datasets.train.dataset_type"]
     tmpl = options.get("datasets.train.filename_tmpl", "08d")
     for split, count in (("train", 7 if is_vimeo else 6), ("test", 3)):
@@ -121,7 +125,9 @@ def in_folder(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def small(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with a network and crops of a test's size, and two steps; every other key stays as it is."""
+    """`options` with a network and crops of a test's size, and two steps; every other key stays as
+    it is.
+    """
     frames, layers = options["netG.img_size"][0], len(options["netG.depths"])
     pa_frames = options["netG.pa_frames"]
     changes = {

@@ -1,8 +1,10 @@
-"""VRT in its plainest form: the specification transcribed, one statement per sentence, nothing saved.
+"""VRT in its plainest form: the specification transcribed, one statement per sentence, nothing
+saved.
 
-The oracle of the benchmarks and of the equality tests: dense logits, a mask per window, frames and directions in Python
-loops, a Conv3d for every frame convolution. Evaluation arithmetic only (no DropPath). Keys are those of network_vrt.
-Flow and position tables, which have reference vectors of their own, are the project's.
+The oracle of the benchmarks and of the equality tests: dense logits, a mask per window, frames and
+directions in Python loops, a Conv3d for every frame convolution. Evaluation arithmetic only (no
+DropPath). Keys are those of network_vrt. Flow and position tables, which have reference vectors of
+their own, are the project's.
 """
 
 import math
@@ -275,7 +277,9 @@ def conv3d(inputs: int, outputs: int) -> nn.Conv3d:
 
 
 class NaiveVRT(nn.Module):
-    """Restoration and super-resolution by 2^k, pa_frames > 0; forward(lq) as that of network_vrt.VRT without spikes."""
+    """Restoration and super-resolution by 2^k, pa_frames > 0; forward(lq) as that of
+    network_vrt.VRT without spikes.
+    """
 
     def __init__(
         self, upscale=1, in_chans=3, out_chans=3, window_size=(6, 8, 8), depths=(8,) * 7 + (4,) * 4,

@@ -1,4 +1,6 @@
-"""Pages in Chromium without a screen, for tests and for pictures of the documents (lab/demo_picture.py)."""
+"""Pages in Chromium without a screen, for tests and for pictures of the documents
+(lab/demo_picture.py).
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -10,7 +12,9 @@ import pytest
 
 @contextmanager
 def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Iterator[Any]:
-    """A selenium driver, `scale` dots a pixel; skips the test where selenium or Chromium is missing."""
+    """A selenium driver, `scale` dots a pixel; skips the test where selenium or Chromium is
+    missing.
+    """
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         pytest.skip("no chromium with chromedriver on this machine")

@@ -22,7 +22,9 @@ def restore_dat(name: str, path: Path) -> bytes:
 
 
 def sps100_bytes(spikes: np.ndarray) -> bytes:
-    """Planes (T, 1000, 1000) as the published reader expects them: each half-line ends with a word of 12 bits."""
+    """Planes (T, 1000, 1000) as the published reader expects them: each half-line ends with a word
+    of 12 bits.
+    """
     words = np.repeat(1 + np.arange(1000) % 499, 2) | 1 << 10  # the line, and the channel above it
     words[[0, -1]] = 500, 500 | 3 << 10
     words = np.broadcast_to(words[:, None] >> np.arange(12) & 1, (len(spikes), 2000, 12))

@@ -13,7 +13,8 @@ from tests.dist.fork_server import clean_env, fork_server
 from tests.dist.launching import PATIENCE, kill_session
 
 SIZE = (50, 200)  # rows, columns
-LAST_S = 10.0  # for what is written and not read yet; a process that left the session may keep the terminal open
+# for what is written and not read yet; a process that left the session may keep the terminal open
+LAST_S = 10.0
 ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])|\r|\n|[^\x1b\r\n]+")
 
 
@@ -24,7 +25,8 @@ def in_terminal(
     limit_s: float = 120,
     size: tuple[int, int] = SIZE,
 ) -> tuple[int, bytes]:
-    """Exit code, and all that the script wrote to a terminal of this size, from which it could also read.
+    """Exit code, and all that the script wrote to a terminal of this size, from which it could also
+    read.
 
     For a picture: print the bytes in one. env: more variables; an empty value removes one.
     """

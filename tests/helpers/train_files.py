@@ -1,4 +1,6 @@
-"""A training run small enough for a test: clips of 32 x 32, a VRT of one block a stage, seconds on one core."""
+"""A training run small enough for a test: clips of 32 x 32, a VRT of one block a stage, seconds on
+one core.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +16,9 @@ LOADER = {"dataloader_num_workers": 1, "dataloader_batch_size": 1}
 
 
 def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
-    """Clips (4 + 4 training frames, 3 test clips of different length) and an option file; returns its path."""
+    """Clips (4 + 4 training frames, 3 test clips of different length) and an option file; returns
+    its path.
+    """
     how = {"h": 16, "w": 16, "instants": instants}
     for number in range(2):
         write_clip(folder, f"train{number}", frames=4, seed=number, **how)
@@ -71,7 +75,9 @@ def odd_command(
     struck: tuple[int, int] = (0, 0),
     program: str = "train",
 ) -> tuple[str, ...]:
-    """odd_worker.py and its arguments: what goes wrong, on which rank, at which step, in training or testing."""
+    """odd_worker.py and its arguments: what goes wrong, on which rank, at which step, in training
+    or testing.
+    """
     return (
         "tests/dist/odd_worker.py",
         case,
@@ -99,7 +105,9 @@ def latest(options: Path, task: str = "run") -> dict[str, Any]:
 
 
 def state_of(options: Path, task: str = "run") -> dict[str, Any]:
-    """The latest checkpoint without the options, which name the task: what two runs alike have alike, bit for bit."""
+    """The latest checkpoint without the options, which name the task: what two runs alike have
+    alike, bit for bit.
+    """
     return {key: value for key, value in latest(options, task).items() if key != "options"}
 
 

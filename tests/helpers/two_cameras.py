@@ -1,4 +1,6 @@
-"""A scene, for tests, that an RGB camera and a spike camera with another lens record at the same time."""
+"""A scene, for tests, that an RGB camera and a spike camera with another lens record at the same
+time.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -38,7 +40,9 @@ def texture(rng: np.random.Generator, size: Size) -> np.ndarray:
 def similarity(
     angle_deg: float, scale: float, spike: Size, rgb: Size, shift: Sequence[float]
 ) -> np.ndarray:
-    """(3, 3): spike pixel -> RGB pixel, turned and enlarged about the pictures' centres, then shifted by (x, y)."""
+    """(3, 3): spike pixel -> RGB pixel, turned and enlarged about the pictures' centres, then
+    shifted by (x, y).
+    """
     middle = [((size[1] - 1) / 2, (size[0] - 1) / 2) for size in (spike, rgb)]
     matrix = np.vstack((cv2.getRotationMatrix2D(middle[0], -angle_deg, scale), (0, 0, 1)))
     matrix[:2, 2] += np.subtract(*middle[::-1]) + shift
@@ -49,10 +53,11 @@ def record(
     rng: np.random.Generator, to_rgb: np.ndarray, rgb: Size, spike: Size, *, motion: Sequence[float] = (0.0, 0.0),
     planes: int = 40, around: int = 0, noise: float = 0.0, rate: float = 0.6,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """RGB frame (H, W) uint8 and spikes (around + T + around, h, w): the exposure, and planes before and after it.
+    """RGB frame (H, W) uint8 and spikes (around + T + around, h, w): the exposure, and planes
+    before and after it.
 
-    The scene moves by `motion` (x, y) RGB pixels during the exposure. noise: standard deviation of the frame's noise
-    in display values; with it, the spikes have shot noise and fixed patterns.
+    The scene moves by `motion` (x, y) RGB pixels during the exposure. noise: standard deviation of
+    the frame's noise in display values; with it, the spikes have shot noise and fixed patterns.
     """
     margin = max(rgb) // 3
     light = to_linear(texture(rng, (rgb[0] + 2 * margin, rgb[1] + 2 * margin)))
@@ -74,7 +79,9 @@ def record(
 def _views(
     light: np.ndarray, places: Iterable[np.ndarray], size: Size, is_moving: bool, fine: int
 ) -> Iterator:
-    """What a camera of `size` sees of the light from these places: the mean of fine x fine points in each pixel."""
+    """What a camera of `size` sees of the light from these places: the mean of fine x fine points
+    in each pixel.
+    """
     # The centre of point i of n in a pixel is at (i + 0.5) / n - 0.5.
     to_pixel = np.array(
         [[1 / fine, 0, 0.5 / fine - 0.5], [0, 1 / fine, 0.5 / fine - 0.5], [0, 0, 1]]

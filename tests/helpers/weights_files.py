@@ -1,4 +1,6 @@
-"""Option file, clips and weights to test main_test_vrt.py with, its results, and what it says where it fails."""
+"""Option file, clips and weights to test main_test_vrt.py with, its results, and what it says where
+it fails.
+"""
 
 import json
 
@@ -22,7 +24,9 @@ def save_weights(options, path, *overrides):
 
 
 def make_home(folder):
-    """Three test clips of 2, 3 and 4 frames of 32 x 32, an option file, weights with and without spikes."""
+    """Three test clips of 2, 3 and 4 frames of 32 x 32, an option file, weights with and without
+    spikes.
+    """
     options = write_options(folder)
     save_weights(options, folder / "spike.pth")
     save_weights(options, folder / "rgb.pth", "netG.fusion=none")

@@ -1,4 +1,6 @@
-"""Checkpoints: written whole, read or refused; what a run resumes from, when it is finished, its first step."""
+"""Checkpoints: written whole, read or refused; what a run resumes from, when it is finished, its
+first step.
+"""
 
 import errno
 import hashlib
@@ -190,7 +192,9 @@ def test_a_file_that_takes_the_place_of_the_newest_one_leaves_the_former_ones_an
 
 
 def write(folder, name, step):
-    """A checkpoint of `step` as checkpoints/checkpoint_<name>.pth of the run in `folder`; "damaged": not readable."""
+    """A checkpoint of `step` as checkpoints/checkpoint_<name>.pth of the run in `folder`;
+    "damaged": not readable.
+    """
     path = folder / "checkpoints" / f"checkpoint_{name}.pth"
     path.parent.mkdir(parents=True, exist_ok=True)
     if step == "damaged":
@@ -205,11 +209,13 @@ UNREADABLE = "no readable checkpoint"
 
 
 @pytest.mark.parametrize(("resume", "own", "best", "other", "expected"), [
-    # path.resume, steps in this run's latest and best checkpoint and in another run's latest, what it resumes from
+    # path.resume, steps in this run's latest and best checkpoint and in another run's latest, what
+    # it resumes from
     (None, None, None, None, None), (None, 4, None, None, "path.resume is null"),
     ("auto", None, None, None, None), ("auto", 4, 2, None, ("own", 4)), ("auto", "damaged", 2, None, UNREADABLE),
     ("other", None, None, 4, ("other", 4)), *(("other", 4, None, other, ("own", 4)) for other in (2, 4, 6, None)),
-    # What is left of this run must not be overwritten by another's checkpoint, unless a person decides so.
+    # What is left of this run must not be overwritten by another's checkpoint, unless a person
+    # decides so.
     ("other", "damaged", None, 6, UNREADABLE), ("other", None, None, "damaged", UNREADABLE),
     ("other", None, None, None, "no such checkpoint"), ("folder of other", None, None, None, "no such checkpoint"),
     ("best", 4, 2, None, ("own", 4)), ("best", 4, 4, None, ("best", 4)), ("best", 4, "damaged", None, UNREADABLE),

@@ -1,4 +1,6 @@
-"""What docs/extending.md promises: each part is one new file, and everything else finds and uses it."""
+"""What docs/extending.md promises: each part is one new file, and everything else finds and uses
+it.
+"""
 
 import json
 import math
@@ -95,7 +97,8 @@ FILES = PAGE | {
     "data/camera_slow.py": CAMERA,
 }
 
-# To Python the new files lie where a user puts them; then the programs run as from their command lines.
+# To Python the new files lie where a user puts them; then the programs run as from their command
+# lines.
 PROGRAM = """
 import json, sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""KAIR's nine option files for training VRT, each kind trained, resumed and tested; septuplets; clips with noise."""
+"""KAIR's nine option files for training VRT, each kind trained, resumed and tested; septuplets;
+clips with noise.
+"""
 
 import json
 import shutil
@@ -260,7 +262,9 @@ def grey(frame: int, size: tuple[int, int]) -> bytes:
 
 @pytest.fixture
 def root(tmp_path):
-    """Septuplets x 1 and x 4, in folders and LMDBs; the meta file lists the first and the last clip."""
+    """Septuplets x 1 and x 4, in folders and LMDBs; the meta file lists the first and the last
+    clip.
+    """
     for kind, size in (("gt", (96, 128)), ("lq", (24, 32))):
         files = {
             f"{clip}/{stem}.png": grey(i, size) for clip in CLIPS for i, stem in enumerate(STEMS)
@@ -363,7 +367,8 @@ def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_l
 
 
 def test_a_picture_of_another_size_than_the_first_clip_is_refused_when_it_is_read(root):
-    # Sizes are those of the first clip: the headers of 64,612 clips are read by the check before a run alone.
+    # Sizes are those of the first clip: the headers of 64,612 clips are read by the check before a
+    # run alone.
     (root / "lq" / CLIPS[2] / "im2.png").write_bytes(grey(1, (12, 16)))
     with pytest.raises(DataError, match="frame of 12 x 16"):
         build(root)[(0, 1)]

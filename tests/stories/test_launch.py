@@ -58,7 +58,8 @@ def without(env, name):
     ({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"}, LaunchInfo("torchrun", 3, 1, 4, "10.0.0.1", 29500)),
     (without(PLATFORM, "LOCAL_RANK"), LaunchInfo("platform", 3, 0, 4, "10.0.0.1", 29500)),
     (without(PLATFORM, "LOCAL_RANK") | {"SLURM_LOCALID": "2"}, LaunchInfo("platform", 3, 2, 4, "10.0.0.1", 29500)),
-    (SLURM, LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),  # the first host, and a port from the job
+    # the first host, and a port from the job
+    (SLURM, LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),
     ({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"}, LaunchInfo("slurm", 5, 1, 8, "head", 4000)),
 ])  # fmt: skip
 def test_the_variables_tell_who_started_the_ranks(env, expected):
@@ -73,9 +74,11 @@ def test_the_variables_tell_who_started_the_ranks(env, expected):
     ({**KUBEFLOW, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "a:1"}, ("8", "1:4", "1")),  # elastic
     ({**NODE, **SLURM}, ("8", "2", "1")),  # srun starts a process per node, and says so
     ({**NODE, "LOCAL_RANK": "0"}, None),  # a rank already
-    ({"NPROC_PER_NODE": "8", **SLURM}, None),  # a task of srun, whose shell has the variable for torchrun
+    # a task of srun, whose shell has the variable for torchrun
+    ({"NPROC_PER_NODE": "8", **SLURM}, None),
     ({**NODE, "NPROC_PER_NODE": "1"}, None),  # a GPU per node: the process is its rank
-    ({**KUBEFLOW, "PET_NPROC_PER_NODE": "1"}, ("1", "2", "1")),  # launch_train.sh 1: not the 16 of WORLD_SIZE
+    # launch_train.sh 1: not the 16 of WORLD_SIZE
+    ({**KUBEFLOW, "PET_NPROC_PER_NODE": "1"}, ("1", "2", "1")),
 ])  # fmt: skip
 def test_a_process_that_stands_for_a_node_is_told_apart_from_a_rank(env, expected):
     found = node_variables(env, gpu_count=4)
@@ -335,7 +338,9 @@ def test_the_launcher_needs_a_number_of_processes(count):
 
 @pytest.fixture
 def fake_python(tmp_path):
-    """The environment of a launcher whose python prints its variables and arguments, and ends with 3."""
+    """The environment of a launcher whose python prints its variables and arguments, and ends with
+    3.
+    """
     python = write_command(tmp_path / "bin/python", 'env\necho "arguments $*"\nexit 3')
     names = "TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS NCCL_IB_DISABLE OMP_WAIT_POLICY GOMP_SPINCOUNT"
     unset = dict.fromkeys([*names.split(), "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"], "")

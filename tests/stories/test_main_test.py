@@ -1,4 +1,6 @@
-"""main_test_vrt.py from both of its command lines: what it restores and leaves, on ranks too, and what it refuses."""
+"""main_test_vrt.py from both of its command lines: what it restores and leaves, on ranks too, and
+what it refuses.
+"""
 
 import dataclasses
 import json
@@ -286,7 +288,8 @@ def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, 
         torch.allclose(read(rate=0.5)["spike"], 2 * read(rate=1.0)["spike"])
         and "not known" not in caplog.text
     )
-    # Weights that say nothing, or that learned from undivided rates: rates stay undivided, and the log says so.
+    # Weights that say nothing, or that learned from undivided rates: rates stay undivided, and the
+    # log says so.
     for trained in (None, saved.spike_data | {"rate": None}):
         caplog.clear()
         undivided = user_clips(frames, tmp_path, None, section, 1, trained)[0].frame(0)["spike"]

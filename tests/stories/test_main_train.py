@@ -1,4 +1,6 @@
-"""Training from the front door: what a run leaves, resume, several ranks, the phases and the modes of a step."""
+"""Training from the front door: what a run leaves, resume, several ranks, the phases and the modes
+of a step.
+"""
 
 import json
 import re
@@ -140,7 +142,8 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
         f"logging.wandb_api_key={key}",
         "logging.use_tensorboard=true",
     )
-    # Without a key, on a terminal, where wandb would ask for one: offline, whether asked for or not.
+    # Without a key, on a terminal, where wandb would ask for one: offline, whether asked for or
+    # not.
     env = {"HOME": str(tmp_path), "WANDB_MODE": ""}
     code, written = in_terminal(
         MAIN, "--opt", str(options), "train.total_iter=1", wandb[0], env=env
@@ -165,11 +168,13 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
 
 
 def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
-    # 4 samples an epoch: the stop at step 2 lies in the middle of the first one, the end in the second.
+    # 4 samples an epoch: the stop at step 2 lies in the middle of the first one, the end in the
+    # second.
     options = write_options(tmp_path)
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(tmp_path / root / "train/train1")
-    # The last process is a fresh one, so that nothing may depend on what differs then, such as hash() of a string.
+    # The last process is a fresh one, so that nothing may depend on what differs then, such as
+    # hash() of a string.
     train(options, "task=whole", "train.total_iter=5", "datasets.test={}")
     train(options, "task=parts", "train.total_iter=2", "datasets.test={}")
     second = train(options, "task=parts", "train.total_iter=5", "datasets.test={}", prefix=("env",))

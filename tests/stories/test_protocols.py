@@ -1,4 +1,6 @@
-"""metric.values and metric.mean, and the protocols of published numbers, on miniatures of their data sets."""
+"""metric.values and metric.mean, and the protocols of published numbers, on miniatures of their
+data sets.
+"""
 
 import re
 import shlex
@@ -152,8 +154,9 @@ def run_tests(heading, *changes, factor=1):
 def write_exposure(blur, sharp, spikes, frames, ratio, planes, noise):
     """The pictures of one exposure in display values, and its spikes.
 
-    frames: (T, 32, 32, 3) uint8, a plane each. blur: path -> exponent of the light that is averaged. planes: how many
-    of the file are before the exposure, after it, and of it before the sharp frame. noise: seed of those outside.
+    frames: (T, 32, 32, 3) uint8, a plane each. blur: path -> exponent of the light that is
+    averaged. planes: how many of the file are before the exposure, after it, and of it before the
+    sharp frame. noise: seed of those outside.
     """
     before, after, middle = planes
     for path, gamma in blur.items():
@@ -169,7 +172,9 @@ def write_exposure(blur, sharp, spikes, frames, ratio, planes, noise):
 
 
 def grey_frames(count, seed):
-    """(count, 32, 32, 3) uint8: grey clouds that move by 12 pixels, so that their spikes tell all of them."""
+    """(count, 32, 32, 3) uint8: grey clouds that move by 12 pixels, so that their spikes tell all
+    of them.
+    """
     return moving_frames(count, seed, step=12 / count)[..., :1].repeat(3, axis=-1)
 
 
@@ -178,7 +183,9 @@ def frame_mean(pairs):
 
 
 def write_spk_gopro(noise):
-    """Two clips of 3 and 2 exposures of 88 planes, 56 of them of the light; (blur_gamma, sharp) of each frame."""
+    """Two clips of 3 and 2 exposures of 88 planes, 56 of them of the light; (blur_gamma, sharp) of
+    each frame.
+    """
     pairs = []
     for clip, count in (("GOPR0384_11_00", 3), ("GOPR0385_11_01", 2)):
         rgb = Path("trainsets/GOPRO_Large/test", clip)

@@ -26,7 +26,9 @@ RELATIVE = [f"datasets.{split}.spike.{key}={value}" for split in ("train", "test
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Three test clips of 2, 3 and 4 frames of 32 x 32 and an option file; spikes of 24 planes, sharp at plane 12."""
+    """Three test clips of 2, 3 and 4 frames of 32 x 32 and an option file; spikes of 24 planes,
+    sharp at plane 12.
+    """
     folder = tmp_path_factory.mktemp("home")
     write_options(folder)
     return folder
@@ -208,7 +210,8 @@ def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
 
 
 def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(home, tmp_path):
-    # The four files of a clip in one, with 8 dark planes between them: the frames are those of the four files.
+    # The four files of a clip in one, with 8 dark planes between them: the frames are those of the
+    # four files.
     files = sorted((home / "GOPRO_Large_spike_seq/test/test2/spike").iterdir())
     geometry, dark = SpikeGeometry(16, 16), np.zeros((8, 16, 16), np.uint8)
     parts = [part for file in files for part in (read_spikes(file, geometry), dark)]
