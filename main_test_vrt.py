@@ -3,17 +3,20 @@
     python main_test_vrt.py --opt FILE [--weights FILE] [section.key=value ...]
     python main_test_vrt.py --weights FILE --input FOLDER|VIDEO --output DIR \\
         [--spike FOLDER|FILE --spike-size H W] [--gt FOLDER|VIDEO] [spike.key=value ...]
-    python main_test_vrt.py --method tfp|tfi|tfstp|exposure --opt FILE [method.key=value ...]
-    python main_test_vrt.py --method NAME --spike PATH [--input PATH] --output DIR [--gt PATH] [method.key=value ...]
-    python main_test_vrt.py --method joint [--weights FILE] --input PATH --spike PATH --output DIR [--gt PATH]
+    python main_test_vrt.py --method tfp|tfi|tfstp|exposure --opt FILE [method.key=value ...] python
+    main_test_vrt.py --method NAME --spike PATH [--input PATH] --output DIR [--gt PATH]
+    [method.key=value ...] python main_test_vrt.py --method joint [--weights FILE] --input PATH
+    --spike PATH --output DIR [--gt PATH]
 
 Examples:
     python main_test_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json --save comparison
-    python main_test_vrt.py --weights models/500_G.pth --input blur.mp4 --spike clip.dat --output restored
+    python main_test_vrt.py --weights models/500_G.pth --input blur.mp4 --spike clip.dat --output
+    restored
 
-The first form tests on `datasets.test`; the second restores your own frames or video; with --method, a
-reconstruction from the spikes takes the place of the network. `joint` begins with the formula `exposure`, or with
-the output of a network where there are --weights. Several processes: launch_test.sh. See docs/testing.md.
+The first form tests on `datasets.test`; the second restores your own frames or video; with
+--method, a reconstruction from the spikes takes the place of the network. `joint` begins with the
+formula `exposure`, or with the output of a network where there are --weights. Several processes:
+launch_test.sh. See docs/testing.md.
 """
 
 import logging
@@ -105,7 +108,8 @@ def dataset_job(
         raise OptionError(
             "datasets.test is missing", args.opt, "the clips to test on", "add the section"
         )
-    # Each frame is read once or twice: without a cache, memory does not grow with the length of a clip.
+    # Each frame is read once or twice: without a cache, memory does not grow with the length of a
+    # clip.
     section = (
         section.model_copy(update={"cache_data": False})
         if hasattr(section, "cache_data")

@@ -1,7 +1,7 @@
 """Check on a few samples, before training, that spikes and frames show the same at the same place.
 
-Spikes around the sharp instant are compared with the sharp frame; without one, those of the whole exposure with the
-blurry frame, in which strong motion leaves nothing of the sharp instant.
+Spikes around the sharp instant are compared with the sharp frame; without one, those of the whole
+exposure with the blurry frame, in which strong motion leaves nothing of the sharp instant.
 """
 
 import dataclasses
@@ -17,9 +17,10 @@ from data.clip_dataset import Draw, TrainClips
 from data.spike.simulate import to_grey
 from utils.image import tensor_to_uint8
 
-# Measured on 8 clips of the sample set, 5 frames each, with voxel and tfi. In place, gradients correlate with 0.86 and
-# more (blurry frames: 0.65), flipped, mirrored, transposed or foreign ones with 0.28 and less. The phase correlation
-# responds with 0.80 and more (blurry: 0.44), with 0.53 and more where the spikes are shifted, else with 0.39 and less.
+# Measured on 8 clips of the sample set, 5 frames each, with voxel and tfi. In place, gradients
+# correlate with 0.86 and more (blurry frames: 0.65), flipped, mirrored, transposed or foreign ones
+# with 0.28 and less. The phase correlation responds with 0.80 and more (blurry: 0.44), with 0.53
+# and more where the spikes are shifted, else with 0.39 and less.
 LEAST_CORRELATION, LEAST_RESPONSE = 0.4, 0.42
 # In spike pixels. A frame that is blurred by motion may lie a little beside the sharp moment.
 SHARP_TOLERANCE, BLURRY_TOLERANCE = 0.5, 2.0
@@ -37,9 +38,11 @@ Measures = tuple[
 class Comparison:
     """Of `measured` whole frames of a sample (with a calibration: of its region) with their spikes.
 
-    correlation: of the gradients' magnitudes, mean over the frames. shift: (right, down) offset of the spikes from the
-    frame in RGB pixels, median over the frames. response: of the phase correlation, at most about 1.
-    kind: of the frames, "gt" or "lq". shown: name of the middle one, the frame (sH, sW, 3) uint8, the spikes (H, W).
+    correlation: of the gradients' magnitudes, mean over the frames. shift: (right, down) offset of
+    the spikes from the frame in RGB pixels, median over the frames. response: of the phase
+    correlation, at most about 1.
+    kind: of the frames, "gt" or "lq". shown: name of the middle one, the frame (sH, sW, 3) uint8,
+    the spikes (H, W).
     """
 
     correlation: float
@@ -53,7 +56,8 @@ class Comparison:
 
 
 def warning_of(source: Any, option_file: str = "") -> str | None:
-    """A sentence if the spikes of nearly all samples looked at lie wrongly; None too where nothing can be compared.
+    """A sentence if the spikes of nearly all samples looked at lie wrongly; None too where nothing
+    can be compared.
 
     source: a training set, of this option file; or the list of a user's own clips.
     """
@@ -90,7 +94,10 @@ def _spread(count: int, wanted: int) -> list[int]:
 
 
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
-    """count: frames of the sample to measure, and the middle one. A crop would show less than the whole frames."""
+    """count: frames of the sample to measure, and the middle one.
+
+    A crop would show less than the whole frames.
+    """
     grid, spikes = draw.clip.grid, draw.clip.spikes
     region, kind = Augment(*grid.region), "gt" if draw.clip.gt else "lq"
     if (
@@ -164,7 +171,9 @@ def _what_differs(
 
 
 def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
-    """correlation, shift and response, see `Comparison`. pixel: RGB pixels per spike pixel, each way."""
+    """correlation, shift and response, see `Comparison`. pixel: RGB pixels per spike pixel, each
+    way.
+    """
     found = []
     for pair in pairs:
         spikes, frame = (_gradients(image, pixel) for image in pair)
@@ -173,7 +182,8 @@ def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
             continue
         correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
         window = cv2.createHanningWindow(spikes.shape[::-1], cv2.CV_32F)
-        # It multiplies its arguments by the window, in place, and gives where the frame lies relative to the spikes.
+        # It multiplies its arguments by the window, in place, and gives where the frame lies
+        # relative to the spikes.
         (right, down), response = cv2.phaseCorrelate(spikes, frame, window)
         found.append((correlation, -pixel * right, -pixel * down, response))
     correlation, _, _, response = np.mean(found, axis=0).tolist()
@@ -182,10 +192,12 @@ def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
 
 
 def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
-    """Magnitude of the gradient on the grid of the spikes, (H / pixel, W / pixel) float32, without its border.
+    """Magnitude of the gradient on the grid of the spikes, (H / pixel, W / pixel) float32, without
+    its border.
 
-    Without 2 pixels at the border: the gradient across it is 0 in every image, which would correlate. Of an even
-    length that needs no padding: cv2.phaseCorrelate pads others, and is half a pixel off where the result is odd.
+    Without 2 pixels at the border: the gradient across it is 0 in every image, which would
+    correlate. Of an even length that needs no padding: cv2.phaseCorrelate pads others, and is half
+    a pixel off where the result is odd.
     """
     sides = [max(1, side // pixel) for side in image.shape]
     small = cv2.resize(image, sides[::-1], interpolation=cv2.INTER_AREA) if pixel > 1 else image

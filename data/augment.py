@@ -1,4 +1,6 @@
-"""Augmentation of a training sample: crop, flips and time reversal of lq, gt and spikes; the simulated spike camera."""
+"""Augmentation of a training sample: crop, flips and time reversal of lq, gt and spikes; the
+simulated spike camera.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,8 +24,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Augment(Crop):
     """The crop, in pixels of the lq frame, and the flips; the same for every frame of a sample.
 
-    Order: crop, hflip (left-right), vflip (up-down), transpose (swaps the two axes; with the flips this gives all
-    rotations by 90 degrees). reverse plays the clip backwards, spikes included.
+    Order: crop, hflip (left-right), vflip (up-down), transpose (swaps the two axes; with the flips
+    this gives all rotations by 90 degrees). reverse plays the clip backwards, spikes included.
     """
 
     hflip: bool = False
@@ -44,11 +46,13 @@ class Augment(Crop):
         rot: bool = False,
         reverse: bool = False,
     ) -> "Augment":
-        """A random square of side `patch` within a frame of size (H, W), and random flips among the allowed ones.
+        """A random square of side `patch` within a frame of size (H, W), and random flips among the
+        allowed ones.
 
         origin: upper left pixel, where only a part of the frame, of that size, is allowed.
-        step: RGB pixels per spike pixel; the crop starts at multiples of it, so that no sub-pixel shift arises.
-        All random numbers are drawn in any case, so that switching one flip off does not change the others.
+        step: RGB pixels per spike pixel; the crop starts at multiples of it, so that no sub-pixel
+        shift arises. All random numbers are drawn in any case, so that switching one flip off does
+        not change the others.
         """
         top, left = (
             start + int(rng.integers(0, (side - patch) // step + 1)) * step
@@ -63,7 +67,9 @@ class Augment(Crop):
         return cls(0, 0, *size)
 
     def crop(self, frame: np.ndarray, scale: int = 1) -> np.ndarray:
-        """The crop of a frame (scale H, scale W, ...), as a view; scale: size of the frame over that of lq."""
+        """The crop of a frame (scale H, scale W, ...), as a view; scale: size of the frame over
+        that of lq.
+        """
         top, left = self.top * scale, self.left * scale
         return frame[top : top + self.height * scale, left : left + self.width * scale]
 
@@ -82,9 +88,12 @@ class Augment(Crop):
 class CameraDraw:
     """One camera, the same for all frames of a sample.
 
-    threshold: as a factor of the recording camera's. drop: fraction of lost planes; hot, dead: fractions of pixels.
-    known_rate_factor: rate to divide by, as a multiple of the data's; 1 where the change is unknown to the user.
-    dark: spikes per plane without light. rgb: noise and JPEG of the blurry frames; None: as recorded.
+    threshold: as a factor of the recording camera's. drop: fraction of lost planes; hot, dead:
+    fractions of pixels.
+    known_rate_factor: rate to divide by, as a multiple of the data's; 1 where the change is unknown
+    to the user.
+    dark: spikes per plane without light. rgb: noise and JPEG of the blurry frames; None: as
+    recorded.
     """
 
     seed: tuple[int, ...]
@@ -97,7 +106,9 @@ class CameraDraw:
     rgb: RgbCamera | None = None
 
     def apply(self, stream: np.ndarray, frame: int) -> np.ndarray:
-        """The stream (T, h, w) of one frame as this camera records it; depends on (seed, frame) only."""
+        """The stream (T, h, w) of one frame as this camera records it; depends on (seed, frame)
+        only.
+        """
         rng = random_stream("frame of a camera", *self.seed, frame)
         stream = change_threshold(stream, self.threshold, rng, self.dark)
         if self.drop:  # lost planes are kept, without spikes
@@ -109,7 +120,9 @@ class CameraDraw:
         return stream
 
     def photograph(self, picture: np.ndarray, frame: int) -> np.ndarray:
-        """The blurry frame (H, W, 3) uint8, B, G, R, as this camera records it; depends on (seed, frame) only."""
+        """The blurry frame (H, W, 3) uint8, B, G, R, as this camera records it; depends on (seed,
+        frame) only.
+        """
         light = to_linear(picture[..., ::-1] / np.float32(255))
         return self.rgb.frame(light, random_stream("noise of a frame", *self.seed, frame))[
             ..., ::-1
@@ -121,14 +134,16 @@ class CameraDraw:
 class CameraPerturb:
     """A random camera for each sample.
 
-    threshold_prob: probability of another threshold, by a factor drawn log-uniformly from threshold_range (the firing
-    rate is divided by it). known_rate: the representation divides by the changed rate, as after a new measurement;
+    threshold_prob: probability of another threshold, by a factor drawn log-uniformly from
+    threshold_range (the firing rate is divided by it). known_rate: the representation divides by
+    the changed rate, as after a new measurement;
     false: by the data's rate, so that the network learns to handle an unknown threshold.
-    drop_prob, hot_prob, dead_prob: probability that planes are lost, that pixels always fire and that pixels never
-    fire; the fraction is then uniform between 0 and drop_max of the planes, hot_max or dead_max of the pixels.
-    dark_prob: of a dark current, up to dark_max spikes per plane. rgb_prob: of noise in the blurry frames, in linear
-    light with standard deviations up to rgb_shot_max at full light and rgb_read_max in darkness. jpeg_prob: of JPEG,
-    of a quality between jpeg_min and 100.
+    drop_prob, hot_prob, dead_prob: probability that planes are lost, that pixels always fire and
+    that pixels never fire; the fraction is then uniform between 0 and drop_max of the planes,
+    hot_max or dead_max of the pixels.
+    dark_prob: of a dark current, up to dark_max spikes per plane. rgb_prob: of noise in the blurry
+    frames, in linear light with standard deviations up to rgb_shot_max at full light and
+    rgb_read_max in darkness. jpeg_prob: of JPEG, of a quality between jpeg_min and 100.
     """
 
     threshold_prob: Share = 0.0

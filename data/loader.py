@@ -1,4 +1,6 @@
-"""The training loader: the samples that this rank reads, their order, and the workers that read them."""
+"""The training loader: the samples that this rank reads, their order, and the workers that read
+them.
+"""
 
 import hashlib
 import itertools
@@ -37,11 +39,13 @@ SOCKET_ROOM = 74  # letters of a folder in which a name of a worker's socket sti
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     """Yields (epoch, index) for one rank.
 
-    The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). Global batch b is
-    P[b G : (b + 1) G] with G = world_size * batch_size; rank r takes every world_size-th of it from r on. So a step has
-    the same samples for any number of ranks with the same G. An incomplete last batch is dropped.
+    The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). Global
+    batch b is P[b G : (b + 1) G] with G = world_size * batch_size; rank r takes every world_size-th
+    of it from r on. So a step has the same samples for any number of ranks with the same G. An
+    incomplete last batch is dropped.
 
-    The index comes with `epoch` because persistent workers do not see later changes of the dataset object.
+    The index comes with `epoch` because persistent workers do not see later changes of the dataset
+    object.
     Raises OptionError where the dataset cannot fill one global batch.
     """
 
@@ -95,8 +99,9 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
 class TrainLoader:
     """Yields the micro-batches of one optimizer step at a time.
 
-    Positions count steps of batch_size * accumulation_steps * world_size samples. A run that resumes at (epoch, batch)
-    therefore continues with the next sample, whatever its number of workers.
+    Positions count steps of batch_size * accumulation_steps * world_size samples. A run that
+    resumes at (epoch, batch) therefore continues with the next sample, whatever its number of
+    workers.
     """
 
     def __init__(
@@ -107,7 +112,10 @@ class TrainLoader:
         seed: int,
         stall_s: float = 300,
     ) -> None:
-        """stall_s: time limit of the watchdog. The loader, which can name the samples, must raise its error earlier."""
+        """stall_s: time limit of the watchdog.
+
+        The loader, which can name the samples, must raise its error earlier.
+        """
         self.dataset, self.section, self.accumulation_steps = dataset, section, accumulation_steps
         self.rank, workers = utils_dist.get_rank(), section.dataloader_num_workers
         self.sampler = ResumableDistributedSampler(
@@ -130,7 +138,8 @@ class TrainLoader:
             sampler=BatchSampler(self.sampler, section.dataloader_batch_size, drop_last=False),
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
-            # Also limits the wait between two epochs with persistent workers, where torch waits for ever by default.
+            # Also limits the wait between two epochs with persistent workers, where torch waits for
+            # ever by default.
             timeout=self.timeout_s if workers else 0,
             prefetch_factor=section.dataloader_prefetch_factor if workers else None,
             persistent_workers=section.dataloader_persistent_workers and workers > 0,
@@ -163,7 +172,8 @@ class TrainLoader:
             if isinstance(batch, SpikeVRTError):
                 batch.where += f", rank {self.rank}"
                 raise batch
-            watchdog.go_on()  # a step may take several batches, and each of them up to dataloader_timeout_s
+            # a step may take several batches, and each of them up to dataloader_timeout_s
+            watchdog.go_on()
             step.append(batch)
             if len(step) == self.accumulation_steps:
                 yield step
@@ -190,9 +200,11 @@ class TrainLoader:
             ) from e
 
     def _answer_of(self, read: Callable[[], Any], count: int) -> Any:
-        """read(); again where the run was suspended for more than half of torch's time-out: its clock goes on.
+        """read(); again where the run was suspended for more than half of torch's time-out: its
+        clock goes on.
 
-        Raises DataError where a loader worker hangs or dies while it reads batch `count` of this iterator.
+        Raises DataError where a loader worker hangs or dies while it reads batch `count` of this
+        iterator.
         """
         while True:
             asleep_s = watchdog.asleep_s()
@@ -203,7 +215,8 @@ class TrainLoader:
                     None  # kept workers that did not answer: the next iterator starts others
                 )
                 is_late = "timed out" in str(e)
-                # Not for any sleep: threads that wait for a core, too, look asleep. The watchdog limits all waits.
+                # Not for any sleep: threads that wait for a core, too, look asleep. The watchdog
+                # limits all waits.
                 if is_late and watchdog.asleep_s() - asleep_s > self.timeout_s / 2:
                     continue
                 is_out_of_shm = OUT_OF_SHM.search(str(e))
@@ -214,7 +227,10 @@ class TrainLoader:
                     self.section.dataloader_num_workers,
                 )
                 samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
-                where = f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}"  # in turns
+                # in turns
+                where = (
+                    f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}"
+                )
                 expected = (
                     f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
                 )
@@ -229,7 +245,9 @@ class TrainLoader:
 
 @dataclass
 class _Batches(Dataset):
-    """Returns an error of the project as the batch: torch would hide its message in a worker's traceback."""
+    """Returns an error of the project as the batch: torch would hide its message in a worker's
+    traceback.
+    """
 
     dataset: Dataset
 
@@ -250,7 +268,8 @@ class _Batches(Dataset):
 def _init_worker(worker_id: int) -> None:
     process.die_with_parent()
     process.leave_signals_to_parent()
-    # OpenCV's threads would compete with the other workers for the cores, and can deadlock after a fork.
+    # OpenCV's threads would compete with the other workers for the cores, and can deadlock after a
+    # fork.
     cv2.setNumThreads(0)
 
 

@@ -12,10 +12,12 @@ from utils.errors import OptionError
 
 @NETWORKS.register("fusion", given=("spike_channels",))
 class FusionNet(nn.Module):
-    """Restores each frame by the fusion operator alone: (B, N, 3, H, W) in [0, 1] -> the same shape.
+    """Restores each frame by the fusion operator alone: (B, N, 3, H, W) in [0, 1] -> the same
+    shape.
 
-    fusion: an operator that gives a frame, with base "fused": the result is the frame to which VRT would add its
-    output. A light network, and a measure of what the transformer adds to its operator.
+    fusion: an operator that gives a frame, with base "fused": the result is the frame to which VRT
+    would add its output. A light network, and a measure of what the transformer adds to its
+    operator.
     """
 
     def __init__(

@@ -314,7 +314,8 @@ class VRT(nn.Module):
         for number, scale in enumerate(STAGE_SCALES, start=1):
             if (
                 number > 5
-                # at its own scale, before the stage upscales; popped, so that it is freed after the sum
+                # at its own scale, before the stage upscales; popped, so that it is freed after the
+                # sum
             ):
                 x = x + skips.pop()
             pairs = flows[scale.bit_length() - 1] if flows else ([], [])

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Write the clips of an option file as raw arrays, from which training reads only the crops it needs.
+"""Write the clips of an option file as raw arrays, from which training reads only the crops it
+needs.
 
     python scripts/build_clip_cache.py --opt FILE --out /fast/disk/train
     python scripts/build_clip_cache.py --opt FILE --split test --out /fast/disk/test
 
-Afterwards set  "io_backend": {"type": "cache", "path": DIR}  in that dataset section. A run refuses a cache whose
-source has changed since; build it again then. After an interruption, the same command continues.
+Afterwards set  "io_backend": {"type": "cache", "path": DIR}  in that dataset section. A run refuses
+a cache whose source has changed since; build it again then. After an interruption, the same command
+continues.
 """
 
 import argparse

@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Calibrate a spike camera and an RGB camera with different views, from captures of the same moments.
+"""Calibrate a spike camera and an RGB camera with different views, from captures of the same
+moments.
 
-    python scripts/calibrate.py --pair a.dat a.png --pair b.dat b.png --size 250 400 --out calibration.json
-    python scripts/calibrate.py --pair moving.dat moving.png --planes 100 40 --geometry calibration.json \\
+    python scripts/calibrate.py --pair a.dat a.png --pair b.dat b.png --size 250 400 --out
+    calibration.json python scripts/calibrate.py --pair moving.dat moving.png --planes 100 40
+    --geometry calibration.json \\
         --search-planes 30 --out synchronised.json
 
-The first form finds the geometry: capture flat or distant scenes with much texture, cameras and scene at rest, or
-planes of exactly the exposure of the frame. The second takes the geometry from a file and finds by how many planes the
-exposure starts later than --planes says; the scene has to move. Each writes the file for `spike.calibration`, and an
-overlay image beside it to look at. Nothing is overwritten. docs/data_format.md, section "Two cameras".
+The first form finds the geometry: capture flat or distant scenes with much texture, cameras and
+scene at rest, or planes of exactly the exposure of the frame. The second takes the geometry from a
+file and finds by how many planes the exposure starts later than --planes says; the scene has to
+move. Each writes the file for `spike.calibration`, and an overlay image beside it to look at.
+Nothing is overwritten. docs/data_format.md, section "Two cameras".
 
-Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring; the fit of `spike.calibration` "auto"
-(data/cameras/registration.py) makes it exact, and finds the time. Parts of the plane that are matched on their own measure what
-is left. All places are (x, y) with pixel centres at whole numbers, see data/cameras/spike_grid.py.
+Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring; the fit of
+`spike.calibration` "auto" (data/cameras/registration.py) makes it exact, and finds the time. Parts
+of the plane that are matched on their own measure what is left. All places are (x, y) with pixel
+centres at whole numbers, see data/cameras/spike_grid.py.
 """
 
 import argparse
@@ -176,12 +180,13 @@ def view_of(
 def with_geometry(
     geometry: SpikeGeometry, views: list[registration.View], command: argparse.Namespace
 ) -> Calibration:
-    """The calibration that fits all views: the joint matrix of the mirroring with more features that agree.
+    """The calibration that fits all views: the joint matrix of the mirroring with more features
+    that agree.
 
-    Rows are mirrored where columns are and the image is turned by 180 degrees. How well it fits is noted in `made`:
-    features that agree, of how many; correlation of the details of both images; residual_px, residual_p90_px: median
-    and 90th percentile, over `patches` parts of the plane, of the distance in RGB pixels between where one is and where
-    it is mapped.
+    Rows are mirrored where columns are and the image is turned by 180 degrees. How well it fits is
+    noted in `made`: features that agree, of how many; correlation of the details of both images;
+    residual_px, residual_p90_px: median and 90th percentile, over `patches` parts of the plane, of
+    the distance in RGB pixels between where one is and where it is mapped.
     Raises DataError where the images do not show the same, or give too little to judge by.
     """
     where, model = (
@@ -250,7 +255,9 @@ def images_of(view: registration.View, light: str) -> tuple[np.ndarray, np.ndarr
 
 
 def _from_features(views: Sequence[registration.View], light: str) -> tuple[np.ndarray, int, int]:
-    """(affine matrix, inliers, matches) from features of all views together, those that are each other's nearest."""
+    """(affine matrix, inliers, matches) from features of all views together, those that are each
+    other's nearest.
+    """
     pairs = []  # places in the spike image and in the frame
     for spikes, grey in (images_of(view, light) for view in views):
         factor, features = max(1, round(grey.shape[1] / FEATURE_WIDTH)), []
@@ -293,7 +300,8 @@ def with_offset(
 ) -> Calibration:
     """The known calibration, with by how many planes the exposures start later than --planes says.
 
-    Raises DataError where the scene moves too little to tell, and where the offset is at the end of what is searched.
+    Raises DataError where the scene moves too little to tell, and where the offset is at the end of
+    what is searched.
     """
     CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
     search, where = command.search_planes, ", ".join(str(frame) for _, frame in command.pairs)
@@ -323,7 +331,9 @@ def _wrong(what: str, where: str) -> DataError:
 
 
 def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.ndarray:
-    """(2 H, W, 3) uint8: frame magenta and spikes green, grey where they agree; below, squares of one and the other."""
+    """(2 H, W, 3) uint8: frame magenta and spikes green, grey where they agree; below, squares of
+    one and the other.
+    """
     rates, frame = images_of(view, light)
     height, width = frame.shape
     window = grid.window(Crop(0, 0, height, width))

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""Compare training runs, or the scores of tests, in a table or a figure; or report one run, or check its gain.
+"""Compare training runs, or the scores of tests, in a table or a figure; or report one run, or
+check its gain.
 
-    python scripts/compare_runs.py experiments/a experiments/b
-    python scripts/compare_runs.py experiments/a/test experiments/a/test_tfp experiments/a/test_exposure --md
-    python scripts/compare_runs.py experiments/a experiments/b --out curves.png
-    python scripts/compare_runs.py experiments/a experiments/b --out scalars.pdf --tags val/ train/loss
-    python scripts/compare_runs.py experiments/a --out report.html
-    python scripts/compare_runs.py experiments/000_train_vrt_sample_rgbspike --at-least 3
+    python scripts/compare_runs.py experiments/a experiments/b python scripts/compare_runs.py
+    experiments/a/test experiments/a/test_tfp experiments/a/test_exposure --md python
+    scripts/compare_runs.py experiments/a experiments/b --out curves.png python
+    scripts/compare_runs.py experiments/a experiments/b --out scalars.pdf --tags val/ train/loss
+    python scripts/compare_runs.py experiments/a --out report.html python scripts/compare_runs.py
+    experiments/000_train_vrt_sample_rgbspike --at-least 3
 
-Runs of main_train_vrt.py, by their folder, training_history.jsonl or training_history.json: a row for each, and the
-options that differ. Folders of tests (main_test_vrt.py): a row for each; they must have scored the same frames.
-With --out: curves of loss, PSNR, learning rate and speed, or with --tags a panel for each scalar whose name begins so;
-.html: the report of one run, with its images, as the run itself writes it at each validation.
-With --at-least: exit code 1 where the last validation of a run gains fewer dB over its input.
+Runs of main_train_vrt.py, by their folder, training_history.jsonl or training_history.json: a row
+for each, and the options that differ. Folders of tests (main_test_vrt.py): a row for each; they
+must have scored the same frames. With --out: curves of loss, PSNR, learning rate and speed, or with
+--tags a panel for each scalar whose name begins so; .html: the report of one run, with its images,
+as the run itself writes it at each validation. With --at-least: exit code 1 where the last
+validation of a run gains fewer dB over its input.
 """
 
 import argparse
@@ -111,7 +113,9 @@ def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
 
 
 def check_gain(run: Path, at_least: float) -> int:
-    """Exit code 0 where the last validation of the run gains `at_least` dB over its input, 1 where it does not."""
+    """Exit code 0 where the last validation of the run gains `at_least` dB over its input, 1 where
+    it does not.
+    """
     scalars = history.read_history(run)
     if not all(scalars.get(tag) for tag in VALIDATED):
         raise DataError(
@@ -130,7 +134,9 @@ def check_gain(run: Path, at_least: float) -> int:
 
 
 def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
-    """Scores, speed and size of training runs by name, and the options that differ between them, one in a row."""
+    """Scores, speed and size of training runs by name, and the options that differ between them,
+    one in a row.
+    """
     rows, options = [], []
     for name, run in runs.items():
         scalars, folder = history.read_history(run), history.folder_of(run)
@@ -161,8 +167,8 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
 def tests_table(folders: Mapping[str, Path]) -> Table:
     """A table of several tests on the same frames: the input, then one row for each.
 
-    A metric that a test does not have, such as RGB PSNR of grey frames, is a dash. Raises DataError for tests without
-    scores and for tests of different frames.
+    A metric that a test does not have, such as RGB PSNR of grey frames, is a dash. Raises DataError
+    for tests without scores and for tests of different frames.
     """
     scores: dict[str, tuple[str, dict[str, float]]] = {}  # name -> method, averages
     for name, folder in folders.items():

@@ -4,14 +4,15 @@
     python scripts/prepare_gopro_spike.py --source GOPRO_Large_all --out trainsets/gopro
     python scripts/prepare_gopro_spike.py --source my_videos --rig random --out trainsets/mine
 
-The first makes blur, blur_gamma, sharp and spikes from video of a high frame rate, whose frames are averaged. The
-second takes videos of any rate, folders of frames and photographs: two simulated cameras (data/cameras/rig.py) record the light
-between the frames, which moves along the optical flow, or what a moving camera sees of the photograph. Sharp frames are
-real ones.
+The first makes blur, blur_gamma, sharp and spikes from video of a high frame rate, whose frames are
+averaged. The second takes videos of any rate, folders of frames and photographs: two simulated
+cameras (data/cameras/rig.py) record the light between the frames, which moves along the optical
+flow, or what a moving camera sees of the photograph. Sharp frames are real ones.
 
-The source is only read. All clips are checked before the first one is made. Existing clips are kept, so the same
-command continues an interrupted run; other settings and changed sources need another --out. The settings are recorded
-in dataset.json, and in made.json beside the frames of each clip.
+The source is only read. All clips are checked before the first one is made. Existing clips are
+kept, so the same command continues an interrupted run; other settings and changed sources need
+another --out. The settings are recorded in dataset.json, and in made.json beside the frames of each
+clip.
 """
 
 import argparse
@@ -181,10 +182,12 @@ def run_counted(
     unit: str,
     counts: Sequence[int] = (),
 ) -> list[Any]:
-    """The results of function(*call) in order, from parallel processes, while the progress over all calls is shown.
+    """The results of function(*call) in order, from parallel processes, while the progress over all
+    calls is shown.
 
-    counts: units of work of each call, 1 by default. The calls are begun in their order; one worker or a single call
-    runs in this process. The first error is raised and ends the other calls. Raises DataError where a process dies.
+    counts: units of work of each call, 1 by default. The calls are begun in their order; one worker
+    or a single call runs in this process. The first error is raised and ends the other calls.
+    Raises DataError where a process dies.
     """
     results, counts = [None] * len(calls), counts or [1] * len(calls)
     with shown(sum(counts), name, unit, quiet_s=0) as progress:
@@ -194,8 +197,8 @@ def run_counted(
                 results[number] = function(*call)
                 progress.update(counts[number])
             return results
-        # spawn, as OpenCV's threads do not survive a fork. A process that outlived its parent would write into the
-        # folders of the next run.
+        # spawn, as OpenCV's threads do not survive a fork. A process that outlived its parent would
+        # write into the folders of the next run.
         with ProcessPoolExecutor(
             workers, multiprocessing.get_context("spawn"), die_with_parent
         ) as pool:
@@ -229,7 +232,8 @@ def run_counted(
 def find_jobs(command: argparse.Namespace) -> list[Job]:
     """Every clip to make, with its split; with a rig, the parts of each source that it can record.
 
-    Raises OptionError where --leave-out names an unknown clip or all, DataError where a rig can record none.
+    Raises OptionError where --leave-out names an unknown clip or all, DataError where a rig can
+    record none.
     """
     recipe, raw = command.recipe, prepare.find_raw_clips(command.source, command.recipe.has_rig)
     splits = choose_splits(raw, command.test_share, command.out)
@@ -268,7 +272,9 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
 
 
 def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
-    """Source name -> split: its own, that of an earlier start, else `share` of all test: at least one, never all."""
+    """Source name -> split: its own, that of an earlier start, else `share` of all test: at least
+    one, never all.
+    """
     names = [clip.name for clip in raw if not clip.split]
     here = {n: s for s in prepare.SPLITS for n in names if (out / "GOPRO_Large" / s / n).is_dir()}
     made = {
@@ -290,7 +296,10 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
 
 
 def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
-    """Check every clip, before anything is written. Raises DataError with the problems of all clips."""
+    """Check every clip, before anything is written.
+
+    Raises DataError with the problems of all clips.
+    """
     results = run_counted(
         workers, prepare.plan_clip, [(job, recipe) for job in jobs], "checking", "clips"
     )
@@ -320,7 +329,10 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
 
 
 def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
-    """The dataset.json of an earlier run, or an empty one. Raises DataError for another program's or recipe's."""
+    """The dataset.json of an earlier run, or an empty one.
+
+    Raises DataError for another program's or recipe's.
+    """
     path = out / INFO
     try:
         table = (
@@ -348,7 +360,9 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
 
 
 def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job, Plan]) -> None:
-    """dataset.json: the geometry, planes per clip, with a rig also its cameras; table: that of before."""
+    """dataset.json: the geometry, planes per clip, with a rig also its cameras; table: that of
+    before.
+    """
     height, width = (side // recipe.ratio for side in next(iter(plans.values())).size)
     if table.get("h", height) != height or table.get("w", width) != width:
         what = f"spikes of {height} x {width} would join those of {table['h']} x {table['w']}"

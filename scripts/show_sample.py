@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Show one sample as the network sees it, in a page of one file: frames, every spike channel, crop, flips, alignment.
+"""Show one sample as the network sees it, in a page of one file: frames, every spike channel, crop,
+flips, alignment.
 
-    python scripts/show_sample.py --opt options/vrt/000_train_vrt_sample_rgbspike.json
-    python scripts/show_sample.py --opt FILE --index 3 --split test --out test3.html datasets.test.spike.flip=false
+    python scripts/show_sample.py --opt options/vrt/000_train_vrt_sample_rgbspike.json python
+    scripts/show_sample.py --opt FILE --index 3 --split test --out test3.html
+    datasets.test.spike.flip=false
 
-The sample is the one that training gets for (epoch, index); of a test clip, the first frames are shown. One sentence
-says whether the spikes lie where the frames show the same: look at it before a long run. Nothing is overwritten.
+The sample is the one that training gets for (epoch, index); of a test clip, the first frames are
+shown. One sentence says whether the spikes lie where the frames show the same: look at it before a
+long run. Nothing is overwritten.
 """
 
 import argparse
@@ -228,7 +231,9 @@ def sections(dataset: Any, draw: Any, item: dict[str, Any], found: Any) -> list[
 
 
 def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
-    """Image (sH, sW, 3) uint8 with the strongest edges of spikes (H, W) in green. pixel: RGB pixels per spike pixel."""
+    """Image (sH, sW, 3) uint8 with the strongest edges of spikes (H, W) in green. pixel: RGB pixels
+    per spike pixel.
+    """
     shown = enlarged(image)
     height, width = shown.shape[:2]
     large = cv2.resize(spikes.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)

@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Inspect spike files, look at them, and make them from images or video.
 
-info FILE                  what the file most likely is: the sizes that its length allows, ranked by the smoothness
-                           of the image each gives, what speaks against each, the bit order, firing rates; with
-                           --picture, the frame of that time: sizes of its shape alone, the rate, which light the
-                           spikes integrate, the order of rows
+info FILE                  what the file most likely is: the sizes that its length allows, ranked by
+the smoothness
+                           of the image each gives, what speaks against each, the bit order, firing
+                           rates; with --picture, the frame of that time: sizes of its shape alone,
+                           the rate, which light the spikes integrate, the order of rows
 view FILE                  flipped or not? the mean image as read and flipped, side by side
 play FILE                  a video: the single planes beside their reconstruction
 recon FILE --planes 100 200
-                           the reconstruction (--method tfp, tfi or tfstp) at these planes: a picture, folder or video
+                           the reconstruction (--method tfp, tfi or tfstp) at these planes: a
+                           picture, folder or video
 convert FILE OUT           to the format of OUT's suffix (.dat, .bin, .npy, .npz), part by part
 simulate INPUT OUT.dat     a folder of images, an image or a video -> one .dat
 
     python scripts/spike_tool.py play capture.dat --size 250 400 --tick-hz 20000 --out capture.mp4
-    python scripts/spike_tool.py recon capture.dat --planes 150 --out plane150.png method.half_window=5
+    python scripts/spike_tool.py recon capture.dat --planes 150 --out plane150.png
+    method.half_window=5
 """
 
 import argparse
@@ -300,9 +303,11 @@ def in_words(geometry: SpikeGeometry) -> str:
 
 
 class Candidate:
-    """One way to read a file: the planes in its middle, (at most SHOWN_PLANES, h, w), and how smooth their mean is.
+    """One way to read a file: the planes in its middle, (at most SHOWN_PLANES, h, w), and how
+    smooth their mean is.
 
-    smooth: correlation of neighbouring columns and of neighbouring rows; lower for a wrong geometry. score: the lesser.
+    smooth: correlation of neighbouring columns and of neighbouring rows; lower for a wrong
+    geometry. score: the lesser.
     """
 
     def __init__(self, path: Path, geometry: SpikeGeometry) -> None:
@@ -474,10 +479,13 @@ def info(command: argparse.Namespace) -> None:
 
 
 class Rendering:
-    """How the spikes of a file become grey values: a representation, the rate at full light, the light they integrate.
+    """How the spikes of a file become grey values: a representation, the rate at full light, the
+    light they integrate.
 
-    By --method and method.key=value, as in main_test_vrt.py. Without a known rate, bright pixels are white.
-    last: the last plane of the file with an image; one that lies half a plane later needs the next plane.
+    By --method and method.key=value, as in main_test_vrt.py. Without a known rate, bright pixels
+    are white.
+    last: the last plane of the file with an image; one that lies half a plane later needs the next
+    plane.
     """
 
     def __init__(self, command: argparse.Namespace, **method: object) -> None:
@@ -510,7 +518,8 @@ class Rendering:
         )
 
     def images(self, centers: Sequence[int]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For rising centers: the center, its plane (h, w) in {0, 1}, and the image (h, w) uint8 around it.
+        """For rising centers: the center, its plane (h, w) in {0, 1}, and the image (h, w) uint8
+        around it.
 
         The file is read once, from its first to its last plane needed.
         """
@@ -574,7 +583,9 @@ def recon(command: argparse.Namespace) -> None:
 
 
 def play(command: argparse.Namespace) -> None:
-    """A video of single planes, white where a pixel fired, beside the reconstruction at the same plane."""
+    """A video of single planes, white where a pixel fired, beside the reconstruction at the same
+    plane.
+    """
     rendering = Rendering(command)
     last, label = rendering.last, rendering.label
     stop = last + 1 if command.count is None else min(command.first + command.count, last + 1)
@@ -605,7 +616,9 @@ def moment(plane: int, tick_hz: float | None) -> str:
 
 
 def panels(images: dict[str, np.ndarray]) -> np.ndarray:
-    """Grey images (h, w) uint8 side by side under their names, enlarged where small: (H, W, 3) uint8."""
+    """Grey images (h, w) uint8 side by side under their names, enlarged where small: (H, W, 3)
+    uint8.
+    """
     height, width = next(iter(images.values())).shape
     factor = max(1, LEAST_HEIGHT // height)
     shown = {name: cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) for name, image in images.items()}

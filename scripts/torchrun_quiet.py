@@ -3,12 +3,13 @@
 
 usage:
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=2 main_train_vrt.py --opt FILE
-    python scripts/torchrun_quiet.py --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 \\
+    python scripts/torchrun_quiet.py --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d
+    --rdzv_endpoint=HOST:29500 \\
         main_train_vrt.py --opt FILE
 
-Takes torchrun's arguments (`torchrun --help` lists them). torchrun itself turns every exit code of a worker into 1 and
-ends with its own traceback. SIGUSR1 reaches the ranks, and after a signal they have GRACE_S seconds, with every
-supported version of torchrun.
+Takes torchrun's arguments (`torchrun --help` lists them). torchrun itself turns every exit code of
+a worker into 1 and ends with its own traceback. SIGUSR1 reaches the ranks, and after a signal they
+have GRACE_S seconds, with every supported version of torchrun.
 """
 
 import os
@@ -26,7 +27,8 @@ from utils.errors import DistError
 
 # Without SIGUSR1 here that signal would kill the launcher without reaching the ranks.
 SIGNALS = "SIGTERM,SIGINT,SIGQUIT,SIGUSR1"
-# After a signal the ranks finish their step and save; torchrun's 30 s would cut a large checkpoint short.
+# After a signal the ranks finish their step and save; torchrun's 30 s would cut a large checkpoint
+# short.
 GRACE_S = 180
 
 
@@ -40,7 +42,8 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        # What torchrun's handlers do: the agent passes the signal on to the ranks and waits for them.
+        # What torchrun's handlers do: the agent passes the signal on to the ranks and waits for
+        # them.
         raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
 
     # SIGNALS and GRACE_S by torchrun's own flags where this version has them.
@@ -71,14 +74,16 @@ def main(argv: list[str]) -> int:
         from scripts.parts import one_host  # needs torch
 
         one_host.use(args)
-        # One launcher starts all ranks, so it can share a secret with them: see docs/ddp.md on trust.
+        # One launcher starts all ranks, so it can share a secret with them: see docs/ddp.md on
+        # trust.
         os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
     if args.nproc_per_node.isdigit():  # torchrun would set 1, with a warning
         os.environ.setdefault(
             "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(args.nproc_per_node)))
         )
     with tempfile.NamedTemporaryFile("w+", encoding="ascii") as exit_file:
-        # A first byte reserves a block of the disk, so that a rank can write its code even on a full disk.
+        # A first byte reserves a block of the disk, so that a rank can write its code even on a
+        # full disk.
         exit_file.write("\n")
         exit_file.flush()
         os.environ["SPIKEVRT_EXIT_FILE"] = exit_file.name
@@ -91,7 +96,8 @@ def main(argv: list[str]) -> int:
         except restarts.FinalError as e:
             return e.code
         except (ChildFailedError, SignalException) as e:
-            # The exit code that the first rank to end wrote; none where a rank was killed before it could.
+            # The exit code that the first rank to end wrote; none where a rank was killed before it
+            # could.
             written = Path(exit_file.name).read_text(encoding="ascii").split()
             if not written and isinstance(e, ChildFailedError):
                 print(e, file=sys.stderr)

@@ -252,7 +252,8 @@ def _orientation(frame: Any) -> Orientation:
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:
-        # PyAV does not know each kind of data beside a frame, such as Exif. It still tells the angle.
+        # PyAV does not know each kind of data beside a frame, such as Exif. It still tells the
+        # angle.
         return TURNS[round(frame.rotation / 90) % 4]
     if matrix is None:
         return UPRIGHT

@@ -294,7 +294,8 @@ class Rig(RgbCamera):
         for number, light in enumerate(lights):
             if (
                 number == 0
-                # (planes, H, 1, 1): the share of each plane in the blurry frame, row by row; 1 in all
+                # (planes, H, 1, 1): the share of each plane in the blurry frame, row by row; 1 in
+                # all
             ):
                 late = (
                     (np.arange(len(light)) / max(1, len(light) - 1) - 0.5) * self.rolling * length

@@ -1,7 +1,9 @@
-"""List, read and decode the files of clips: in folders, in an LMDB in the layout of BasicSR and KAIR, or in a video.
+"""List, read and decode the files of clips: in folders, in an LMDB in the layout of BasicSR and
+KAIR, or in a video.
 
-An LMDB holds one value per file under the key "<clip>/<frame>", and beside data.mdb a meta_info.txt with one line
-"<clip>/<frame>.<ext> (<shape>) <compression>" per key. Files in it are named "<root>.lmdb::<clip>/<frame>" here.
+An LMDB holds one value per file under the key "<clip>/<frame>", and beside data.mdb a meta_info.txt
+with one line "<clip>/<frame>.<ext> (<shape>) <compression>" per key. Files in it are named
+"<root>.lmdb::<clip>/<frame>" here.
 """
 
 import logging
@@ -81,7 +83,9 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, slots=True)  # Vimeo-90K has 904,568 of them
 class FileEntry:
-    """One file: its name for `read_bytes`, its size in bytes, and its time of change (of the whole LMDB if in one)."""
+    """One file: its name for `read_bytes`, its size in bytes, and its time of change (of the whole
+    LMDB if in one).
+    """
 
     path: str
     size: int
@@ -113,7 +117,9 @@ def entry_of(path: str) -> FileEntry:
 
 
 def stamp(file: str) -> tuple[int, int]:
-    """Size and time of change in ns of a file, or of the LMDB that holds it; zeros where this machine has neither."""
+    """Size and time of change in ns of a file, or of the LMDB that holds it; zeros where this
+    machine has neither.
+    """
     root, mark, _ = file.partition(LMDB_MARK)
     place = f"{root}.lmdb/data.mdb" if mark else file
     found = os.stat(place) if os.path.exists(place) else None
@@ -131,13 +137,15 @@ def list_root(
     single_files: bool = False,
     names: Collection[str] | None = None,
 ) -> Listing:
-    """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is no such folder.
+    """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is
+    no such folder.
 
     suffixes: endings of the files' names, ".png"; of several, the first that a folder has files of.
-    single_files: also <root>/<clip><suffix>, for a clip without other files.
-    A folder that holds folders and no files is no clip: the folders in it are the clips "<folder>/<clip>".
+    single_files: also <root>/<clip><suffix>, for a clip without other files. A folder that holds
+    folders and no files is no clip: the folders in it are the clips "<folder>/<clip>".
     names: list these clips only, wherever they are below the root; None: every clip.
-    Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output files.
+    Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output
+    files.
     """
     if is_lmdb(root):
         listing = _list_lmdb(root, names)
@@ -186,7 +194,9 @@ def list_root(
 def _list_clip(
     clip: str, folder: str, suffixes: tuple[str, ...]
 ) -> tuple[dict[str, FileEntry], list[str]]:
-    """The frames of the clip by stem; where it holds folders of clips and no files instead, the names of these."""
+    """The frames of the clip by stem; where it holds folders of clips and no files instead, the
+    names of these.
+    """
     has_inner = os.path.isdir(os.path.join(clip, folder))
     found: dict[str, dict[str, FileEntry]] = {suffix: {} for suffix in suffixes}
     folders, others = [], has_inner
@@ -283,7 +293,8 @@ def _environment(root: str) -> Any:
         except lmdb.Error as e:
             do = "make it again, or correct the dataroot"
             raise DataError(f"cannot open the LMDB: {e}", root, "a folder with data.mdb", do) from e
-        # LMDB maps the file: reading a page after its end would kill the process (SIGBUS). Opening reads the first two.
+        # LMDB maps the file: reading a page after its end would kill the process (SIGBUS). Opening
+        # reads the first two.
         size = os.path.getsize(os.path.join(root, "data.mdb"))
         need = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if size < need:
@@ -298,7 +309,10 @@ def _environment(root: str) -> Any:
 
 
 def read_bytes(path: str, count: int = -1) -> bytes:
-    """The first `count` bytes, -1: all, of a file on disk or in an LMDB. Raises DataError with the system's reason."""
+    """The first `count` bytes, -1: all, of a file on disk or in an LMDB.
+
+    Raises DataError with the system's reason.
+    """
     with reading(path):
         if LMDB_MARK not in path:
             with open_plain(path) as file:
@@ -319,7 +333,9 @@ def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> Spike
 
 
 def is_read_from_start(path: str) -> bool:
-    """Whether planes within a spike file are reached only through all bytes before them: in an .npz or an LMDB."""
+    """Whether planes within a spike file are reached only through all bytes before them: in an .npz
+    or an LMDB.
+    """
     return LMDB_MARK in path or path.lower().endswith(".npz")
 
 
@@ -398,7 +414,10 @@ def _other_kind(content: bytes) -> str:
 
 
 def _has_end(jpeg: bytes) -> bool:
-    """Whether the first scan of a JPEG ends. Thumbnails come before it, and data of phones, of any kind, behind it."""
+    """Whether the first scan of a JPEG ends.
+
+    Thumbnails come before it, and data of phones, of any kind, behind it.
+    """
     at = 2
     while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] != b"\xda":
         at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
@@ -469,7 +488,8 @@ def _bits_in_use(content: bytes) -> int:
 
 
 class FrameSource:
-    """The frames of a folder of images (in the natural order of their names), of a single image, or of a video.
+    """The frames of a folder of images (in the natural order of their names), of a single image, or
+    of a video.
 
     files, stems: file and name of each frame. size: (H, W) of the first frame.
     fps, times, go_on: see `VideoReader`; None for images.
@@ -565,7 +585,9 @@ def _warn_left_out(folder: Path, names: Sequence[str]) -> None:
 
 
 def clip_place(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
-    """Where the files of the clip at `path` are: in one file `path` + suffix, in the folder `inner`, or in `path`."""
+    """Where the files of the clip at `path` are: in one file `path` + suffix, in the folder
+    `inner`, or in `path`.
+    """
     for suffix in suffixes:
         for ending in (suffix, suffix.upper()):
             file = path.with_name(path.name + ending)
@@ -575,7 +597,9 @@ def clip_place(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
 
 
 def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str) -> None:
-    """Raise DataError where the aspect ratios of frame (H, W) and spike plane (h, w) differ by more than 2 %."""
+    """Raise DataError where the aspect ratios of frame (H, W) and spike plane (h, w) differ by more
+    than 2 %.
+    """
     (height, width), (h, w) = frame, spikes
     if abs(width * h - height * w) > 0.02 * width * h:
         what, expected = (

@@ -1,10 +1,12 @@
 """`io_backend`: where the frames and spikes of clips are read from: their files, or a clip cache.
 
-A clip cache holds every clip as raw arrays on disk, from which a sample reads only its frames and its crop:
+A clip cache holds every clip as raw arrays on disk, from which a sample reads only its frames and
+its crop:
 
-<path>/index.json       format, digest of the source files, spike geometry, and the `Clip` record of every clip
-<path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 and gt_instants.u8 likewise
-<path>/<clip>/spike.u8  the planes of all spike files, packed as in a .dat: (all planes, plane_bytes) uint8
+<path>/index.json       format, digest of the source files, spike geometry, and the `Clip` record of
+every clip <path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 and
+gt_instants.u8 likewise <path>/<clip>/spike.u8  the planes of all spike files, packed as in a .dat:
+(all planes, plane_bytes) uint8
 """
 
 import itertools
@@ -103,7 +105,9 @@ class DiskFiles:
         return clips
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B, G, R."""
+        """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B,
+        G, R.
+        """
         found, size, paths = [], clip.size_of(kind), getattr(clip, kind)
         for number in frames:
             if clip.opened:
@@ -136,7 +140,9 @@ class DiskFiles:
 
 @IO_BACKENDS.register("lmdb", given=("cache_data",))
 class LmdbFiles(DiskFiles):
-    """As "disk", but each dataroot whose name ends in .lmdb is a database, in the layout of KAIR and BasicSR."""
+    """As "disk", but each dataroot whose name ends in .lmdb is a database, in the layout of KAIR
+    and BasicSR.
+    """
 
 
 @IO_BACKENDS.register("cache")
@@ -152,7 +158,8 @@ class CacheReader:
     def clips(self, source: Source) -> list[Clip]:
         """The cached clips, after a check that the cache still matches the source.
 
-        Source folders that are not on this machine are not compared. Raises DataError for a stale or broken cache.
+        Source folders that are not on this machine are not compared. Raises DataError for a stale
+        or broken cache.
         """
         index, kinds, spikes = (
             _load_index(os.path.join(self.path, source.part)),
@@ -241,7 +248,8 @@ def build_cache(
 ) -> list[Clip]:
     """Write the clips of `source` to the folder `path`, which appears complete or not at all.
 
-    After an interruption, a second call writes only the missing clips. track: shows the progress over the clips.
+    After an interruption, a second call writes only the missing clips. track: shows the progress
+    over the clips.
     Raises DataError for wrong data and, before anything is written, for a disk without enough room.
     """
     target = Path(os.path.abspath(path))

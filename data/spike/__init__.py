@@ -1,1 +1,4 @@
-"""The spike camera: files, representations and simulation. Needs numpy only; imports nothing of this project."""
+"""The spike camera: files, representations and simulation.
+
+Needs numpy only; imports nothing of this project.
+"""

@@ -4,12 +4,14 @@
 .npy         an array (T, h, w) of uint8 or bool in {0, 1}, row 0 at the top of the image
 .npz         the same array in a zip file: the one named "spk", else the only one of three axes
 
-Packed planes, common to the public readers of SpikeCV, S-SDM and Spike-Zoo, have no header: planes in order of time;
-within a plane, pixel p (in raster order, rows without padding) is bit p % 8, least significant first, of byte p // 8;
-rows are stored bottom first. The size of a plane is not in the file, see `SpikeGeometry`.
+Packed planes, common to the public readers of SpikeCV, S-SDM and Spike-Zoo, have no header: planes
+in order of time; within a plane, pixel p (in raster order, rows without padding) is bit p % 8,
+least significant first, of byte p // 8; rows are stored bottom first. The size of a plane is not in
+the file, see `SpikeGeometry`.
 
-A reader reads only the bytes that it needs; of a .npz, all bytes up to them. When a file is opened, its content is checked:
-text, images, archives and the lines of an SPS100 are not taken for packed planes.
+A reader reads only the bytes that it needs; of a .npz, all bytes up to them. When a file is opened,
+its content is checked: text, images, archives and the lines of an SPS100 are not taken for packed
+planes.
 """
 
 import dataclasses
@@ -45,8 +47,8 @@ SPS100_SIDE = 1000
 SPS100_HALF, SPS100_PIXELS = 512, 500
 SPS100_LINES = 500  # the words number the lines 1 ... 500, in four channels
 
-# Random bits of any firing rate match with a probability below 1e-9: the first three bytes of a JPEG alone would refuse
-# two of 100,000 files of a bright scene.
+# Random bits of any firing rate match with a probability below 1e-9: the first three bytes of a
+# JPEG alone would refuse two of 100,000 files of a bright scene.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     rb"PK\x03\x04[\x0a-\x3f]\x00": "the header of a zip file (.npz)",
@@ -61,7 +63,9 @@ MARKS = {
 
 
 class SpikeFileError(ValueError):
-    """A spike file does not have the expected form: what is wrong, where, what was expected, what to do."""
+    """A spike file does not have the expected form: what is wrong, where, what was expected, what
+    to do.
+    """
 
     def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
         self.what, self.where, self.expected, self.do = what, where, expected, do
@@ -76,11 +80,13 @@ class SpikeFileError(ValueError):
 class SpikeGeometry:
     """The size and storage of packed planes, which the file does not contain.
 
-    head_columns: columns without image at the end of each sensor line (16 on 416-wide lines); dropped when reading,
-    written as zeros. flipud: rows are stored bottom first, as in all known files but those of the SPS100.
-    bit_order: the first pixel of a byte is its least ("little", as in all known files) or most significant bit ("big",
-    the default of numpy.packbits). layout: "raster", or "sps100" for 1000 x 1000 pixels in lines of 1024 bits, of which
-    each half ends with a 12-bit word (source: SpikeCV, load_dat.py and sps_parser.py); such files are only read.
+    head_columns: columns without image at the end of each sensor line (16 on 416-wide lines);
+    dropped when reading, written as zeros. flipud: rows are stored bottom first, as in all known
+    files but those of the SPS100.
+    bit_order: the first pixel of a byte is its least ("little", as in all known files) or most
+    significant bit ("big", the default of numpy.packbits). layout: "raster", or "sps100" for 1000 x
+    1000 pixels in lines of 1024 bits, of which each half ends with a 12-bit word (source: SpikeCV,
+    load_dat.py and sps_parser.py); such files are only read.
     """
 
     height: int
@@ -106,7 +112,9 @@ class SpikeGeometry:
             )
 
     def __repr__(self) -> str:
-        """The first four fields, and the others where they are not the default: digests of runs hold this text."""
+        """The first four fields, and the others where they are not the default: digests of runs
+        hold this text.
+        """
         fields = dataclasses.fields(self)
         shown = [f for i, f in enumerate(fields) if i < 4 or getattr(self, f.name) != f.default]
         return f"SpikeGeometry({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
@@ -150,7 +158,8 @@ class Crop:
 class SpikeFile:
     """The planes of one file.
 
-    packed: (T, plane_bytes) uint8, in memory or mapped; None for an array (T, h, w) of NumPy, `array`.
+    packed: (T, plane_bytes) uint8, in memory or mapped; None for an array (T, h, w) of NumPy,
+    `array`.
     """
 
     path: str
@@ -166,9 +175,11 @@ class SpikeFile:
     def read(
         self, first: int = 0, count: int | None = None, crop: Crop | None = None
     ) -> np.ndarray:
-        """Spikes (T, h, w) uint8 in {0, 1} of planes first ... first + count - 1 (default: to the end), upright.
+        """Spikes (T, h, w) uint8 in {0, 1} of planes first ... first + count - 1 (default: to the
+        end), upright.
 
-        Raises SpikeFileError for planes or a crop outside of the file, and for content that is no spike.
+        Raises SpikeFileError for planes or a crop outside of the file, and for content that is no
+        spike.
         """
         count = self.planes - first if count is None else count
         crop = crop or Crop(0, 0, *self.size)
@@ -193,7 +204,9 @@ class SpikeFile:
         return spikes
 
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Whole planes first ... first + count - 1 in parts of at most PART planes; errors as in `read`."""
+        """Whole planes first ... first + count - 1 in parts of at most PART planes; errors as in
+        `read`.
+        """
         self._check_planes(first, count)
         if self.array is not None:
             return self._array_parts(first, count)
@@ -217,7 +230,9 @@ class SpikeFile:
 
 
 def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error") -> SpikeFile:
-    """The planes of a file. Raises SpikeFileError for a missing file, a wrong size and content of another kind.
+    """The planes of a file.
+
+    Raises SpikeFileError for a missing file, a wrong size and content of another kind.
 
     remainder: "error" refuses bytes after the last whole packed plane, "truncate" ignores them.
     """
@@ -269,7 +284,10 @@ def read_spikes(
 def count_planes(
     path: PathLike, geometry: SpikeGeometry, remainder: str = "error", size: int | None = None
 ) -> int:
-    """Planes in a file, of raster planes from its size alone, which may be given. Raises SpikeFileError."""
+    """Planes in a file, of raster planes from its size alone, which may be given.
+
+    Raises SpikeFileError.
+    """
     if is_array(path) or geometry.layout != "raster":
         return open_spikes(path, geometry, remainder).planes
     with _file_errors(path):
@@ -330,7 +348,10 @@ def is_array(path: PathLike) -> bool:
 
 
 def array_shape(path: PathLike) -> tuple[int, ...] | None:
-    """(T, h, w) of a file that holds an array; None for packed planes. Raises SpikeFileError as `open_spikes`."""
+    """(T, h, w) of a file that holds an array; None for packed planes.
+
+    Raises SpikeFileError as `open_spikes`.
+    """
     with _file_errors(path):
         return find_array(Path(path), NPZ_KEY).shape if is_array(path) else None
 
@@ -385,7 +406,9 @@ def packed_planes(
 
 
 def refuse_header(head: bytes, path: PathLike) -> None:
-    """Raise SpikeFileError where a file begins (`head`, 64 bytes) as no packed planes do: with a header, or as text."""
+    """Raise SpikeFileError where a file begins (`head`, 64 bytes) as no packed planes do: with a
+    header, or as text.
+    """
     seen = next((what for mark, what in MARKS.items() if re.match(mark, head, re.DOTALL)), None)
     if (
         seen is None
@@ -426,8 +449,9 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
 def _sps100_start(data: np.ndarray) -> int | None:
     """The first byte of the first whole SPS100 plane in packed bytes; None where they are none.
 
-    Every half-line ends with a word of a line 1 ... 500, the first one of a plane with line 500, channel 0. A capture
-    may start within a plane, at a multiple of 16 bytes. The last whole plane must start as the first one.
+    Every half-line ends with a word of a line 1 ... 500, the first one of a plane with line 500,
+    channel 0. A capture may start within a plane, at a multiple of 16 bytes. The last whole plane
+    must start as the first one.
     """
     half, halves = SPS100_HALF // 8, 2 * SPS100_SIDE
     plane = half * halves

@@ -1,9 +1,11 @@
-"""The spike sensor: spikes from light, light from spikes, and the spikes of a sensor with another threshold.
+"""The spike sensor: spikes from light, light from spikes, and the spikes of a sensor with another
+threshold.
 
-Light from spikes is that of the intervals between them: one threshold in each interval, evenly over its planes. It is
-integrated before its spike: a spike in plane p ends an interval at time p + 1, where the next one begins. Before the
-first and after the last spike, the light is that of the nearest interval, limited to what a spike just outside of the
-file would allow. A pixel with a single spike has the light 1 / T, one without spikes has none.
+Light from spikes is that of the intervals between them: one threshold in each interval, evenly over
+its planes. It is integrated before its spike: a spike in plane p ends an interval at time p + 1,
+where the next one begins. Before the first and after the last spike, the light is that of the
+nearest interval, limited to what a spike just outside of the file would allow. A pixel with a
+single spike has the light 1 / T, one without spikes has none.
 """
 
 import itertools
@@ -24,16 +26,18 @@ class IntegrateAndFire:
 
     Per pixel and read-out tick, with I >= 0, 1 at full light:
         A <- A + rate * threshold * I + noise;   s = A >= threshold;   A <- A mod threshold where s
-    so `rate` is the firing rate at I = 1 in spikes per tick (gain / threshold; 0.5 for the threshold 2 and gain 1
-    of SpkDeblurNet's v2s, 0.9925 for S-SDM).
+    so `rate` is the firing rate at I = 1 in spikes per tick (gain / threshold; 0.5 for the
+    threshold 2 and gain 1 of SpkDeblurNet's v2s, 0.9925 for S-SDM).
 
-    Light of more than one threshold per tick resets a pixel several times and gives one spike: only the charge since
-    the last reset remains. Hence the modulo, as in S-SDM's simulator (SimulationSimple_Video); below one threshold per
-    tick it equals the subtraction of SpkDeblurNet's v2s. Source of the pixel: Huang et al., "1000x Faster Camera and
-    Machine Vision with Ordinary Devices", Engineering 25, 2023.
+    Light of more than one threshold per tick resets a pixel several times and gives one spike: only
+    the charge since the last reset remains. Hence the modulo, as in S-SDM's simulator
+    (SimulationSimple_Video); below one threshold per tick it equals the subtraction of
+    SpkDeblurNet's v2s. Source of the pixel: Huang et al., "1000x Faster Camera and Machine Vision
+    with Ordinary Devices", Engineering 25, 2023.
 
-    initial_charge: upper end of the uniform first charge, in thresholds. shot_noise: standard deviation of the charge
-    of one tick at I = 1, in thresholds; grows with sqrt(I). dark_rate: spikes per tick without light.
+    initial_charge: upper end of the uniform first charge, in thresholds. shot_noise: standard
+    deviation of the charge of one tick at I = 1, in thresholds; grows with sqrt(I). dark_rate:
+    spikes per tick without light.
     threshold_mismatch: relative standard deviation of the threshold over the pixels, fixed in time.
     """
 
@@ -98,20 +102,24 @@ def to_uint8(picture: np.ndarray) -> np.ndarray:
 
 
 def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
-    """Light (H, W) -> (H / factor, W / factor): the mean of each factor x factor block, as for a larger pixel."""
+    """Light (H, W) -> (H / factor, W / factor): the mean of each factor x factor block, as for a
+    larger pixel.
+    """
     rows, columns = (side // factor for side in light.shape)
     return light.reshape(rows, factor, columns, factor).mean(axis=(1, 3), dtype=np.float32)
 
 
-# Fractions of an interval are rounded to 1 / STEPS. So all sums are exact, and equal in both directions of time.
+# Fractions of an interval are rounded to 1 / STEPS. So all sums are exact, and equal in both
+# directions of time.
 STEPS = 2.0**32
 
 
 def plane_light(stream: np.ndarray) -> np.ndarray:
     """The light of each plane of stream (T, h, w), in thresholds per plane: (T, h, w) float32.
 
-    Times are counted from both sides, from -T on and back from 2 T + 1, where all of them are positive. So the time of
-    a spike, 0 where there is none, takes effect by a maximum, which is many times as fast as np.where.
+    Times are counted from both sides, from -T on and back from 2 T + 1, where all of them are
+    positive. So the time of a spike, 0 where there is none, takes effect by a maximum, which is
+    many times as fast as np.where.
     """
     planes, (ends, begin, end) = len(stream), _outer_times(stream)
     whole = 3 * planes + 1
@@ -130,10 +138,11 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
 
 def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """The sum (h, w) float64 of the light of planes a ... b - 1 for each window (a, b), in thresholds.
+    """The sum (h, w) float64 of the light of planes a ... b - 1 for each window (a, b), in
+    thresholds.
 
-    It is the number of the intervals in the window: those inside, and fractions of those at its two ends. So only
-    the ends of the windows cost arithmetic in float64.
+    It is the number of the intervals in the window: those inside, and fractions of those at its two
+    ends. So only the ends of the windows cost arithmetic in float64.
     """
     ends, begin, end = _outer_times(stream)
     times = sorted({0, len(ends), *(time for window in windows for time in window)})
@@ -163,16 +172,18 @@ def _first(ends: np.ndarray) -> np.ndarray:
 
 
 def _outer_times(stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each spike the time at which its interval ends, else 0: (T, h, w) of a narrow type, for speed; and two times.
+    """For each spike the time at which its interval ends, else 0: (T, h, w) of a narrow type, for
+    speed; and two times.
 
-    Both are (h, w) int32 and lie outside of the file: when the interval of the first spike begins, at most 0, and when
-    the one after the last spike ends, at least T + 1.
+    Both are (h, w) int32 and lie outside of the file: when the interval of the first spike begins,
+    at most 0, and when the one after the last spike ends, at least T + 1.
     """
     planes = len(stream)
     ends = stream * np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))[:, None, None]
     one = ends.dtype.type(1)
     first, last = _first(ends), ends.max(axis=0)
-    # The second spike from each side is the nearest one: the spike itself has the distance 0 - 1, the largest number.
+    # The second spike from each side is the nearest one: the spike itself has the distance 0 - 1,
+    # the largest number.
     after = (ends - (first + one)).min(axis=0).astype(np.int32) + 1
     before = ((last - one) - ends).min(axis=0).astype(np.int32) + 1
     is_single = first == last
@@ -189,15 +200,18 @@ BLOCK = 2**18
 def change_threshold(
     stream: np.ndarray, factor: float, rng: np.random.Generator, dark: float = 0.0
 ) -> np.ndarray:
-    """Stream (T, h, w) of a sensor with `factor` times the threshold: rate / factor spikes per tick, and `dark` more.
+    """Stream (T, h, w) of a sensor with `factor` times the threshold: rate / factor spikes per
+    tick, and `dark` more.
 
-    Light L is assumed constant between two spikes, one threshold per interval, and integrated again with a new random
-    first charge: A <- A + L / factor + dark; s = A >= 1; A <- A - s. So a higher threshold keeps every factor-th spike,
-    and a lower one adds spikes between them. As in the sensor (see IntegrateAndFire) there is at most one
-    spike per plane, and charge beyond it is lost: A <- 1 + A mod 1 where A >= 2 remains. The charge of one spike is
-    kept because the read-out rounds spike times to planes: constant light of 0.9 spikes per plane gives intervals of 1
-    and 2 planes, of which only the mean is right. Where an interval is longer than its predecessor by more than this
-    rounding, the light has decreased and this charge is dropped: A <- A mod 1.
+    Light L is assumed constant between two spikes, one threshold per interval, and integrated again
+    with a new random first charge: A <- A + L / factor + dark; s = A >= 1; A <- A - s. So a higher
+    threshold keeps every factor-th spike, and a lower one adds spikes between them. As in the
+    sensor (see IntegrateAndFire) there is at most one spike per plane, and charge beyond it is
+    lost: A <- 1 + A mod 1 where A >= 2 remains. The charge of one spike is kept because the
+    read-out rounds spike times to planes: constant light of 0.9 spikes per plane gives intervals of
+    1 and 2 planes, of which only the mean is right. Where an interval is longer than its
+    predecessor by more than this rounding, the light has decreased and this charge is dropped: A <-
+    A mod 1.
     """
     if factor == 1.0 and not dark:
         return stream
@@ -238,7 +252,8 @@ CLEAR = 0.8
 class LightFit:
     """The better fit. light: "linear" or "display"; rate: spikes per plane at full light.
 
-    errors: of both fits, relative to the rates (0: exact). is_clear: whether one fit is clearly better.
+    errors: of both fits, relative to the rates (0: exact). is_clear: whether one fit is clearly
+    better.
     """
 
     light: str
@@ -250,8 +265,8 @@ class LightFit:
 def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     """Fit rates = k values (display) and rates = k values ** 2.2 (linear light) by least squares.
 
-    rates (h, w): spikes per plane around the time of a frame; values (h, w): the grey display values of that frame in
-    [0, 1], resized to the spike camera.
+    rates (h, w): spikes per plane around the time of a frame; values (h, w): the grey display
+    values of that frame in [0, 1], resized to the spike camera.
     """
     rates, values = rates.astype(np.float64), values.astype(np.float64)
     found, errors = {}, {}

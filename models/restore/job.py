@@ -1,4 +1,6 @@
-"""The job of main_test_vrt.py: which clips to restore and how, the share of each rank, and the report."""
+"""The job of main_test_vrt.py: which clips to restore and how, the share of each rank, and the
+report.
+"""
 
 import json
 import logging
@@ -33,7 +35,8 @@ from utils.run.progress import open_progress
 # Pages of more than some tens of megabytes open slowly.
 MAX_CLIPS, MAX_VIDEO = 24, 2**20  # bytes
 LPIPS = "; LPIPS: AlexNet, version 0.1"
-# Of the protocol in the log, which never has both of the first; table.txt and metrics.json have all of it.
+# Of the protocol in the log, which never has both of the first; table.txt and metrics.json have all
+# of it.
 SHOWN = ("weights", "method", "tile", "speed")
 
 MoreScores = Callable[
@@ -47,7 +50,8 @@ logger = logging.getLogger(__name__)
 class Job:
     """What is restored, how, and where the results go.
 
-    clips: in the order of their names. lpips: files of its weights, or none. overwrite: see `claim_folder`.
+    clips: in the order of their names. lpips: files of its weights, or none. overwrite: see
+    `claim_folder`.
     expected: number of clips that there should be; averages over fewer are marked.
     section: resolved options that say what is read of the files and how.
     frames_note: which frames of a clip are restored, for the protocol.
@@ -69,7 +73,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Work:
-    """Consecutive frames of one clip, for one rank. clip: index in Job.clips. is_whole: no other rank has a part."""
+    """Consecutive frames of one clip, for one rank. clip: index in Job.clips. is_whole: no other
+    rank has a part.
+    """
 
     clip: int
     frames: range
@@ -79,8 +85,8 @@ class Work:
 def restore_clips(job: Job) -> None:
     """Restore the missing frames, score each clip and write its videos. Collective.
 
-    Raises where the output folder contains other files or results, see `claim_folder`, and for a slow motion where
-    there is a single instant.
+    Raises where the output folder contains other files or results, see `claim_folder`, and for a
+    slow motion where there is a single instant.
     """
     device = utils_dist.get_device()
     with utils_dist.all_ranks_or_none():
@@ -126,9 +132,11 @@ def restore_clips(job: Job) -> None:
 
 
 def plan_work(job: Job) -> list[Work]:
-    """The frames still to be restored, longest part first; rank r takes parts r, r + world size, ...
+    """The frames still to be restored, longest part first; rank r takes parts r, r + world size,
+    ...
 
-    With fewer clips than ranks, clips are cut in time. The restored frames do not depend on the cuts, bit for bit.
+    With fewer clips than ranks, clips are cut in time. The restored frames do not depend on the
+    cuts, bit for bit.
     """
     outputs, todo, plan = job.outputs, [], []
     for index, clip in enumerate(job.clips):
@@ -156,7 +164,9 @@ def plan_work(job: Job) -> list[Work]:
 def restore_share(
     job: Job, restorer: Any, mine: Sequence[Work], more_scores: MoreScores | None
 ) -> None:
-    """Restore this rank's parts. Each frame is written as soon as it is restored; whole clips are finished.
+    """Restore this rank's parts.
+
+    Each frame is written as soon as it is restored; whole clips are finished.
 
     restorer: see utils.contract.Method.
     """
@@ -186,14 +196,18 @@ def restore_share(
 def finish(
     job: Job, restorer: Any, clip: ClipReader, more: MoreScores | None, pace_s: float | None
 ) -> None:
-    """See `finish_clip`. pace_s: seconds per frame; None where this rank has not restored the whole clip."""
+    """See `finish_clip`. pace_s: seconds per frame; None where this rank has not restored the whole
+    clip.
+    """
     watchdog.phase(f"score: {clip.name}")
     notes = {"s_per_frame": pace_s, "tile": restorer.describe()}
     finish_clip(clip, job.frames_of(clip), job.outputs, more, notes, job.method.is_grey)
 
 
 def write_report(job: Job) -> None:
-    """metrics.json, table.txt and report.html over the clips of the job; the table goes to the log too."""
+    """metrics.json, table.txt and report.html over the clips of the job; the table goes to the log
+    too.
+    """
     watchdog.phase("report")
     folder, clips = job.outputs.folder, {clip.name: clip for clip in job.clips}
     entries = [entry for name in clips if (entry := job.outputs.load_clip(name)) is not None]
@@ -241,10 +255,12 @@ def build_report(
     clips: Mapping[str, Mapping[str, np.ndarray]],
     videos: Mapping[str, str] = {},
 ) -> str:
-    """The page: tables, PSNR of each frame, a slider between blurry and restored, and videos that play beside it.
+    """The page: tables, PSNR of each frame, a slider between blurry and restored, and videos that
+    play beside it.
 
-    results: the content of metrics.json, see `collect`. clips: name -> {"blurry", "restored", "spikes" and "sharp" if
-    there are any: (H, W, 3) uint8} of the example frame. videos: name -> data URI of the comparison.
+    results: the content of metrics.json, see `collect`. clips: name -> {"blurry", "restored",
+    "spikes" and "sharp" if there are any: (H, W, 3) uint8} of the example frame. videos: name ->
+    data URI of the comparison.
     """
     head, rows = score_table(results)
     scores = {

@@ -1,4 +1,6 @@
-"""LPIPS, a learned image distance (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on AlexNet."""
+"""LPIPS, a learned image distance (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on
+AlexNet.
+"""
 
 from pathlib import Path
 
@@ -14,10 +16,13 @@ TAPS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
 
 
 class Lpips(nn.Module):
-    """Distance between two images, 0 if equal: squared differences of normalised features, weighted per channel."""
+    """Distance between two images, 0 if equal: squared differences of normalised features, weighted
+    per channel.
+    """
 
     def __init__(self, files: list[str | Path]) -> None:
-        """files: torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file with both.
+        """files: torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file
+        with both.
 
         Raises CheckpointError, naming what is missing.
         """

@@ -1,4 +1,6 @@
-"""The files of a test: restored frames, scores, side-by-side strips and videos, in a folder of one test."""
+"""The files of a test: restored frames, scores, side-by-side strips and videos, in a folder of one
+test.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,9 +31,10 @@ from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
 VIDEOS = ("video", "comparison", "slowmotion")
-# Kind of file -> its place. "clip" holds {"name", "frames", "stems", "example", "per_frame", ...} of a finished clip;
-# "example" is the restored frame that the report shows, "strip" a frame beside its input, spikes and sharp frame,
-# "exact" (K, C, H, W) float32: the instants of a frame as the network gave them, until its clip is finished.
+# Kind of file -> its place. "clip" holds {"name", "frames", "stems", "example", "per_frame", ...}
+# of a finished clip; "example" is the restored frame that the report shows, "strip" a frame beside
+# its input, spikes and sharp frame, "exact" (K, C, H, W) float32: the instants of a frame as the
+# network gave them, until its clip is finished.
 PLACES = {
     "exact": ".work/{clip}/{stem}.npy",
     "frame": "{clip}/{stem}.png", "instant": "instants/{clip}/{stem}_{k}.png", "strip": "strips/{clip}/{stem}.png",
@@ -43,10 +46,12 @@ OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 
 @dataclass(frozen=True)
 class Outputs:
-    """The output folder, and which of "frames", "video", "comparison", "slowmotion" to save; strips are always saved.
+    """The output folder, and which of "frames", "video", "comparison", "slowmotion" to save; strips
+    are always saved.
 
-    fps: of the videos where the input has no frame rate. instants: restored for each frame; of several, "frame" is the
-    middle one. metric: how the frames are scored. The folder is new, or one of an earlier test: see `claim_folder`.
+    fps: of the videos where the input has no frame rate. instants: restored for each frame; of
+    several, "frame" is the middle one. metric: how the frames are scored. The folder is new, or one
+    of an earlier test: see `claim_folder`.
     """
 
     folder: Path
@@ -56,7 +61,10 @@ class Outputs:
     metric: MetricOptions = field(default_factory=MetricOptions)
 
     def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
-        """kind: of PLACES. Without "frames" in `save`, frames are removed once their clip is finished."""
+        """kind: of PLACES.
+
+        Without "frames" in `save`, frames are removed once their clip is finished.
+        """
         passes = kind in ("frame", "instant") and "frames" not in self.save
         return (
             self.folder
@@ -119,13 +127,15 @@ def claim_folder(
     stems: Mapping[str, Sequence[str]],
     overwrite: bool,
 ) -> None:
-    """Take the output folder for one test: its earlier results are kept, those of another test are refused.
+    """Take the output folder for one test: its earlier results are kept, those of another test are
+    refused.
 
-    settings: everything that the results depend on; inputs: clip -> digest of its files. Both are kept in run.json,
-    with the names of all results; it marks the folder as ours. stems: clip -> frames to restore. overwrite: remove the
-    results that are there.
-    Raises OptionError for results of other settings or inputs and for the folder of a training run, DataError for a
-    folder with other files, for links under the names of results, and for two results of the same name.
+    settings: everything that the results depend on; inputs: clip -> digest of its files. Both are
+    kept in run.json, with the names of all results; it marks the folder as ours. stems: clip ->
+    frames to restore. overwrite: remove the results that are there.
+    Raises OptionError for results of other settings or inputs and for the folder of a training run,
+    DataError for a folder with other files, for links under the names of results, and for two
+    results of the same name.
     """
     folder, mark = outputs.folder, outputs.folder / RESULTS
     if (folder / MARK).is_file():
@@ -183,7 +193,9 @@ def claim_folder(
 
 
 def _made(outputs: Outputs, known: dict[str, Any], stems: Mapping[str, Sequence[str]]) -> set[Path]:
-    """What the tests of run.json (`known`) wrote; that of an earlier version does not name the files of its clips."""
+    """What the tests of run.json (`known`) wrote; that of an earlier version does not name the
+    files of its clips.
+    """
     files, older = (
         known.get("files", {}),
         replace(outputs, save=tuple(known["settings"].get("save", ()))),
@@ -199,7 +211,9 @@ def _made(outputs: Outputs, known: dict[str, Any], stems: Mapping[str, Sequence[
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
-    """Raises DataError where two results, or a file and a folder, would have one name. planned: owner -> its files."""
+    """Raises DataError where two results, or a file and a folder, would have one name. planned:
+    owner -> its files.
+    """
     owners: dict[Path, str] = {}
     twice = []
     for owner, files in planned.items():
@@ -243,11 +257,13 @@ def finish_clip(
     notes: Mapping[str, Any],
     is_grey: bool = False,
 ) -> None:
-    """Score the restored frames `indices` of a clip, write strips and videos, then the JSON that marks it as finished.
+    """Score the restored frames `indices` of a clip, write strips and videos, then the JSON that
+    marks it as finished.
 
-    more_scores: see `add_scores`. notes: further entries of the JSON. is_grey: only the luma is scored.
-    The input is scored too where it has the size of the sharp frame, and each instant where it has a sharp frame of its
-    own. Each image, and the end of each video, counts as progress for the watchdog.
+    more_scores: see `add_scores`. notes: further entries of the JSON. is_grey: only the luma is
+    scored. The input is scored too where it has the size of the sharp frame, and each instant where
+    it has a sharp frame of its own. Each image, and the end of each video, counts as progress for
+    the watchdog.
     """
     scores: Scores = {}
     values = outputs.metric.values
@@ -317,9 +333,12 @@ def spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
 def _open_videos(
     clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack
 ) -> dict[str, VideoWriter]:
-    """The videos to save, by kind; with the time stamps of the clip only where all `count` frames are restored."""
+    """The videos to save, by kind; with the time stamps of the clip only where all `count` frames
+    are restored.
+    """
     times, k = list(clip.times or ()) if count == len(clip.stems) else [], outputs.instants
-    # Slow motion shows every instant for as long as a frame was shown; the last frame as long as the one before it.
+    # Slow motion shows every instant for as long as a frame was shown; the last frame as long as
+    # the one before it.
     ends = [*times[1:], 2 * times[-1] - times[-2]] if len(times) > 1 else []
     slow = [
         k * begin + i * (end - begin)

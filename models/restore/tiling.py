@@ -1,7 +1,9 @@
-"""Restores clips of any length and size in tiles of time and space, with memory bounded by the tile.
+"""Restores clips of any length and size in tiles of time and space, with memory bounded by the
+tile.
 
-Two blends: "kair", as published, equal weights with trimmed borders; "smooth", ramps over the overlap, which leave no
-visible seam. Networks that take the frames around a gap (VRT with pa_frames 0) make new frames: see Restorer.frames.
+Two blends: "kair", as published, equal weights with trimmed borders; "smooth", ramps over the
+overlap, which leave no visible seam. Networks that take the frames around a gap (VRT with pa_frames
+0) make new frames: see Restorer.frames.
 """
 
 import itertools
@@ -27,7 +29,8 @@ from utils.options.models import ValOptions
 Moment = tuple[int, bool]
 # Moments -> lq (B, n, C, H, W) and, where there are any, spike (B, n, S, H, W), in this order.
 Reader = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
-# Frames and side of an "auto" tile, on every machine: no score depends on how much memory it has, see docs/testing.md.
+# Frames and side of an "auto" tile, on every machine: no score depends on how much memory it has,
+# see docs/testing.md.
 AUTO_FRAMES, AUTO_SIDE = 12, 256
 
 logger = logging.getLogger(__name__)
@@ -80,7 +83,9 @@ class Tiling:
 
     @classmethod
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":
-        """The tiles of the options `val` for a network with `spec`; changes: fields with other values."""
+        """The tiles of the options `val` for a network with `spec`; changes: fields with other
+        values.
+        """
         fields = {key: value for key, value in val.plain().items() if key != "save_img"} | changes
         auto = {
             "num_frame": (AUTO_FRAMES, spec.window_size[0]),
@@ -123,10 +128,13 @@ def stream_clip(
     wanted: range,
     tick: Tick = lambda part: None,
 ) -> Iterator[Tensor]:
-    """The restored frames `wanted`, (B, C', sH, sW) each, in order, on the CPU. Memory holds one tile in time.
+    """The restored frames `wanted`, (B, C', sH, sW) each, in order, on the CPU.
 
-    Only the tiles that contain wanted frames are computed (with flip_seq all tiles). The frames equal those of a run
-    over the whole clip bit for bit. The network must be in eval mode. tick: takes the part, 0..1, that was done.
+    Memory holds one tile in time.
+
+    Only the tiles that contain wanted frames are computed (with flip_seq all tiles). The frames
+    equal those of a run over the whole clip bit for bit. The network must be in eval mode. tick:
+    takes the part, 0..1, that was done.
     """
     order = [(index, False) for index in range(num_frames)]
     order += order[-1:] if tiling.pad_seq else []
@@ -151,7 +159,9 @@ def stream_clip(
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
-    """Starts of the tiles along one axis; the last tile ends with the axis, so it may overlap more than the others."""
+    """Starts of the tiles along one axis; the last tile ends with the axis, so it may overlap more
+    than the others.
+    """
     if length <= size:
         return [0]
     return [*range(0, length - size, size - overlap), length - size]
@@ -201,7 +211,9 @@ def restore_space(
     tiling: Tiling,
     tick: Tick = lambda part: None,
 ) -> Tensor:
-    """One tile in time, restored tile by tile in space: see `Reader` -> (B, n, C', sH, sW) on the CPU."""
+    """One tile in time, restored tile by tile in space: see `Reader` -> (B, n, C', sH, sW) on the
+    CPU.
+    """
     height, width = inputs[0].shape[-2:]
     patch, s = tiling.size_patch_testing, tiling.spec.scale
     rows, cols = min(patch or height, height), min(patch or width, width)
@@ -212,7 +224,8 @@ def restore_space(
         tick(1)
         return whole
 
-    # KAIR trims overlap / 2 output pixels at any scale; a ramp must span the whole overlap in output pixels.
+    # KAIR trims overlap / 2 output pixels at any scale; a ramp must span the whole overlap in
+    # output pixels.
     overlap = tiling.size_patch_overlapping * (s if tiling.blend == "smooth" else 1)
     total, total_weight = None, torch.zeros(height * s, width * s)
     tiles = list(itertools.product(enumerate(tops), enumerate(lefts)))
@@ -257,7 +270,9 @@ def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blen
 
 
 def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling) -> Tensor:
-    """One pass of the network over a tile, padded by reflection to a size that it takes; cropped, on the CPU."""
+    """One pass of the network over a tile, padded by reflection to a size that it takes; cropped,
+    on the CPU.
+    """
     spec, (frames, height, width) = tiling.spec, (inputs[0].shape[axis] for axis in (1, 3, 4))
     step_t, *steps = spec.window_size
     shorter = frames < tiling.num_frame_testing and tiling.blend == "smooth"
@@ -296,7 +311,9 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
 
 
 class FrameCache:
-    """The frames `numbers` of a clip, the last ones of which are kept: where tiles overlap, a frame is decoded once."""
+    """The frames `numbers` of a clip, the last ones of which are kept: where tiles overlap, a frame
+    is decoded once.
+    """
 
     def __init__(
         self, clip: FrameReader, capacity: int, numbers: Sequence[int] | None = None
@@ -312,9 +329,9 @@ class FrameCache:
 class Restorer:
     """A network with its tiles on a device.
 
-    tiling: the one in use, which is_halved changes. dtype: of autocast; None: float32. noise_sigma: noise level 0..255,
-    a further input channel of non-blind denoisers. finite_only: NaN or Inf in a restored frame is an error. do: advice
-    in the error for out of memory.
+    tiling: the one in use, which is_halved changes. dtype: of autocast; None: float32. noise_sigma:
+    noise level 0..255, a further input channel of non-blind denoisers. finite_only: NaN or Inf in a
+    restored frame is an error. do: advice in the error for out of memory.
     """
 
     def __init__(
@@ -340,7 +357,9 @@ class Restorer:
         return self.tiling.describe()
 
     def cached(self, reader: FrameReader) -> FrameReader:
-        """The reader with a cache for the frames of one tile in time; after `frames`, it has the last input."""
+        """The reader with a cache for the frames of one tile in time; after `frames`, it has the
+        last input.
+        """
         is_cached = (
             isinstance(reader, FrameCache) or self.tiling.spec.interpolates
         )  # which has a cache of its own
@@ -352,12 +371,14 @@ class Restorer:
     ) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
-        A network that interpolates takes an InterpolatedClip or LeftOutFrames: given frames come back unchanged.
+        A network that interpolates takes an InterpolatedClip or LeftOutFrames: given frames come
+        back unchanged.
         """
         if not self.tiling.spec.interpolates:
             yield from self._restored(reader, wanted, tick)
             return
-        # The network takes `length` frames, half of them before the gap; at the ends of the clip, frames are repeated.
+        # The network takes `length` frames, half of them before the gap; at the ends of the clip,
+        # frames are repeated.
         length = self.tiling.spec.least_frames
         gaps = [gap for index in wanted if (gap := reader.gaps[index]) is not None]
         window, last = range(1 - length // 2, 1 - length // 2 + length), len(reader.given) - 1
@@ -371,10 +392,11 @@ class Restorer:
             yield reader.frame(index)["lq"] if reader.gaps[index] is None else next(made)
 
     def _restored(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
-        """What the network makes of the frames `wanted`, in memory that is bounded by the tile in time.
+        """What the network makes of the frames `wanted`, in memory that is bounded by the tile in
+        time.
 
-        Where the tiles are halved, smaller ones follow an out-of-memory error; all of a clip have the same size, so if
-        memory suffices for the first frame, it does for the last.
+        Where the tiles are halved, smaller ones follow an out-of-memory error; all of a clip have
+        the same size, so if memory suffices for the first frame, it does for the last.
         """
         cache = self.cached(reader)
 
@@ -419,7 +441,8 @@ class Restorer:
                     raise DataError(
                         "out of memory", what, "tiles that fit into memory", self.do
                     ) from e
-            # After the except block, because the traceback keeps the tensors that filled the memory.
+            # After the except block, because the traceback keeps the tensors that filled the
+            # memory.
             torch.cuda.empty_cache()
             self.tiling = shrunk
             logger.warning("out of memory; trying again with %s", shrunk.describe())
@@ -438,10 +461,12 @@ class Restorer:
 
 
 class InterpolatedClip:
-    """A clip of n frames as one of 2 n - 1: the new frame between "000003" and "000004" is "000003_5". Without gt.
+    """A clip of n frames as one of 2 n - 1: the new frame between "000003" and "000004" is
+    "000003_5". Without gt.
 
-    given: the frames of `clip` between which others are made. gaps: of each frame, the gap between them in which it
-    lies, 0 for the first; None for a given frame. frame: the given frame at or before that time, to compare with.
+    given: the frames of `clip` between which others are made. gaps: of each frame, the gap between
+    them in which it lies, 0 for the first; None for a given frame. frame: the given frame at or
+    before that time, to compare with.
     """
 
     def __init__(self, clip: ClipReader) -> None:
@@ -462,11 +487,13 @@ class InterpolatedClip:
 
 
 class LeftOutFrames:
-    """To score an interpolation: every second frame of a clip is given, the frames between are made and compared.
+    """To score an interpolation: every second frame of a clip is given, the frames between are made
+    and compared.
 
-    Only the frames with `length` / 2 given frames on either side count: im4 of im1 ... im7 for length 4, as published
-    for Vimeo-90K. given, gaps: see InterpolatedClip. frame: gt, and as lq the mean of the two frames beside the gap,
-    the simplest interpolation. Raises DataError for a clip that is too short.
+    Only the frames with `length` / 2 given frames on either side count: im4 of im1 ... im7 for
+    length 4, as published for Vimeo-90K. given, gaps: see InterpolatedClip. frame: gt, and as lq
+    the mean of the two frames beside the gap, the simplest interpolation. Raises DataError for a
+    clip that is too short.
     """
 
     fps = times = None

@@ -1,4 +1,7 @@
-"""Validation on all ranks. Each clip is scored by one rank, so no number depends on how many ranks there are."""
+"""Validation on all ranks.
+
+Each clip is scored by one rank, so no number depends on how many ranks there are.
+"""
 
 import logging
 from contextlib import ExitStack
@@ -28,8 +31,9 @@ logger = logging.getLogger(__name__)
 class Validation(NamedTuple):
     """The scores of all clips, on every rank, and images of some, on rank 0.
 
-    scalars: means over what metric.mean says, val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry
-    input; on rank 0 also clips/psnr/<clip> and clips/ssim/<clip> of the clips in `panels`. table: see `score_text`.
+    scalars: means over what metric.mean says, val/psnr, val/ssim, and val/psnr_input,
+    val/ssim_input of the blurry input; on rank 0 also clips/psnr/<clip> and clips/ssim/<clip> of
+    the clips in `panels`. table: see `score_text`.
     panels: clip -> `utils.image.comparison` of its middle frame; of at most MAX_STRIPS clips.
     """
 
@@ -39,7 +43,8 @@ class Validation(NamedTuple):
 
 
 def validate(model: ModelVRT, clips: list[FrameReader]) -> Validation | None:
-    """Restore and score every clip, one frame at a time; None where a signal ends it between two clips. Collective.
+    """Restore and score every clip, one frame at a time; None where a signal ends it between two
+    clips. Collective.
 
     Memory holds one tile in time: the whole clip where val.num_frame_testing is 0.
     clips: of the test split, with sharp frames.
@@ -73,7 +78,8 @@ def validate(model: ModelVRT, clips: list[FrameReader]) -> Validation | None:
         )
         for first in range(0, len(clips), world):
             if first:
-                # A collective to the watchdog: a rank that waits here for a slower one is not reported as stuck.
+                # A collective to the watchdog: a rank that waits here for a slower one is not
+                # reported as stuck.
                 with watchdog.collective("stop vote"):
                     is_stop = utils_dist.stop_vote()
                     if is_stop():
@@ -115,7 +121,8 @@ def _validate_clip(
     tick: Tick,
     values: str,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The scores of all frames, for `collect`, and the panels of the middle one with `with_strip`, else {}.
+    """The scores of all frames, for `collect`, and the panels of the middle one with `with_strip`,
+    else {}.
 
     out: the restored frames go to out/<clip>/<stem>.png. values: see `scored_values`.
     """

@@ -1,4 +1,6 @@
-"""JSON files of data (dataset.json, exposures, calibrations) of any content: read, or refused in words."""
+"""JSON files of data (dataset.json, exposures, calibrations) of any content: read, or refused in
+words.
+"""
 
 import itertools
 import json

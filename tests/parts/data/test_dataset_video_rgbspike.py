@@ -1,4 +1,6 @@
-"""Samples of training and clips of a test: crops and turns, planes and rates, the order of an epoch, refusals."""
+"""Samples of training and clips of a test: crops and turns, planes and rates, the order of an
+epoch, refusals.
+"""
 
 import pickle
 from dataclasses import replace
@@ -329,7 +331,8 @@ def test_light_decides_what_match_and_gamma_do(tmp_path):
         window = ScaledGrid(SpikeGeometry(2, 2), (4, 4), 0).window(Augment.whole((4, 4)))
         rate = source[light].rate_of(stream, grey, window)
         assert rate == pytest.approx(0.6, abs=0.002)
-        # gamma 1: linear light, whatever the sensor integrated; gamma 2.2: the picture's own values.
+        # gamma 1: linear light, whatever the sensor integrated; gamma 2.2: the picture's own
+        # values.
         for gamma, value in ((1.0, (128 / 255) ** 2.2), (2.2, 128 / 255)):
             spikes = source[light].changed(gamma=gamma)
             assert spikes.represent(stream, 499.5, rate).mean() == pytest.approx(value, abs=0.002)

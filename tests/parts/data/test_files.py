@@ -174,7 +174,8 @@ def test_a_video_keeps_its_frames_and_frame_rate(tmp_path):
 
 
 def test_a_dropped_reader_closes_its_file_without_the_garbage_collector(tmp_path):
-    # Otherwise a forked loader worker may collect it, and wait for decoder threads that it does not have.
+    # Otherwise a forked loader worker may collect it, and wait for decoder threads that it does not
+    # have.
     write_video(tmp_path / "v.mp4")
     gc.collect()
     gc.disable()
@@ -203,7 +204,8 @@ def test_an_unreadable_video_is_named(tmp_path, content):
 
 
 def test_every_frame_keeps_its_time_and_every_pixel_its_colour(tmp_path):
-    # Of a phone: 23.976 a second, a gap, then faster. Sides are odd, and the texture is one pixel fine.
+    # Of a phone: 23.976 a second, a gap, then faster. Sides are odd, and the texture is one pixel
+    # fine.
     times = [Fraction(t) for t in ("1001/24000", "1001/12000", "1/2", "53/100", "1")]
     rng = np.random.default_rng(0)
     frames = [rng.integers(0, 256, (35, 45, 3), np.uint8) for _ in times]

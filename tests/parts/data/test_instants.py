@@ -90,7 +90,9 @@ def test_a_fresh_network_returns_its_input_at_every_instant_and_flip_seq_average
         define_G({"netG": network(fusion="none", out_instants=4)})
 
     class ByTime(nn.Module):
-        """Instant k is darker than the input before the middle and brighter after it, in the direction of time."""
+        """Instant k is darker than the input before the middle and brighter after it, in the
+        direction of time.
+        """
 
         def forward(self, lq, spike):
             return torch.cat([lq + 0.1 * (k - 1) * spike for k in range(K)], dim=2)

@@ -1,4 +1,6 @@
-"""LMDBs in place of folders; files that are damaged or removed after the start: an error that names the file."""
+"""LMDBs in place of folders; files that are damaged or removed after the start: an error that names
+the file.
+"""
 
 import os
 import tempfile
@@ -108,7 +110,8 @@ def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root):
 
 
 def test_threads_that_begin_together_open_an_lmdb_once(root):
-    # It is closed before each fork and opened again by the first reader, here the threads of the data check.
+    # It is closed before each fork and opened again by the first reader, here the threads of the
+    # data check.
     listing = list_root(str(root / "lq.lmdb"), "blur", (".png",))
     paths = [entry.path for frames in listing.values() for entry in frames.values()]
     for _ in range(20):

@@ -1,4 +1,6 @@
-"""The clips of one root or several: layouts, meta files and names that fit, and what is said of those that do not."""
+"""The clips of one root or several: layouts, meta files and names that fit, and what is said of
+those that do not.
+"""
 
 import dataclasses
 import json
@@ -211,7 +213,8 @@ def test_a_root_without_clips_says_what_to_do(root):
     assert "holds no clip, but 2 files (200.dat, 203.dat)" in text and "give spike.exposure" in text
 
 
-# Only the last file may lack the planes that are interpolated after it: 8 for GoPro, or as the recipe says.
+# Only the last file may lack the planes that are interpolated after it: 8 for GoPro, or as the
+# recipe says.
 @pytest.mark.parametrize(("number", "interpolate", "planes", "fine"), [
     *((49, None, planes, False) for planes in (PLANES - 1, PLANES + 1, PLANES * 2)),
     *((52, None, PLANES - missing, missing < 8) for missing in (1, 7, 8)),

@@ -1,4 +1,6 @@
-"""Spike-Zoo's two simulated streams in tests/data/spike through the whole path: restore, look at, calibrate."""
+"""Spike-Zoo's two simulated streams in tests/data/spike through the whole path: restore, look at,
+calibrate.
+"""
 
 import hashlib
 import json
@@ -24,7 +26,9 @@ STREAMS = {"200": "spikezoo_200_part3_all_planes", "203": "spikezoo_203_part1_pl
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """blur/<clip>/150.png: the mean of the stream's planes as a grey RGB frame; sharp/<clip>: Spike-Zoo's truth."""
+    """blur/<clip>/150.png: the mean of the stream's planes as a grey RGB frame; sharp/<clip>:
+    Spike-Zoo's truth.
+    """
     folder = tmp_path_factory.mktemp("streams")
     (folder / "spike").mkdir()
     for clip, name in STREAMS.items():
@@ -42,7 +46,8 @@ def truth_of(clip):
 
 
 @pytest.mark.parametrize(("method", "metric", "least"), [
-    ("tfp", "psnr_y", {"200": 29.5, "203": 26.9}),  # measured 29.83 and 27.18; blurry 23.57 and 24.51
+    # measured 29.83 and 27.18; blurry 23.57 and 24.51
+    ("tfp", "psnr_y", {"200": 29.5, "203": 26.9}),
     ("tfi", "psnr_y", {"200": 21.3, "203": 25.4}),  # 21.62 and 25.70
     ("tfstp", "psnr_y", {"200": 28.0, "203": 23.4}),  # 28.37 and 23.67
     ("exposure", "psnr", {"200": 32.6, "203": 28.1}),  # 32.98 and 28.41; blurry 22.25 and 23.19
@@ -103,7 +108,8 @@ def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tm
         tmp_path / "c.json",
     ]
     assert calibrate.main([*map(str, (*pair, *how))]) == 0
-    # The mean over the frame; at its corners, the error of stream 200, in which everything moves, is 0.9 px.
+    # The mean over the frame; at its corners, the error of stream 200, in which everything moves,
+    # is 0.9 px.
     mean, largest = error_px(tmp_path / "c.json", known, "none")
     assert mean <= 0.5 and largest <= 1.0
 

@@ -60,7 +60,8 @@ def test_the_true_calibration_puts_the_spikes_where_they_belong():
         np.abs(g.window(Augment.whole(RGB)).to_rgb(rates)[0] - truth)[inside].mean() for g in grids
     ]
     assert errors[0] < 0.5 * errors[1] and calibration.made["rig"]["shift_x"] == 3.0
-    # Spike pixel (x, y): the middle of the plane looks at the middle of the frame, moved by the shift.
+    # Spike pixel (x, y): the middle of the plane looks at the middle of the frame, moved by the
+    # shift.
     place = calibration.to_rgb() @ [(SPIKE[1] - 1) / 2, (SPIKE[0] - 1) / 2, 1]
     assert place[:2] == pytest.approx([(RGB[1] - 1) / 2 + 3, (RGB[0] - 1) / 2 - 2])
 

@@ -1,4 +1,6 @@
-"""Spike files of every format: what is written is read back, and what is something else is refused with what it is."""
+"""Spike files of every format: what is written is read back, and what is something else is refused
+with what it is.
+"""
 
 import gzip
 import io
@@ -27,7 +29,8 @@ CAMERA = SpikeGeometry(250, 400)
 SPS100 = SpikeGeometry(1000, 1000, flipud=False, layout="sps100")
 GEOMETRIES = {
     "camera.dat": SpikeGeometry(250, 400), "head.dat": SpikeGeometry(250, 400, head_columns=16),
-    "array.npy": SpikeGeometry(250, 250), "array.npz": SpikeGeometry(250, 250),  # planes do not fill whole bytes
+    # planes do not fill whole bytes
+    "array.npy": SpikeGeometry(250, 250), "array.npz": SpikeGeometry(250, 250),
     "raw.bin": SpikeGeometry(180, 320), "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
     "top_first.bin": SpikeGeometry(12, 10, flipud=False), "rows_within_bytes.dat": SpikeGeometry(8, 13),
     "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),

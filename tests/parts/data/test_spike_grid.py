@@ -102,7 +102,8 @@ def test_crops_are_drawn_where_the_spike_camera_sees_and_edges_are_repeated_else
     whole = on_frame(some_grid, channels(count=1))[0]
     uncovered = ~some_grid.window(Augment.whole(FRAME)).covered
     assert 0.5 < some_grid.coverage < 0.9 and whole[uncovered].min() > 0
-    # Brightness is compared where both look: light beside the view of the spike camera does not count.
+    # Brightness is compared where both look: light beside the view of the spike camera does not
+    # count.
     picture = np.where(uncovered, 255, 100).astype(np.uint8)[..., None].repeat(3, axis=2)
     rate, colour = some_grid.window(Augment.whole(FRAME)).brightness(
         np.ones((2, *PLANE), np.uint8), picture

@@ -1,4 +1,6 @@
-"""Which planes a frame gets: spike.first, spike.count, spike.exposure, the time offset of a calibration."""
+"""Which planes a frame gets: spike.first, spike.count, spike.exposure, the time offset of a
+calibration.
+"""
 
 import json
 import shutil
@@ -173,7 +175,9 @@ RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 
 
 def expected_with_context(stream, first, context, reverse):
-    """Channels of the exposure that begins at plane `first` of the whole stream, around its plane 11."""
+    """Channels of the exposure that begins at plane `first` of the whole stream, around its plane
+    11.
+    """
     start, stop = max(first - context, 0), min(first + PLANES + context, len(stream))
     options = {"half_windows": [2], "num_bins": 3, "half_exposure": 10}
     return represent("relative", stream[start:stop], first - start + 11, reverse=reverse, **options)

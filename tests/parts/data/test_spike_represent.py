@@ -98,11 +98,13 @@ def test_voxel_bins_lie_around_the_centre_and_count_every_plane_once_also_where_
     found = represent("voxel", s, 11, num_bins=4)
     assert np.allclose((found * 23 / 4).sum(0), s.sum(0))
     assert np.allclose(found[0], (s[:5].sum(0) + 0.75 * s[5]) / 5.75)
-    # n = 7 of Spk-GoPro: 56 planes, the sharp frame at plane 24; planes 49 to 55 come after the exposure.
+    # n = 7 of Spk-GoPro: 56 planes, the sharp frame at plane 24; planes 49 to 55 come after the
+    # exposure.
     s = stream(planes=56)
     assert np.allclose(represent("voxel", s, 24, num_bins=7), s[:49].reshape(7, 7, 6, 5).mean(1))
     assert np.allclose(represent("voxel", s, 40, num_bins=1), [s[25:].mean(0)])
-    # The middle of a stream of even length lies between two planes; then bins are the whole stream's.
+    # The middle of a stream of even length lies between two planes; then bins are the whole
+    # stream's.
     whole = s.reshape(8, 7, 6, 5).sum(1).astype(np.float32) / np.float32(7)
     assert np.array_equal(represent("voxel", s, 27.5, num_bins=8), whole)
 
@@ -208,7 +210,8 @@ def test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold(
         off = np.sqrt(np.mean((blurry * ratio - sharp) ** 2))
         assert off < 0.5 * np.sqrt(np.mean((blurry - sharp) ** 2))
     assert np.allclose(trust, spikes.sum(axis=0) / (spikes.sum(axis=0) + 4), atol=0.06)
-    # The domain of the frames: display values have the ratio to the power of 1 / 2.2, those of a display sensor as is.
+    # The domain of the frames: display values have the ratio to the power of 1 / 2.2, those of a
+    # display sensor as is.
     display = represent("relative", spikes, 80, half_windows=[4], gamma=2.2)
     assert np.allclose(display[0], ratios[1] ** (1 / 2.2), rtol=1e-5)
     same = represent("relative", spikes, 80, half_windows=[4], light="display", gamma=2.2)

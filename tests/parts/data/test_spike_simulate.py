@@ -1,4 +1,6 @@
-"""What is drawn for one purpose says nothing of another; the simulated sensor, the light between spikes, a camera."""
+"""What is drawn for one purpose says nothing of another; the simulated sensor, the light between
+spikes, a camera.
+"""
 
 import dataclasses
 import itertools
@@ -38,7 +40,8 @@ def test_the_mean_rate_is_rate_times_light(light):
 
 @pytest.mark.parametrize("rate", [1.8, 3.0])
 def test_a_pixel_fires_once_per_plane_at_most_and_never_in_the_dark(rate):
-    # Charge beyond one spike per plane was once kept: (rate - 1) spikes for each bright plane came afterwards.
+    # Charge beyond one spike per plane was once kept: (rate - 1) spikes for each bright plane came
+    # afterwards.
     bright = sensor(rate=rate, initial_charge=0.99)
     assert bright.run(constant(0.0, 50)).sum() == 0
     assert (bright.run(constant(1.0, 40)) == 1).all()
@@ -287,10 +290,12 @@ def seen(dataset, epoch, index):
     draw = dataset.draw((epoch, index))
     aug, camera, frames = draw.aug, draw.camera, sorted(draw.frames)
     interval = frames[1] - frames[0]
-    # Full light: planes without spikes were lost, pixels without any spike are dead. Darkness: hot pixels fire.
+    # Full light: planes without spikes were lost, pixels without any spike are dead. Darkness: hot
+    # pixels fire.
     plain, rgb = dataclasses.replace(camera, threshold=1.0, dark=0.0), camera.rgb or RgbCamera()
     white, black = (plain.apply(np.full((24, 16, 16), value, np.uint8), 0) for value in (1, 0))
-    # Of another frame. At twice the threshold, a pixel in full light fires in the first plane if its charge is high.
+    # Of another frame. At twice the threshold, a pixel in full light fires in the first plane if
+    # its charge is high.
     charged = dataclasses.replace(
         camera, threshold=2.0, drop=0.0, hot=0.0, dead=0.0, dark=0.0
     ).apply(np.ones_like(white), 1)[0]
@@ -318,7 +323,8 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, place):
         section(tmp_path, gt_size=8, camera=CAMERA, use_hflip=True, use_rot=True, random_reverse=True, num_frame=3,
                 interval_list=[1, 2]), "train", 0,
     )  # fmt: skip
-    # Sample 23 does not fit into the clip of 24 frames: its first frame is drawn; so is that of its repetitions.
+    # Sample 23 does not fit into the clip of 24 frames: its first frame is drawn; so is that of its
+    # repetitions.
     numbers = [(i, 0) if "epochs" in place else (3, 24 * i + 23) for i in range(DRAWS)]
     rows = [seen(dataset, *number) for number in numbers]
     varying = [name for name in rows[0] if len({row[name] for row in rows}) > 1]

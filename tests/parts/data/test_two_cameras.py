@@ -1,4 +1,6 @@
-"""A data set whose spikes another camera recorded: 30 x 40 planes, turned and enlarged, beside 16:9 frames."""
+"""A data set whose spikes another camera recorded: 30 x 40 planes, turned and enlarged, beside 16:9
+frames.
+"""
 
 import json
 import logging
@@ -32,7 +34,9 @@ MEAN = {
 
 
 def write_frames(root, split, clip, frames, seed, second=TRUTH):
-    """The clip as RGB frames, with the spikes of the second camera, and of one that looks through the RGB lens."""
+    """The clip as RGB frames, with the spikes of the second camera, and of one that looks through
+    the RGB lens.
+    """
     for number in range(frames):
         for kind, place, size in (("second", second, PLANE), ("same", np.eye(3), FRAME)):
             rng = np.random.default_rng([seed, number])  # the scene is the first that is drawn

@@ -209,7 +209,9 @@ TRANSLATED = [ROOT / "README_zh-CN.md", *sorted((ROOT / "docs/zh").glob("*.md"))
 
 
 def skeleton(page: Path) -> list[dict[str, object]]:
-    """What is equal in both languages, section by section; links as the files that they lead to, in English."""
+    """What is equal in both languages, section by section; links as the files that they lead to, in
+    English.
+    """
     text, sections = page.read_text(encoding="utf-8"), []
     own = english(page) if page in TRANSLATED else page
     for part in re.split(

@@ -1,4 +1,6 @@
-"""Every program and launcher explains itself with --help: usage, two examples; their flags and those of pages exist."""
+"""Every program and launcher explains itself with --help: usage, two examples; their flags and
+those of pages exist.
+"""
 
 import re
 
@@ -48,7 +50,9 @@ def flags(text: str) -> set[str]:
 
 
 def flags_in_pages() -> dict[str, set[str]]:
-    """Program, with its subcommand where it has one -> the flags that blocks and sentences of the pages give it."""
+    """Program, with its subcommand where it has one -> the flags that blocks and sentences of the
+    pages give it.
+    """
     found: dict[str, set[str]] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
@@ -68,7 +72,9 @@ def flags_in_pages() -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def shown():
-    """Command line -> [exit code, text of --help]: programs, subcommands in their examples and in pages, launchers."""
+    """Command line -> [exit code, text of --help]: programs, subcommands in their examples and in
+    pages, launchers.
+    """
     called = sorted({*PROGRAMS, *flags_in_pages()})
     found = run_ranks(1, "tests/dist/help_worker.py", *called, limit_s=120).json
     parts = {
@@ -94,7 +100,8 @@ def test_help_shows_usage_and_two_examples_with_flags_that_exist(shown, program)
             known = shown[f"{program} {arguments.split()[0]}"][1]
         elif program == "scripts/torchrun_quiet.py":
             known += run.get_args_parser().format_help() + shown[TRAIN][1]
-        # Where a program lists its options, an example must be among them, not only in its own text.
+        # Where a program lists its options, an example must be among them, not only in its own
+        # text.
         listed = known.partition("\noptions:")[2] or known
         assert flags(arguments) <= flags(listed) | {"__help"}, arguments
 

@@ -45,7 +45,9 @@ def finished(tmp_path_factory):
     call = quality.call
 
     def forked(program, out, name, *options):
-        """As `call`, without the time in which Python and torch start; "tfp" is a process of its own."""
+        """As `call`, without the time in which Python and torch start; "tfp" is a process of its
+        own.
+        """
         if name in ("made", "tfp"):
             return call(program, out, name, *options)
         result = run_ranks(1, program, *options)
@@ -146,7 +148,8 @@ def test_the_table_says_which_methods_are_not_alike_or_below_their_input():
 
 
 def test_the_interval_over_clips_is_of_the_clips_mean_differences_over_shared_seeds():
-    # Differences of 1, 2 and 3 between clips, the same for both seeds; one seed is not shared. t(0.975, 2) = 4.303.
+    # Differences of 1, 2 and 3 between clips, the same for both seeds; one seed is not shared.
+    # t(0.975, 2) = 4.303.
     concat = outcome("concat", 100, (30, 30, 30), (20, 20, 20))
     best = outcome("best", 100, (31, 32, 33), (21, 22, 23), (0, 0, 0))
     assert "| best | +2.00 ± 2.48 |" in tables([concat, best], ["recorded"])

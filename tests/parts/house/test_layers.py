@@ -1,6 +1,7 @@
 """Imports run down only, between folders and within them. data/spike/ is a library on numpy.
 
-Not by import-linter: it takes no module outside of a package, and looks for circles within one folder only.
+Not by import-linter: it takes no module outside of a package, and looks for circles within one
+folder only.
 """
 
 import shutil

@@ -1,4 +1,6 @@
-"""Every form of attention and of a block gives the numbers of the plain one in float64; what a GPU would lose."""
+"""Every form of attention and of a block gives the numbers of the plain one in float64; what a GPU
+would lose.
+"""
 
 import logging
 
@@ -37,7 +39,9 @@ def form(request, monkeypatch):
 
 
 def groups(mutual: bool, **options):
-    """(plain, in chunks): two blocks, the second shifted and dropped by stochastic depth for one sample."""
+    """(plain, in chunks): two blocks, the second shifted and dropped by stochastic depth for one
+    sample.
+    """
     window = (2, 4, 4) if mutual else (3, 4, 4)
     plain = BlockGroup(12, 2, 2, window, mutual, [0.0, 0.4], kernels="plain").double()
     for parameter in plain.parameters():
@@ -158,7 +162,8 @@ def test_attention_and_log_sums_are_right_for_logits_of_any_size(dtype, factor):
 
 
 def test_a_far_offset_keeps_its_fraction_in_bfloat16():
-    # In bfloat16, 20.0625 is 20.0 and column 301 does not exist. Steps between the columns show the fraction.
+    # In bfloat16, 20.0625 is 20.0 and column 301 does not exist. Steps between the columns show the
+    # fraction.
     x = (torch.arange(320) % 2).float().expand(1, 1, 4, 320)
     offset, mask = torch.full((1, 18, 4, 320), 20.0625), torch.ones(1, 9, 4, 320)
     offset[:, 0::2] = 0

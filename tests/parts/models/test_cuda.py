@@ -1,4 +1,6 @@
-"""Is every form of the network right on a GPU in every precision, against float32, or float64 on the CPU? -m cuda"""
+"""Is every form of the network right on a GPU in every precision, against float32, or float64 on
+the CPU? -m cuda
+"""
 
 import contextlib
 import copy
@@ -19,17 +21,21 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOINTED}
-# Largest difference of the output and of the gradient of a parameter, relative to the largest value.
-# On an H200 (2026-11-27) the worst gradient is 1.1e-3 in float32, of a weight of SpyNet, which sums over
-# all pixels of all pairs of frames; and 5.7e-2 in float16, of a table of relative positions, with and
-# without our kernels: it sums over all windows what 16 bits have rounded, and much of that cancels.
+# Largest difference of the output and of the gradient of a parameter, relative to the largest
+# value. On an H200 (2026-11-27) the worst gradient is 1.1e-3 in float32, of a weight of SpyNet,
+# which sums over all pixels of all pairs of frames; and 5.7e-2 in float16, of a table of relative
+# positions, with and without our kernels: it sums over all windows what 16 bits have rounded, and
+# much of that cancels.
 LIMITS = {torch.float32: (1e-5, 3e-3), torch.bfloat16: (2e-2, 0.2), torch.float16: (5e-3, 0.1)}
-# Widths, heads and windows as in network 006, with heads of 16 and of 20 channels; two blocks of each kind.
+# Widths, heads and windows as in network 006, with heads of 16 and of 20 channels; two blocks of
+# each kind.
 REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
 
 
 def network(options: dict, **changes: object) -> VRT:
-    """A network whose every parameter has an effect: those that start at zero get small random values."""
+    """A network whose every parameter has an effect: those that start at zero get small random
+    values.
+    """
     torch.manual_seed(0)
     net = VRT(**{**options, "drop_path_rate": 0.0, **changes})
     for parameter in net.parameters():
@@ -39,7 +45,9 @@ def network(options: dict, **changes: object) -> VRT:
 
 
 def step(net: nn.Module, clip: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Output, and the gradient of every parameter, in float64 on the CPU. dtype: of autocast; none for float32."""
+    """Output, and the gradient of every parameter, in float64 on the CPU. dtype: of autocast; none
+    for float32.
+    """
     is_exact, scale = dtype is torch.float32, 2.0**10 if dtype is torch.float16 else 1.0
     with tf32(False) if is_exact else contextlib.nullcontext():
         with torch.autocast("cuda", dtype, enabled=not is_exact):
@@ -54,7 +62,9 @@ def step(net: nn.Module, clip: Tensor, dtype: torch.dtype = torch.float32) -> di
 
 
 def poison() -> None:
-    """Fill memory with NaN and give it back, so that a kernel that leaves a part of its output unwritten is found."""
+    """Fill memory with NaN and give it back, so that a kernel that leaves a part of its output
+    unwritten is found.
+    """
     pieces = [torch.full((2**26,), float("nan"), device="cuda") for _ in range(8)]
     pieces += [
         torch.full((2**17,), float("nan"), device="cuda") for _ in range(64)
@@ -72,7 +82,9 @@ def check(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dt
 
 @pytest.fixture(scope="module", params=["small", "real"])
 def reference(request) -> tuple[dict, VRT, Tensor, dict[str, Tensor]]:
-    """Options, network, clip, and its step: by the published equations in float64 on the CPU, or in float32."""
+    """Options, network, clip, and its step: by the published equations in float64 on the CPU, or in
+    float32.
+    """
     options, side = (NAMED["small"], 64) if request.param == "small" else (REAL, 192)
     net, clip = (
         network(options),
@@ -108,7 +120,8 @@ def test_a_frame_of_1280_x_720_is_finite(dtype):
 
 
 def test_a_deformable_convolution_with_wide_offsets_is_that_of_float64():
-    # Offsets of up to 40 px in steps of 1/64, half a step away from the pixels: there the derivative jumps.
+    # Offsets of up to 40 px in steps of 1/64, half a step away from the pixels: there the
+    # derivative jumps.
     generator, side, groups, width = torch.Generator().manual_seed(2), 96, 16, 96
     steps = torch.randint(
         -64 * 40, 64 * 40, (2, 2 * TAPS * groups, side, side), generator=generator

@@ -1,4 +1,6 @@
-"""The form of the network for GPUs, as far as a machine without one can tell, and the option files for cards."""
+"""The form of the network for GPUs, as far as a machine without one can tell, and the option files
+for cards.
+"""
 
 import functools
 import json
@@ -98,7 +100,8 @@ def test_the_file_for_a_card_trains_the_published_batch_within_it(gpus, card):
     clips = opt.datasets.train.dataloader_batch_size
     assert clips == clips_at_once(gpus, card)
     assert gpus * clips * opt.train.accumulation_steps == 8
-    # Where the count is wrong, "auto" recomputes; even with every block recomputed there is room to spare.
+    # Where the count is wrong, "auto" recomputes; even with every block recomputed there is room to
+    # spare.
     assert opt.train.amp.enable and opt.netG.checkpoint == "auto"
     assert step_gb(clips, counted_gb()[1]) < 0.7 * opt.netG.memory_budget_gb
     assert opt.netG.memory_budget_gb <= SHARE * card + 1e-6

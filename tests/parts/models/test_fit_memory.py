@@ -1,4 +1,6 @@
-"""Memory of a step: checkpoint = "auto" keeps to its budget, and a step that does not fit says what to change."""
+"""Memory of a step: checkpoint = "auto" keeps to its budget, and a step that does not fit says what
+to change.
+"""
 
 import logging
 import math
@@ -54,7 +56,9 @@ def test_a_smaller_budget_recomputes_more_and_keeps_less():
 
 
 def allocated_bytes(run):
-    """The most that torch holds at once during `run`, beyond what it held before: every single allocation, summed."""
+    """The most that torch holds at once during `run`, beyond what it held before: every single
+    allocation, summed.
+    """
     kinds = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
         run()

@@ -97,7 +97,9 @@ def test_exposure_starts_as_the_mean_of_the_frame_and_its_estimates_and_can_choo
 
 
 def chosen_estimate(rgb, ratio, **options):
-    """The estimate of an exposure operator that trusts the first ratio (B, T, 1, H, W) of three alone."""
+    """The estimate of an exposure operator that trusts the first ratio (B, T, 1, H, W) of three
+    alone.
+    """
     net = exposure(spike_channels=3, estimates=1, **options)
     net.weight.bias.data = torch.tensor([0.0, 50.0])
     net.weight.weight.data.zero_()

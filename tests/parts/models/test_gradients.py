@@ -1,4 +1,6 @@
-"""Several ranks compute what one process computes on the joint batch; a compiled network what the plain one does."""
+"""Several ranks compute what one process computes on the joint batch; a compiled network what the
+plain one does.
+"""
 
 import json
 import os

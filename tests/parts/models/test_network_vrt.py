@@ -21,7 +21,9 @@ def load_net(name: str, **more) -> tuple[golden.NetVector, VRT]:
 
 
 def watch(net: VRT) -> dict[str, Any]:
-    """Fills a dict with activations under the names of the vectors, in their layout (B, C, N, H, W), and the flows."""
+    """Fills a dict with activations under the names of the vectors, in their layout (B, C, N, H,
+    W), and the flows.
+    """
     seen: dict[str, Any] = {}
     estimate = net.estimate_flows
     net.estimate_flows = lambda rgb: seen.setdefault("flows", estimate(rgb))

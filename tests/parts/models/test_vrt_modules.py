@@ -1,4 +1,6 @@
-"""The parts of the network against the reference vectors of single modules, and its flow in training."""
+"""The parts of the network against the reference vectors of single modules, and its flow in
+training.
+"""
 
 import cv2
 import numpy as np
@@ -86,7 +88,8 @@ def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
     assert all(torch.isfinite(f).all() for f in flows)
 
 
-# SpyNet, flows of distances one to three and the convolution itself: the networks of tests/parts/models/test_network_vrt.py.
+# SpyNet, flows of distances one to three and the convolution itself: the networks of
+# tests/parts/models/test_network_vrt.py.
 @pytest.mark.parametrize("name", names("mod_align"))
 def test_alignment_of_a_clip_and_its_gradients(name):
     config, t = golden.load(name)

@@ -1,4 +1,6 @@
-"""Weights files: what is read, how RGB weights start an RGB+spike network, what a file says of its network."""
+"""Weights files: what is read, how RGB weights start an RGB+spike network, what a file says of its
+network.
+"""
 
 from pathlib import Path
 

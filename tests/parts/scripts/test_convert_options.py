@@ -37,7 +37,9 @@ PLACES = {
 
 
 def write_data(root: Path) -> None:
-    """Clips in S-VRT's layout: planes of 16 x 16, 56 or 88 of them a file, beside pictures of 32 x 32."""
+    """Clips in S-VRT's layout: planes of 16 x 16, 56 or 88 of them a file, beside pictures of 32 x
+    32.
+    """
     how = {"frames": 6, "h": 16, "w": 16, "first": 47, "regrouped": True}
     for name, split, planes in (
         ("0001_07_00", "train", 56),
@@ -51,7 +53,9 @@ def write_data(root: Path) -> None:
 
 
 def write_svrt(root: Path, **changes: object) -> Path:
-    """The published file with its data below `root`. changes: dotted keys with __ for the dots; None removes one."""
+    """The published file with its data below `root`. changes: dotted keys with __ for the dots;
+    None removes one.
+    """
     text = (FILES / "svrt_006.json").read_text()
     for old, new in PLACES.items():
         text = text.replace(f'"{old}', f'"{root}/{new}')

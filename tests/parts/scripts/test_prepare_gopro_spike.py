@@ -1,4 +1,6 @@
-"""scripts/prepare_gopro_spike.py: what it makes, what it refuses, its processes, its end and second start."""
+"""scripts/prepare_gopro_spike.py: what it makes, what it refuses, its processes, its end and second
+start.
+"""
 
 import json
 import multiprocessing
@@ -76,7 +78,8 @@ def test_raw_clips_become_clips_that_training_reads_and_a_dry_run_writes_nothing
     assert files(raw) == before
     report = check(whole_clips(tmp_path / "out"), decode=True)
     assert report.problems == [] and report.warnings == []
-    # 13 frames make 4 exposures of 3 and one frame to interpolate to; 10 frames make 2 of 5 with none after them.
+    # 13 frames make 4 exposures of 3 and one frame to interpolate to; 10 frames make 2 of 5 with
+    # none after them.
     assert {clip.name: clip.planes for clip in report.clips} == {
         "GOPR0001_03_00": (24, 24, 24, 24), "GOPR0002_05_00": (40, 33),
     }  # fmt: skip

@@ -83,14 +83,16 @@ def test_the_gopro_layout_is_read_with_blur_that_matters_and_spikes_upright_at_t
         simulate.to_grey(item[name].numpy().transpose(0, 2, 3, 1)) for name in ("lq", "gt")
     )
     assert (item["lq"] - item["gt"]).square().mean() > 10**-3.2  # a PSNR below 32 dB
-    # At half resolution and with the sensor's noise, the spikes are still nearer to the truth than the blur is.
+    # At half resolution and with the sensor's noise, the spikes are still nearer to the truth than
+    # the blur is.
     assert np.square(seen - sharp).mean() < np.square(blurry - sharp).mean()
     upright, flipped = (np.corrcoef(x.ravel(), sharp.ravel())[0, 1] for x in (seen, seen[:, ::-1]))
     assert upright > 0.93 > 0.6 > flipped
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(sample, tmp_path):
-    # The path of the camera depends on the length of the clip, so the sample itself cannot be compared here.
+    # The path of the camera depends on the length of the clip, so the sample itself cannot be
+    # compared here.
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
         make_sample(tmp_path / name, smaller(1, train=1), seed)
     one, same, other = (files(tmp_path / name) for name in ("one", "same", "other"))

@@ -1,4 +1,6 @@
-"""Which GPUs a process uses, seen from machines that this one is not; GPUs of no use; when a step waits for its GPU."""
+"""Which GPUs a process uses, seen from machines that this one is not; GPUs of no use; when a step
+waits for its GPU.
+"""
 
 import os
 
@@ -31,7 +33,8 @@ PAIR, FOUR = (LaunchInfo("torchrun", 0, 0, ranks, "localhost", 29500) for ranks 
     (PAIR, [0, 1, 2, 3], {}, 2, None, ""),
     (PAIR, [0, 1], {}, 4, None, ""),  # two ranks on a machine of four
     (PAIR, [0, 1, 2, 3], {}, 4, None, "gpu_ids [0,1,2,3] has no effect with several ranks"),
-    (FOUR, [0, 1, 2, 3], {"LOCAL_WORLD_SIZE": "2"}, 4, None, "gpu_ids [0,1,2,3] has no effect"),  # two nodes
+    # two nodes
+    (FOUR, [0, 1, 2, 3], {"LOCAL_WORLD_SIZE": "2"}, 4, None, "gpu_ids [0,1,2,3] has no effect"),
     (PAIR, [2, 3], {}, 4, None, "gpu_ids [2,3] has no effect with several ranks"),
 ])  # fmt: skip
 def test_gpu_ids_choose_where_nobody_else_has_chosen_and_what_differs_is_said(
@@ -55,10 +58,14 @@ CU132 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
 @pytest.mark.parametrize(("capability", "built_for", "wheel"), [
-    ((7, 0), CU132, "cu126"), ((6, 1), CU132, "cu126"), ((6, 1), CU126, ""),  # V100, GTX 1080, by sm_60
-    ((7, 5), CU132, ""), ((8, 9), CU132, ""), ((9, 0), CU132, ""), ((12, 1), CU132, ""),  # 4090: by sm_86
-    ((12, 0), CU126, "CUDA 12.8 or later"), ((8, 0), ["sm_86"], "CUDA 12.8 or later"),  # 5090 with an old torch
-    ((13, 0), CU132, ""), ((9, 0), ["sm_90a"], ""), ((3, 5), CU132, "another GPU"),  # a later GPU, by PTX
+    # V100, GTX 1080, by sm_60
+    ((7, 0), CU132, "cu126"), ((6, 1), CU132, "cu126"), ((6, 1), CU126, ""),
+    # 4090: by sm_86
+    ((7, 5), CU132, ""), ((8, 9), CU132, ""), ((9, 0), CU132, ""), ((12, 1), CU132, ""),
+    # 5090 with an old torch
+    ((12, 0), CU126, "CUDA 12.8 or later"), ((8, 0), ["sm_86"], "CUDA 12.8 or later"),
+    # a later GPU, by PTX
+    ((13, 0), CU132, ""), ((9, 0), ["sm_90a"], ""), ((3, 5), CU132, "another GPU"),
     ((9, 0), ["gfx90a", "gfx942"], ""),
 ])  # fmt: skip
 def test_a_gpu_that_this_torch_was_not_built_for_is_told_with_the_wheel_that_was(

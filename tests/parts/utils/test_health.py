@@ -1,4 +1,6 @@
-"""Warnings of what makes a run slow or wastes it: where it is so, once, with what to do; not in a healthy run."""
+"""Warnings of what makes a run slow or wastes it: where it is so, once, with what to do; not in a
+healthy run.
+"""
 
 import json
 import logging
@@ -299,7 +301,8 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
     assert not said or "stretch train.G_scheduler_" in said[0]
 
 
-# Without the two that are true on a busy machine: a slow rank, a wait for data. tests/parts/utils/test_health.py has them.
+# Without the two that are true on a busy machine: a slow rank, a wait for data.
+# tests/parts/utils/test_health.py has them.
 WARNINGS = (
     "explodes",
     "nearly full",
@@ -312,7 +315,9 @@ WARNINGS = (
 
 @pytest.fixture(scope="module")
 def runs(home, tmp_path_factory):  # noqa: F811
-    """Two ranks: 25 steps; then 50 more without loader processes, a slow rank 1 and too short a schedule."""
+    """Two ranks: 25 steps; then 50 more without loader processes, a slow rank 1 and too short a
+    schedule.
+    """
     folder = tmp_path_factory.mktemp("dashboards")
     options = json.loads((home / "options.json").read_text())
     loader = {

@@ -1,4 +1,6 @@
-"""Results that lie in the output folder: taken over where settings and inputs are the same, else refused."""
+"""Results that lie in the output folder: taken over where settings and inputs are the same, else
+refused.
+"""
 
 import json
 import re
@@ -258,7 +260,8 @@ def test_overwrite_removes_the_results_of_the_earlier_test_and_nothing_else(home
     out = tmp_path / "out"
     saved = ("frames", "comparison")
     assert main_test_vrt.main(args(home, clip, out, "--gt", clip / "sharp", "--save", *saved)) == 0
-    # Names that other tests would have: a video of these frames, the frames of a clip without sharp ones.
+    # Names that other tests would have: a video of these frames, the frames of a clip without sharp
+    # ones.
     mine = (
         "clip1/notes.txt",
         "clips/mine.png",

@@ -1,4 +1,6 @@
-"""The start and the end of a program: output that is no file or that nobody reads, threads still inside torch."""
+"""The start and the end of a program: output that is no file or that nobody reads, threads still
+inside torch.
+"""
 
 import os
 import signal
@@ -56,12 +58,15 @@ print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", 
 @pytest.mark.parametrize(
     ("program", "prefix", "code", "said"),
     [
-        # With sys.exit, Python before 3.14 aborts: a thread that wants the interpreter back is unwound through C++.
+        # With sys.exit, Python before 3.14 aborts: a thread that wants the interpreter back is
+        # unwound through C++.
         (PROGRAM, FRESH, 7, "done\nhandled\n"),
         (WITHOUT_EXITFUNCS, (), 7, "handled\n"),
-        # As in a notebook. The watchdog waited for its own first turn, which had failed, until the limit of the stall.
+        # As in a notebook. The watchdog waited for its own first turn, which had failed, until the
+        # limit of the stall.
         (UNWATCHED, (), 0, "watched\n"),
-        # torchvision imports the compiler of torch: half of the time in which each rank, worker and tool starts.
+        # torchvision imports the compiler of torch: half of the time in which each rank, worker and
+        # tool starts.
         (LIBRARIES, FRESH, 0, "loaded\n"),
         (
             "import sys; sys.platform = 'darwin'; import utils.dist.process",

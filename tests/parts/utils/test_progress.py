@@ -1,4 +1,6 @@
-"""Progress of an action or a run: a bar on a terminal, lines elsewhere, or nothing; its pace and remaining time."""
+"""Progress of an action or a run: a bar on a terminal, lines elsewhere, or nothing; its pace and
+remaining time.
+"""
 
 import io
 import logging
@@ -65,7 +67,8 @@ def test_lines_come_at_each_tenth_also_where_there_is_no_terminal_for_a_bar(
     )
 
 
-# Parts of a unit add up to the whole, and a slow one is told in seconds; an action of seconds has no line.
+# Parts of a unit add up to the whole, and a slow one is told in seconds; an action of seconds has
+# no line.
 @pytest.mark.parametrize(("work", "parts", "step_s", "shares", "last"), [
     ((2, "restoring", "frames"), 3, 30.0, (16, 33, 50, 66, 83, 100), "2 of 2 frames, 90.0 s each"),
     ((10, "checking", "files"), 1, 1.0, (50, 60, 70, 80, 90, 100), "10 of 10 files, 1.0 a second"),

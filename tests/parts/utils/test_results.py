@@ -1,4 +1,6 @@
-"""Results of a test, averages, table and page, and the page of a training run; both work in a browser, offline."""
+"""Results of a test, averages, table and page, and the page of a training run; both work in a
+browser, offline.
+"""
 
 import json
 import logging

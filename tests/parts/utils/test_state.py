@@ -1,7 +1,8 @@
-"""What outlives a function call: every global that the program changes, every registry and cache, with its reason.
+"""What outlives a function call: every global that the program changes, every registry and cache,
+with its reason.
 
-The scan sees assignments, `with` on a lock, methods that change a container, and decorators. It does not see the state
-of libraries that is set by a call, such as torch.manual_seed.
+The scan sees assignments, `with` on a lock, methods that change a container, and decorators. It
+does not see the state of libraries that is set by a call, such as torch.manual_seed.
 """
 
 import ast
@@ -70,7 +71,9 @@ def test_the_table_of_state_is_complete_and_exact():
 
 
 def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
-    """Dotted names of what the functions of a module change outside of themselves, and of its holders and caches."""
+    """Dotted names of what the functions of a module change outside of themselves, and of its
+    holders and caches.
+    """
     names, packages = names_of(module, tree)
     for node in tree.body:
         if (
@@ -123,7 +126,9 @@ def names_of(module: str, tree: ast.Module) -> tuple[dict[str, str], set[str]]:
 
 
 def targets_in(function: ast.FunctionDef) -> Iterator[ast.expr]:
-    """What is changed in place: a in `a.b = `, `a[b] = `, `del a[b]`, `a.append(..)`, `with a`; all of `a.b`."""
+    """What is changed in place: a in `a.b = `, `a[b] = `, `del a[b]`, `a.append(..)`, `with a`; all
+    of `a.b`.
+    """
     for node in ast.walk(function):
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             yield node if isinstance(node, ast.Attribute) else node.value
