@@ -148,6 +148,13 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                 do="correct the path (a base is relative to the file that names it)",
             )
         text = content.decode("utf-8-sig")
+        if "\0" in text or "\\u0000" in text:  # no name of a file can have it
+            raise OptionError(
+                what="the option file holds the character NUL",
+                where=str(path),
+                expected="a text file",
+                do="remove the character, or bring the file back",
+            )
     except UnicodeDecodeError as e:
         what = f"the option file is not UTF-8 text (byte {e.start + 1})"
         raise OptionError(what, str(path), "a JSON file in UTF-8", "save it as UTF-8") from e
