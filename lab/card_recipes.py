@@ -24,11 +24,11 @@ PARAMETERS = 20e6  # of network 006 with its fusion, at most
 GPUS, CARDS = (8, 4, 1), (24, 40, 80, 141)
 
 
-def counted_gb() -> tuple[float, float]:
-    """Activations of one clip, without recomputation and with every block recomputed."""
+def counted_gb() -> float:
+    """Activations of one clip, with every block recomputed or not."""
     text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
-    found = re.search(r"\bA = ([\d.]+) GB .*, ([\d.]+) GB with every block recomputed", text)
-    return float(found[1]), float(found[2])
+    found = re.search(r"\bA = ([\d.]+) GB for each clip", text)
+    return float(found[1])
 
 
 def step_gb(clips: int, activations_gb: float) -> float:
@@ -38,7 +38,7 @@ def step_gb(clips: int, activations_gb: float) -> float:
 
 def clips_at_once(gpus: int, card: int) -> int:
     """Clips per GPU and pass, a divisor of the GPU's share of the batch."""
-    most, share = counted_gb()[0], BATCH // gpus
+    most, share = counted_gb(), BATCH // gpus
     return max(
         (n for n in (1, 2, 4, 8) if n <= share and step_gb(n, most) <= 0.5 * SHARE * card),
         default=1,
@@ -59,13 +59,13 @@ def table() -> Iterator[str]:
             clips = clips_at_once(
                 gpus, next(card for card in CARDS if file_for(gpus, card) == file)
             )
-            gb = step_gb(clips, counted_gb()[0])
+            gb = step_gb(clips, counted_gb())
             yield f"| {gpus} | {cards} | `{file.relative_to(ROOT)}` | {clips} x {BATCH // gpus // clips} | {gb:.1f} |"
 
 
 def small_table() -> Iterator[str]:
     """The lines of docs/ddp.md: options for cards of less than 24 GB, one clip at a time."""
-    most, least = counted_gb()
+    most = least = counted_gb()
     crops = [(gpus, 16, 192) for gpus in GPUS] + [(1, 4, 128), (1, 2, 64)]
     for gpus, card, crop in crops:
         gb = step_gb(1, most if crop == 192 else least * (crop / 192) ** 2)

@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import webbrowser
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,6 +36,7 @@ from scripts.make_sample_data import RGB, SAMPLE, SPIKES, Size, make_layers, mak
 from scripts.parts.exit_codes import with_exit_code
 from utils.files import write_whole
 from utils.image import imread_rgb
+from utils.run.history import LINES_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
@@ -120,13 +122,20 @@ def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
 
 
 def train_for(seconds: float, sample: Path, root: Path) -> int:
-    """Start the sample run, or resume it, and stop it after `seconds` as a scheduler would."""
+    """Start the sample run, or resume it, and stop it as a scheduler would.
+
+    seconds: counted from the first line of losses, so that there are curves on a slow machine too.
+    """
+    history = root / SAMPLE_RUN.stem / LINES_NAME
+    before = history.stat().st_size if history.is_file() else 0
     folders = []
     for split in ("train", "test"):
         for key, name in (("gt", RGB), ("lq", RGB), ("spike", SPIKES)):
             folders.append(f"datasets.{split}.dataroot_{key}={sample / name / split}")
     launcher = [ROOT / "launch_train.sh", "1", SAMPLE_RUN, f"path.root={root}", *folders]
     with subprocess.Popen(launcher) as run:
+        while run.poll() is None and not (history.is_file() and history.stat().st_size > before):
+            time.sleep(0.1)
         try:
             return run.wait(seconds)
         except subprocess.TimeoutExpired:

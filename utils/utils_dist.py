@@ -136,15 +136,10 @@ def ranks(log: bool = True) -> Iterator[None]:
             RUN.watchdog.stop()
         if dist.is_initialized() and not is_group_of_others:
             dist.destroy_process_group()
-        RUN.store, RUN.watchdog, RUN.launch, RUN.rounds, RUN.kept = (
-            None,
-            None,
-            LaunchInfo("single"),
-            0,
-            None,
-        )
-        RUN.stop_requested = 0.0
+        RUN.watchdog = None
+        _forget_run()
     except SystemExit:
+        _forget_run()
         raise
     except BaseException as e:
         code = _report(e)
@@ -154,6 +149,7 @@ def ranks(log: bool = True) -> Iterator[None]:
         process.write_exit_file(code)
         process.outlast_siblings()
         process.kill_trees()
+        _forget_run()
         sys.exit(code)
 
 
@@ -265,6 +261,17 @@ def init_dist(timeout_s: float = 1800) -> None:
     with suppress(OSError):  # the output may go to a full disk
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
+
+
+def _forget_run() -> None:
+    """Forget a run that has ended, and stop its watchdog.
+
+    The process may live on, in a notebook for example, and must not be taken for a run that hangs.
+    """
+    if RUN.watchdog is not None:
+        RUN.watchdog.stop()
+    RUN.store, RUN.watchdog, RUN.launch = None, None, LaunchInfo("single")
+    RUN.rounds, RUN.kept, RUN.stop_requested = 0, None, 0.0
 
 
 def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:

@@ -5,6 +5,7 @@ links.
 import json
 import os
 import shutil
+import signal
 import stat
 import time
 from pathlib import Path
@@ -56,15 +57,16 @@ def test_a_second_run_in_a_folder_made_anew_keeps_it_for_itself(tmp_path):
     options = write_odd(tmp_path)
     folder = experiment(options)
     moved = folder.with_name("run_old")
-    command = odd_command(options, ENDLESS, "datasets.test={}", "train.checkpoint_print=100000")
-    save_soon = ("train.checkpoint_save=20000",)
-    with Ranks(1, *command, *save_soon) as first:
+    command = odd_command(options, ENDLESS, "datasets.test={}", "train.checkpoint_print=20")
+    with Ranks(1, *command) as first:
         first.wait_for("starting at iter 0", 0, 60)
         while not (folder / "environment.json").is_file():  # the last file before the first step
             time.sleep(0.01)
+        os.killpg(first.processes[0].pid, signal.SIGSTOP)  # so that the second run comes first
         folder.rename(moved)
         second = odd(options, "datasets.test={}", "train.total_iter=3")
-        result = first.wait(120)
+        os.killpg(first.processes[0].pid, signal.SIGCONT)
+        result = first.wait(60)
 
     assert second.exit_codes == [0] and latest(options)["step"] == 3
     assert result.exit_codes == [2], result.text

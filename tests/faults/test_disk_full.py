@@ -124,12 +124,11 @@ def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
 
 def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
     options = write_options(tmp_path)
-    log = experiment(options) / "log" / "train.log"
-    log.parent.mkdir(parents=True)
-    log.symlink_to("/dev/full")
+    experiment(options).mkdir(parents=True)
     (experiment(options) / MARK).touch()  # as if an earlier run had made the folder
     changes = ("train.total_iter=2", "datasets.test={}", "debug.every=1")
-    with open("/dev/full", "wb") as full:
+    with disk(experiment(options) / "log", "4k") as logs, open("/dev/full", "wb") as full:
+        (logs / "other").write_bytes(bytes(4096))
         code, said = run_into(full, MAIN, "--opt", options, *changes)
     assert code == 0 and latest(options)["step"] == 2, said
     assert said.count("cannot write the log") == 2 and "Traceback" not in said

@@ -203,7 +203,7 @@ def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tm
     assert result.text.count("DataError: ") == 1 and "Traceback" not in result.text
     for words in (
         "train0 | spike lacks 1 of 4 frames: 000003.dat",
-        "train1 | cannot read image: 18 bytes",
+        "train1 | cannot read image: its content is a web page",
         "train0 | spike file of 100 bytes holds 3 planes of 16 x 16 and 4 bytes more",
         "train0 | spike file of 0 bytes holds no plane of 16 x 16",
         "train0 | spike file has 48 planes (1536 bytes), expected 24 (768 bytes)",

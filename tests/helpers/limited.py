@@ -54,13 +54,13 @@ def _main(module: str, name: str, *arguments: str) -> None:
     most = pages * resource.getpagesize() + MOST_MB * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     before = _peak_mb()
-    start = time.monotonic()
+    start = time.process_time()
     error = text = ""
     try:
         function(*arguments)
     except Exception as e:
         error, text = type(e).__name__, str(e)
-    seconds = time.monotonic() - start
+    seconds = time.process_time() - start
     ended = Ended(error, text, seconds, _peak_mb() - before)
     print("\n" + json.dumps(ended._asdict()))
 

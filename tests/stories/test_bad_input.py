@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from main_train_vrt import read_options
-from tests.dist.launching import run_command
+from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.helpers.train_files import train, write_options
 from utils.errors import OptionError
 
@@ -96,3 +96,26 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
     log.write_text(f"DataError: {escape}\n" + "\n" * 2_000_000)
     doctor = run_command([sys.executable, "scripts/doctor.py", "--log", log], limit_s=10)
     assert "owned" in doctor.text and "\x1b" not in doctor.text
+
+
+LIVES_ON = """
+import json, os, sys, threading
+import main_train_vrt
+from utils.dist.process import children_of
+try:
+    main_train_vrt.main(sys.argv[1:])
+except SystemExit as e:
+    code = e.code
+threads = sorted(thread.name for thread in threading.enumerate())
+print(json.dumps({"code": code, "threads": threads, "children": len(children_of(os.getpid()))}))
+"""
+
+
+def test_a_program_that_lives_on_after_a_run_ended_with_an_error_is_watched_no_longer(tmp_path):
+    # A notebook, for example: a watchdog that stayed would end it as a run that hangs.
+    program = tmp_path / "notebook.py"
+    program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{LIVES_ON}")
+    options = write_options(tmp_path)
+    shutil.rmtree(tmp_path / "GOPRO_Large_spike_seq")
+    result = run_ranks(1, program, "--opt", options)
+    assert result.json == {"code": 3, "threads": ["MainThread"], "children": 0}, result.text

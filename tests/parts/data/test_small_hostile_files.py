@@ -65,9 +65,9 @@ def read_one_plane(path):
     return read_spikes(path, SpikeGeometry(250, 400), 0, 1)
 
 
-def test_a_plane_of_a_small_npz_of_20000_planes_does_not_unpack_them_all(tmp_path):
-    write_npz(tmp_path / "a.npz", (20_000, 250, 400))
-    assert (tmp_path / "a.npz").stat().st_size < 3_000_000
+def test_a_plane_of_a_small_npz_of_many_planes_does_not_unpack_them_all(tmp_path):
+    write_npz(tmp_path / "a.npz", (3_000, 250, 400))
+    assert (tmp_path / "a.npz").stat().st_size < 1_000_000
     ended = call_limited(f"{__name__}.read_one_plane", tmp_path / "a.npz")
     assert ended.error == "" and ended.mb < 200, ended
 

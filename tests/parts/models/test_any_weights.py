@@ -73,7 +73,7 @@ def small():
 OUTER = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
 
 
-@settings(IN_ONE_FOLDER, max_examples=80)
+@settings(IN_ONE_FOLDER, max_examples=25)
 @given(
     change=st.dictionaries(st.sampled_from(KEYS), values, max_size=2),
     outer=st.dictionaries(st.sampled_from(OUTER), values, max_size=2),
