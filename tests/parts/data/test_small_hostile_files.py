@@ -139,12 +139,12 @@ def test_a_png_that_states_a_chunk_of_4_gigabytes_is_not_given_them(tmp_path):
 
 
 DEVICES = {
-    "data.clips.clip_reader.user_clips": ["x.png", "x.tif", "x.mp4", "x.gif", "x.ts"],
+    "data.clips.clip_reader.user_clips": ["x.png", "x.tif", "x.mp4"],
     f"{__name__}.read_one_plane": ["x.npy", "x.npz", "x.dat"],
 }
 
 
-@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "pipe"])
+@pytest.mark.parametrize("device", ["/dev/zero", "pipe"])
 @pytest.mark.parametrize("reader", DEVICES)
 def test_a_device_or_a_pipe_in_place_of_a_file_is_refused(tmp_path, reader, device):
     os.mkfifo(tmp_path / "pipe")
