@@ -19,8 +19,7 @@ STALL_S = 3.0
 
 
 @pytest.mark.parametrize(("kind", "ranks", "rank", "most_s"), [
-    ("worker", 2, 1, 6), ("gil", 2, 1, 6), ("stop", 2, 1, 6), ("kill", 3, 0, 9),
-    # The store dies with rank 0: a rank that misses it may take EXIT_S (8 s) to leave on a busy machine.
+    ("worker", 2, 1, 6), ("gil", 2, 1, 6), ("stop", 2, 1, 6), ("kill", 3, 0, 6),
     ("forward", 1, 0, 6), ("gil", 1, 0, 9),  # C code that never lets go
 ])  # fmt: skip
 def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank, most_s):
@@ -165,3 +164,13 @@ def test_networks_that_differ_between_the_ranks_or_drift_apart_end_the_run(
         result.text.count(f"Iter: {last},") == bool(last)
         and f"Iter: {last + 1}," not in result.text
     )
+
+
+def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_path):
+    # A queue that starts two runs, for example: the second one goes on.
+    command = odd_command(write_odd(tmp_path), "train.total_iter=100000", "datasets.test={}")
+    with Ranks(1, *command) as other:
+        other.wait_for("Iter: 1,", 0, 60)
+        trial = run_stall("kill", 3, 0, stall_s=STALL_S)
+        assert other.processes[0].poll() is None
+    assert trial.is_right and trial.gone_s < STALL_S + 6, trial.text

@@ -179,9 +179,12 @@ def _is_ours(address: str) -> bool:
     return False
 
 
-def outlast_siblings() -> None:
+def outlast_siblings(mark: str | None = None) -> None:
     """With a claim: wait for the end of the other ranks here (Python, same parent), which would
     report the same.
+
+    mark: end of the names of this run's memory files (`stack_file_of`), once each rank has one. The
+    same parent may have started other programs, which go on. None: before that.
     """
     if not CLAIMS:
         return
@@ -193,11 +196,21 @@ def outlast_siblings() -> None:
     while time.monotonic() < deadline:
         for pid in set(children_of(os.getppid())) - {os.getpid(), *children_of(os.getpid())}:
             with suppress(OSError):  # it is gone
-                if os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe"):
+                is_python = os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")
+                if is_python and (mark is None or _has_mark(pid, mark)):
                     break
         else:
             return
         time.sleep(0.02)
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    folder = f"/proc/{pid}/fd"
+    for entry in os.listdir(folder):
+        with suppress(OSError):  # it was closed meanwhile
+            if os.readlink(f"{folder}/{entry}").endswith(f"{mark} (deleted)"):
+                return True
+    return False
 
 
 def kill_trees(pids: Iterable[int] | None = None) -> None:

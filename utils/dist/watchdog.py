@@ -100,10 +100,15 @@ def collective(name: str) -> Generator[None]:
 
 def stack_file_name(rank: int) -> str:
     """Return the name of the memory file into which a rank of this run writes its stacks."""
+    return f"spikevrt-rank-{rank}{run_mark()}"
+
+
+def run_mark() -> str:
+    """Return the end of the names of this run's memory files, which other runs do not share."""
     launch = RUN.launch
     run = f"{launch.master_addr}:{launch.master_port} {launch.world_size} {launch.mode}"
     mark = hashlib.sha256(run.encode() + RUN.job_key).hexdigest()[:16]
-    return f"spikevrt-rank-{rank}-of-{mark}"
+    return f"-of-{mark}"
 
 
 # ---- The thread ------------------------------------------------------------------------------
@@ -467,7 +472,7 @@ def leave(code: int, store: Store | None) -> NoReturn:
         if RUN.watchdog is not None and RUN.watchdog.guard is not None:
             RUN.watchdog.guard.kill()  # it would count the wait below as a stall
         # With the loader processes alive: their end would raise an error in the main thread.
-        process.outlast_siblings()
+        process.outlast_siblings(None if RUN.watchdog is None else run_mark())
     process.kill_trees(process.children_of(os.getpid()))
 
     def flush() -> None:
