@@ -21,12 +21,16 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOINTED}
-# Largest difference of the output and of the gradient of a parameter, relative to the largest
-# value. On an H200 (2026-11-27) the worst gradient is 1.1e-3 in float32, of a weight of SpyNet,
-# which sums over all pixels of all pairs of frames; and 5.7e-2 in float16, of a table of relative
-# positions, with and without our kernels: it sums over all windows what 16 bits have rounded, and
-# much of that cancels.
-LIMITS = {torch.float32: (1e-5, 3e-3), torch.bfloat16: (2e-2, 0.2), torch.float16: (5e-3, 0.1)}
+# Largest difference of the output and of the gradient of a parameter, relative to the largest value.
+LIMITS = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (2e-2, 0.2), torch.float16: (5e-3, 0.05)}
+# Limits of the parameters whose names hold a text. On an H200 (2026-11-27) they came to 1.1e-3, of a
+# weight of SpyNet, which sums over all pixels of all pairs of frames; and to 5.7e-2, of a table of
+# relative positions, with our kernels and without: it sums over all windows what 16 bits have
+# rounded, and much of that cancels.
+OWN_LIMITS = {
+    (torch.float32, "spynet."): 3e-3,
+    (torch.float16, "relative_position_bias_table"): 0.1,
+}
 # Widths, heads and windows as in network 006, with heads of 16 and of 20 channels; two blocks of
 # each kind.
 REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
@@ -77,7 +81,14 @@ def check(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dt
     for name, value in expected.items():
         assert torch.isfinite(found[name]).all(), name
         off = (found[name] - value).abs().max() / value.abs().max().clamp(min=1e-12)
-        assert off < LIMITS[dtype][name != "output"], f"{name}: {float(off):.1e}"
+        assert off < limit_of(name, dtype), f"{name}: {float(off):.1e}"
+
+
+def limit_of(name: str, dtype: torch.dtype) -> float:
+    for (of_dtype, part), limit in OWN_LIMITS.items():
+        if dtype is of_dtype and part in name:
+            return limit
+    return LIMITS[dtype][name != "output"]
 
 
 @pytest.fixture(scope="module", params=["small", "real"])
