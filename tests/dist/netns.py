@@ -1,4 +1,8 @@
-"""Two hosts on one machine: network namespaces with a cable between them, and a name of their own."""
+"""Two hosts on one machine: namespaces with a network, a name and processes of their own.
+
+A host does not see the processes of the other one. Else a rank of one host could end a rank of the
+other, which real hosts cannot do.
+"""
 
 import os
 import shutil
@@ -24,19 +28,9 @@ class TwoHosts:
     def __enter__(self) -> "TwoHosts":
         for name in self.names:
             _ip("netns", "add", name)
-        _ip(
-            "link",
-            "add",
-            "cable0",
-            "netns",
-            self.names[0],
-            "type",
-            "veth",
-            "peer",
-            "cable1",
-            "netns",
-            self.names[1],
-        )
+        first, second = self.names
+        ends = ("cable0", "netns", first, "type", "veth", "peer", "cable1", "netns", second)
+        _ip("link", "add", *ends)
         for i, name in enumerate(self.names):
             _ip("-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", f"cable{i}")
             for device in ("lo", f"cable{i}"):
@@ -49,19 +43,9 @@ class TwoHosts:
 
     def command(self, host: int, *command: str) -> list[str]:
         inner = f'hostname host{host}; exec "$@"'
-        return [
-            "ip",
-            "netns",
-            "exec",
-            self.names[host],
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            inner,
-            "sh",
-            *command,
-        ]
+        enter = ["ip", "netns", "exec", self.names[host]]
+        own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        return [*enter, *own, "sh", "-c", inner, "sh", *command]
 
     def cut(self) -> None:
         """Swallow every packet, without a word to either side."""
