@@ -131,6 +131,17 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder
     )
 
 
+def test_a_batch_script_without_srun_is_refused_at_once_with_the_command_to_type(tmp_path, cluster):
+    log, options = tmp_path / "job.out", write_options(tmp_path)
+    arguments = f"main_train_vrt.py --opt {options}"
+    script = f"{sys.executable} {arguments}; echo code $?"
+    cluster.submit(f"--output={log}", "--ntasks=2", "--gpus-per-node=0", f"--wrap={script}")
+    text = wait_for(log, "code", 60)
+    assert "this process is its batch script" in text
+    assert f"srun python -u {arguments}" in text
+    assert "code 2" in text and text.count("Error: ") == 1
+
+
 def stopped_at(log: str) -> int:
     return int(re.findall(r"stopped by a signal at iter (\d+)", log)[-1])
 

@@ -61,6 +61,9 @@ def without(env, name):
     # the first host, and a port from the job
     (SLURM, LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),
     ({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"}, LaunchInfo("slurm", 5, 1, 8, "head", 4000)),
+    # a task that srun started from a batch script, and the script itself
+    ({**SLURM, "ENVIRONMENT": "BATCH", "SLURM_STEP_ID": "0"}, LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),
+    ({**SLURM, "ENVIRONMENT": "BATCH", "WORLD_SIZE": "1"}, SINGLE),
 ])  # fmt: skip
 def test_the_variables_tell_who_started_the_ranks(env, expected):
     assert read_launch(env) == expected

@@ -28,6 +28,8 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
     faults: list[str] = []
     # torchrun's own variables win: in an sbatch shell those of SLURM describe the allocation.
     is_task = "SLURM_PROCID" in env and "TORCHELASTIC_RUN_ID" not in env
+    if _is_batch_script(env) and env.get("WORLD_SIZE") == "1":
+        is_task = False  # the user wants one process
     tasks = _number(env, "SLURM_NTASKS", faults, default=1, low=1) if is_task else 1
     world_size = _count(env, "WORLD_SIZE", faults, is_required=tasks == 1)
     if world_size > 1:
@@ -35,6 +37,7 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
         rank, addr, port = _place(env, ["WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"], faults)
     elif tasks > 1:
         mode, world_size = "slurm", tasks
+        _refuse_batch_script(env, tasks, command)
         _refuse_idle_gpus(env, tasks, gpu_count, command)
         rank = _number(
             env, "SLURM_PROCID", faults, low=0, high=world_size - 1, bound="SLURM_NTASKS"
@@ -95,6 +98,28 @@ def _refuse_idle_gpus(env: Mapping[str, str], tasks: int, gpu_count: int, comman
             f"sbatch --nodes={nodes} --ntasks-per-node={gpu_count} submit_job.sh FILE\n"
             f"{'':<12}or: srun --ntasks-per-node={gpu_count} {command}\n"
             f"{'':<12}one GPU of each node: CUDA_VISIBLE_DEVICES=0 srun {command}",
+        )
+
+
+def _is_batch_script(env: Mapping[str, str]) -> bool:
+    """Whether sbatch started this process, or a process that did, and srun did not.
+
+    srun passes the variables of the batch script on to its tasks, and adds SLURM_STEP_ID.
+    """
+    return env.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in env
+
+
+def _refuse_batch_script(env: Mapping[str, str], tasks: int, command: str) -> None:
+    """Raise DistError if this is the batch script of a job of several tasks: it would wait in vain
+    for tasks that nobody starts.
+    """
+    if _is_batch_script(env):
+        raise DistError(
+            f"the job has {tasks} tasks, and this process is its batch script: srun starts tasks",
+            "the environment of the batch script: SLURM_PROCID without SLURM_STEP_ID",
+            "a process that srun has started",
+            f"sbatch submit_job.sh FILE, or in your own script: srun {command}\n"
+            f"{'':<12}one process alone: WORLD_SIZE=1 {command}",
         )
 
 
