@@ -40,6 +40,7 @@ from data.reconstruct import (
 )
 from data.select_dataset import DATASETS, build_dataset
 from models.losses import LOSSES
+from models.metrics import check_metrics
 from models.portable import SavedNetwork, read_saved
 from models.restore import setup
 from models.restore.job import Job, restore_clips, write_report
@@ -68,7 +69,10 @@ def main(argv: list[str]) -> int:
             formula = reconstruction(args, joint) if args.method else None
             opt = None  # with --input, the overrides are those of the spikes, see spike_options
             if args.opt:
-                checks = [lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale)]
+                checks = [
+                    lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale),
+                    lambda opt: check_metrics(opt.metric),
+                ]
                 opt = load_options(
                     args.opt, () if args.is_direct else args.overrides, parts=PARTS, check=checks
                 )

@@ -34,7 +34,7 @@ from lab.tools import CHECKPOINTED, NAMED, compared, environment, matmul_rate
 from models.network_vrt import VRT
 from scripts.make_sample_data import texture
 from tests.helpers.naive_vrt import NaiveVRT
-from utils.metrics import markdown_table as table
+from utils.results import markdown_table as table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.spike.simulate import LUMA, to_display, to_linear
 from models.fusion.operators import ExposureFusion
 from utils.image import imread_rgb
-from utils.metrics import psnr
+from models.metrics import psnr
 
 gains: dict[str, list[float]] = {"bilinear": [], "bicubic": []}
 for file in (file for clip in sys.argv[1:] for file in sorted(Path(clip, "sharp").iterdir())):

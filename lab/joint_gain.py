@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from lab.quality import CLIPS, CONDITIONS, FRAMES, VIDEOS, _cell, call, difference, moving_psnr
 from lab.tools import ROOT, environment
 from scripts.make_sample_data import RGB, SPIKES
-from utils.metrics import markdown_table, read_json
+from utils.results import markdown_table, read_json
 
 OPERATOR = str(ROOT / "weights/operator.pth")
 FORMULAS = {"exposure": ("--method", "exposure"), "joint": ("--method", "joint")}

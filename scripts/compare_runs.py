@@ -25,17 +25,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from models.metrics import COLUMNS, OF_TESTS, format_score
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
-from utils.metrics import COLUMNS, format_score, markdown_table, plain_table, read_json
 from utils.options.section import flat
+from utils.results import markdown_table, plain_table, read_json
 from utils.run import history
 
 METRICS, VALIDATED = "metrics.json", ("val/psnr", "val/psnr_input")
 WIDTH = 100  # characters in a line of a table
 OF_ONE_RUN = (".task", ".path.root")  # options that differ in any case
 Table = tuple[list[list[str]], list[str]]  # rows and header
+InputOfClip = tuple[list[str], dict[str, float]]  # names of the frames, metric -> score
 
 
 @with_exit_code
@@ -188,10 +190,7 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         way = about.get("metrics", "").partition("; LPIPS")[0]
         # The frames of each clip and the scores of its input tell two test sets apart.
         clips = {
-            clip: (
-                found.get("stems"),
-                {m: round(v, 6) for m, v in found.get("input", {}).items() if m != "lpips"},
-            )
+            clip: (found.get("stems"), found.get("input", {}))
             for clip, found in test["clips"].items()
         }
         if not scores:
@@ -204,7 +203,9 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
             )
             raise DataError(what, name, "the same metric.values and metric.mean", do)
         if odd := [
-            clip for clip in {**first_clips, **clips} if first_clips.get(clip) != clips.get(clip)
+            clip
+            for clip in {**first_clips, **clips}
+            if not is_same_input(first_clips.get(clip), clips.get(clip))
         ]:
             what = f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}"
             raise DataError(
@@ -219,7 +220,21 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         [name, about, *(format_score(m, found.get(m)) for m in metrics)]
         for name, (about, found) in scores.items()
     ]
-    return rows, ["test", "method", *(COLUMNS[m] for m in metrics)]
+    return rows, ["test", "method", *(COLUMNS[m].title for m in metrics)]
+
+
+def is_same_input(one: InputOfClip | None, other: InputOfClip | None) -> bool:
+    """Return whether two tests of a clip had the same frames, and the same scores of the input."""
+    if one is None or other is None:
+        return False
+    stems, scores = one
+    other_stems, other_scores = other
+    return stems == other_stems and _rounded(scores) == _rounded(other_scores)
+
+
+def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    # LPIPS differs a little between devices, and each test has its own metric.more.
+    return {name: round(scores[name], 6) for name in OF_TESTS if name in scores}
 
 
 if __name__ == "__main__":

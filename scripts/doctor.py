@@ -69,7 +69,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     """
     from data.clips.manifest import raise_problems
     from main_train_vrt import PARTS
-    from utils.metrics import plain_table
+    from utils.results import plain_table
 
     found, unreadable = [], []
     opt = load_options(file, overrides, parts=PARTS)

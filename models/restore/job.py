@@ -12,8 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from models.metrics import COLUMNS, metrics_in_words
 from models.restore.lpips import Lpips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
+from models.restore.scores import (
+    collect,
+    instants_psnr,
+    protocol_text,
+    score_table,
+    score_text,
+)
 from utils import VERSION, utils_dist
 from utils.contract import ClipReader, Method, wanted_frames
 from utils.dist import watchdog
@@ -21,15 +29,7 @@ from utils.dist.gpu import device_name
 from utils.errors import OptionError
 from utils.files import write_whole
 from utils.image import ERROR, comparison, data_uri, imread_rgb, render, tensor_to_uint8
-from utils.metrics import (
-    COLUMNS,
-    collect,
-    instants_psnr,
-    json_bytes,
-    protocol_text,
-    score_table,
-    score_text,
-)
+from utils.results import json_bytes
 from utils.run.progress import open_progress
 
 # Pages of more than some tens of megabytes open slowly.
@@ -110,7 +110,7 @@ def restore_clips(job: Job) -> None:
                 **job.method.settings(),
                 "lpips": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in lpips],
                 "save": job.outputs.save, "fps": job.outputs.fps, **job.section,
-                "metric.values": job.outputs.metric.values,
+                "metric.values": job.outputs.metric.values, "metric.more": job.outputs.metric.more,
             }  # fmt: skip
             claim_folder(
                 job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.overwrite
@@ -223,6 +223,7 @@ def write_report(job: Job) -> None:
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
         "SpikeVRT": VERSION,
         "metrics": protocol_text(metric.values, metric.mean) + LPIPS * bool(job.lpips),
+        **({"further metrics": metrics_in_words(metric.more)} if metric.more else {}),
         "device": device_name(utils_dist.get_device()),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
     }  # fmt: skip
@@ -267,7 +268,7 @@ def build_report(
         name: clip["per_frame"] for name, clip in results["clips"].items() if clip.get("per_frame")
     }
     # Grey frames have PSNR-Y only.
-    metric = next((m for m in ("psnr", "psnr_y") if COLUMNS[m] in head), "")
+    metric = next((m for m in ("psnr", "psnr_y") if COLUMNS[m].title in head), "")
     lines = {
         name: {kind: [*map(float, v[metric])] for kind, v in kinds.items()}
         for name, kinds in scores.items()
@@ -281,7 +282,7 @@ def build_report(
         instants=instants_psnr(results),
         clips=clips,
         videos=videos,
-        metric=COLUMNS[metric].removesuffix(" dB") if metric else "",
+        metric=COLUMNS[metric].title.removesuffix(" dB") if metric else "",
         plots={name: psnr_plot(values) for name, values in lines.items()},
         protocol=results["protocol"],
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from models.metrics import OF_TESTS, Scores, add_scores, chosen_metrics
 from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
@@ -25,8 +26,8 @@ from utils.image import (
     scored_values,
     tensor_to_uint8,
 )
-from utils.metrics import LUMA_METRICS, METRICS, Scores, add_scores, json_bytes, read_json
 from utils.options.models import MetricOptions
+from utils.results import json_bytes, read_json
 from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
@@ -170,7 +171,7 @@ def claim_folder(
     if overwrite and known:
         remove_files(folder, made - {mark})
     elif known:
-        unsaid = {"metric.values": "uint8"}  # of older tests
+        unsaid = {"metric.values": "uint8", "metric.more": []}  # of older tests
         changed = _differences(unsaid | known["settings"], unsaid | settings)
         old = [
             name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest
@@ -267,6 +268,10 @@ def finish_clip(
     """
     scores: Scores = {}
     values = outputs.metric.values
+    metrics = chosen_metrics(OF_TESTS, outputs.metric.more)
+    # Grey frames have a luma alone.
+    of_restored = [metric for metric in metrics if metric.on_luma] if is_grey else metrics
+    of_instants = chosen_metrics(("psnr",), ())
     strips, example = {indices[i] for i in spaced(len(indices))}, indices[len(indices) // 2]
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
@@ -285,8 +290,8 @@ def finish_clip(
             watchdog.go_on()
             if sharp is not None:
                 truth = scored_values(item["gt"], values)
-                middle, metrics = images[len(images) // 2], LUMA_METRICS if is_grey else METRICS
-                add_scores(scores, "restored", middle, truth, metrics, more_scores)
+                middle = images[len(images) // 2]
+                add_scores(scores, "restored", middle, truth, of_restored, more_scores)
                 watchdog.go_on()
                 if blurry.shape == sharp.shape:
                     add_scores(
@@ -294,13 +299,13 @@ def finish_clip(
                         "input",
                         scored_values(item["lq"][:3], values),
                         truth,
-                        METRICS,
+                        metrics,
                         more_scores,
                     )
             if instants and "gt_instants" in item:
                 truth = scored_values(item["gt_instants"].unflatten(0, (len(instants), -1)), values)
                 for number, pair in enumerate(zip(images, truth, strict=True)):
-                    add_scores(scores, f"instant {number}", *pair, ("psnr",))
+                    add_scores(scores, f"instant {number}", *pair, of_instants)
             watchdog.go_on()
             if "video" in videos:
                 videos["video"].write(restored)

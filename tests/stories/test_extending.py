@@ -179,6 +179,7 @@ def used(tmp_path_factory):
         "netG": {"net_type": "tiny", "token_dim": 7},
         "train": {"total_iter": 2, "G_lossfn_type": "power", "G_power": 1.5, "checkpoint_print": 1,
                   "G_scheduler_type": "linear", "G_linear_steps": 4, "G_optimizer_type": "momentum"},
+        "metric": {"more": [{"type": "mae", "border": 2}]},
         "logging": {"use_tensorboard": False, "writers": [{"type": "table", "separator": " "}]},
     }  # fmt: skip
     (folder / "options.json").write_text(json.dumps(options))
@@ -198,6 +199,7 @@ MISSPELT = {
     "train.G_powr=1": "G_power", "train.G_linear_step=1": "G_linear_steps", "train.G_momentm=0.1": "G_momentum",
     "datasets.train.spike.representation.part=2": "parts",
     'logging.writers=[{"type":"table","seperator":""}]': "separator",
+    'metric.more=[{"type":"mae","bordr":2}]': "border",
     'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
     'logging={"wandb_api_key":"canary-3","progres":"bar"}': "progress",
     'logging.writers=[{"type":"table","token":["canary-4"]}]': "***",
@@ -277,6 +279,23 @@ def test_a_loss_and_a_writer_are_used(used):
         ) == pytest.approx(sum(values[""]))
         saved = [json.loads(path.read_text()) for path in (runs / task / "options").iterdir()]
         assert saved and all(options["train"]["G_power"] == 1.5 for options in saved)
+
+
+def test_a_metric_is_in_validations_and_in_the_table_of_a_test(used):
+    runs, text = used
+    history = json.loads((runs / "tiny/training_history.json").read_text())
+    results = json.loads((runs / "tiny/test/metrics.json").read_text())
+    header, clip, *_ = (runs / "tiny/test/table.txt").read_text().splitlines()
+    values = results["clips"]["clip2"]["per_frame"]["restored"]["mae"]
+
+    assert len(values) == 2 and min(values) > 0
+    assert results["averages"]["restored"]["mae"] == pytest.approx(sum(values) / 2)
+    assert " MAE   input" in header and f" {sum(values) / 2:.3f} " in clip
+    assert results["protocol"]["further metrics"].startswith("mae (border 2): Mean absolute error")
+    assert [step for step, _ in history["val/mae"]] == [2]
+    assert [step for step, _ in history["val/mae_input"]] == [2]
+    assert f", mae: {history['val/mae'][0][1]:.4f} (input " in text
+    assert ">mae<" in (runs / "tiny/report.html").read_text()
 
 
 @pytest.mark.parametrize("key", MISSPELT)

@@ -28,7 +28,7 @@ from tests.helpers.train_files import network, odd
 from tests.helpers.weights_files import make_home, message, metrics, save_weights
 from utils.errors import CheckpointError
 from utils.image import imread_rgb, imwrite_rgb, tensor_to_uint8
-from utils.metrics import psnr
+from models.metrics import psnr
 from utils.options.models import PathOptions
 from utils.video import VideoReader
 

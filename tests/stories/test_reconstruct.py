@@ -14,7 +14,7 @@ from tests.helpers.clip_files import write_info
 from tests.helpers.train_files import write_options
 from tests.helpers.weights_files import message, metrics, restore
 from utils.image import imread_rgb
-from utils.metrics import psnr, rgb_to_y, ssim
+from models.metrics import psnr, rgb_to_y, ssim
 
 MAIN = "main_test_vrt.py"
 GREY = ("tfp", "tfi", "tfstp")

@@ -211,6 +211,9 @@ class MetricOptions(Section):
         "clips",
         description="Averages: over the frames of a clip, then over clips; or over all frames.",
     )
+    more: list[str | dict[str, Any]] = Field(
+        [], description="Further metrics of your own; see docs/extending.md."
+    )
 
 
 class LoggingOptions(Section):

@@ -230,6 +230,10 @@ class Registry:
     def names(self) -> list[str]:
         return sorted(self._parts)
 
+    def constructor(self, name: str) -> Callable[..., Any]:
+        """Return what was registered as `name`."""
+        return self._parts[name][0]
+
     def keys(self, name: str) -> list[str]:
         """The option keys of part `name`, without the type key and the keys of `base`."""
         return [

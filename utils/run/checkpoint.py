@@ -64,6 +64,7 @@ OF_SCORES = ("datasets.test.", "val.", "metric.")
 NO_SCORE = (
     "val.save_img",
     "val.batch_tiles",
+    "metric.more",
     "datasets.test.dataloader_",
     "datasets.test.cache_data",
 )

@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -382,12 +382,20 @@ def _empty_figure(
     return figure, axes
 
 
+def further_metrics(tags: Iterable[str]) -> list[str]:
+    """Return the names of the metrics of `metric.more` among the tags of a validation."""
+    known = set(tags)
+    names = [tag.removeprefix("val/") for tag in known if f"{tag}_input" in known]
+    return sorted(set(names) - {"psnr", "ssim"})
+
+
 def build_report(folder: Path, history: History, curves: bytes) -> str:
     """One self-contained page on the run in `folder`. curves: a PNG."""
-    columns = [
-        dict(history.get(f"val/{name}", []))
-        for name in ("psnr", "psnr_input", "ssim", "ssim_input")
-    ]
+    further = further_metrics(history)
+    columns = []
+    for name in ("psnr", "ssim", *further):
+        columns.append(dict(history.get(f"val/{name}", [])))
+        columns.append(dict(history.get(f"val/{name}_input", [])))
     steps, scores = (
         list(columns[0]),
         {step: psnr for step, psnr in columns[0].items() if math.isfinite(psnr)},
@@ -433,6 +441,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         warnings=list(warnings.items()),
         shown_warnings=SHOWN_WARNINGS,
         validations=[[step, *(column.get(step, math.nan) for column in columns)] for step in shown],
+        further_metrics=further,
         best=best,
         left_out=len(steps) - len(shown),
         clips=clips,

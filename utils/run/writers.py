@@ -133,10 +133,16 @@ class Experiment:
         """The validation's means as one line and curves; strips of its panels to
         images/<clip>/<step>.png.
         """
+        further = ""
+        for name in history.further_metrics(scalars):
+            value = scalars[f"val/{name}"]
+            of_input = scalars[f"val/{name}_input"]
+            further += f", {name}: {value:.4f} (input {of_input:.4f})"
         logger.info(
-            "Epoch: %d, Iter: %d, validation PSNR: %.2f dB, SSIM: %.4f (input %.2f, %.4f)",
+            "Epoch: %d, Iter: %d, validation PSNR: %.2f dB, SSIM: %.4f (input %.2f, %.4f)%s",
             progress.epoch + 1, progress.step,
             scalars["val/psnr"], scalars["val/ssim"], scalars["val/psnr_input"], scalars["val/ssim_input"],
+            further,
         )  # fmt: skip
         self.health.validated(scalars["val/psnr"])
         for name, images in panels.items():

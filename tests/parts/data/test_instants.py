@@ -16,7 +16,7 @@ from tests.helpers.train_files import history, network, train, write_options
 from tests.helpers.weights_files import message, metrics, restore, save_weights
 from utils.errors import OptionError
 from utils.image import imread_rgb
-from utils.metrics import psnr
+from models.metrics import psnr
 from utils.video import VideoReader
 
 K = 3

@@ -11,8 +11,10 @@ import re
 import numpy as np
 import pytest
 
+from models.metrics import OF_TESTS
 from models.restore.job import build_report, psnr_plot
 from models.restore.outputs import Outputs
+from models.restore.scores import collect, score_text
 from models.restore.setup import parse_test_args
 from scripts.compare_runs import main
 from tests.helpers.pages import check_offline
@@ -20,8 +22,8 @@ from utils.errors import DataError
 from utils.files import write_whole
 from utils.image import comparison, comparison_strip, data_uri, imwrite_rgb
 from utils.logger import setup_logging
-from utils.metrics import METRICS, collect, json_bytes, score_text
 from utils.options.load import shown_argument
+from utils.results import json_bytes
 from utils.run.history import HistoryWriter
 from utils.video import VideoWriter
 
@@ -99,7 +101,7 @@ def test_the_two_forms_of_the_command_line():
 def results(clips=("a&b", "c"), with_gt=True):
     kinds = {"restored": 5.0, "input": 0.0} if with_gt else {}
     scores = {
-        kind: {m: [25.0 + bonus + i if "psnr" in m else 0.8 for i in range(3)] for m in METRICS}
+        kind: {m: [25.0 + bonus + i if "psnr" in m else 0.8 for i in range(3)] for m in OF_TESTS}
         for kind, bonus in kinds.items()
     }
     entries = [

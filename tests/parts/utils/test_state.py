@@ -31,7 +31,7 @@ HOLDERS = ("Registry", "Run", "Lock", "Event")
 REGISTRIES = (  # filled once, on import, before any option is read
     "data.augment.CAMERAS", "data.clips.io_backend.IO_BACKENDS", "data.select_dataset.DATASETS",
     "data.spike.represent.REPRESENTATIONS", "data.cameras.spike_source.REPRESENTATIONS", "data.cameras.spike_source.SPIKE_SOURCES",
-    "models.fusion.operators.FUSIONS", "models.losses.LOSSES", "models.optim.OPTIMIZERS", "models.schedules.SCHEDULES", "models.select_network.NETWORKS",
+    "models.fusion.operators.FUSIONS", "models.losses.LOSSES", "models.metrics.COLUMNS", "models.metrics.METRICS", "models.optim.OPTIMIZERS", "models.schedules.SCHEDULES", "models.select_network.NETWORKS",
     "utils.run.writers.WRITERS",
 )  # fmt: skip
 CACHES = (  # index tensors of a few sizes; the same in each forward pass

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from models.metrics import OF_TESTS, add_scores, chosen_metrics, psnr, rgb_to_y, ssim
 from models.restore.lpips import TAPS, Lpips
+from models.restore.scores import collect, score_table
 from utils.errors import CheckpointError, DataError
 from utils.image import tensor_to_uint8
-from utils.metrics import add_scores, collect, psnr, rgb_to_y, score_table, ssim
 
 
 def pair(height=61, width=48, noise=12, seed=0):
@@ -36,7 +37,7 @@ def test_psnr_and_ssim_agree_with_scikit_image(noise):
     )
     a_y, b_y = rgb2ycbcr(a)[..., 0], rgb2ycbcr(b)[..., 0]
     scores: dict = {}
-    add_scores(scores, "restored", a, b)
+    add_scores(scores, "restored", a, b, chosen_metrics(OF_TESTS, ()))
     assert rgb_to_y(a) == pytest.approx(a_y, abs=1e-9)
     assert scores["restored"]["psnr_y"][0] == pytest.approx(
         peak_signal_noise_ratio(a_y, b_y, data_range=255), abs=1e-9
@@ -70,7 +71,7 @@ def test_a_frame_that_is_not_finite_scores_nan():
     a, b = pair()
     scores = {}
     for image in (a, None):
-        add_scores(scores, "restored", image, b, ("psnr", "ssim"))
+        add_scores(scores, "restored", image, b, chosen_metrics(("psnr", "ssim"), ()))
     assert scores["restored"]["psnr"][0] == psnr(a, b) and math.isnan(scores["restored"]["psnr"][1])
     assert list(scores["restored"]) == ["psnr", "ssim"]
 
@@ -121,8 +122,9 @@ def test_the_distance_is_that_of_the_published_code(tmp_path):
 def test_the_gain_of_frames_without_error_is_a_number(restored, given, gain):
     sharp = np.full((16, 16, 3), 100, np.uint8)
     scores: dict = {}
-    add_scores(scores, "restored", sharp + np.uint8(restored), sharp)
-    add_scores(scores, "input", sharp + np.uint8(given), sharp)
+    metrics = chosen_metrics(OF_TESTS, ())
+    add_scores(scores, "restored", sharp + np.uint8(restored), sharp, metrics)
+    add_scores(scores, "input", sharp + np.uint8(given), sharp, metrics)
     results = collect([{"name": "a", "frames": 1, "per_frame": scores}], 1)
     header, rows = score_table(results)
     assert {row[header.index("gain dB")] for row in rows} == {gain}

@@ -1,0 +1,252 @@
+"""Metrics of restored frames: PSNR, SSIM and those of `metric.more`.
+
+Images are (H, W, 3) RGB in 0..255: uint8, or float64 if `metric.values` is not uint8. A metric is
+computed per frame, in float64, without a border crop. A new metric is one function in one file,
+models/metric_<name>.py:
+
+    @metric("mae", title="MAE", digits=2)
+    def mae(restored: np.ndarray, sharp: np.ndarray, border: int = 0) -> float:
+        ...
+
+Each parameter after the two images is an option of its entry in `metric.more`.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import cv2
+import numpy as np
+
+from utils.errors import DataError, OptionError
+from utils.options.models import MetricOptions
+from utils.options.section import Registry, import_parts
+
+Score = Callable[..., float]  # (restored, sharp, **options) -> value
+# Of one clip: "restored", "input", "instant 0", ... -> metric -> value of each frame.
+Scores = dict[str, dict[str, list[float]]]
+
+_SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a metric is shown in tables, and what it sees.
+
+    title: header of its column. digits: decimals of its values.
+    on_luma: whether it compares the luma, (H, W) float64 in 16..235, instead of RGB. Grey frames
+    have no other metrics.
+    """
+
+    title: str
+    digits: int
+    on_luma: bool = False
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with its options filled in. score: function (restored, sharp) -> value."""
+
+    name: str
+    score: Callable[[np.ndarray, np.ndarray], float]
+    on_luma: bool
+
+
+METRICS = Registry("metric")  # of `metric.more`
+# Metric -> its column. Tables have the columns in this order.
+COLUMNS: dict[str, Column] = {}
+
+
+def metric(
+    name: str, *, title: str, digits: int, on_luma: bool = False
+) -> Callable[[Score], Score]:
+    """Register a metric (a decorator). title, digits, on_luma: see `Column`."""
+
+    def add(score: Score) -> Score:
+        images = list(inspect.signature(score).parameters)[:2]
+        METRICS.register(name, given=images)(score)
+        COLUMNS[name] = Column(title, digits, on_luma)
+        return score
+
+    return add
+
+
+@metric("psnr", title="PSNR dB", digits=2)
+def psnr(restored: np.ndarray, sharp: np.ndarray) -> float:
+    """Return 20 log10(255 / sqrt(MSE)) in dB, with the MSE over all values of both images.
+
+    Returns inf if the images are equal. Raises DataError if their shapes differ.
+    """
+    _check_shapes(restored, sharp)
+    difference = restored.astype(np.float64) - sharp.astype(np.float64)
+    mse = float(np.mean(difference**2))
+    if mse == 0:
+        return math.inf
+    return 20 * float(np.log10(255.0 / np.sqrt(mse)))
+
+
+@metric("ssim", title="SSIM", digits=4)
+def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
+    """Return the structural similarity of two images (H, W) or (H, W, C), the mean over channels.
+
+    It is at most 1:
+
+        SSIM = (2 mx my + c1) (2 cov + c2) / ((mx^2 + my^2 + c1) (vx + vy + c2)),
+
+    where means m, variances v and the covariance are those of a Gaussian window 11 x 11 of sigma
+    1.5 (population, not sample), and the mean is over the pixels whose window lies inside the
+    image. c1 = (0.01 * 255)^2, c2 = (0.03 * 255)^2.
+
+    Source: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to
+    structural similarity", IEEE TIP 13(4), 2004, eq. 13 with the authors' constants and window.
+    Raises DataError if the shapes differ or a side has fewer than 11 pixels.
+    """
+    _check_shapes(restored, sharp)
+    if min(restored.shape[:2]) < len(_SSIM_KERNEL):
+        raise DataError(
+            what=f"SSIM of an image of {restored.shape[1]}x{restored.shape[0]}",
+            where="",
+            expected="at least 11x11 pixels",
+            do="use larger frames",
+        )
+    x = restored.astype(np.float64)
+    y = sharp.astype(np.float64)
+    mx = _ssim_window(x)
+    my = _ssim_window(y)
+    vx = _ssim_window(x * x) - mx**2
+    vy = _ssim_window(y * y) - my**2
+    cov = _ssim_window(x * y) - mx * my
+    c1 = (0.01 * 255) ** 2
+    c2 = (0.03 * 255) ** 2
+    above = (2 * mx * my + c1) * (2 * cov + c2)
+    below = (mx**2 + my**2 + c1) * (vx + vy + c2)
+    return float((above / below).mean())
+
+
+metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
+metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
+# LPIPS needs files of weights, so it is chosen by --lpips (models/restore/lpips.py).
+COLUMNS["lpips"] = Column("LPIPS", digits=4)
+
+OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")
+OF_VALIDATIONS = ("psnr", "ssim")
+
+
+def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:
+    """Return the metrics with these names, then the others of `metric.more`.
+
+    Raises OptionError for an unknown metric, for wrong options of a metric, and for a metric that
+    `more` has twice.
+    """
+    chosen = {}
+    for name in names:
+        chosen[name] = Metric(name, METRICS.constructor(name), COLUMNS[name].on_luma)
+    seen: set[str] = set()
+    for entry in more:
+        options = METRICS.resolve(entry, "metric.more").plain()
+        name = options.pop("type")
+        if name in seen:
+            raise OptionError(
+                what=f'metric.more has "{name}" twice',
+                where="metric.more",
+                expected="each metric once: a table has one column for it",
+                do="remove one of them",
+            )
+        seen.add(name)
+        score = partial(METRICS.constructor(name), **options)
+        chosen[name] = Metric(name, score, COLUMNS[name].on_luma)
+    return list(chosen.values())
+
+
+def check_metrics(metric: MetricOptions) -> None:
+    """Raise OptionError if `metric.more` is wrong, see `chosen_metrics`."""
+    chosen_metrics((), metric.more)
+
+
+def metrics_in_words(more: Sequence[str | dict[str, Any]]) -> str:
+    """Return the metrics of `metric.more` for the report, e.g. "mae (border 4): Mean error."."""
+    words = []
+    for entry in more:
+        options = METRICS.resolve(entry, "metric.more").plain()
+        name = options.pop("type")
+        text = name
+        if options:
+            text += f" ({', '.join(f'{key} {value}' for key, value in options.items())})"
+        about = inspect.getdoc(METRICS.constructor(name))
+        if about:
+            first_sentence = about.split("\n\n")[0].replace("\n", " ")
+            text += f": {first_sentence}"
+        words.append(text)
+    return "; ".join(words)
+
+
+def add_scores(
+    scores: Scores,
+    kind: str,
+    image: np.ndarray | None,
+    sharp: np.ndarray,
+    metrics: Sequence[Metric],
+    more: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None = None,
+) -> None:
+    """Score one frame of a clip, and append the values to `scores`.
+
+    Validation and testing both use this function.
+
+    kind: key in `scores`.
+    image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`. If the network gave NaN
+    or Inf, the image is None and each score is NaN.
+    more: function (image, sharp) -> further scores, such as LPIPS.
+    """
+    values = dict.fromkeys((metric.name for metric in metrics), math.nan)
+    if image is not None:
+        luma: tuple[np.ndarray, np.ndarray] | None = None  # computed once, if it is needed
+        for metric in metrics:
+            if metric.on_luma:
+                if luma is None:
+                    luma = rgb_to_y(image), rgb_to_y(sharp)
+                values[metric.name] = float(metric.score(*luma))
+            else:
+                values[metric.name] = float(metric.score(image, sharp))
+    if more is not None and image is not None:
+        values |= more(image, sharp)
+
+    columns = scores.setdefault(kind, {})
+    for name, value in values.items():
+        columns.setdefault(name, []).append(value)
+
+
+def rgb_to_y(image: np.ndarray) -> np.ndarray:
+    """Return the luma of an image (H, W, 3) RGB in 0..255: (H, W) float64 in 16..235, not rounded.
+
+    Source: ITU-R BT.601, as MATLAB's rgb2ycbcr.
+    """
+    return image.astype(np.float64) @ (np.array([65.481, 128.553, 24.966]) / 255.0) + 16.0
+
+
+def format_score(metric: str, value: float | str | None) -> str:
+    """Return a score as text for a table. A dash stands for None."""
+    if value is None:
+        return "-"
+    return f"{float(value):.{COLUMNS[metric].digits}f}"
+
+
+def _ssim_window(image: np.ndarray) -> np.ndarray:
+    filtered = cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)
+    return filtered[5:-5, 5:-5]  # the windows inside the image
+
+
+def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:
+    if a.shape != b.shape:
+        raise DataError(
+            what=f"two images of different sizes: {a.shape} and {b.shape}",
+            where="",
+            expected="the same size",
+            do="check --gt",
+        )
+
+
+# Each file of a metric registers it when it is imported.
+import_parts("models", "metric_*")

@@ -1,0 +1,161 @@
+"""Averages of the scores of a test, its table, and its protocol in words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from models.metrics import COLUMNS, format_score
+from utils.files import natural_key
+from utils.results import plain_table
+
+# metric.values and metric.mean -> in words, for the report.
+VALUES = {
+    "uint8": "clamp 0..1, x255, round to uint8",
+    "clamped": "clamp 0..1, x255, not rounded",
+    "float": "x255, neither clamped nor rounded",
+}
+MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over all frames"}
+OTHER_MEAN = {"clips": "frame", "frames": "clip"}  # the mean that is given beside metric.mean
+
+
+def protocol_text(values: str, mean: str) -> str:
+    """Return how frames are scored and averaged, in words. values, mean: keys of VALUES, MEANS."""
+    return (
+        f"{VALUES[values]}; MSE over RGB in float64; "
+        "SSIM with an 11x11 Gaussian (sigma 1.5), valid region, mean over channels; "
+        f"Y: BT.601 luma 16..235, not rounded; no border crop; {MEANS[mean]}"
+    )
+
+
+def collect(
+    clips: Sequence[Mapping[str, Any]], expected: int, mean: str = "clips"
+) -> dict[str, Any]:
+    """Return the content of metrics.json.
+
+    clips: an entry {"name", "frames", "per_frame": Scores, ...} for each clip.
+    expected: number of clips that there should be.
+    mean: which mean comes first, a key of MEANS.
+
+    The result is {"clips": {name: the entry with the mean of each kind}, "averages": {kind: means}}
+    with the means {metric: its `mean`, <metric>_frame_mean or <metric>_clip_mean: the other mean,
+    "mean", "frames", "clips_found", "clips_expected", "complete"}. Only clips with sharp frames
+    count for the averages.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    for clip in sorted(clips, key=lambda clip: natural_key(clip["name"])):
+        row = {key: value for key, value in clip.items() if key != "name"}
+        for kind, scores in clip["per_frame"].items():
+            row[kind] = {metric: float(np.mean(column)) for metric, column in scores.items()}
+        table[clip["name"]] = row
+
+    averages = {}
+    kinds = dict.fromkeys(kind for row in table.values() for kind in row["per_frame"])
+    for kind in kinds:
+        rows = [row for row in table.values() if kind in row]
+        averages[kind] = _averages(rows, kind, expected, mean)
+    return {"clips": table, "averages": averages}
+
+
+def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
+    """Return the averages of one kind. rows: the clips that have it, see `collect`."""
+    averages: dict[str, Any] = {}
+    frames: list[float] = []
+    for metric in rows[0][kind]:
+        frames = [value for row in rows for value in row["per_frame"][kind][metric]]
+        over = {
+            "clips": sum(row[kind][metric] for row in rows) / len(rows),
+            "frames": sum(frames) / len(frames),
+        }
+        other = OTHER_MEAN[mean]
+        averages[metric] = over[mean]
+        averages[f"{metric}_{other}_mean"] = over[f"{other}s"]
+    return averages | {
+        "mean": mean,
+        "frames": len(frames),
+        "clips_found": len(rows),
+        "clips_expected": expected,
+        "complete": len(rows) == expected,
+    }
+
+
+def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the table of a test.
+
+    The rows are the clips, then both means if there are sharp frames. Each score stands beside the
+    score of the input. The gain is the gain of the first metric: PSNR, or PSNR-Y of grey frames.
+
+    results: the result of `collect`.
+    """
+    total = results["averages"].get("restored", {})
+    given = results["averages"].get("input", {})
+    metrics = [metric for metric in COLUMNS if metric in total]
+
+    rows = []
+    for name, clip in results["clips"].items():
+        restored = clip.get("restored", {})
+        blurry = clip.get("input", {})
+        rows.append(_row(name, clip["frames"], restored, blurry, metrics))
+    if metrics:
+        other = OTHER_MEAN[total["mean"]]
+        rows.append(_row(f"mean over {total['mean']}", total["frames"], total, given, metrics))
+        restored = {metric: total.get(f"{metric}_{other}_mean") for metric in metrics}
+        blurry = {metric: given.get(f"{metric}_{other}_mean") for metric in metrics}
+        rows.append(_row(f"mean over {other}s", total["frames"], restored, blurry, metrics))
+
+    header = ["clip", "frames"]
+    for metric in metrics:
+        header += [COLUMNS[metric].title, "input"]
+    if metrics:
+        header.append("gain dB")
+    return header, rows
+
+
+def _row(
+    name: str,
+    frames: int,
+    restored: Mapping[str, Any],
+    blurry: Mapping[str, Any],
+    metrics: Sequence[str],
+) -> list[str]:
+    cells = [name, str(frames)]
+    for metric in metrics:
+        cells.append(format_score(metric, restored.get(metric)))
+        cells.append(format_score(metric, blurry.get(metric)))
+    if metrics:
+        cells.append(_gain(restored.get(metrics[0]), blurry.get(metrics[0])))
+    return cells
+
+
+def _gain(restored: float | str | None, blurry: float | str | None) -> str:
+    """Return the gain in decibels for a table: 0 if both are equal, also without any error."""
+    if restored is None or blurry is None:
+        return "-"
+    if float(restored) == float(blurry):
+        return "+0.00"
+    return f"{float(restored) - float(blurry):+.2f}"
+
+
+def score_text(results: Mapping[str, Any]) -> str:
+    """Return `score_table` as text, with the scores of the instants.
+
+    Its first line says that clips are missing, if some are.
+    """
+    header, rows = score_table(results)
+    lines = [plain_table(rows, header)]
+    total = results["averages"].get("restored")
+    instants = instants_psnr(results)
+    if instants:
+        lines.append(f"PSNR dB of the instants, mean over {total['mean']}: {', '.join(instants)}")
+    if total:
+        lines.append(f"clips found {total['clips_found']}, expected {total['clips_expected']}")
+        if not total["complete"]:
+            lines.insert(0, "INCOMPLETE: the averages below do not cover the whole set")
+    return "\n".join(lines)
+
+
+def instants_psnr(results: Mapping[str, Any]) -> list[str]:
+    """Return the mean PSNR of each restored instant of an exposure, [] if they were not scored."""
+    averages = results["averages"]
+    kinds = [kind for kind in averages if kind.startswith("instant ")]
+    return [format_score("psnr", averages[kind]["psnr"]) for kind in sorted(kinds, key=natural_key)]
