@@ -11,7 +11,7 @@ import torch
 
 from utils.errors import CheckpointError
 from utils.run import checkpoint
-from utils.run.torch_file import GrowingFile, load_plain
+from utils.run.torch_file import RefusedFile, load_plain
 
 DOWNLOAD = "download it again"
 # First bytes of a file -> what it is, and what to do.
@@ -96,7 +96,7 @@ def no_weights(path: Path, error: Exception) -> CheckpointError:
         return CheckpointError(f"cannot read it: {error.strerror}", str(path), expected, DOWNLOAD)
     if isinstance(error, MemoryError):
         return CheckpointError("the memory does not hold it", str(path), expected, "free some")
-    if isinstance(error, GrowingFile):
+    if isinstance(error, RefusedFile):
         return CheckpointError(f"not a weights file: {error}", str(path), expected, DOWNLOAD)
     with path.open("rb") as file:
         head = file.read(512)

@@ -41,7 +41,18 @@ def state(step):
 
 
 @pytest.mark.parametrize(
-    "damage", ["flip", "cut", "empty", "gone", "EIO", "folder", "torn sidecar", "no sidecar"]
+    "damage",
+    [
+        "flip",
+        "cut",
+        "empty",
+        "gone",
+        "EIO",
+        "folder",
+        "torn sidecar",
+        "no sidecar",
+        "flip without sidecar",
+    ],
 )
 def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage, caplog):
     path = tmp_path / "checkpoint_latest.pth"
@@ -61,6 +72,10 @@ def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage, caplog):
     elif damage == "no sidecar":
         path.with_name(f"{path.name}.sha256").unlink()
         path.write_bytes(content[:-100])
+    elif damage == "flip without sidecar":
+        path.with_name(f"{path.name}.sha256").unlink()
+        content[content.find(state(3)["weights"].numpy().tobytes()) + 2] ^= 1
+        path.write_bytes(content)
     elif damage != "gone":
         path.write_bytes({"flip": content, "cut": content[:-100], "empty": b""}[damage])
 
@@ -106,6 +121,24 @@ def test_a_file_of_something_else_is_no_checkpoint(tmp_path, content):
         checkpoint.load(path)
     with pytest.raises(CheckpointError, match="not a weights file"):
         read_weights(path)
+
+
+def test_weights_with_a_flipped_bit_are_refused_and_those_without_checksums_are_read(tmp_path):
+    path = tmp_path / "weights.pth"
+    weights = {"conv.weight": torch.arange(1000.0)}
+    torch.save(weights, path)
+    content = bytearray(path.read_bytes())
+    content[content.find(weights["conv.weight"].numpy().tobytes()) + 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="the bytes of weights/data/0 in it have changed"):
+        read_weights(path)
+
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(weights, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert torch.equal(read_weights(path)["conv.weight"], weights["conv.weight"])
 
 
 class Hostile:

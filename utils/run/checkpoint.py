@@ -33,7 +33,7 @@ from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import free_bytes, sha256_of
 from utils.options.models import TrainOptions
 from utils.run.saved_state import DO, refuse_wrong_types
-from utils.run.torch_file import GrowingFile, load_plain
+from utils.run.torch_file import RefusedFile, load_plain
 
 # What torch.load raises for a file of something else, or one that cannot be read.
 UNREADABLE = (
@@ -141,7 +141,7 @@ def load(path: Path) -> dict[str, Any]:
                 return state
             except UNREADABLE as e:
                 fault = "not a file of plain types and tensors alone"
-                if isinstance(e, (OSError, GrowingFile)):
+                if isinstance(e, (OSError, RefusedFile)):
                     fault = f"{e}"
                 elif isinstance(e, MemoryError):
                     fault = "the memory does not hold it"

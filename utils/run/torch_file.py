@@ -15,17 +15,26 @@ import torch
 # What is read of an old file, whose pickles come before the numbers of its tensors.
 OLD_PICKLES = 5
 DEEPEST = 100  # of tables within tables
+CHUNK = 2**20  # bytes that are read at once
 
 
-class GrowingFile(UnpicklingError):
-    """A file would take much more memory or time than its size says. Its text is a clause."""
+class RefusedFile(UnpicklingError):
+    """A file that torch.load would read, and that is not read. Its text is a clause."""
+
+
+class GrowingFile(RefusedFile):
+    """A file would take much more memory or time than its size says."""
+
+
+class DamagedFile(RefusedFile):
+    """The bytes of a file are not those that were written."""
 
 
 def load_plain(path: Path, mmap: bool = False) -> Any:
     """Return what torch.save wrote to `path`, tensors on the CPU.
 
     mmap: whether the numbers of tensors are read when they are used.
-    Raises GrowingFile, and what torch.load raises for files of something else.
+    Raises RefusedFile, and what torch.load raises for files of something else.
     """
     operations = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -44,7 +53,7 @@ def is_zip(path: Path) -> bool:
 def _check_file(path: Path) -> int:
     """Return the number of operations of the pickle in a file.
 
-    Raises GrowingFile, or OSError. Files of something else pass: torch.load says what is wrong.
+    Raises RefusedFile, or OSError. Files of something else pass: torch.load says what is wrong.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -52,6 +61,7 @@ def _check_file(path: Path) -> int:
             pickles = [m for m in members if m.filename.endswith("data.pkl")]
             if pickles:
                 _refuse_packing(members, path.stat().st_size)
+                _refuse_flipped_bits(archive, members)
             return sum(_check_pickle(archive.read(member)) for member in pickles)
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError):
         pass  # no zip file, or a damaged one
@@ -69,6 +79,22 @@ def _refuse_packing(members: list[zipfile.ZipInfo], size: int) -> None:
         raise GrowingFile(f"{packed[0]} in it is compressed, as torch.save never writes it")
     if sum(member.file_size for member in members) > size:
         raise GrowingFile(f"its {len(members)} parts overlap, as torch.save never writes them")
+
+
+def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
+    """Refuse members whose CRC-32 is not the one beside them, which torch.load does not look at.
+
+    A CRC of 0 was not computed: torch.serialization.set_crc32_options(False).
+    """
+    for member in members:
+        if member.CRC == 0:
+            continue
+        try:
+            with archive.open(member) as content:
+                while content.read(CHUNK):
+                    pass
+        except zipfile.BadZipFile as e:
+            raise DamagedFile(f"the bytes of {member.filename} in it have changed: {e}") from e
 
 
 def _check_pickle(pickle: Any) -> int:
