@@ -29,7 +29,7 @@ sample: $(VENV)/.installed
 QUICK := house/test_layers utils/test_option utils/test_option_files house/test_documents \
     data/test_manifest data/test_preflight data/test_dataset_video_rgbspike data/test_spike_represent \
     data/test_spike_info models/test_tiling models/test_fusion models/test_weights models/test_optim \
-    utils/test_metrics
+    models/test_metrics
 QUICK_TESTS := $(QUICK:%=tests/parts/%.py) tests/faults/test_steps.py \
     tests/dist/test_dist.py::test_collectives_give_the_same_on_every_rank \
     tests/dist/test_dist.py::test_an_error_ends_all_ranks_with_one_message_and_one_code \
