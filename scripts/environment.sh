@@ -6,6 +6,12 @@ if [[ $(uname -s) != Linux ]]; then
     exit 2
 fi
 
+limit=$(ulimit -v)
+if [[ $limit != unlimited ]]; then
+    echo "warning: ulimit -v limits the address space to $((limit / 1000000)) GB. torch maps several GB of files, CUDA" \
+        "far more: a MemoryError, exit code 134 or 139 may come from it. What to do: ulimit -v unlimited" >&2
+fi
+
 # An active conda environment may have no python of its own.
 own=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")/.venv/bin/python
 if [[ -x ${VIRTUAL_ENV:-/dev/null}/bin/python || -x ${CONDA_PREFIX:-/dev/null}/bin/python ]]; then python=python

@@ -4,6 +4,7 @@ gradients.
 
 import itertools
 import os
+import resource
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -103,6 +104,11 @@ def check_host() -> Iterator[Finding]:
         why = "loader processes hand batches over in it and die with 'Bus error' when it is full"
         cure = "docker run --shm-size=8g, or fewer dataloader_num_workers"
         yield Finding(WARN, "shared memory", f"/dev/shm has {memory:.0f} MB free", why, cure)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        why = "torch maps several GB of files, CUDA far more; programs abort or crash at the limit"
+        found = f"limited to {limit / 1e9:.1f} GB"
+        yield Finding(WARN, "address space", found, why, "ulimit -v unlimited")
 
 
 def check_ranks() -> Iterator[Finding]:

@@ -440,6 +440,16 @@ def test_threads_do_not_spin_where_others_keep_the_cores_busy(fake_python):
     assert "GOMP_SPINCOUNT=7" in own.splitlines()
 
 
+def test_a_limited_address_space_is_said_before_anything_can_fail_by_it(fake_python):
+    launch = f"{ROOT}/launch_train.sh 1 {SAMPLE}"
+
+    limited = run_command(["bash", "-c", f"ulimit -v 4000000; {launch}"], 20, fake_python).text
+    unlimited = run_command(["bash", "-c", launch], 20, fake_python).text
+
+    assert "warning: ulimit -v limits the address space to 4 GB" in limited
+    assert "arguments" in limited and "ulimit" not in unlimited
+
+
 def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):
     write_command(tmp_path / "bin/uname", "echo Darwin")
 
