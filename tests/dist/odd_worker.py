@@ -13,7 +13,8 @@ each step), "busy" (all ranks compute, this one STEP times as long), "late" (it 
 its loaders; each rank prints {"loader": [...], "progress": [...]}: when the loader of each epoch
 had started, and its progress was shown), "peak" (prints {"peak_gb": the most memory that the
 process had}), "clips" (each rank prints the calibration of each clip that it trains on). The writer
-"hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation.
+"hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation; "filling"
+then fills the disk under the checkpoints.
 """
 
 import gc
@@ -23,6 +24,8 @@ import signal
 import sys
 import time
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -153,6 +156,20 @@ class Killing(Hanging):
     def scalars(self, values: dict[str, float], step: int) -> None:
         if "val/psnr" in values:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def close(self) -> None: ...
+
+
+@WRITERS.register("filling", given=("folder", "step"))
+class Filling(Hanging):
+    def __init__(self, folder: Path, step: int) -> None:
+        self.filler = folder / "checkpoints" / "filler"
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        if "val/psnr" in values:
+            with open(self.filler, "wb", buffering=0) as file, suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
 
     def close(self) -> None: ...
 

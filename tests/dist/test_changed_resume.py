@@ -220,3 +220,20 @@ def test_a_line_of_skipped_steps_has_no_loss_and_a_new_start_hides_the_curves_of
     )
     assert [step for step, _ in losses] == [1, 2, 3] and losses[2][1] is None and losses[0][1] > 0
     assert [event.step for event in events_of(options).Scalars("train/loss")] == [1, 2, 3, 4]
+
+
+def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path):
+    options = write_odd(tmp_path)
+    args = ("datasets.test={}", "logging.use_tensorboard=true")
+    first = odd(options, "train.total_iter=2", *args)
+    (written,) = (experiment(options) / "tb_logger").iterdir()
+    _, _, _, second, rest = written.name.split(".", 4)
+    written.rename(written.with_name(f"events.out.tfevents.{int(second) + 3600}.{rest}"))
+    foreign = written.with_name("events.out.tfevents.of_my_own")
+    foreign.write_bytes(b"")
+
+    again = odd(options, "train.total_iter=4", *args)
+
+    assert [r.exit_codes for r in (first, again)] == [[0], [0]], first.text + again.text
+    foreign.unlink()
+    assert [event.step for event in events_of(options).Scalars("train/loss")] == [1, 2, 3, 4]

@@ -16,7 +16,16 @@ import torch
 
 from main_train_vrt import read_options
 from tests.dist.launching import Ranks, run_into
-from tests.helpers.train_files import MAIN, experiment, latest, train, write_options
+from tests.helpers.train_files import (
+    MAIN,
+    events_of,
+    experiment,
+    latest,
+    odd,
+    train,
+    write_odd,
+    write_options,
+)
 from utils.errors import CheckpointError
 from utils.files import MARK
 from utils.run import checkpoint
@@ -120,6 +129,35 @@ def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
         # No half line: the entries that fitted.
         lines = (experiment(options) / "training_history.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines][:2] == [1, 2]
+
+
+def test_a_validation_that_no_checkpoint_records_stands_once_in_tensorboard_after_the_next_start(
+    tmp_path,
+):
+    options = write_odd(tmp_path)
+    changes = ("train.total_iter=2", "logging.use_tensorboard=true")
+    with disk(experiment(options) / "checkpoints", "5m") as checkpoints:
+        (experiment(options) / MARK).touch()  # as if an earlier run had made the folder
+        failed = odd(options, *changes, 'logging.writers=["filling"]')
+        assert failed.exit_codes == [3] and "Iter: 2, validation" in failed.text
+        (checkpoints / "filler").unlink()
+        again = odd(options, *changes)
+    assert again.exit_codes == [0] and "Iter: 2, validation" in again.text, again.text
+    events = events_of(options)
+    for tag in ("val/psnr", "val/ssim"):
+        assert [event.step for event in events.Scalars(tag)] == [2]
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
+
+
+def test_a_full_disk_under_tensorboard_is_said_once_and_the_run_goes_on(tmp_path):
+    options = write_odd(tmp_path)
+    changes = ("train.total_iter=40", "datasets.test={}", "logging.use_tensorboard=true")
+    with disk(experiment(options) / "tb_logger", "16k"):
+        (experiment(options) / MARK).touch()
+        result = odd(options, *changes)
+    assert result.exit_codes == [0] and "Finished at iter 40" in result.text, result.text
+    assert result.text.count("TensorBoardWriter failed and is left out from now on") == 1
+    assert "Traceback" not in result.text and "Exception in thread" not in result.text
 
 
 def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):

@@ -128,10 +128,7 @@ def history(options: Path, task: str = "run") -> dict[str, list[list[float]]]:
 def events_of(options: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for path in (folder := experiment(options) / "tb_logger").iterdir():
-        path.rename(
-            folder / f"events.out.tfevents.{path.stat().st_mtime_ns}"
-        )  # or pids would order runs of a second
+    folder = experiment(options) / "tb_logger"
     return EventAccumulator(str(folder)).Reload()
 
 

@@ -121,6 +121,22 @@ def _line(entry: dict[str, Any]) -> bytes:
     return f"{json.dumps(entry, allow_nan=False)}\n".encode()
 
 
+def training_scalars(folder: Path, step: int) -> dict[str, float]:
+    """Return what the history in `folder` records of `step`, without its validation."""
+    path = folder / LINES_NAME
+    if not path.is_file():
+        return {}
+    found: dict[str, float] = {}
+    for entry in _entries(path):
+        if entry is not None and entry["step"] == step:
+            found |= entry
+    return {
+        tag: math.nan if value is None else value
+        for tag, value in found.items()
+        if tag != "step" and not tag.startswith("val/")
+    }
+
+
 def read_history(run: Path) -> History:
     """The history of a run (its folder, or one of its two files; old runs have the .json alone),
     else DataError.

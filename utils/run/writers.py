@@ -8,11 +8,12 @@ Writers are the history with its report, TensorBoard, W&B, and those of `logging
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -47,6 +48,8 @@ WRITTEN = (
     "log", "options", "checkpoints", "models", "images", history.LINES_NAME, history.HISTORY_NAME, history.CURVES_NAME,
     history.REPORT_NAME, history.ENVIRONMENT_NAME, status.STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
 )  # fmt: skip
+# second of the start, host, process, number
+EVENTS_NAME = re.compile(r"events\.out\.tfevents\.(?P<second>\d{10})\.(?P<rest>.+)")
 APPENDED = (history.LINES_NAME,)  # files that grow, besides the log
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -276,19 +279,29 @@ def write_environment(folder: Path, parameters: int) -> None:
 
 
 class TensorBoardWriter:
-    """Scalars and pictures for TensorBoard; entries after the step of a start are hidden
-    (`purge_step`).
+    """Scalars and pictures for TensorBoard."""
 
-    options: without secrets; shown as text, and those of HPARAMS as hyperparameters beside the
-    newest METRICS.
-    """
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        options: dict[str, Any],
+        repeated: Mapping[str, float] | None = None,
+    ) -> None:
+        """Hide what an earlier start wrote after `step`.
 
-    def __init__(self, folder: Path, step: int, options: dict[str, Any]) -> None:
+        options: without secrets; shown as text, and those of HPARAMS as hyperparameters beside the
+        newest METRICS.
+        repeated: scalars of `step` itself, whose entries are hidden and written again; None to keep
+        its entries.
+        """
         from torch.utils.tensorboard import SummaryWriter, summary
 
         before = set(threading.enumerate())
+        first_hidden = step + 1 if repeated is None else step
         with writing(folder, OTHER_ROOT):
-            self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+            put_before_now(folder)
+            self.writer = SummaryWriter(str(folder), purge_step=first_hidden)
         self.image, self.close = (
             partial(self.writer.add_image, dataformats="HWC"),
             self.writer.close,
@@ -307,10 +320,31 @@ class TensorBoardWriter:
             # of this one.
             for part in summary.hparams(values, dict.fromkeys(METRICS)):
                 self.writer.file_writer.add_summary(part)
+            self.scalars(repeated or {}, step)
 
-    def scalars(self, values: dict[str, float], step: int) -> None:
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, step)
+
+
+def put_before_now(folder: Path) -> None:
+    """Rename the files of earlier starts so that their names sort before the one of a file of now.
+
+    TensorBoard reads a folder in the order of the names, which begin with the second of their start.
+    If the clock went back, or two starts share a second, it would take the newer file for the older
+    one, and hide what the older one holds.
+    """
+    latest = int(time.time()) - 1
+    for path in sorted(folder.glob("events.out.tfevents.*"), reverse=True):
+        found = EVENTS_NAME.fullmatch(path.name)
+        if found is None or path.is_symlink():
+            continue
+        second = int(found["second"])
+        if second <= latest:
+            latest = second
+            continue
+        path.rename(folder / f"events.out.tfevents.{latest:010d}.{found['rest']}")
+        latest -= 1
 
 
 class WandbWriter:
@@ -366,7 +400,11 @@ def build_writers(
         for own in section.writers
     ]
     if section.use_tensorboard:
-        writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options))
+        repeated = None
+        if progress.validated < progress.step:
+            # A validation of this step may be recorded, and comes again.
+            repeated = history.training_scalars(folder, progress.step)
+        writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated))
     if section.use_wandb:
         writers.append(WandbWriter(section, folder, options, progress.wandb_id))
         progress.wandb_id = writers[-1].run.id
