@@ -3,15 +3,16 @@
     python main_test_vrt.py --opt FILE [--weights FILE] [section.key=value ...]
     python main_test_vrt.py --weights FILE --input FOLDER|VIDEO --output DIR \\
         [--spike FOLDER|FILE --spike-size H W] [--gt FOLDER|VIDEO] [spike.key=value ...]
-    python main_test_vrt.py --method tfp|tfi|tfstp|exposure --opt FILE [method.key=value ...] python
-    main_test_vrt.py --method NAME --spike PATH [--input PATH] --output DIR [--gt PATH]
-    [method.key=value ...] python main_test_vrt.py --method joint [--weights FILE] --input PATH
-    --spike PATH --output DIR [--gt PATH]
+    python main_test_vrt.py --method tfp|tfi|tfstp|exposure --opt FILE [method.key=value ...]
+    python main_test_vrt.py --method NAME --spike PATH [--input PATH] --output DIR \\
+        [--gt PATH] [method.key=value ...]
+    python main_test_vrt.py --method joint [--weights FILE] --input PATH --spike PATH \\
+        --output DIR [--gt PATH]
 
 Examples:
     python main_test_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json --save comparison
-    python main_test_vrt.py --weights models/500_G.pth --input blur.mp4 --spike clip.dat --output
-    restored
+    python main_test_vrt.py --weights models/500_G.pth --input blur.mp4 --spike clip.dat \\
+        --output restored
 
 The first form tests on `datasets.test`; the second restores your own frames or video; with
 --method, a reconstruction from the spikes takes the place of the network. `joint` begins with the
@@ -21,14 +22,16 @@ launch_test.sh. See docs/testing.md.
 
 import logging
 import sys
-from argparse import Namespace
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.clip_dataset import check_clips
 from data.clips.clip_reader import described, user_clips
-from data.motion.method import NAME as JOINT
 from data.motion.method import JointMethod, JointOptions, joint_options
 from data.reconstruct import (
     SET_BY_METHOD,
@@ -42,227 +45,322 @@ from data.select_dataset import DATASETS, build_dataset
 from models.losses import LOSSES
 from models.metrics import check_metrics
 from models.portable import SavedNetwork, read_saved
-from models.restore import setup
 from models.restore.job import Job, restore_clips, write_report
+from models.restore.network_method import (
+    find_weights,
+    network_for_own_clips,
+    network_for_test_set,
+)
 from models.restore.outputs import Outputs
+from models.restore.own_spikes import changed_spikes, spikes_for_network
+from models.restore.request import TestRequest, read_request
 from models.restore.tiling import InterpolatedClip, scored_clips
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
+from utils.contract import ClipReader, Method
 from utils.dist import process
 from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError, SpikeVRTError
 from utils.files import refuse_overlap
-from utils.options.load import Sources, apply_override, load_options
-from utils.options.models import MetricOptions, Options
+from utils.options.load import load_options
+from utils.options.models import LoaderOptions, MetricOptions, Options
 
 logger = logging.getLogger(__name__)
 
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
+@dataclass(frozen=True)
+class MethodRequest:
+    """What --method asks for.
+
+    formula: None if the frames, or the first estimates of the joint solution, are a network's.
+    joint: None if the frames are not improved by the joint solution.
+    """
+
+    formula: Reconstruction | None
+    joint: JointOptions | None
+
+
 def main(argv: list[str]) -> int:
     """Exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything else."""
     with utils_dist.ranks():
         with utils_dist.all_ranks_or_none():
-            args = setup.parse_test_args(argv, __doc__)
-            joint = joint_solution(args) if args.method == JOINT else None
-            formula = reconstruction(args, joint) if args.method else None
-            opt = None  # with --input, the overrides are those of the spikes, see spike_options
-            if args.opt:
-                checks = [
-                    lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale),
-                    lambda opt: check_metrics(opt.metric),
-                ]
-                opt = load_options(
-                    args.opt, () if args.is_direct else args.overrides, parts=PARTS, check=checks
-                )
-                choose_gpus(opt.gpu_ids, opt.opt_path)
-        utils_dist.begin(
-            *((opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept) if opt else ())
-        )
+            request = read_request(argv, __doc__)
+            method = read_method(request)
+            opt = read_options(request)
+        if opt is None:
+            utils_dist.begin()
+        else:
+            utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept)
         with utils_dist.all_ranks_or_none():
-            try:
-                if args.is_direct:
-                    known = (opt.portable(), opt.metric) if opt else (None, MetricOptions())
-                    job = user_job(args, *known, formula, joint)
-                else:
-                    job = dataset_job(args, opt, formula, joint)
-            except SpikeVRTError as e:
-                if args.is_direct and (
-                    e.where.startswith("spike.h") or "spike height and width" in e.do
-                ):
-                    shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
-                    e.do = f"give --spike-size H W; {shows}"
-                raise
+            if opt is None or request.is_of_own_clips:
+                job = job_on_own_clips(request, method, opt)
+            else:
+                job = job_on_test_set(request, method, opt)
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)
     return 0
 
 
-def dataset_job(
-    args: Namespace, opt: Options, formula: Reconstruction | None, joint: JointOptions | None
-) -> Job:
-    """The clips of datasets.test, restored by a network with the tiles of `val`, or by a formula.
+def read_method(request: TestRequest) -> MethodRequest:
+    """Check --method and its options. Raises OptionError."""
+    if request.method is None:
+        return MethodRequest(formula=None, joint=None)
+    center_frame_only = request.tiles.center_frame_only
+    if not request.is_joint:
+        formula = Reconstruction(method_options(request.method), center_frame_only)
+        if formula.is_grey and request.lpips:
+            refuse_lpips_of_grey(request)
+        return MethodRequest(formula, joint=None)
+    joint = joint_options(request.method)
+    if request.needs_weights:
+        return MethodRequest(formula=None, joint=joint)
+    start = Reconstruction(method_options({"type": "exposure"}), center_frame_only)
+    return MethodRequest(start, joint)
 
-    joint: the options of --method joint, which begins with the frames of either.
+
+def read_options(request: TestRequest) -> Options | None:
+    """Read the option file, and check it against the registered parts.
+
+    Returns None without --opt.
     """
-    section = opt.datasets.test
-    if section is None:
-        raise OptionError(
-            "datasets.test is missing", args.opt, "the clips to test on", "add the section"
-        )
-    # Each frame is read once or twice: without a cache, memory does not grow with the length of a
-    # clip.
-    section = (
-        section.model_copy(update={"cache_data": False})
-        if hasattr(section, "cache_data")
-        else section
-    )
-    if formula:
-        method, section = formula, section_for(formula, section, args.opt, opt.scale)
+    if request.opt is None:
+        return None
+    checks = [
+        lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale),
+        lambda opt: check_metrics(opt.metric),
+    ]
+    # The overrides of the form with --input are of the spikes, see `changed_spikes`.
+    overrides = () if request.is_of_own_clips else request.overrides
+    opt = load_options(request.opt, overrides, parts=PARTS, check=checks)
+    choose_gpus(opt.gpu_ids, opt.opt_path)
+    return opt
+
+
+# ---- The clips of datasets.test --------------------------------------------------------------
+
+
+def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> Job:
+    """Restore the clips of datasets.test by a network with the tiles of `val`, or by a formula."""
+    section = section_of_test_set(opt)
+    start: Method
+    formula = asked.formula
+    if formula is not None:
+        saved = None
+        section = section_for(formula, section, opt.opt_path, opt.scale)
+        start = formula
     else:
-        saved = read_saved(setup.find_weights(opt.path, opt.folder, args.weights), opt.portable())
-        method = setup.NetworkMethod(saved, args, opt.val, section)
-    if joint:
-        method = joint_method(joint, method, None if formula else saved)
-    seed = opt.train.manual_seed
-    dataset = build_dataset(section, "test", seed)
-    check_clips(dataset, "test", opt.scale, None if formula else method.instants)
-    clips = dataset.readers() if formula else scored_clips(dataset.readers(), saved.spec)
-    folder = Path(args.output or opt.folder / (f"test_{args.method}" if formula else "test"))
+        saved = read_saved(find_weights(opt.path, opt.folder, request.weights), opt.portable())
+        start = network_for_test_set(saved, request, opt.val, section)
+    method = improved(start, asked.joint, saved)
+
+    dataset: Any = build_dataset(section, "test", opt.train.manual_seed)
+    check_clips(dataset, "test", opt.scale, method.instants if saved is not None else None)
+    clips = dataset.readers()
+    if saved is not None:
+        clips = scored_clips(clips, saved.spec)
+
+    folder = output_folder(request, asked, opt)
     # A test set of another kind need not have folders.
     for source in getattr(dataset, "sources", ()):
         refuse_overlap(folder, source.roots())
-    save = args.save or (("frames",) if opt.val.save_img else ())
+    title = f"Test of {request.method_name or opt.task}"
+    if formula is not None:
+        title += f" on the test set of {opt.task}"
+    expected = len(clips)
+    if hasattr(dataset, "count_folders"):
+        expected = max(expected, dataset.count_folders())
+    save = request.save or (("frames",) if opt.val.save_img else ())
+    return Job(
+        method=method,
+        clips=clips,
+        outputs=outputs_of(request, folder, save, method, opt.metric),
+        lpips=request.lpips,
+        overwrite=request.overwrite,
+        title=title,
+        expected=expected,
+        section={
+            "datasets.test": keys_of_scores(section),
+            "train.manual_seed": opt.train.manual_seed,
+        },
+        frames_note=frames_of_test_set(section, saved),
+    )
+
+
+def section_of_test_set(opt: Options) -> LoaderOptions:
+    """Return datasets.test, to be read without a cache. Raises OptionError if it is missing."""
+    section = opt.datasets.test
+    if section is None:
+        raise OptionError(
+            what="datasets.test is missing",
+            where=opt.opt_path,
+            expected="the clips to test on",
+            do="add the section",
+        )
+    # Each frame is read once or twice: without a cache, memory does not grow with the length of a
+    # clip.
+    if hasattr(section, "cache_data"):
+        section = section.model_copy(update={"cache_data": False})
+    return section
+
+
+def output_folder(request: TestRequest, asked: MethodRequest, opt: Options) -> Path:
+    """Return --output, or the default: a folder in the folder of the run."""
+    if request.output:
+        return Path(request.output)
+    if asked.formula is not None:
+        return opt.folder / f"test_{request.method_name}"
+    return opt.folder / "test"
+
+
+def keys_of_scores(section: LoaderOptions) -> dict[str, Any]:
+    """Return the options of datasets.test that say what is read of the files and how."""
+    values = {}
+    for key, value in section.plain().items():
+        if not key.startswith(("dataloader_", "cache_data")):
+            values[key] = value
+    return values
+
+
+def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> str:
+    """Return which frames of a clip are restored, in words."""
     first = getattr(section, "num_frame", -1)
     frames = f"the first {first} of each clip" if first > 0 else "all"
-    if not formula and saved.spec.interpolates:
-        frames = f"made between every second of {frames}; input: mean of both neighbours"
-    read = {
-        key: value
-        for key, value in section.plain().items()
-        if not key.startswith(("dataloader_", "cache_data"))
-    }
-    outputs = Outputs(folder, tuple(sorted(save)), args.fps, method.instants, opt.metric)
-    title = f"Test of {args.method or opt.task}" + (
-        f" on the test set of {opt.task}" if formula else ""
-    )
-    expected, settings = (
-        max(len(clips), dataset.count_folders() if hasattr(dataset, "count_folders") else 0),
-        {"datasets.test": read, "train.manual_seed": seed},
-    )
-    return Job(
-        method, clips, outputs, args.lpips, args.overwrite, title, expected, settings, frames
-    )
+    if saved is not None and saved.spec.interpolates:
+        return f"made between every second of {frames}; input: mean of both neighbours"
+    return frames
 
 
-def user_job(
-    args: Namespace,
-    network: dict[str, object] | None,
-    metric: MetricOptions,
-    formula: Reconstruction | None,
-    joint: JointOptions | None,
-) -> Job:
-    """A user's own clips, or spikes for a formula, with the frames beside them where there are any.
+# ---- A user's own clips ----------------------------------------------------------------------
 
-    network: as --opt describes it; None: the weights file does. joint: see `dataset_job`.
+
+def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | None) -> Job:
+    """Restore a user's own clips, or spikes by a formula.
+
+    opt: describes the network. None if the weights file describes it.
     """
-    frames, scale, trained = "all", 1, None
-    if not formula:
-        saved = read_saved(args.weights, network)
-        spike, method = setup.spike_options(saved, args), setup.NetworkMethod(saved, args)
-        scale, trained = saved.scale, saved.spike_data
+    assert request.output is not None  # else refused by `read_request`, as are other flags below
+    start: Method
+    frames = "all"
+    with spike_size_is_a_flag():
+        if asked.formula is not None:
+            saved = None
+            start = asked.formula
+            section = spikes_for_formula(request, asked.formula)
+            spike = section.plain()
+        else:
+            network = opt.portable() if opt is not None else None
+            assert request.weights is not None
+            saved = read_saved(request.weights, network)
+            spike = spikes_for_network(saved, request)
+            start = network_for_own_clips(saved, request)
+        method = improved(start, asked.joint, saved)
+
+        clips: Sequence[ClipReader]
+        if request.input is not None:
+            clips = clips_with_frames(request.input, request, spike, saved)
+        elif asked.formula is not None and asked.formula.is_grey:
+            assert request.spike is not None
+            clips = [spike_clip(request.spike, request.gt, section)]
+            each = "exposure" if section.exposure else "spike file"
+            frames = f"one for each {each}; "
+            frames += f"the input beside it is the mean of all planes of the {each}"
+        else:
+            raise OptionError(
+                what=f"--method {request.method_name} needs the blurry frames",
+                where="--input",
+                expected="the frames of the exposures",
+                do="add --input PATH, or use another method",
+            )
+
+    if request.save:
+        save = request.save
     else:
-        source = SPIKE_SOURCES.resolve(
-            setup.changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike"
-        )
-        _, info = described(source, Path(args.spike))
-        source, method = spike_section(source, formula, info.rate), formula
-        spike = source.plain()
-    if joint:
-        method = joint_method(joint, method, None if formula else saved)
-    if args.input:
-        clips = user_clips(args.input, args.spike, args.gt, spike, scale, trained)
-        if utils_dist.is_main_process() and (warning := warning_of(clips)):
-            logger.warning("%s", warning)
-    elif formula and formula.is_grey:
-        clips = [spike_clip(args.spike, args.gt, source)]
-        each = "exposure" if source.exposure else "spike file"
-        frames = f"one for each {each}; the input beside it is the mean of all planes of the {each}"
+        kind = "video" if clips[0].fps is not None else "frames"
+        save = (kind, "comparison")
+        if method.instants > 1:
+            save += ("slowmotion",)
+    if request.input is not None and len(clips) > 1:
+        title = Path(request.input).name
     else:
-        what, do = (
-            f"--method {args.method} needs the blurry frames",
-            "add --input PATH, or use another method",
-        )
-        raise OptionError(what, "--input", "the frames of the exposures", do)
-    if not formula and saved.spec.interpolates:
-        clips = [InterpolatedClip(clip) for clip in clips]
-    slow = ("slowmotion",) if method.instants > 1 else ()
-    save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison", *slow)
-    outputs = Outputs(Path(args.output), tuple(sorted(save)), args.fps, method.instants, metric)
-    title = clips[0].name if len(clips) == 1 else Path(args.input).name
+        title = clips[0].name
+    metric = opt.metric if opt is not None else MetricOptions()
     return Job(
-        method,
-        clips,
-        outputs,
-        args.lpips,
-        args.overwrite,
-        title,
-        len(clips),
-        {"spike": spike},
-        frames,
+        method=method,
+        clips=clips,
+        outputs=outputs_of(request, Path(request.output), save, method, metric),
+        lpips=request.lpips,
+        overwrite=request.overwrite,
+        title=title,
+        expected=len(clips),
+        section={"spike": spike},
+        frames_note=frames,
     )
 
 
-def reconstruction(args: Namespace, joint: JointOptions | None) -> Reconstruction | None:
-    """The formula of --method, with the overrides method.key=value.
+def spikes_for_formula(request: TestRequest, formula: Reconstruction) -> Any:
+    """Return the spike section of a user's spikes, as a formula reads them."""
+    changed = changed_spikes({"type": "dat"}, request, SET_BY_METHOD)
+    section = SPIKE_SOURCES.resolve(changed, "spike")
+    assert request.spike is not None
+    _, info = described(section, Path(request.spike))
+    return spike_section(section, formula, info.rate)
 
-    joint: see `dataset_job`; it begins with the formula `exposure`. Returns None if it begins with
-    weights.
+
+def clips_with_frames(
+    path: str, request: TestRequest, spike: dict[str, Any] | None, saved: SavedNetwork | None
+) -> Sequence[ClipReader]:
+    """Return the clips of --input. Rank 0 warns if their spikes lie wrongly.
+
+    path: --input. spike: the spike section, None if no spikes are read.
     """
-    if joint and args.weights:
-        return None
-    if joint:
-        return Reconstruction(method_options({"type": "exposure"}), args.center_frame_only)
-    formula = Reconstruction(method_options(method_section(args)), args.center_frame_only)
-    if formula.is_grey and args.lpips:
-        what, do = (
-            f"--lpips with --method {args.method}, whose frames are grey",
-            "remove it, or use --method exposure",
-        )
-        raise OptionError(what, "--lpips", "frames in colour: LPIPS has no luma form", do)
-    return formula
+    scale, trained = (saved.scale, saved.spike_data) if saved is not None else (1, None)
+    clips = user_clips(path, request.spike, request.gt, spike, scale, trained)
+    warning = warning_of(clips) if utils_dist.is_main_process() else None
+    if warning:
+        logger.warning("%s", warning)
+    if saved is not None and saved.spec.interpolates:
+        return [InterpolatedClip(clip) for clip in clips]
+    return clips
 
 
-def joint_solution(args: Namespace) -> JointOptions:
-    """The options of --method joint, see `reconstruction`."""
-    return joint_options(method_section(args))
+@contextmanager
+def spike_size_is_a_flag() -> Generator[None]:
+    """Let an error about the unknown size of a spike plane name the flag, not the option."""
+    try:
+        yield
+    except SpikeVRTError as e:
+        if e.where.startswith("spike.h") or "spike height and width" in e.do:
+            shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
+            e.do = f"give --spike-size H W; {shows}"
+        raise
 
 
-def joint_method(
-    joint: JointOptions, start: Reconstruction | setup.NetworkMethod, saved: SavedNetwork | None
-) -> JointMethod:
-    """--method joint, begun with the frames of `start`. saved: its network; None: it is a formula."""
-    if saved:
+# ---- Both ------------------------------------------------------------------------------------
+
+
+def improved(start: Method, joint: JointOptions | None, saved: SavedNetwork | None) -> Method:
+    """Return the method, or the joint solution that begins with its frames.
+
+    saved: the network of `start`. None if it is a formula.
+    """
+    if joint is None:
+        return start
+    if saved is not None:
         refuse_other_frames(saved)
     return JointMethod(joint, start)
 
 
-def method_section(args: Namespace) -> dict[str, object]:
-    """The section `method` of the command line. Its overrides are taken from the arguments."""
-    table = {"method": {"type": args.method}}
-    mine = [override for override in args.overrides if override.startswith("method.")]
-    for override in mine:
-        if override.startswith("method.type="):
-            what, do = (
-                f"{override} with --method {args.method}",
-                "give the name with --method alone",
-            )
-            raise OptionError(what, "the command line", "the name of the method once", do)
-        apply_override(table, override, Sources(None))
-    args.overrides = tuple(override for override in args.overrides if override not in mine)
-    return table["method"]
+def outputs_of(
+    request: TestRequest,
+    folder: Path,
+    save: Sequence[str],
+    method: Method,
+    metric: MetricOptions,
+) -> Outputs:
+    return Outputs(folder, tuple(sorted(save)), request.fps, method.instants, metric)
 
 
 def refuse_other_frames(saved: SavedNetwork) -> None:
@@ -283,6 +381,15 @@ def refuse_other_frames(saved: SavedNetwork) -> None:
             expected="weights that restore each blurry frame from RGB and spikes, in its size",
             do="give other weights, such as weights/operator.pth, or leave out --weights",
         )
+
+
+def refuse_lpips_of_grey(request: TestRequest) -> None:
+    raise OptionError(
+        what=f"--lpips with --method {request.method_name}, whose frames are grey",
+        where="--lpips",
+        expected="frames in colour: LPIPS has no luma form",
+        do="remove it, or use --method exposure",
+    )
 
 
 if __name__ == "__main__":

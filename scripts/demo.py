@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     command = parser.parse_args(arguments)
     import main_test_vrt  # not before --help: it brings torch
-    from models.restore.setup import SHIPPED
+    from models.restore.request import SHIPPED
 
     make_sample(command.data, DEMO)
     roots = {"gt": RGB, "lq": RGB, "spike": SPIKES}

@@ -1,12 +1,13 @@
 """The interfaces between data, networks and programs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -60,34 +61,54 @@ def middle_instant(frame: Tensor, instants: int) -> Tensor:
 
 
 class FrameReader(Protocol):
-    """Gives the frames of a clip one by one. stems: their names.
+    """Gives the frames of a clip one by one. stems: the names of the frames."""
 
-    frame(index, reverse=False): lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S,
-    H, W), gt (3, sH, sW) and gt_instants (3 K, sH, sW), of which gt is the middle one. reverse: the
-    spikes of reversed time. spike_light(index, spike): display values (H, W) >= 0 that spikes (S,
-    H, W) of a frame show of its sharp instant.
-    """
+    @property
+    def name(self) -> str: ...
 
-    name: str
-    stems: Sequence[str]
-    frame: Callable[..., dict[str, Tensor]]
-    spike_light: Callable[[int, Tensor], np.ndarray]
+    @property
+    def stems(self) -> Sequence[str]: ...
+
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
+        """Return lq (3, H, W) float32 in [0, 1] and, if there are any, spike (S, H, W), gt
+        (3, sH, sW) and gt_instants (3 K, sH, sW), of which gt is the middle one.
+
+        reverse: whether the spikes are those of reversed time.
+        """
+        ...
+
+    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        """Return display values (H, W) >= 0 that spikes (S, H, W) of a frame show of its sharp
+        instant.
+        """
+        ...
 
 
 class ClipReader(FrameReader, Protocol):
-    """A clip to test on. origin: "input", "gt", "spike" -> path, for the protocol.
+    """A clip to test on.
 
-    Of a video: fps, and times: seconds of each frame. None for frames.
+    origin: "input", "gt", "spike" -> path, for the protocol.
+    fps, times: frame rate of a film and seconds of each frame, or None for frames.
     pixel_aspect: width over height of a pixel, 1 for frames.
-    digest: 16 hex digits that change with the name, size or modification time of any file of the
-    clip.
     """
 
-    fps: float | None
-    times: Sequence[Fraction] | None
-    pixel_aspect: Fraction
-    origin: dict[str, str]
-    digest: Callable[[], str]
+    @property
+    def fps(self) -> float | Fraction | None: ...
+
+    @property
+    def times(self) -> Sequence[Fraction] | None: ...
+
+    @property
+    def pixel_aspect(self) -> Fraction: ...
+
+    @property
+    def origin(self) -> dict[str, str]: ...
+
+    def digest(self) -> str:
+        """Return 16 hex digits that change with the name, size or modification time of any file of
+        the clip.
+        """
+        ...
 
 
 # Takes the work done since the last call, in frames where nothing else is said; a tile is a part of
@@ -95,23 +116,48 @@ class ClipReader(FrameReader, Protocol):
 Tick = Callable[[float], object]
 
 
-class Method(Protocol):
-    """How a test restores its frames: a network, or a formula.
+class FrameRestorer(Protocol):
+    """Restores frames on a device."""
 
-    is_grey: its frames have no colour, so that only luma can be scored. can_cut: a frame does not
-    depend on which other frames of its clip are restored with it. instants: sharp frames for each
-    frame, one after the other in the channels.
+    def describe(self) -> str:
+        """Return the tiles in words."""
+        ...
+
+    def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
+        """Yield the frames `wanted` of a clip in order, each (K C, sH, sW) float32 on the CPU.
+
+        reader: a FrameReader. There are K instants for each frame.
+        """
+        ...
+
+
+class Method(Protocol):
+    """How a test restores its frames: a network, a formula, or the joint solution.
+
+    is_grey: whether the frames have no colour, so that only luma can be scored.
+    can_cut: whether a frame does not depend on which other frames of its clip are restored with it.
+    instants: number of sharp frames for each frame, one after the other in the channels.
     center_frame_only: see `wanted_frames`.
-    settings: everything of the method that the frames depend on, as plain JSON. protocol: the
-    method in words, for the report. restorer: what restores on a device; it has frames(reader,
-    wanted, tick), which gives the frames `wanted` of a clip in order, each (K C, sH, sW) float32 on
-    the CPU, K instants, and describe(), the tiles in words.
     """
 
-    is_grey: bool
-    can_cut: bool
-    instants: int
-    center_frame_only: bool
-    settings: Callable[[], dict[str, Any]]
-    protocol: Callable[[], dict[str, str]]
-    restorer: Callable[[Any], Any]  # of a torch.device
+    @property
+    def is_grey(self) -> bool: ...
+
+    @property
+    def can_cut(self) -> bool: ...
+
+    @property
+    def instants(self) -> int: ...
+
+    @property
+    def center_frame_only(self) -> bool: ...
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything of the method that the frames depend on, as plain JSON."""
+        ...
+
+    def protocol(self) -> dict[str, str]:
+        """Return the method in words, for the report."""
+        ...
+
+    def restorer(self, device: torch.device) -> FrameRestorer: ...

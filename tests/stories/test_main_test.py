@@ -16,8 +16,11 @@ import torch
 import main_test_vrt
 from data.clips.clip_reader import user_clips
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from models.metrics import psnr
 from models.portable import read_saved
-from models.restore.setup import find_weights, parse_test_args, spike_options
+from models.restore.network_method import find_weights
+from models.restore.own_spikes import spikes_for_network
+from models.restore.request import read_request
 from models.select_network import NETWORKS
 from scripts import demo
 from tests.dist.launching import run_ranks
@@ -28,7 +31,6 @@ from tests.helpers.train_files import network, odd
 from tests.helpers.weights_files import make_home, message, metrics, save_weights
 from utils.errors import CheckpointError
 from utils.image import imread_rgb, imwrite_rgb, tensor_to_uint8
-from models.metrics import psnr
 from utils.options.models import PathOptions
 from utils.video import VideoReader
 
@@ -231,13 +233,13 @@ def test_which_planes_the_training_read_is_not_asked_of_the_users_files(home):
         {"exposure": {"train0": [[0, 24]]}, "calibration": "rig.json"},
     ):
         table = dataclasses.replace(saved, spike=saved.spike | spike)
-        assert not keys & spike_options(table, parse_test_args(asked, "")).keys()
+        assert not keys & spikes_for_network(table, read_request(asked, "")).keys()
         for given in (
             {"exposure": {"start": 2.0, "length": 20, "period": 33}},
             {"first": 3, "count": 9},
         ):
             overrides = [f"spike.{key}={json.dumps(value)}" for key, value in given.items()]
-            section = spike_options(table, parse_test_args([*asked, *overrides], ""))
+            section = spikes_for_network(table, read_request([*asked, *overrides], ""))
             assert {key: section[key] for key in keys & section.keys()} == given
 
 
@@ -272,7 +274,7 @@ def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, 
         "16",
         "16",
     ]
-    section = spike_options(saved, parse_test_args(asked, ""))
+    section = spikes_for_network(saved, read_request(asked, ""))
     read = lambda **known: user_clips(frames, tmp_path, None, section | known, 1, saved.spike_data)[
         0
     ].frame(0)

@@ -14,8 +14,8 @@ import pytest
 from models.metrics import OF_TESTS
 from models.restore.job import build_report, psnr_plot
 from models.restore.outputs import Outputs
+from models.restore.request import read_request
 from models.restore.scores import collect, score_text
-from models.restore.setup import parse_test_args
 from scripts.compare_runs import main
 from tests.helpers.pages import check_offline
 from utils.errors import DataError
@@ -71,21 +71,21 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
 
 
 def test_the_two_forms_of_the_command_line():
-    args = parse_test_args(
+    args = read_request(
         ["--opt", "x.json", "val.save_img=true", "--tile", "12,256", "scale=1"], ""
     )
     assert (
-        not args.is_direct
-        and args.tile == (12, 256)
+        not args.is_of_own_clips
+        and args.tiles.tile == (12, 256)
         and args.overrides == ("val.save_img=true", "scale=1")
     )
     for line in (
         "--save frames datasets.test.x=y a=b --tile 2,2",
         "--tile 2,2 --save frames datasets.test.x=y a=b",
     ):
-        args = parse_test_args(["--opt", "x.json", *line.split()], "")
+        args = read_request(["--opt", "x.json", *line.split()], "")
         assert args.save == ("frames",) and args.overrides == ("datasets.test.x=y", "a=b")
-    args = parse_test_args(
+    args = read_request(
         ["--opt", "x", "--lpips", "a.pth", "b.pth", "val.save_img=true", "--overwrite"], ""
     )
     assert (
@@ -94,8 +94,8 @@ def test_the_two_forms_of_the_command_line():
         and args.overwrite
     )
     line = "--weights w --input i --output o --spike s --spike-size 250 400 --tile auto"
-    args = parse_test_args(line.split(), "")
-    assert args.is_direct and args.spike_size == (250, 400) and args.tile == "auto"
+    args = read_request(line.split(), "")
+    assert args.is_of_own_clips and args.spike_size == (250, 400) and args.tiles.tile == "auto"
 
 
 def results(clips=("a&b", "c"), with_gt=True):

@@ -1,0 +1,194 @@
+"""Restoration by a network: its weights, and its tiles.
+
+The other methods are `data.reconstruct.Reconstruction` and `data.motion.method.JointMethod`.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.portable import RELEASED_TILES, SavedNetwork
+from models.released import is_name
+from models.restore.request import TestRequest, TileRequest
+from models.restore.tiling import Restorer, Tiling
+from utils import utils_dist
+from utils.errors import CheckpointError, OptionError
+from utils.files import sha256_of
+from utils.options.models import LoaderOptions, PathOptions, ValOptions
+from utils.options.section import read_section
+from utils.run.checkpoint import own_checkpoint
+
+# --dtype -> the dtype of autocast.
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# What of a weights file says how its network is built and reads spikes.
+OF_NETWORK = ("netG", "scale", "spike_channels", "spike", "spike_data")
+
+
+class NetworkMethod:
+    """A method (utils.contract.Method) that restores frames with a network, in tiles.
+
+    dtype: key of DTYPES. sigma: noise level 0..255 for a non-blind denoiser.
+    """
+
+    is_grey = False
+
+    def __init__(
+        self, saved: SavedNetwork, tiling: Tiling, dtype: str, sigma: float | None
+    ) -> None:
+        self.saved = saved
+        self.tiling = tiling
+        self.dtype = dtype
+        self.sigma = sigma
+        self.instants = saved.spec.out_instants
+        self.center_frame_only = tiling.center_frame_only
+        sees_whole_clip = not tiling.num_frame_testing or tiling.flip_seq
+        self.can_cut = not sees_whole_clip and not tiling.center_frame_only
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the frames depend on."""
+        about = json.dumps([getattr(self.saved, key) for key in OF_NETWORK], sort_keys=True)
+        tile = self.tiling.describe()
+        if self.tiling.is_halved:
+            tile += ", halved where memory is short"
+        return {
+            "weights": sha256_of(self.saved.path),
+            "network": hashlib.sha256(about.encode()).hexdigest()[:12],
+            "tile": tile,
+            "dtype": self.dtype,
+            "sigma": self.sigma,
+        }
+
+    def protocol(self) -> dict[str, str]:
+        """Return the method in words, for the report."""
+        path = self.saved.path
+        weights = f"{path} (sha256 {sha256_of(path)[:12]}), network from {self.saved.known_from}"
+        words = {"weights": weights, "dtype": self.dtype}
+        if self.sigma is not None:
+            words["noise level"] = f"{self.sigma:g} of 255"
+        if self.center_frame_only:
+            words["frames"] = "the middle one"
+        return words
+
+    def restorer(self, device: torch.device) -> Restorer:
+        """Return what restores on a device."""
+        return Restorer(
+            self.saved.build(),
+            self.tiling,
+            device,
+            dtype=DTYPES[self.dtype],
+            noise_sigma=self.sigma,
+        )
+
+
+# ---- Tiles -----------------------------------------------------------------------------------
+
+
+def network_for_test_set(
+    saved: SavedNetwork, request: TestRequest, val: ValOptions, section: LoaderOptions
+) -> NetworkMethod:
+    """Return the network with the tiles of `val`, changed by the command line.
+
+    section: datasets.test.
+    """
+    asked = val.plain()
+    if getattr(section, "pad_sequence", False):
+        asked["pad_seq"] = True
+    if request.tiles.tile == "auto":
+        asked |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
+    sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
+    tiling = _tiling(saved, asked, request.tiles)
+    return NetworkMethod(saved, tiling, request.dtype, sigma)
+
+
+def network_for_own_clips(saved: SavedNetwork, request: TestRequest) -> NetworkMethod:
+    """Return the network with tiles for a user's clips, changed by the command line.
+
+    Published weights have the tiles of their authors. Other weights have large tiles.
+    """
+    tile = request.tiles.tile
+    asked = ValOptions().plain()
+    if saved.released and tile is None:
+        frames, side = RELEASED_TILES[saved.released[:3]]
+        asked |= {"num_frame_testing": frames, "size_patch_testing": side}
+    elif utils_dist.get_device().type == "cuda":
+        # A full GPU raises an error, and the tiles are halved. A CPU that runs out of memory
+        # starts to swap.
+        asked["size_patch_testing"] = 0
+    is_halved = tile is None or tile == "auto"
+    tiling = _tiling(saved, asked, request.tiles, blend="smooth", is_halved=is_halved)
+    return NetworkMethod(saved, tiling, request.dtype, request.sigma)
+
+
+def _tiling(
+    saved: SavedNetwork, asked: dict[str, Any], flags: TileRequest, **fields: Any
+) -> Tiling:
+    """Return the tiles of the options `asked`, changed by the flags.
+
+    fields: further fields of the Tiling. A flag wins over them.
+    """
+    if isinstance(flags.tile, tuple):
+        asked["num_frame_testing"], asked["size_patch_testing"] = flags.tile
+    if flags.overlap is not None:
+        asked["num_frame_overlapping"], asked["size_patch_overlapping"] = flags.overlap
+    if flags.batch_tiles is not None:
+        asked["batch_tiles"] = flags.batch_tiles
+    for key in ("flip_seq", "pad_seq", "center_frame_only"):
+        if getattr(flags, key):
+            asked[key] = True
+    if flags.blend:
+        fields["blend"] = flags.blend
+    val = read_section(ValOptions, asked, "val")
+    if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
+        raise OptionError(
+            what="these weights interpolate new frames",
+            where="--flip-seq, --pad-seq",
+            expected="neither",
+            do="drop them",
+        )
+    return Tiling.of(val, saved.spec, **fields)
+
+
+# ---- Weights ---------------------------------------------------------------------------------
+
+
+def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
+    """Return the weights to test with.
+
+    These are the first that exist of: --weights (`weights`), the file that path.resume names, the
+    best checkpoint of the run, its latest one, the pretrained weights. A folder in path.resume
+    stands for the checkpoints of the run in it. If path.resume is null, the checkpoints of the run
+    do not count.
+
+    path: section `path` of the option file. folder: the folder of the run.
+    Raises CheckpointError if there is none.
+    """
+    if weights:
+        return weights
+    named = None if path.resume in ("auto", None) else Path(path.resume)
+    if named is not None and not named.is_dir():
+        candidates = [named]
+    else:
+        candidates = []
+        if path.resume:
+            run = _run_of(named) if named is not None else folder
+            candidates += [own_checkpoint(run, name) for name in ("best", "latest")]
+        if named is None:
+            pretrained = (path.pretrained_netE, path.pretrained_netG)
+            candidates += [Path(file) for file in pretrained if file]
+    for candidate in candidates:
+        if candidate.is_file() or is_name(str(candidate)):
+            return str(candidate)
+    raise CheckpointError(
+        what="no weights to test",
+        where=", ".join(map(str, candidates)),
+        expected="a checkpoint of this run, or path.pretrained_netG",
+        do="give --weights FILE",
+    )
+
+
+def _run_of(named: Path) -> Path:
+    """Return the folder of a run, of which `path.resume` may name the checkpoints."""
+    return named.parent if named.name == "checkpoints" else named

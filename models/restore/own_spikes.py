@@ -1,0 +1,100 @@
+"""How the spikes of a user's own clips are read: as in the training, with the user's changes."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from models.portable import SavedNetwork
+from models.restore.request import TestRequest
+from models.select_network import other_kinds
+from utils.errors import OptionError
+from utils.options.load import Sources, apply_override
+
+logger = logging.getLogger(__name__)
+
+
+def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, Any] | None:
+    """Return the spike section of a user's clips: that of the training, with the user's changes.
+
+    Returns None if the spikes are not read.
+    Raises OptionError if an input that the network needs is missing, if an input is given that it
+    does not take, and for channels of another kind than in the training.
+    """
+    _refuse_wrong_inputs(saved, request)
+    if not request.spike:
+        return None
+    if saved.spike is None:
+        logger.warning("these weights take no spikes: --spike is not read")
+        return None
+    spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
+    # What describes the training data is not true of the user's.
+    if saved.spike_data is not None and spike.get("rate") != "match":
+        spike |= {"rate": None, "light": None}
+    for key in ("calibration", "exposure", "first", "count"):
+        spike.pop(key, None)
+    changed = changed_spikes(spike, request)
+    for key, learned, given in other_kinds(spike, changed):
+        raise OptionError(
+            what=f"spike.{key} is {given}, the network was trained with {learned}",
+            where=f"spike.{key}",
+            expected=f"{learned}, as in the training",
+            do=f"leave spike.{key} out",
+        )
+    return changed
+
+
+def changed_spikes(
+    spike: dict[str, Any], request: TestRequest, own: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a spike section with the changes of the command line.
+
+    own: keys that --method sets itself. Raises OptionError for a change of these, and for options
+    of other sections.
+    """
+    table = {"spike": dict(spike)}
+    if request.spike_size is not None:
+        table["spike"]["h"], table["spike"]["w"] = request.spike_size
+    for override in request.overrides:
+        if not override.startswith("spike."):
+            raise OptionError(
+                what=f"cannot set {override}",
+                where="the command line",
+                expected="spike.key=value in the form with --input",
+                do="use the flags of --help, or --opt alone",
+            )
+        key = override.partition("=")[0].split(".")[1]
+        if key in own:
+            raise OptionError(
+                what=f"{override} has no effect with --method {request.method_name}",
+                where="the command line",
+                expected=f"other keys than {', '.join(own)}",
+                do="set method.key=value",
+            )
+        apply_override(table, override, Sources(request.weights or ""))
+    return table["spike"]
+
+
+def _refuse_wrong_inputs(saved: SavedNetwork, request: TestRequest) -> None:
+    spec = saved.spec
+    if spec.interpolates and (request.gt or request.tiles.center_frame_only):
+        raise OptionError(
+            what="these weights interpolate new frames",
+            where=str(saved.path),
+            expected="no --gt, --center-frame-only",
+            do="drop the flag",
+        )
+    if spec.noise_map != (request.sigma is not None):
+        wants = "need" if spec.noise_map else "do not take"
+        raise OptionError(
+            what=f"these weights {wants} a noise level",
+            where="--sigma",
+            expected="0..255 for 008",
+            do="add or drop --sigma",
+        )
+    if spec.spike_channels and not request.spike:
+        raise OptionError(
+            what="these weights need spikes",
+            where="--spike",
+            expected="a .dat of the clip, or a folder of .dat files",
+            do="add --spike PATH --spike-size H W, or use weights trained on RGB alone",
+        )

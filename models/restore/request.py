@@ -1,0 +1,400 @@
+"""What a command line of main_test_vrt.py asks for.
+
+Of four sources the first that says something wins: the command line; the option file; the weights
+file, which describes its network and training spikes, or is a published one with its authors'
+tiles; the dataset.json beside the spikes.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.restore.outputs import VIDEOS
+from utils import VERSION
+from utils.arguments import frame_rate
+from utils.errors import OptionError
+from utils.files import refuse_overlap
+from utils.options.foreign_flags import (
+    add_launch_flags,
+    check_launch_flags,
+    refuse_kair_test_flags,
+)
+from utils.options.load import OptionParser, Sources, apply_override
+
+DTYPES = ("float32", "bfloat16", "float16")
+# The weights for a user's clip, unless others are given.
+SHIPPED = Path(__file__).resolve().parents[2] / "weights/operator.pth"
+JOINT = "joint"
+
+# Flags with a list of values. An option key=value that follows is no part of the list.
+LISTS = ("--save", "--lpips")
+# Flags of a network and its tiles, which a formula does not have.
+OF_NETWORK = (
+    "weights",
+    "sigma",
+    "tile",
+    "overlap",
+    "batch_tiles",
+    "blend",
+    "flip_seq",
+    "pad_seq",
+    "dtype",
+)
+# Flags of a user's clips.
+OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
+
+
+@dataclass(frozen=True)
+class TileRequest:
+    """Flags that change how a clip is cut into tiles, see `models.restore.tiling.Tiling`.
+
+    tile: "auto", or frames and side of a tile, or None for the default of the form.
+    overlap: frames and pixels that neighbouring tiles share, or None for the default.
+    batch_tiles, blend: None for the default.
+    """
+
+    tile: str | tuple[int, int] | None
+    overlap: tuple[int, int] | None
+    batch_tiles: int | None
+    blend: str | None
+    flip_seq: bool
+    pad_seq: bool
+    center_frame_only: bool
+
+
+@dataclass(frozen=True)
+class TestRequest:
+    """The values of a command line. Paths are as given; None stands for a default.
+
+    opt: the option file. Without --input, the clips are those of its datasets.test.
+    method: section `method` {"type": name, ...} of a formula or of the joint solution, or None for
+    a network alone.
+    input, spike, gt: files or folders of the user's own clips.
+    spike_size: height and width of a spike plane.
+    tiles, dtype, sigma: how the network is applied. sigma is a noise level in 0..255.
+    output: the folder of the results. save: what is saved, () for the default of the form.
+    fps: frame rate of videos made from frames.
+    lpips: files of weights, () without LPIPS. overwrite: see `claim_folder`.
+    overrides: "section.key=value" for the option file. For the user's own clips they are
+    "spike.key=value".
+    """
+
+    opt: str | None
+    weights: str | None
+    method: dict[str, Any] | None
+    input: str | None
+    spike: str | None
+    gt: str | None
+    spike_size: tuple[int, int] | None
+    tiles: TileRequest
+    dtype: str
+    sigma: float | None
+    output: str | None
+    save: tuple[str, ...]
+    fps: float
+    lpips: tuple[str, ...]
+    overwrite: bool
+    overrides: tuple[str, ...]
+
+    @property
+    def method_name(self) -> str | None:
+        return self.method["type"] if self.method is not None else None
+
+    @property
+    def is_joint(self) -> bool:
+        return self.method_name == JOINT
+
+    @property
+    def is_of_own_clips(self) -> bool:
+        """Whether the clips are the user's own, not those of datasets.test."""
+        return self.input is not None or (self.method is not None and self.opt is None)
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the frames, or the first estimates of the joint solution, are a network's."""
+        return self.method is None or (self.is_joint and self.weights is not None)
+
+
+def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
+    """Read the command line of main_test_vrt.py. description: the text of --help.
+
+    Raises OptionError for unknown flags, wrong values and flags that exclude each other.
+    """
+    parser = _parser(description)
+    refuse_kair_test_flags(argv)
+    args = parser.parse_intermixed_args(_options_before_lists(argv))
+    check_launch_flags(args)
+    given = {key for key, value in vars(args).items() if value != parser.get_default(key)}
+    tile = args.tile
+    if tile != "auto":
+        tile = _two_numbers("tile", args.tile)
+    overlap = _two_numbers("overlap", args.overlap)
+    if args.input and not (args.method or args.opt or args.weights):
+        args.weights = str(SHIPPED)
+    _refuse_contradictions(args, given)
+
+    overrides = tuple(args.overrides or ())
+    method = None
+    if args.method is not None:
+        of_method = [override for override in overrides if override.startswith("method.")]
+        overrides = tuple(override for override in overrides if override not in of_method)
+        method = _method_section(args.method, of_method)
+    return TestRequest(
+        opt=args.opt,
+        weights=args.weights,
+        method=method,
+        input=args.input,
+        spike=args.spike,
+        gt=args.gt,
+        spike_size=tuple(args.spike_size) if args.spike_size else None,
+        tiles=TileRequest(
+            tile=tile,
+            overlap=overlap,
+            batch_tiles=args.batch_tiles,
+            blend=args.blend,
+            flip_seq=args.flip_seq,
+            pad_seq=args.pad_seq,
+            center_frame_only=args.center_frame_only,
+        ),
+        dtype=args.dtype,
+        sigma=args.sigma,
+        output=args.output,
+        save=tuple(args.save or ()),
+        fps=args.fps,
+        lpips=tuple(args.lpips or ()),
+        overwrite=args.overwrite,
+        overrides=overrides,
+    )
+
+
+def _parser(description: str | None) -> OptionParser:
+    parser = OptionParser(
+        "one of the two forms in --help", "see --help, docs/testing.md", description
+    )
+    add = parser.add_argument
+    add("--version", action="version", version=f"SpikeVRT {VERSION}")
+    add(
+        "--opt",
+        "-opt",
+        metavar="FILE",
+        help="option file: tests on datasets.test; with --input: names the network",
+    )
+    add(
+        "--method",
+        metavar="NAME",
+        help="a reconstruction without weights: tfp, tfi, tfstp or exposure; joint: solved from "
+        "frames and spikes, begun with the formula exposure or with the network of --weights",
+    )
+    add(
+        "--weights",
+        metavar="FILE",
+        help="weights or checkpoint, or vrt/001 to vrt/009, fetched once (default: "
+        "weights/operator.pth; with --opt: the run's best checkpoint)",
+    )
+    add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
+    add(
+        "--output",
+        metavar="DIR",
+        help="where results go (with --opt: default experiments/<task>/test)",
+    )
+    add(
+        "--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame"
+    )
+    add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
+    add("--gt", metavar="PATH", help="sharp frames or video, to score against")
+    add(
+        "--tile",
+        metavar="auto|T,P",
+        help="frames and side of a tile; 0 = the whole; auto: halves on out of memory",
+    )
+    add(
+        "--overlap",
+        metavar="T,P",
+        help="frames and pixels that neighbouring tiles share (default 2,20)",
+    )
+    add(
+        "--batch-tiles",
+        type=int,
+        metavar="N",
+        help="tiles through the network at once (val.batch_tiles)",
+    )
+    add(
+        "--blend",
+        choices=("kair", "smooth"),
+        help="blending of tiles (default smooth; with --opt kair, as published)",
+    )
+    add(
+        "--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)"
+    )
+    add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
+    add(
+        "--center-frame-only",
+        action="store_true",
+        help="only the middle frame (val.center_frame_only)",
+    )
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="precision of the network (default float32)",
+    )
+    add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
+    add(
+        "--save",
+        nargs="+",
+        choices=("frames", *VIDEOS),
+        help="what to save (default: frames or video like --input, comparison; slowmotion with "
+        "several instants)",
+    )
+    add(
+        "--fps",
+        type=frame_rate,
+        default=25.0,
+        help="frame rate of videos made from frames (default 25)",
+    )
+    add("--lpips", nargs="+", metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="remove the results that this program made in the output folder",
+    )
+    add_launch_flags(parser)
+    add(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="any option (with --input: spike.key=value); of a --method: method.key=value",
+    )
+    return parser
+
+
+def _options_before_lists(argv: Sequence[str]) -> list[str]:
+    """Return `argv` with each key=value that follows a flag of LISTS moved to the front."""
+    moved = []
+    others = []
+    is_in_list = False
+    for argument in argv:
+        if argument.startswith("--"):
+            is_in_list = argument in LISTS
+        if is_in_list and "=" in argument:
+            moved.append(argument)
+        else:
+            others.append(argument)
+    return [*moved, *others]
+
+
+def _two_numbers(key: str, text: str | None) -> tuple[int, int] | None:
+    """Return the two numbers of --key. Raises OptionError if `text` is something else."""
+    if not text:
+        return None
+    numbers = text.split(",")
+    if len(numbers) != 2 or not all(number.strip().isdigit() for number in numbers):
+        raise OptionError(
+            what=f"--{key} is {text}",
+            where=f"--{key}",
+            expected="two numbers: frames,pixels, e.g. 12,256",
+            do=f"correct --{key}",
+        )
+    first, second = numbers
+    return int(first), int(second)
+
+
+def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the section `method`: the name, and the values of "method.key=value"."""
+    table: dict[str, Any] = {"method": {"type": name}}
+    for override in overrides:
+        if override.startswith("method.type="):
+            raise OptionError(
+                what=f"{override} with --method {name}",
+                where="the command line",
+                expected="the name of the method once",
+                do="give the name with --method alone",
+            )
+        apply_override(table, override, Sources(""))
+    return table["method"]
+
+
+# ---- Refusals --------------------------------------------------------------------------------
+
+
+def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
+    """Refuse flags that exclude each other, and flags that are missing.
+
+    given: the keys of the flags that differ from their defaults.
+    """
+    is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
+    if args.method:
+        _refuse_flags_of_a_network(args, given)
+    if not is_of_own_clips:
+        _refuse_flags_without_clips(args, given)
+    else:
+        _refuse_missing_flags(args)
+    if args.spike_size and not args.spike:
+        raise OptionError(
+            what="--spike-size without --spike",
+            where="the command line",
+            expected="both",
+            do="add --spike, or drop it",
+        )
+    if is_of_own_clips:
+        read = {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")}
+        refuse_overlap(Path(args.output), read)
+
+
+def _refuse_flags_of_a_network(args: Namespace, given: set[str]) -> None:
+    # The joint solution may begin with the frames of a network.
+    is_begun = args.method == JOINT and args.weights is not None
+    wrong = [] if is_begun else [key for key in OF_NETWORK if key in given]
+    and_input = ""
+    if args.input and "opt" in given:
+        wrong.append("opt")
+        and_input = " --input"
+    if wrong:
+        raise OptionError(
+            what=f"{_flags(wrong)} with --method {args.method}{and_input}",
+            where="the command line",
+            expected="--method NAME with --opt FILE, or with --spike PATH [--input PATH] "
+            "--output DIR",
+            do="drop these flags",
+        )
+
+
+def _refuse_flags_without_clips(args: Namespace, given: set[str]) -> None:
+    if args.opt is None:
+        raise OptionError(
+            what="nothing to restore",
+            where="the command line",
+            expected="--opt FILE, or --weights FILE --input PATH --output DIR",
+            do="see --help",
+        )
+    of_clips = [key for key in OF_CLIPS if key in given]
+    if of_clips:
+        raise OptionError(
+            what=f"{_flags(of_clips)} without --input",
+            where="the command line",
+            expected="datasets.test of the option file",
+            do="set it there, or use the form with --input",
+        )
+
+
+def _refuse_missing_flags(args: Namespace) -> None:
+    if args.method == JOINT:
+        together = ("input", "spike", "output")
+    elif args.method:
+        together = ("spike", "output")
+    else:
+        together = ("weights", "input", "output")
+    missing = [key for key in together if getattr(args, key) is None]
+    if missing:
+        raise OptionError(
+            what=f"{_flags(missing, ' and ')} missing",
+            where="the command line",
+            expected=f"{_flags(together)} together",
+            do="add them",
+        )
+
+
+def _flags(keys: Sequence[str], between: str = ", ") -> str:
+    return between.join(f"--{key.replace('_', '-')}" for key in keys)
