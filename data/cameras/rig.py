@@ -30,7 +30,8 @@ class RgbCamera:
     the last row is exposed later than the first; all rows end within the interval, so exposure (1 +
     rolling) is at most 1. gamma, contrast: display value v = light ** (1 / gamma), then v +
     contrast (v^2 (3 - 2 v) - v). shot, read: standard deviations of the noise in linear light, at
-    full light and in darkness. jpeg: quality; 0: none.
+    full light and in darkness. jpeg: quality; 0: none. sum_gamma: the exposure is the mean of light
+    ** (1 / sum_gamma), as where display values are averaged instead of light; no camera does that.
     """
 
     exposure: float = 1.0
@@ -40,6 +41,7 @@ class RgbCamera:
     shot: float = 0.0
     read: float = 0.0
     jpeg: int = 0
+    sum_gamma: float = 1.0
 
     def __post_init__(self) -> None:
         if self.exposure <= 0 or self.exposure * (1 + self.rolling) > 1 + 1e-9:
@@ -55,6 +57,16 @@ class RgbCamera:
         return to_uint8(
             value + np.float32(self.contrast) * (value * value * (3 - 2 * value) - value)
         )
+
+    def _summed(self, light: np.ndarray) -> np.ndarray:
+        """Return what an exposure adds up of linear light."""
+        if self.sum_gamma == 1:
+            return light
+        return np.power(np.clip(light, 0, 1), np.float32(1 / self.sum_gamma))
+
+    def _light_of_sum(self, mean: np.ndarray) -> np.ndarray:
+        """Return the linear light of a mean over an exposure, see `_summed`."""
+        return mean if self.sum_gamma == 1 else np.power(mean, np.float32(self.sum_gamma))
 
     def frame(self, light: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The light (H, W, 3) of an exposure -> the blurry frame, uint8 RGB."""
@@ -309,9 +321,9 @@ class Rig(RgbCamera):
                 seen = np.zeros(light.shape, np.float32)
             if number % planes == planes // 2:
                 sharp = self.develop(light)
-            seen += shares[number % planes] * light
+            seen += shares[number % planes] * self._summed(light)
             if number % planes == planes - 1:
-                frames.append((self.frame(seen, rng), sharp))
+                frames.append((self.frame(self._light_of_sum(seen), rng), sharp))
             yield light
 
     def calibration(self, spike: Size, rgb: Size) -> Calibration:

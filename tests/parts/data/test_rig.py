@@ -125,3 +125,16 @@ def test_rigs_are_named_or_random_within_their_ranges_and_made_again_from_their_
     for name in NAMED:
         blurry, spikes = record(Rig.asked(name, np.random.default_rng(0)), lights)
         assert blurry.shape == (1, *RGB, 3) and 0 < spikes.mean() < 0.9
+
+
+def test_an_exposure_may_be_a_mean_of_display_values_instead_of_light():
+    dark, bright = (np.full((16, 16, 3), value, np.float32) for value in (0.0, 1.0))
+    lights = [dark] * 4 + [bright] * 4
+    frames = {}
+    for gamma in (1.0, 2.2):
+        rig = Rig.asked(f"ideal,sum_gamma={gamma}", random_stream("a", 0))
+        [(blurry, _, stream)] = rig.record(iter(lights), 8, (8, 8))
+        frames[gamma] = float(blurry.mean()) / 255, stream
+    assert frames[1.0][0] == pytest.approx(0.5 ** (1 / 2.2), abs=0.01)
+    assert frames[2.2][0] == pytest.approx(0.5, abs=0.01)
+    assert np.array_equal(frames[1.0][1], frames[2.2][1])  # the spike camera sees light
