@@ -28,11 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.clip_dataset import check_clips
 from data.clips.clip_reader import described, user_clips
-from data.motion.method import JointMethod, JointOptions, joint_options
+from data.motion.joint import Solver
+from data.motion.method import JointMethod, JointOptions, LearnedMotion, joint_options
 from data.reconstruct import (
     SET_BY_METHOD,
     Reconstruction,
@@ -42,6 +46,7 @@ from data.reconstruct import (
     spike_section,
 )
 from data.select_dataset import DATASETS, build_dataset
+from models.fusion.fusion_motion import motion_of
 from models.losses import LOSSES
 from models.metrics import check_metrics
 from models.portable import SavedNetwork, read_saved
@@ -342,15 +347,31 @@ def spike_size_is_a_flag() -> Generator[None]:
 
 
 def improved(start: Method, joint: JointOptions | None, saved: SavedNetwork | None) -> Method:
-    """Return the method, or the joint solution that begins with its frames.
+    """Return the method, or the joint solution or learned steps that begin with its frames.
 
     saved: the network of `start`. None if it is a formula.
     """
     if joint is None:
-        return start
+        return start if saved is None else with_motion(start, saved)
     if saved is not None:
         refuse_other_frames(saved)
     return JointMethod(joint, start)
+
+
+def with_motion(start: Method, saved: SavedNetwork) -> Method:
+    """Return the method of a network, with the steps of the fusion "motion" if it has this one."""
+    with torch.device("meta"):  # it takes no memory there
+        fusion = motion_of(saved.network())
+    if fusion is None:
+        return start
+
+    def steps(device: torch.device) -> nn.Module:
+        net = motion_of(saved.build())
+        assert net is not None
+        return net.steps.to(device)
+
+    solver = Solver(groups=fusion.groups, linearisations=1, steps=fusion.proposal_steps)
+    return LearnedMotion(start, steps, solver)
 
 
 def outputs_of(

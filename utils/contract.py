@@ -111,6 +111,22 @@ class ClipReader(FrameReader, Protocol):
         ...
 
 
+class JointEquations(Protocol):
+    """The equations of one exposure, on which a network takes steps.
+
+    `data.motion.joint.Equations` says what they return. blurry: (3, H, W).
+    """
+
+    @property
+    def blurry(self) -> Tensor: ...
+
+    def proposal(self, z_0: Tensor) -> Tensor: ...
+
+    def evidence(self) -> Tensor: ...
+
+    def pulls(self, z: Tensor) -> Tensor: ...
+
+
 # Takes the work done since the last call, in frames where nothing else is said; a tile is a part of
 # several.
 Tick = Callable[[float], object]

@@ -28,6 +28,7 @@ end (`guarded`): each counts by how well it fits the spikes around the sharp ins
 motion is needed.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,6 +55,14 @@ GUARD_PLANES = 9
 GUARD_SIDE = 7
 # Pixels of the guard that fit as well as this share of all fit perfectly, up to noise.
 WELL = 0.2
+# A network sees the spikes of so many planes as those of the sharp instant.
+INSTANT_PLANES = 9
+# Least spikes per plane and noise whose logarithms a network sees.
+LEAST_RATE, LEAST_NOISE = 1e-3, 3e-4
+# Limits of what a network sees, in display values: an equation far off is wrong.
+MOST_OFF, MOST_PULL = 0.5, 0.3
+# The spikes pull a grey that they know less well than to 1 / sqrt of this only weakly.
+PRIOR_PRECISION = 400.0
 # At a spike pixel on the frame, nearly all of its points are on the frame.
 ON_FRAME = 0.999
 
@@ -259,6 +268,7 @@ class Equations:
 
         view = pixels.view
         self.solver = solver
+        self.pixels = pixels
         self.is_display = view.is_display
 
         # Groups: where each shows the sharp instant, and its part in the exposure of each row.
@@ -268,6 +278,8 @@ class Equations:
         ways = [motion.back(time - recording.sharp) for time in middles.tolist()]
         shifts = put(np.stack([shift for shift, _ in ways]))  # u
         q = put(np.mean([error for _, error in ways], axis=0))
+        self.error = q
+        self.length = shifts.norm(dim=-1).mean(0)  # of the motion, (H, W)
         self.near = 1 + K * (q / solver.noise) ** 2  # lambda
         shares = put(exposure_shares(recording, edges, view.size[0], view.rolling))  # s
 
@@ -294,8 +306,19 @@ class Equations:
 
         # The blurry frame.
         blurry = put(recording.blurry).permute(2, 0, 1)
+        self.blurry = blurry
         self.b = light_of(blurry)
         self.w_b = 1 / (solver.noise * slope_of(blurry))
+
+        # What is seen of the sharp instant, for which no motion is needed.
+        [rate] = recording.light([recording.window(recording.sharp, INSTANT_PLANES)])
+        self.instant = self._display_of(put(rate / gain))  # (h, w)
+        self.rate = (
+            max(float(np.median(r.cpu()[n.cpu() > 0])), LEAST_RATE) if n.any() else LEAST_RATE
+        )
+        to_plane = torch.from_numpy(view.spike_places()).to(device)
+        self._to_plane = normalised(to_plane, view.plane)
+        self._known: Tensor | None = None  # see `_precision`
 
     def solve(self, z_0: Tensor) -> Tensor:
         """Return z (3, H, W). z_0: (3, H, W)."""
@@ -316,9 +339,89 @@ class Equations:
 
     def residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return b - B x (3, H, W) and y - S l (M, h, w)."""
-        x = light_of(z)
-        blurry, rates = self.cameras(x, luma(z if self.is_display else x))
+        blurry, rates = self.cameras(light_of(z), self._integrated(z))
         return self.b - blurry, self.y - rates
+
+    # ---- For a network that takes steps on the equations (models/fusion/fusion_motion.py) ----
+
+    def proposal(self, z_0: Tensor) -> Tensor:
+        """Return the solution z (3, H, W) of one linearisation at z_0 (3, H, W)."""
+        return self.solve(z_0)
+
+    def evidence(self) -> Tensor:
+        """Return what is known of each pixel before any step, (6, H, W), each about 1 or less.
+
+        In this order: how well the spikes know its grey, the length of its motion, the expected
+        error of this motion, and the same everywhere: the spikes per plane of a median interval,
+        the noise of the blurry frame, the share of pixels that move.
+        """
+        noise = noise_of(luma(self.blurry)[0])
+        values = [
+            self._precision().clamp(min=1).log10() - 3,
+            0.3 * self.length.sqrt(),
+            0.3 * self.error.sqrt(),
+            math.log10(max(self.rate, LEAST_RATE)) + 1,
+            math.log10(max(noise, LEAST_NOISE)) + 2.5,
+            (self.length > 1).float().mean(),
+        ]
+        size = self.length.shape
+        return torch.stack(
+            [torch.as_tensor(value).to(self.length).expand(size) for value in values]
+        )
+
+    def pulls(self, z: Tensor) -> Tensor:
+        """Return where the equations pull a frame z (3, H, W), and how far they are off: (7, H, W).
+
+        In this order: the change of each colour that the RGB equations ask for, and of the grey
+        that those of the spikes ask for, in display values; how far both are off at this place; by
+        how much the spikes of the sharp instant are brighter than z.
+        """
+        r_b, r_s = self.residuals(z)
+        sigma = slope_of(self.blurry)
+        r_b = (r_b / sigma).clamp(-MOST_OFF, MOST_OFF)  # in display values
+        r_s = self.w_s * r_s  # in its own error
+        r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
+        slope = slope_of(z)
+        colour, grey = self._back(r_b / sigma, self.w_s * r_s)
+        slope_of_grey = self._slope_of_grey(z)
+        colour = (colour * slope).clamp(-MOST_PULL, MOST_PULL)
+        grey = grey * slope_of_grey / (self._precision() + PRIOR_PRECISION)
+        off = r_s.abs().mean(0) / CAUCHY
+        instant = self.instant - self._display_of(self.pixels(self._integrated(z)[None])[0])
+        on_plane = torch.stack((off, instant))[None]  # (1, 2, h, w)
+        on_frame = F.grid_sample(
+            on_plane, self._to_plane, padding_mode="border", align_corners=True
+        )[0]
+        grey = grey.clamp(-MOST_PULL, MOST_PULL)
+        return torch.cat((colour, grey, luma(r_b.abs()), on_frame))
+
+    def _back(self, blurry: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the adjoint of A. Returns what belongs to x (3, H, W), and to l (1, H, W)."""
+        with torch.enable_grad():
+            x = torch.zeros_like(blurry).requires_grad_()
+            l = torch.zeros_like(blurry[:1]).requires_grad_()  # noqa: E741
+            outputs = self.cameras(x, l)
+        of_x, of_l = torch.autograd.grad(outputs, (x, l), (blurry, rates))
+        return of_x, of_l
+
+    def _precision(self) -> Tensor:
+        """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them."""
+        if self._known is None:
+            _, known = self._back(torch.zeros_like(self.b), self.w_s**2)
+            self._known = known[0] * self._slope_of_grey(self.blurry)[0] ** 2
+        return self._known
+
+    def _slope_of_grey(self, z: Tensor) -> Tensor:
+        """Return by how much what the spike camera integrates changes with grey, (1, H, W)."""
+        return torch.ones_like(z[:1]) if self.is_display else slope_of(luma(z))
+
+    def _integrated(self, z: Tensor) -> Tensor:
+        """Return what the spike camera integrates of z, (1, H, W)."""
+        return luma(z if self.is_display else light_of(z))
+
+    def _display_of(self, rates: Tensor) -> Tensor:
+        """Return the display values of what the spike camera integrated."""
+        return rates.clamp(0, 1) if self.is_display else shown(rates)
 
     def robust_weights(self, r_b: Tensor, r_s: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights of Cauchy's rho at these residuals, one for all colours."""
@@ -339,6 +442,18 @@ class Equations:
 
 Linear = Callable[[Tensor], tuple[Tensor, Tensor]]
 Adjoint = Callable[[tuple[Tensor, Tensor]], Tensor]
+
+
+def noise_of(grey: Tensor) -> float:
+    """Return the standard deviation of the noise of a picture (H, W), from its second differences.
+
+    The median of their sizes is that of flat places (Immerkaer, CVIU 1996, with a median).
+    """
+    if min(grey.shape) < 3:
+        return 0.0
+    kernel = torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]], device=grey.device)
+    second = F.conv2d(grey[None, None], kernel[None, None])
+    return float(second.abs().median()) / 0.6745 / 6
 
 
 def adjoint_of(linear: Linear, like: Tensor) -> Adjoint:

@@ -1,14 +1,19 @@
-"""`main_test_vrt.py --method joint`: the sharp frames of a clip, solved from frames and spikes."""
+"""The sharp frames of a clip along the motion that its spikes show: `--method joint`, and the steps
+of weights with the fusion "motion".
+"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from data.motion.flow import motion_of
 from data.motion.joint import Equations, Solver, SpikePixels, guarded
-from data.motion.recording import RecordedClip
+from data.motion.recording import RecordedClip, Recording
 from utils.contract import Method, Tick
 from utils.dist import watchdog
 from utils.options.models import Count, Positive
@@ -71,23 +76,100 @@ class JointMethod:
         words = f"{NAME} ({', '.join(options)}), begun with {first}"
         return {"method": words, **start}
 
-    def restorer(self, device: torch.device) -> "JointRestorer":
+    def restorer(self, device: torch.device) -> "MotionRestorer":
         """Return what restores on a device."""
-        return JointRestorer(self.options, self.start.restorer(device), device)
+        options = self.options
+        solver = Solver(**options.model_dump(exclude={"type", "context"}))
+        start = self.start.restorer(device)
+        return MotionRestorer(start, solver, solved, options.context, device)
 
 
-class JointRestorer:
-    """Restores the frames of a clip on a device. start: what restores the first estimates."""
+# (first estimate z_0, exposure) -> z, both (3, H, W).
+Improvement = Callable[[Tensor, "Exposure"], Tensor]
 
-    def __init__(self, options: JointOptions, start: Any, device: torch.device) -> None:
+
+class LearnedMotion:
+    """A method (utils.contract.Method) that improves frames of a network by its learned steps.
+
+    start: restores the first estimates z_0 with the network. steps: device -> the steps on it, a
+    callable (z_0, equations) -> z. solver: of the equations.
+    """
+
+    is_grey = False
+    instants = 1
+
+    def __init__(
+        self,
+        start: Method,
+        steps: Callable[[torch.device], Callable[[Tensor, Equations], Tensor]],
+        solver: Solver,
+    ) -> None:
         self.start = start
+        self.steps = steps
+        self.solver = solver
+        self.can_cut = start.can_cut
+        self.center_frame_only = start.center_frame_only
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the frames depend on; the steps are in the weights."""
+        return {**self.start.settings(), "motion": asdict(self.solver)}
+
+    def protocol(self) -> dict[str, str]:
+        """Return the method in words, for the report."""
+        return {**self.start.protocol(), "motion": "learned steps along the motion of the spikes"}
+
+    def restorer(self, device: torch.device) -> "MotionRestorer":
+        """Return what restores on a device."""
+        steps = self.steps(device)
+
+        def stepped(z_0: Tensor, exposure: "Exposure") -> Tensor:
+            return steps(z_0, exposure.equations)
+
+        return MotionRestorer(self.start.restorer(device), self.solver, stepped, None, device)
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What was recorded of a frame, its equations, and the gain of the spike pixels."""
+
+    recording: Recording
+    equations: Equations
+    gain: np.ndarray
+
+
+def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
+    """Return the solution of the equations, blended with z_0 where it fits worse."""
+    equations = exposure.equations
+    z = equations.solve(z_0)
+    guard = equations.solver.guard
+    frame, _ = guarded(z, z_0, exposure.recording, equations.pixels, exposure.gain, guard)
+    return frame
+
+
+class MotionRestorer:
+    """Restores the frames of a clip on a device.
+
+    start: what restores the first estimates. improve: what makes them better. context: see
+    `RecordedClip`.
+    """
+
+    def __init__(
+        self,
+        start: Any,
+        solver: Solver,
+        improve: Improvement,
+        context: int | None,
+        device: torch.device,
+    ) -> None:
+        self.start = start
+        self.solver = solver
+        self.improve = improve
+        self.context = context
         self.device = device
-        self.context = options.context
-        self.solver = Solver(**options.model_dump(exclude={"type", "context"}))
 
     def describe(self) -> str:
         """Return how a frame is divided, in words."""
-        return f"none for the joint solution; first estimate: {self.start.describe()}"
+        return f"none for the motion; first estimate: {self.start.describe()}"
 
     @torch.no_grad()
     def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
@@ -107,7 +189,6 @@ class JointRestorer:
             equations = Equations(
                 recording, pixels, motion, gain, is_good, self.solver, self.device
             )
-            z = equations.solve(z_0)
-            frame, _ = guarded(z, z_0, recording, pixels, gain, self.solver.guard)
+            frame = self.improve(z_0, Exposure(recording, equations, gain))
             yield frame.cpu()
             tick(1 - FIRST)

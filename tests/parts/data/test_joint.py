@@ -15,6 +15,7 @@ from data.motion.joint import (
     adjoint_of,
     exposure_shares,
     guarded,
+    noise_of,
     spike_intervals,
 )
 from data.motion.recording import RecordedClip, Recording
@@ -132,6 +133,28 @@ def test_a_rolling_shutter_exposes_each_row_for_as_long_but_later():
 def test_the_frame_is_far_sharper_than_its_start(moving):
     case = Case(moving)
     assert case.psnr(case.equations.solve(case.blurry)) > case.psnr(case.blurry) + 5
+
+
+@pytest.mark.parametrize("light", ["linear", "display"])
+def test_the_equations_pull_a_frame_towards_the_sharp_one_and_hardly_the_sharp_one(tmp_path, light):
+    scene = replace(MOVING, light=light)
+    case = Case(scene.write(tmp_path / "clip"), true_motion(scene))
+    inside = (slice(None), slice(EDGE, -EDGE), slice(EDGE, -EDGE))
+    of_blurry = case.equations.pulls(case.blurry)[inside]
+    of_sharp = case.equations.pulls(case.sharp)[inside]
+    wanted = (case.sharp - case.blurry)[inside]
+    grey = wanted.mean(0, keepdim=True)
+    for pull, way in ((of_blurry[3:4], grey), (of_blurry[6:7], grey)):
+        assert float((pull * way).sum() / (pull.norm() * way.norm())) > 0.5
+    assert of_sharp[:4].abs().mean() < 0.5 * of_blurry[:4].abs().mean()
+    assert of_sharp[4:].abs().mean() < 0.8 * of_blurry[4:].abs().mean()
+
+
+def test_the_noise_of_a_frame_is_measured_where_it_is_flat():
+    torch.manual_seed(0)
+    flat = torch.linspace(0.2, 0.8, 64).expand(64, 64)
+    assert noise_of(flat) < 1e-6
+    assert noise_of(flat + 0.02 * torch.randn(64, 64)) == pytest.approx(0.02, rel=0.1)
 
 
 def test_what_the_calibration_tells_of_the_shutter_helps(tmp_path):
