@@ -59,6 +59,7 @@ ROWS = {
     "suspensions": "the whole run is suspended for longer than T | {trials} trials | {right} went on and finished",
     "environments": "environments in which a launch cannot work | {trials} kinds | each explained; the slowest after {seconds_max} s",
     "broken_files": "frames or spikes vanish or are cut during training, 2/4 ranks | {trials} trials | {right} named; all ranks gone after {gone_s_max} s at worst",
+    "readers": "files of every kind with changed, missing or foreign bytes, {readers} tests | {trials} files | {right} read, or refused with their name and the cause",
     "epochs": "none: {epochs} epochs of a few steps, one rank starts its loader late | {runs} runs | {finished} finished",
     "agents": "one of two torchrun agents restarts its rank | {trials} trials | {right} went on after one restart",
     "launcher": "{signals} to launch_train.sh, 2/4 ranks | {trials} trials | {right} ended with 75; gone after {gone_s_max} s at worst",

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -205,6 +206,31 @@ def count_epochs(options: Path, ranks: int, count: int, persistent: str) -> int:
     return min(opened) if result.exit_codes == [0] * ranks else 0
 
 
+def readers(share: float) -> dict[str, Any]:
+    """Damaged files of every kind that is read: the property tests of `make test`, many times."""
+    profile = "30-times" if share == 1 else "3-times"
+    found, wrong = {}, []
+    for path in sorted((ROOT / "tests/parts").rglob("test_*.py")):
+        if "tests.helpers.damage" not in path.read_text(encoding="utf-8"):
+            continue
+        command = [sys.executable, "-m", "pytest", "-n0", "-p", "tests.helpers.damage", str(path)]
+        options = [f"--hypothesis-profile={profile}", "--hypothesis-show-statistics"]
+        text = subprocess.run(
+            [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout
+        for report in text.split("\ntests/")[1:]:
+            if counts := re.search(r"(\d+) passing\D+(\d+) failing", report):
+                found[report.partition(":\n")[0]] = int(counts[1]) + int(counts[2])
+        wrong += re.findall(r"(?m)^FAILED .*", text)
+    return {
+        "trials": sum(found.values()),
+        "readers": len(found),
+        "right": sum(found.values()) - len(wrong),
+        "each": found,
+        "wrong": wrong,
+    }
+
+
 def overhead(share: float) -> dict[str, Any]:
     """What the watchdog takes from the training thread, and its own use of a core."""
     script = (
@@ -243,6 +269,7 @@ KINDS_OF_TRIAL = {
     "suspensions": suspensions, "launcher": launcher,
     "agents": lambda share: told([restart_of_one_agent() for _ in range(max(1, round(5 * share)))]),
     "environments": environments, "broken_files": broken_files, "epochs": epochs, "overhead": overhead,
+    "readers": readers,
     "false_alarms": false_alarms,
 }  # fmt: skip
 

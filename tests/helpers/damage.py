@@ -1,10 +1,28 @@
 """Damaged files: what a bad disk, a broken copy or a stranger makes of a good one."""
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-# The time of an example depends on what else the machine does.
-BOUNDED = settings(max_examples=150, deadline=None)
+
+def examples(count: int) -> settings:
+    """Try so many examples in `make test`, and a multiple of them in tests.faults.trials.
+
+    Examples have no limit of time, because it depends on what else the machine does. They may share
+    a folder of pytest's.
+    """
+    times = settings.default.max_examples // USUAL
+    return settings(
+        max_examples=count * times,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+
+
+USUAL = 100  # examples of hypothesis' default profile
+# Profiles: pytest -p tests.helpers.damage --hypothesis-profile=30-times
+for times in (3, 30):
+    settings.register_profile(f"{times}-times", max_examples=times * USUAL, database=None)
+
 VALUES = st.one_of(st.sampled_from([0, 1, 127, 128, 255]), st.integers(0, 255))
 
 

@@ -175,7 +175,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             )
         places[key] = f"{path}, line {line}"
     try:
-        raw = _parse(text)
+        raw = _with_whole_characters(_parse(text))
     except (ValueError, RecursionError) as e:
         message = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
         expected = "fewer brackets within one another" if isinstance(e, RecursionError) else message
@@ -203,6 +203,27 @@ def _parse(text: str) -> Any:
     except json.JSONDecodeError as e:
         note = f"; beyond {LARGEST_JSON5} bytes it must be JSON, with comments alone added"
         raise ValueError(f"<string>:{e.lineno} {e.msg} at column {e.colno}{note}") from e
+
+
+def _with_whole_characters(value: Any) -> Any:
+    """Return the value with each pair of surrogates as the character that it stands for.
+
+    json5 leaves such pairs, as json.dumps writes them for an emoji, in two parts.
+    Raises ValueError for one part alone.
+    """
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        try:
+            return value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError as e:
+            raise ValueError(f"{ascii(value)} holds half of a character") from e
+    if isinstance(value, list):
+        return [_with_whole_characters(item) for item in value]
+    if isinstance(value, dict):
+        return {
+            _with_whole_characters(key): _with_whole_characters(item)
+            for key, item in value.items()
+        }
+    return value
 
 
 def _blank(text: str) -> str:

@@ -11,7 +11,7 @@ import cv2
 import lmdb
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -19,12 +19,11 @@ from data.clips import files
 from data.clips.film_times import film_times
 from data.spike.formats import SpikeFileError, SpikeGeometry, read_spikes
 from tests.helpers.clip_files import picture
-from tests.helpers.damage import BOUNDED, damaged
+from tests.helpers.damage import damaged, examples
 from tests.helpers.film_files import noise_film
 from utils.errors import DataError
 from utils.video import VideoReader
 
-IN_ONE_FOLDER = settings(BOUNDED, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SPIKES = np.random.default_rng(0).integers(0, 2, (5, 8, 12), np.uint8)
 
 
@@ -62,7 +61,7 @@ PICTURES = [
 PICTURE_BYTES = {kind: picture_bytes(kind) for kind in PICTURES}
 
 
-@IN_ONE_FOLDER
+@examples(150)
 @given(data=st.data(), kind=st.sampled_from(PICTURES))
 def test_a_damaged_picture(tmp_path, data, kind):
     content = data.draw(damaged(PICTURE_BYTES[kind]))
@@ -83,7 +82,7 @@ def array_bytes(kind):
 ARRAY_BYTES = {kind: array_bytes(kind) for kind in ("npy", "stored npz", "packed npz")}
 
 
-@IN_ONE_FOLDER
+@examples(150)
 @given(data=st.data(), kind=st.sampled_from(sorted(ARRAY_BYTES)))
 def test_a_damaged_array_of_spikes(tmp_path, data, kind):
     content = data.draw(damaged(ARRAY_BYTES[kind]))
@@ -91,7 +90,7 @@ def test_a_damaged_array_of_spikes(tmp_path, data, kind):
     read_or_refused(lambda path: read_spikes(path, SpikeGeometry(8, 12)), path, content)
 
 
-@IN_ONE_FOLDER
+@examples(150)
 @given(content=st.binary(max_size=200))
 def test_any_bytes_as_packed_planes(tmp_path, content):
     path = tmp_path / "a.dat"
@@ -126,7 +125,7 @@ def films(tmp_path_factory):
     return {name: (folder / name).read_bytes() for name in FILMS}
 
 
-@IN_ONE_FOLDER
+@examples(150)
 @given(data=st.data(), name=st.sampled_from(sorted(FILMS)))
 def test_a_damaged_film(tmp_path, films, data, name):
     content = data.draw(damaged(films[name]))

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.cameras.spike_grid import load_calibration
 from data.cameras.spike_info import DatasetInfo, Timing, load_info, read_exposures
+from tests.helpers.damage import examples
 from utils.errors import DataError, OptionError
 
 EXPOSURE = {"start": 0.0, "length": 24.0, "period": 32.0}
@@ -183,7 +184,7 @@ keys = st.sampled_from([*DatasetInfo.__dataclass_fields__, "format", "recipe", "
                         "period", "matrix", "spike_size", "rgb_size", "region", "tick_hz"])  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(name=st.sampled_from(sorted(READERS)), change=st.dictionaries(keys, values, max_size=3))
 def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory, name, change):
     folder = tmp_path_factory.mktemp("any")

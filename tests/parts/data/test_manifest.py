@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.clips.clip_reader import user_clips
@@ -31,6 +31,7 @@ from tests.helpers.clip_files import (
     write_dat,
     write_info,
 )
+from tests.helpers.damage import examples
 from utils.errors import DataError, OptionError
 
 PLANES, PLANE_BYTES = clip_files.PLANES, 12
@@ -249,7 +250,7 @@ def test_numbers_of_a_list_that_no_clip_has_are_refused(root, line):
     assert "line 1 is " in text and len(text) < 1000
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     data=st.binary(max_size=60)
     | st.lists(

@@ -4,17 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from main_train_vrt import PARTS
 from scripts.convert_options import flattened, read_yaml
 from tests.dist.launching import ROOT
-from tests.helpers.damage import BOUNDED, damaged
+from tests.helpers.damage import damaged, examples
 from utils.errors import OptionError
 from utils.options.load import load_options
 
-IN_ONE_FOLDER = settings(BOUNDED, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FILES = [
     ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json",
     ROOT / "options/benchmark/gated.json",
@@ -25,7 +24,7 @@ val: {<<: {a: 1}, name: *n, text: !!str 1, none: ~, big: 1_000, time: 1:30}
 """
 
 
-@IN_ONE_FOLDER
+@examples(150)
 @given(data=st.data(), file=st.sampled_from(FILES))
 def test_a_damaged_option_file(tmp_path, data, file):
     path = tmp_path / "a.json"
@@ -36,7 +35,7 @@ def test_a_damaged_option_file(tmp_path, data, file):
         assert e.where and e.what and e.expected and e.do
 
 
-@IN_ONE_FOLDER
+@examples(150)
 @given(data=st.data())
 def test_a_damaged_yaml(tmp_path, data):
     path = tmp_path / "a.yml"
@@ -47,7 +46,7 @@ def test_a_damaged_yaml(tmp_path, data):
         assert str(path) in e.where and e.what and e.expected and e.do
 
 
-@IN_ONE_FOLDER
+@examples(150)
 @given(
     value=st.recursive(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
@@ -62,3 +61,15 @@ def test_any_value_of_a_section(tmp_path, value, key):
     with pytest.raises(OptionError) as e:
         load_options(path, [], PARTS)
     assert e.value.where and e.value.what and e.value.expected and e.value.do
+
+
+def test_a_character_in_two_escapes_is_read_as_one_and_half_of_it_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"base": "\N{GRINNING FACE}.json"}))
+    with pytest.raises(OptionError, match="cannot read the option file: No such file") as missing:
+        load_options(path, [], PARTS)
+    assert missing.value.where == f"{tmp_path}/\N{GRINNING FACE}.json"
+    path.write_text('{"task": "\\ud83d"}')
+    with pytest.raises(OptionError, match="no valid JSON") as half:
+        load_options(path, [], PARTS)
+    assert "half of a character" in half.value.expected

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.damage import examples
 from utils.dist.message import LARGEST, pack, refuse_size, unpack
 from utils.errors import DistError
 
@@ -20,7 +21,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(plain)
 def test_plain_values_arrive_with_their_types(value):
     found = unpack(pack(value), sender=0)
@@ -92,7 +93,7 @@ def test_a_message_that_was_changed_on_its_way_is_refused(change):
         unpack(change(message), sender=2)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(message):
     with suppress(DistError):

@@ -3,9 +3,10 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.damage import examples
 from tests.helpers.train_files import experiment, latest, odd, write_odd
 from utils.errors import CheckpointError
 from utils.run import checkpoint
@@ -48,7 +49,7 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_whatever_one_value_of_a_checkpoint_is_the_run_resumes_or_ends_in_words(run, data):
     _, folder, state = run
