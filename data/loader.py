@@ -23,6 +23,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from utils import device as devices
 from utils import random_streams, utils_dist
 from utils.dist import process, watchdog
 from utils.errors import DataError, OptionError, SpikeVRTError
@@ -137,7 +138,7 @@ class TrainLoader:
             batch_size=None,  # _Batches makes them
             sampler=BatchSampler(self.sampler, section.dataloader_batch_size, drop_last=False),
             num_workers=workers,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=devices.pins_memory(utils_dist.get_device()),
             # Also limits the wait between two epochs with persistent workers, where torch waits for
             # ever by default.
             timeout=self.timeout_s if workers else 0,

@@ -21,7 +21,9 @@ from models.vrt.block import Block, RefineLayer, Stage
 from models.vrt.chunks import Kernels
 from models.vrt.fit_memory import fit_memory
 from models.vrt.flow import Flows, SpyNet, aligned_input, estimate_flows
+from models.vrt.forms import in_cpu_form
 from models.vrt.layers import FrameConv, LayerNorm, tf32
+from utils import device as devices
 from utils import utils_dist
 from utils.contract import InputSpec
 from utils.errors import PUBLISHED, DataError, OptionError
@@ -232,7 +234,7 @@ class VRT(nn.Module):
         """
         import torch._dynamo  # takes seconds to import, so only when it is needed
 
-        if self.conv_first.weight.is_cuda and utils_dist.is_main_process():
+        if not in_cpu_form(self.conv_first.weight) and utils_dist.is_main_process():
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
             )
@@ -287,7 +289,7 @@ class VRT(nn.Module):
         # context on GPU 0.
         budget = self.memory_budget_gb
         if budget is None:
-            budget = GPU_SHARE * torch.cuda.get_device_properties(lq.device).total_memory / 1e9
+            budget = GPU_SHARE * devices.total_gb(lq.device)
         fit_memory(self, lambda: self(lq, spike), budget)
 
     def estimate_flows(self, frames: Tensor) -> Flows:
@@ -403,9 +405,7 @@ def check_options(o: dict[str, Any], image: int) -> None:
         f"{dims[7:]} in stage 8",
         "one width for all layers of stage 8",
     )
-    has_budget = (
-        o["checkpoint"] != "auto" or o["memory_budget_gb"] is not None or torch.cuda.device_count()
-    )
+    has_budget = o["checkpoint"] != "auto" or o["memory_budget_gb"] is not None or devices.count()
     _need(
         has_budget,
         "memory_budget_gb",

@@ -29,3 +29,5 @@ fi
 # 2 to 25 times slower as soon as anything else wants a core: docs/benchmarks/net.md.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 if [[ -z ${NCCL_IB_DISABLE:-} && -z $(ls -A /sys/class/infiniband 2>/dev/null) ]]; then export NCCL_IB_DISABLE=1; fi
+# torch has no gradient of grid_sample on Apple's GPUs: the CPU computes it.
+export PYTORCH_ENABLE_MPS_FALLBACK="${PYTORCH_ENABLE_MPS_FALLBACK:-1}"

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import DistNetworkError, PrefixStore
 
+from utils import device as devices
 from utils.dist import gpu, message, process, rendezvous, watchdog
 from utils.dist.beats import FAILURE, claim_failure, read_states, where
 from utils.dist.launchers import processes_said, with_standard_names
@@ -81,12 +82,8 @@ def is_main_process() -> bool:
 
 
 def get_device() -> torch.device:
-    """The GPU of this rank: the only one, where the launcher has chosen it; or the CPU where there
-    is none.
-    """
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else RUN.launch.local_rank)
+    """Return the accelerator of this rank, or the CPU where there is none."""
+    return devices.of_rank(RUN.launch.local_rank)
 
 
 @contextmanager
@@ -104,7 +101,7 @@ def ranks(log: bool = True) -> Iterator[None]:
     """
     process.open_closed_streams()
     try:
-        gpu_count = torch.cuda.device_count()
+        gpu_count = devices.count()
         command = shlex.join(["python", "-u", *map(shown_argument, sys.argv)])
         env = with_standard_names(os.environ, gpu_count, command)
         if node := node_variables(env, gpu_count):
@@ -217,7 +214,7 @@ def _fitted(budgets: WatchdogOptions) -> WatchdogOptions:
 
 
 def init_dist(timeout_s: float = 1800) -> None:
-    """Within `ranks`: make the process group, nccl with CUDA, gloo without. Collective.
+    """Within `ranks`: make the process group, with the backend of the device. Collective.
 
     timeout_s: of every collective; the environment's NCCL_TIMEOUT, in seconds, takes precedence.
     Raises DistError where this machine has GPUs that torch cannot use, and where two ranks have the
@@ -225,14 +222,14 @@ def init_dist(timeout_s: float = 1800) -> None:
     """
     gpu.require_usable_gpus()
     launch, device = RUN.launch, get_device()
-    if device.type == "cuda":
-        gpu.require_kernels(device)
+    gpu.require_kernels(device)
     if launch.world_size == 1:
         return
     RUN.timeout_s = launch.timeout_s or timeout_s
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        gpu.claim(RUN.store, launch.rank, str(torch.cuda.get_device_properties(device).uuid))
+    backend = devices.backend(device)
+    if device.type != "cpu":
+        devices.make_current(device)
+        gpu.claim(RUN.store, launch.rank, gpu.identity(device))
     # Scripts, libraries and DDP itself read these; SLURM sets none of them.
     os.environ |= {
         "RANK": str(launch.rank), "LOCAL_RANK": str(launch.local_rank), "WORLD_SIZE": str(launch.world_size),
@@ -245,12 +242,12 @@ def init_dist(timeout_s: float = 1800) -> None:
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     if not dist.is_initialized():
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            backend,
             store=PrefixStore("group", RUN.store),
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timedelta(seconds=RUN.timeout_s),
-            device_id=device if device.type == "cuda" else None,
+            device_id=device if gpu.is_cuda(device) else None,  # NCCL connects at once with it
         )
     line = "=" * 40
     text = (
@@ -282,7 +279,8 @@ def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     world_size = dist.get_world_size()
     if world_size == 1:
         return launch
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    kind = get_device().type
+    device = torch.device(kind if dist.get_backend() == devices.backend(get_device()) else "cpu")
     port = torch.zeros(1, dtype=torch.int64, device=device)
     if dist.get_rank() == 0:
         with socket.socket() as free:
@@ -305,7 +303,8 @@ def barrier() -> None:
     """Collective."""
     if dist.is_initialized():
         with watchdog.collective("barrier"):
-            dist.barrier(device_ids=[get_device().index] if get_device().type == "cuda" else None)
+            own = get_device()
+            dist.barrier(device_ids=None if own.type == "cpu" else [own.index])
 
 
 def gather_objects(obj: Any) -> list[Any]:
@@ -618,12 +617,12 @@ def stop_vote() -> Callable[[], bool]:
         work = dist.all_reduce(
             flag, async_op=True
         )  # a sum: gloo's MAX loses NaN, and sums do as well
-    if device.type == "cuda":
+    if devices.pins_memory(device):
         # Copied before the step's own work, so that the answer waits for no more than this.
         if work is not None:
             work.wait()  # only the stream waits
         flag = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
-        copied = torch.cuda.Event()
+        copied = torch.Event(device)
         copied.record()
 
     def is_stop() -> bool:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.vrt.forms import in_cpu_form
 from utils.errors import DataError, OptionError
 from utils.options.models import Positive
 from utils.options.section import Registry, import_parts
@@ -248,11 +249,7 @@ class ExposureFusion(ImageFusion):
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         frames = image.flatten(0, 1), checked_spike(image, spike, self.spike_channels).flatten(0, 1)
-        count = (
-            max(1, CACHED // image[0, 0, 0].numel())
-            if image.device.type == "cpu"
-            else len(frames[0])
-        )
+        count = max(1, CACHED // image[0, 0, 0].numel()) if in_cpu_form(image) else len(frames[0])
         chunks = zip(*(each.split(count) for each in frames), strict=True)
         return torch.cat([self.mixture(*chunk) for chunk in chunks]).view_as(image)
 

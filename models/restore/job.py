@@ -23,9 +23,9 @@ from models.restore.scores import (
     score_text,
 )
 from utils import VERSION, utils_dist
+from utils import device as devices
 from utils.contract import ClipReader, Method, wanted_frames
 from utils.dist import watchdog
-from utils.dist.gpu import device_name
 from utils.errors import OptionError
 from utils.files import write_whole
 from utils.image import ERROR, comparison, data_uri, imread_rgb, render, tensor_to_uint8
@@ -189,7 +189,7 @@ def restore_share(
                 finish(job, restorer, clip, more_scores, pace if work.frames else None)
             logger.info(
                 "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left", clip.name, work.frames.start + 1,
-                work.frames.stop, pace, device_name(utils_dist.get_device()), pace * (total - count),
+                work.frames.stop, pace, devices.name(utils_dist.get_device()), pace * (total - count),
             )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def write_report(job: Job) -> None:
         "SpikeVRT": VERSION,
         "metrics": protocol_text(metric.values, metric.mean) + LPIPS * bool(job.lpips),
         **({"further metrics": metrics_in_words(metric.more)} if metric.more else {}),
-        "device": device_name(utils_dist.get_device()),
+        "device": devices.name(utils_dist.get_device()),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
     }  # fmt: skip
     results = {"protocol": about, **collect(entries, job.expected, metric.mean)}

@@ -14,6 +14,8 @@ from models.portable import RELEASED_TILES, SavedNetwork
 from models.released import is_name
 from models.restore.request import TestRequest, TileRequest
 from models.restore.tiling import Restorer, Tiling
+from models.vrt.forms import log_device
+from utils import device as devices
 from utils import utils_dist
 from utils.errors import CheckpointError, OptionError
 from utils.files import sha256_of
@@ -74,6 +76,7 @@ class NetworkMethod:
 
     def restorer(self, device: torch.device) -> Restorer:
         """Return what restores on a device."""
+        log_device(device)
         return Restorer(
             self.saved.build(),
             self.tiling,
@@ -113,7 +116,7 @@ def network_for_own_clips(saved: SavedNetwork, request: TestRequest) -> NetworkM
     if saved.released and tile is None:
         frames, side = RELEASED_TILES[saved.released[:3]]
         asked |= {"num_frame_testing": frames, "size_patch_testing": side}
-    elif utils_dist.get_device().type == "cuda":
+    elif not devices.swaps_when_full(utils_dist.get_device()):
         # A full GPU raises an error, and the tiles are halved. A CPU that runs out of memory
         # starts to swap.
         asked["size_patch_testing"] = 0

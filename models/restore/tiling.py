@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.vrt.fit_memory import is_out_of_memory
+from utils import device as devices
 from utils.contract import ClipReader, FrameReader, InputSpec, Tick
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
@@ -432,7 +432,7 @@ class Restorer:
                     yield frame[0]
                 return
             except (RuntimeError, MemoryError) as e:
-                if not is_out_of_memory(e):
+                if not devices.is_out_of_memory(e):
                     raise
                 if self.tiling.is_halved and not is_started:
                     shrunk = smaller(self.tiling, *cache.frame(0)["lq"].shape[-2:])
@@ -443,7 +443,7 @@ class Restorer:
                     ) from e
             # After the except block, because the traceback keeps the tensors that filled the
             # memory.
-            torch.cuda.empty_cache()
+            devices.free_kept_memory(self.device)
             self.tiling = shrunk
             logger.warning("out of memory; trying again with %s", shrunk.describe())
 

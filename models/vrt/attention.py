@@ -3,16 +3,14 @@ of our own.
 """
 
 import math
-from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.vrt.chunks import Tape
-from models.vrt.forms import attention_has_kernel
+from models.vrt.forms import attention_has_kernel, fused_attention, head_multiple
 from models.vrt.windows import Span
 
 # Bytes of the T x T matrices that are computed at once: they should fit the cache.
@@ -20,11 +18,6 @@ CORE_BYTES = 3_000_000
 # Windows times heads of one call: an axis of a GPU's grid of thread blocks has this limit.
 MOST_HEADS = 65_535
 LOG2_E = math.log2(math.e)
-# Bytes of which a head must be a multiple for torch's fused attention on a GPU. It computes others,
-# such as 20 channels in bfloat16, with T x T matrices in float32.
-HEAD_BYTES = {"cuda": 16}
-# Without that of cuDNN: its gradients are reported to be NaN for windows of 64 tokens with a mask.
-BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,10 +79,10 @@ def attend(
     added = logit_offset(bias, mask, q.dtype)
     n, heads, _, d = q.shape
     # Channels of zeros change no logit; `scale` stays that of the true head.
-    padding = -d % max(1, HEAD_BYTES.get(q.device.type, 0) // q.element_size())
+    padding = -d % head_multiple(q)
     q, k, v = (F.pad(x, (0, padding)) if padding else x for x in (q, k, v))
     parts, step = [], max(1, MOST_HEADS // heads)
-    with sdpa_kernel(BACKENDS) if q.device.type == "cuda" else nullcontext():
+    with fused_attention(q):
         for first in range(0, n, step):
             part = (x[first : first + step] for x in (q, k, v))
             parts.append(F.scaled_dot_product_attention(*part, attn_mask=added, scale=scale))

@@ -15,15 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from models.vrt.forms import has_kernels
+from models.vrt.forms import has_kernels, in_cpu_form
 from models.vrt.layers import Seed, compute_dtype, recomputed
 from models.vrt.windows import Chunk, take
 
 Kernels = Literal["auto", "plain"]
 Weights = dict[str, Tensor | None]
 
-# Devices whose attention is torch's public one, under autograd.
-PUBLIC_ATTENTION = ("cuda",)
 # Tokens of a chunk on a CPU, whose widest intermediate should fit the last-level cache, and on a
 # GPU.
 CPU_TOKENS, GPU_TOKENS = 2048, 1 << 17
@@ -31,10 +29,9 @@ CPU_TOKENS, GPU_TOKENS = 2048, 1 << 17
 FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
-def runs_in_chunks(kernels: str, x: Tensor) -> bool:
-    """Whether x goes through in chunks, and not as a whole under autograd."""
-    known = x.device.type in ("cpu", *PUBLIC_ATTENTION)
-    return kernels != "plain" and known and not torch.compiler.is_compiling()
+def runs_in_chunks(kernels: str) -> bool:
+    """Whether clips go through in chunks, and not as a whole under autograd."""
+    return kernels != "plain" and not torch.compiler.is_compiling()
 
 
 def gpu_tokens(x: Tensor) -> int:
@@ -211,12 +208,12 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         w = self.weights()
-        if not runs_in_chunks(self.kernels, x):
+        if not runs_in_chunks(self.kernels):
             return recomputed(
                 lambda u: self.fc2(gated(u, w)), x, weights=w.values(), when=self.checkpoint
             )
         rows = x.to(compute_dtype(x)).flatten(0, -2)
-        step = gpu_tokens(rows) if x.device.type in PUBLIC_ATTENTION else CPU_TOKENS
+        step = CPU_TOKENS if in_cpu_form(x) else gpu_tokens(rows)
         chunks = [Chunk(*[slice(first, first + step)] * 2) for first in range(0, len(rows), step)]
         work = Work(
             lambda tokens, chunk, factors, w, tape: (None, gated(tokens, w, False)),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.flow import flow_warp
+from models.vrt.forms import has_deform_conv, in_cpu_form
 from models.vrt.layers import compute_dtype, recomputed
 
 TAPS = 9
@@ -21,8 +22,8 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     groups; bias: (c',). Zeros outside the image.
     Returns (n, c', h, w), under autocast in the autocast dtype. Differentiable in all tensors.
     """
-    kind, dtype = x.device.type, compute_dtype(x)
-    if kind != "cpu":
+    dtype = compute_dtype(x)
+    if has_deform_conv(x):
         from torchvision.ops import (
             deform_conv2d,  # takes seconds to import, so only when it is needed
         )
@@ -31,7 +32,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
         # bfloat16 is off by 1/16.
         precise = torch.promote_types(x.dtype, torch.float32)
         x, offset, mask, weight, bias = (t.to(precise) for t in (x, offset, mask, weight, bias))
-        with torch.autocast(kind, enabled=False):
+        with torch.autocast(x.device.type, enabled=False):
             return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask).to(dtype)
     # One grid_sample and one matrix product: 3 times faster than torchvision's scalar loops, 7
     # times with gradients.
@@ -115,7 +116,7 @@ class DeformAlign(nn.Module):
         per source.
         """
         others, is_compiling = (*sources, *flows), torch.compiler.is_compiling()
-        if target.device.type != "cpu" and not is_compiling:
+        if not in_cpu_form(target) and not is_compiling:
             # A GPU has time for the convolutions, and no memory for their inputs.
             return recomputed(
                 lambda x, *rest: self._sampled(self._unbounded(x, *rest), *rest), target, *others,
@@ -165,11 +166,14 @@ class DeformAlign(nn.Module):
         copies; the gradient of the result; the samples, of torchvision's kernel in float32 for up
         to 32 frames at a time.
         """
-        if target.device.type == "cpu":
+        if in_cpu_form(target):
             return 0  # a few frames at a time
         n, d, h, w = target.shape
         offsets, inputs, samples = 27 * self.groups, (1 + self.sources) * d, TAPS * self.sources * d
-        at_once = max(k for k in range(1, TORCHVISION_FRAMES + 1) if n % k == 0)
+        if has_deform_conv(target):
+            at_once = max(k for k in range(1, TORCHVISION_FRAMES + 1) if n % k == 0)
+        else:
+            at_once = 4 * n  # samples, their products with the masks, and the gradients of both
         return h * w * (n * (12 * offsets + 16 * inputs + 4 * d) + 4 * at_once * samples)
 
 
@@ -202,7 +206,7 @@ def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], ahead: bo
         bases.append(flow)
     step = (
         max(1, CPU_PIXELS // (frames.shape[1] * frames[0, 0, 0].numel()))
-        if frames.device.type == "cpu"
+        if in_cpu_form(frames)
         else n
     )
     parts = []

@@ -4,7 +4,6 @@ to change.
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -15,8 +14,10 @@ from torch import Tensor, nn
 
 from models.vrt.block import Block, Stage, block_transient
 from models.vrt.deform_align import DeformAlign
+from utils import device as devices
 from utils import utils_dist
 from utils.contract import InputSpec
+from utils.dist import gpu
 from utils.errors import SpikeVRTError
 from utils.options.models import LoaderOptions, TrainOptions
 from utils.options.section import Section
@@ -116,7 +117,7 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
         seen.append((module, x.detach(), sum(sizes.values())))
 
     first = next(net.parameters())
-    with torch.random.fork_rng([first.device] if first.is_cuda else []), torch.enable_grad():
+    with devices.forked_generators(first.device), torch.enable_grad():
         with ExitStack() as stack:
             sizes = stack.enter_context(saved_bytes(net))
             for owner in owners:
@@ -193,13 +194,6 @@ def _moment(
     return Moment(branches, saved, transient)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for the errors that torch raises if a GPU or the host has no memory left."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
-
-
 def out_of_memory_error(
     where: str,
     device: torch.device,
@@ -209,21 +203,18 @@ def out_of_memory_error(
     spec: InputSpec,
 ) -> SpikeVRTError:
     """The error for a training step without room, with the option lines that make it smaller."""
-    if device.type == "cuda":
-        peak = f", {torch.cuda.max_memory_allocated() / GB:.1f} GB at the peak"
-        total = torch.cuda.get_device_properties(device).total_memory / GB
-    else:
-        peak, total = "", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GB
+    peak_gb = devices.peak_gb(device)
+    peak = "" if peak_gb is None else f", {peak_gb:.1f} GB at the peak"
     lines = suggest_changes(train, data, netG, spec) or [
         "take a smaller network, or a GPU with more memory"
     ]
-    if device.type == "cuda":
+    if gpu.is_cuda(device):
         lines.append(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation"
         )
     return SpikeVRTError(
         f"out of memory on rank {utils_dist.get_rank()}{peak}", where,
-        f"a step within the {total:.1f} GB of the device, less what other processes use",
+        f"a step within the {devices.total_gb(device):.1f} GB of the device, less what other processes use",
         "\n".join(["one of these, or several:", *(f"{'':<12}{line}" for line in lines)]),
     )  # fmt: skip
 

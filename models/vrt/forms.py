@@ -1,22 +1,74 @@
-"""Which form of a computation runs on a GPU: our Triton kernels, or torch's operators.
+"""Which form of a computation a device has. No other page of the network asks for a kind of device.
 
-The one rule: kernels run in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30,
-A100) with a Triton that compiles there, outside of torch.compile. Windows whose size the kernels do
-not know use torch's attention. The log says once which form runs, and why if it is torch's.
+A CPU has a form of its own: small chunks that stay in the cache, and our own attention. All other
+devices have the form of torch's operators. Where our kernels compile, they stand in for some of
+these: in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30, A100) with a Triton
+that compiles there, outside of torch.compile. Windows whose size the kernels do not know use
+torch's attention. The log says once which form runs, and why if it is torch's.
 """
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from utils import device as devices
+from utils import utils_dist
 
 logger = logging.getLogger(__name__)
 
+CPU_FORM = ("cpu",)
 DEVICES = ("cuda",)
 HALF = (torch.bfloat16, torch.float16)
 OLDEST = (8, 0)  # compute capability of Ampere
+# torchvision has a forward pass on mps as well, but no backward pass (torchvision 0.23).
+DEFORM_CONV = ("cuda",)
+# Bytes of which a head must be a multiple for torch's fused attention on a GPU. It computes others,
+# such as 20 channels in bfloat16, with T x T matrices in float32.
+HEAD_BYTES = {"cuda": 16}
+# Without that of cuDNN: its gradients are reported to be NaN for windows of 64 tokens with a mask.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def in_cpu_form(x: Tensor) -> bool:
+    """Whether tensors like x are computed in the form of a CPU."""
+    return x.device.type in CPU_FORM
+
+
+def has_deform_conv(x: Tensor) -> bool:
+    """Whether torchvision's deformable convolution computes tensors like x, and their gradients."""
+    return x.device.type in DEFORM_CONV
+
+
+def head_multiple(x: Tensor) -> int:
+    """Return of what the channels of a head must be a multiple for torch's fused attention."""
+    return max(1, HEAD_BYTES.get(x.device.type, 0) // x.element_size())
+
+
+def fused_attention(x: Tensor) -> AbstractContextManager[None]:
+    """Let torch choose among the forms of its attention that are right on the device of x."""
+    return sdpa_kernel(BACKENDS) if x.device.type == "cuda" else nullcontext()
+
+
+def log_device(device: torch.device) -> None:
+    """Say in one line of the log on which device the network computes, and what stands in there."""
+    ranks = utils_dist.get_world_size()
+    logger.info("device: %s", devices.description(device, ranks, _stand_ins(device)))
+
+
+def _stand_ins(device: torch.device) -> list[str]:
+    if device.type == "cpu":
+        return []
+    found = []
+    if device.type not in DEVICES:
+        found.append("torch's operators stand in for our kernels, which are for NVIDIA's GPUs")
+    if device.type not in DEFORM_CONV:
+        found.append("our own sampling stands in for torchvision's deformable convolution")
+    return found
 
 
 def has_kernels(x: Tensor) -> bool:

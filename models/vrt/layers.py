@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from models.vrt.forms import has_kernels
+from models.vrt.forms import has_kernels, in_cpu_form
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -32,7 +32,7 @@ def layer_norm(
 
         return triton_rows.layer_norm(x, weight, bias, eps)
     # A CPU sums the gradients of weight and bias in their dtype: bfloat16 would be 40 % off.
-    if x.device.type != "cpu":
+    if not in_cpu_form(x):
         weight, bias = weight.to(x.dtype), bias.to(x.dtype)
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import main_train_vrt
 from models.model_vrt import ModelVRT, define_Model, unwrap_ddp, weights_hash
 from scripts.parts.doctor_failures import FAIL, OK, WARN, Finding, table
+from utils import device as devices
 from utils import utils_dist
 from utils.dist import gpu
 from utils.dist.state import RUN
@@ -84,7 +85,8 @@ def check_host() -> Iterator[Finding]:
             "each collective blocks the host",
             "unset it",
         )
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    kind = devices.kind()
+    names = [devices.name(torch.device(kind, i)) for i in range(devices.count())]
     has_ib = any(Path("/sys/class/infiniband").glob("*"))
     if names and launch.world_size > 1 and has_ib and env.get("NCCL_IB_DISABLE") == "1":
         yield Finding(
@@ -96,6 +98,9 @@ def check_host() -> Iterator[Finding]:
         )
     what = f"{len(names)} x {names[0]}" if names else "no GPU: ranks run on the CPU"
     yield Finding(OK, "devices", f"torch {torch.__version__}; {what}")
+    for reason in devices.unused(torch.device(kind)):
+        cure = "install the torch, or the package, that is made for it (docs/gpu.md)"
+        yield Finding(WARN, "devices", reason, "the CPU takes many times as long", cure)
     free = shutil.disk_usage(".").free / 2**30
     low = ("checkpoints need room", "free some space, or set path.root") if free < 5 else ()
     yield Finding(WARN if low else OK, "disk", f"{free:.0f} GB free here", *low)
@@ -121,7 +126,7 @@ def check_ranks() -> Iterator[Finding]:
         f"{len(places)} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}",
     )
     world, device = utils_dist.get_world_size(), utils_dist.get_device()
-    if device.type == "cuda":
+    if gpu.is_cuda(device):
         found = utils_dist.gather_objects(gpu.usage(device))
         texts = [
             f"rank {rank}: {gpu.describe(one) if one else 'unknown'}"
@@ -260,7 +265,7 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     together = max(utils_dist.gather_objects(seconds_of(step, model.device, STEPS)))
     model.netG = net
     share = utils_dist.gather_objects(alone)[0] / together
-    cpu = model.device.type == "cpu"
+    cpu = devices.kind() == "cpu"
     what = (
         f"{share * world:.2f} x on {world} ranks ({share:.0%}): a step takes {share * together:.2f} s alone, "
         f"{together:.2f} s together{' (ranks share the cores)' * cpu}"

@@ -1,5 +1,5 @@
-"""Which GPUs a process uses, decided before CUDA starts; errors where torch cannot use them; how
-busy they are.
+"""What means GPUs of CUDA: which of them a process uses, decided before CUDA starts; errors where
+torch cannot use them; how busy they are. What any accelerator has is in `utils.device`.
 """
 
 import logging
@@ -14,10 +14,17 @@ from pathlib import Path
 import torch
 from torch.distributed import Store
 
+from utils import device as devices
+from utils.dist import process
 from utils.dist.state import RUN
 from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
+
+
+def is_cuda(device: torch.device) -> bool:
+    """Whether CUDA runs the device, or ROCm, which answers by CUDA's names."""
+    return device.type == "cuda"
 
 
 def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
@@ -31,10 +38,12 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     if gpu_ids is None:
         return
     launch, note = RUN.launch, ""
-    chosen, listed = os.environ.get("CUDA_VISIBLE_DEVICES"), ",".join(map(str, gpu_ids))
+    # An empty CUDA_VISIBLE_DEVICES asks for the CPU, whatever the accelerator is.
+    variable = devices.visible_by() if gpu_ids else "CUDA_VISIBLE_DEVICES"
+    chosen, listed = os.environ.get(variable), ",".join(map(str, gpu_ids))
     if launch.world_size == 1 and chosen is None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = listed
-    count = torch.cuda.device_count()
+        os.environ[variable] = listed
+    count = devices.count()
     if not gpu_ids or count == 0:
         return
     if launch.world_size > 1:
@@ -42,15 +51,15 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
         if gpu_ids[:count] != list(range(ranks)):
             note = (
                 f"gpu_ids [{listed}] has no effect with several ranks: each rank takes the GPU of its local rank; "
-                f"CUDA_VISIBLE_DEVICES={listed} in front of the launcher chooses them"
+                f"{variable}={listed} in front of the launcher chooses them"
             )
     elif chosen is None and count > 1:
         note = (
             f"gpu_ids lists {len(gpu_ids)} GPUs; a single process uses the first, GPU {gpu_ids[0]}. To use all: "
-            f"CUDA_VISIBLE_DEVICES={listed} ./launch_train.sh {count} {opt_path}"
+            f"{variable}={listed} ./launch_train.sh {count} {opt_path}"
         )
     elif chosen not in (None, listed):
-        note = f"CUDA_VISIBLE_DEVICES={chosen} wins over gpu_ids [{listed}]"
+        note = f"{variable}={chosen} wins over gpu_ids [{listed}]"
     if note and launch.rank == 0:
         logger.warning("%s", note)
 
@@ -59,14 +68,14 @@ def require_usable_gpus() -> None:
     """DistError where this machine has GPUs that torch cannot use and CUDA_VISIBLE_DEVICES does not
     ask for the CPU.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
+    if devices.is_cpu_wanted():
         return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     with warnings.catch_warnings(
         record=True
     ) as reasons:  # torch's own warning, e.g. "driver ... is too old"
         warnings.simplefilter("always")
-        if torch.cuda.is_available():
+        if devices.of_rank(0).type != "cpu":
             return
     # A container without GPUs still sees the host's /proc/driver/nvidia, but no device files.
     gpus = sum(os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob("nvidia[0-9]*"))
@@ -97,11 +106,13 @@ def require_kernels(device: torch.device) -> None:
     """DistError where this torch was not built for the GPU: its first kernel would find "no kernel
     image".
     """
+    if not is_cuda(device):
+        return
     capability, built_for = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
     if advice := missing_wheel(capability, built_for):
         raise DistError(
             "this torch has no kernels for the {} (compute capability {}.{})".format(
-                device_name(device), *capability
+                devices.name(device), *capability
             ),
             f"torch {torch.__version__}, built for {' '.join(built_for)}",
             "a torch that was built for this GPU",
@@ -151,13 +162,13 @@ def claim(store: Store, rank: int, uuid: str) -> None:
         )
 
 
-def device_name(device: torch.device) -> str:
-    """The model of a GPU, or the threads on the CPU."""
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads"
-    )
+def identity(device: torch.device) -> str:
+    """Return a name of the accelerator that no other one has, whoever sees it by which number."""
+    properties = torch.get_device_module(device).get_device_properties(device)
+    if hasattr(properties, "uuid"):
+        return str(properties.uuid)
+    visible = os.environ.get(devices.visible_by(), "")
+    return f"{device} on {process.machine()} {visible}".strip()
 
 
 def usage(device: torch.device) -> dict[str, float] | None:
@@ -166,7 +177,7 @@ def usage(device: torch.device) -> dict[str, float] | None:
 
     None on the CPU, and where the driver does not report it (no nvidia-ml-py, a slice of a GPU).
     """
-    if device.type != "cuda":
+    if not is_cuda(device):
         return None
     try:
         import pynvml

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from utils import device as devices
 from utils import utils_dist
 from utils.dist import gpu, process
 from utils.files import free_bytes
@@ -55,8 +56,7 @@ def seconds_of(
     for _ in range(warmup + repeats):
         begin = time.perf_counter()
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        devices.synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds[warmup:])
 
@@ -129,10 +129,8 @@ class StepTimer:
         values = self.line.values()
         self._recent = self._faded()
         self.line = Span()
-        is_on_gpu = torch.cuda.is_initialized()
-        values["memory_gb"] = (
-            torch.cuda.max_memory_allocated() / GB if is_on_gpu else process.peak_process_gb()
-        )
+        peak = devices.peak_gb(utils_dist.get_device())
+        values["memory_gb"] = process.peak_process_gb() if peak is None else peak
         return values
 
     def begin_epoch(self) -> None:
@@ -162,20 +160,21 @@ class DeviceClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds = device, 0.0
-        self.events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.events: deque[tuple[torch.Event, torch.Event]] = deque()
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        if self.device.type != "cuda":
+        if self.device.type == "cpu":
             begin = time.perf_counter()
             yield
             self.seconds += time.perf_counter() - begin
             return
-        events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        events[0].record()
+        begun = torch.Event(self.device, enable_timing=True)
+        ended = torch.Event(self.device, enable_timing=True)
+        begun.record()
         yield
-        events[1].record()
-        self.events.append(events)
+        ended.record()
+        self.events.append((begun, ended))
 
     def read(self) -> float:
         """Seconds since the last call, of the blocks that the device has finished."""
@@ -264,12 +263,8 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
     data_s = (timed.get("data_share", 0.0) - values.pop("epoch_start_share", 0.0)) * seconds
     memory = {"host": use} if (use := host_memory()) else {}
     with suppress(RuntimeError):
-        if device.type == "cuda":
-            # Peak of torch's tensors plus what others hold. Memory that torch keeps for reuse does
-            # not count: it grows to the size of the GPU in a healthy run.
-            free, total = torch.cuda.mem_get_info(device)
-            others = max(0, total - free - torch.cuda.memory_reserved(device))
-            memory["GPU"] = (torch.cuda.max_memory_allocated(device) + others) / GB, total / GB
+        if use := devices.memory_gb(device):
+            memory["GPU"] = use
     return Measured(
         socket.gethostname(), tuple(sorted(os.sched_getaffinity(0))), steps, seconds, data_s, forward_s,
         timed.get("compute_share", 0.0) * seconds, values, memory, gpu.usage(device),

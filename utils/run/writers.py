@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from utils import VERSION, utils_dist
+from utils import device as devices
 from utils.dist import gpu, status
 from utils.files import OTHER_ROOT, write_whole, writing
 from utils.image import comparison_strip, imwrite_rgb
@@ -267,8 +268,8 @@ def write_environment(folder: Path, parameters: int) -> None:
         "commit": commit.strip() or None,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "CUDA": torch.version.cuda if device.type == "cuda" else None,
-        "device": gpu.device_name(device),
+        "CUDA": torch.version.cuda if gpu.is_cuda(device) else None,
+        "device": devices.name(device),
         "ranks": utils_dist.get_world_size(),
         "parameters": f"{parameters / 1e6:.2f} M",
     }

@@ -9,7 +9,7 @@ import torch
 
 from models.model_vrt import AMP_DTYPES, amp_dtype
 from models.network_vrt import VRT
-from models.vrt import attention, chunks
+from models.vrt import attention, chunks, forms
 from models.vrt.block import Block, BlockGroup
 from models.vrt.deform_align import deform_conv
 from tests.helpers.cuda_autocast import CudaAutocast
@@ -32,8 +32,8 @@ def form(request, monkeypatch):
     """The form for a CPU, or that for a GPU, in chunks of one to five windows."""
     monkeypatch.setattr(chunks, "CPU_TOKENS", 100)
     if request.param == "public attention":
-        monkeypatch.setattr(chunks, "PUBLIC_ATTENTION", ("cuda", "cpu"))
-        monkeypatch.setattr(attention, "HEAD_BYTES", {"cpu": 64})  # heads of 6 channels get 8
+        monkeypatch.setattr(forms, "CPU_FORM", ())
+        monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})  # heads of 6 channels get 8
         monkeypatch.setattr(chunks, "GPU_TOKENS", 160)
     return request.param
 
@@ -136,7 +136,7 @@ def test_padded_heads_and_few_windows_a_call_change_no_number(is_masked, is_bias
         return out, *torch.autograd.grad((out * weight).sum(), inputs)
 
     plain = numbers()
-    monkeypatch.setattr(attention, "HEAD_BYTES", {"cpu": 64})  # 5 channels to 8
+    monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})  # 5 channels to 8
     monkeypatch.setattr(attention, "MOST_HEADS", 10)  # three windows a call
     for found, expected in zip(numbers(), plain, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -205,12 +205,12 @@ def test_the_flow_is_computed_in_full_float32_and_the_settings_come_back():
 
 
 @pytest.mark.parametrize(
-    "device_types", [("cuda",), ("cuda", "cpu")]
-)  # with public attention; else with our own
+    "cpu_form", [("cpu",), ()]
+)  # else with public attention
 def test_under_autocast_every_block_takes_and_gives_the_dtype_of_autocast(
-    device_types, monkeypatch
+    cpu_form, monkeypatch
 ):
-    monkeypatch.setattr(chunks, "PUBLIC_ATTENTION", device_types)
+    monkeypatch.setattr(forms, "CPU_FORM", cpu_form)
     net, seen = VRT(**SMALL), set()
     for module in (m for m in net.modules() if isinstance(m, Block)):
         module.register_forward_hook(lambda _, args, out: seen.update((args[0].dtype, out.dtype)))

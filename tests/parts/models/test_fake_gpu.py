@@ -23,7 +23,7 @@ from lab.card_recipes import (
     step_gb,
     table,
 )
-from models.vrt import block, chunks
+from models.vrt import block, forms
 from tests.dist.launching import run_ranks
 
 CASES = ("auto, bfloat16", "auto, bfloat16, checkpointed")
@@ -51,7 +51,7 @@ def test_the_form_for_gpus_mixes_no_devices_and_keeps_little_as_the_page_on_memo
         and kept["auto, bfloat16, checkpointed"]["kept_gb"] < 4
     )
     # The last blocks come first in backward, when all that was kept still lives.
-    monkeypatch.setattr(chunks, "PUBLIC_ATTENTION", ("cuda", "cpu"))
+    monkeypatch.setattr(forms, "CPU_FORM", ())
     x = torch.empty((), dtype=torch.bfloat16).expand(1, 6, 192, 192, 120)
     besides = block.block_transient(block.Block(120, 6, (6, 8, 8), (0, 0, 0), False), x) / 1e9
     page = counted_gb()

@@ -14,9 +14,10 @@ from models.model_vrt import ModelVRT
 from models.network_vrt import VRT
 from models.select_network import NETWORKS
 from models.vrt.block import Block
-from models.vrt.fit_memory import MARGIN, fit_memory, is_out_of_memory, saved_bytes, suggest_changes
+from models.vrt.fit_memory import MARGIN, fit_memory, saved_bytes, suggest_changes
 from tests.helpers.train_files import network, write_options
 from tests.parts.models.test_vrt_modules import SMALL
+from utils import device as devices
 from utils.contract import InputSpec
 from utils.errors import OptionError, SpikeVRTError
 from utils.options.models import AmpOptions, TrainOptions
@@ -216,6 +217,6 @@ def test_an_optimizer_without_room_names_option_lines(tmp_path):
 def test_out_of_memory_is_told_from_other_errors():
     with pytest.raises(RuntimeError) as host:
         torch.empty(2**60, dtype=torch.uint8)
-    assert is_out_of_memory(host.value)
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert devices.is_out_of_memory(host.value)
+    assert devices.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not devices.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
-from models.vrt import chunks
+from models.vrt import forms
 from scripts.parts.doctor_checks import check_ranks
 from tests.dist.launching import write_command
 from tests.helpers.train_files import train, write_options
@@ -198,7 +198,7 @@ class Waits(TorchDispatchMode):
 def test_a_step_waits_for_the_gpu_once_for_the_norm_that_decides_on_it(
     tmp_path, monkeypatch, form, amp
 ):
-    monkeypatch.setattr(chunks, "PUBLIC_ATTENTION", ("cuda", "cpu"))
+    monkeypatch.setattr(forms, "CPU_FORM", ())
     changed = [
         f"train.amp.enable={str(amp).lower()}",
         f"netG.kernels={form}",

@@ -44,6 +44,7 @@ STATE = {
     "utils.logger._unwritten": "a file that cannot be written is reported once, whoever writes it",
     "utils.dist.process.CLAIMS": "a process removes its own claims when it ends, whoever made them",
     "utils.dist.process.machine": "cache: a process stays on its machine",
+    "utils.device._load_packages": "cache: what torch knows of devices outlives a call; a package is loaded once",
     "models.vrt.forms._kernels_run_on": "cache: a GPU that compiles the kernels once goes on doing so",
     "data.clips.files._environments": "LMDB refuses to be opened twice in a process",
     "data.clips.files._opening": "the lock for it: a check reads in several threads",

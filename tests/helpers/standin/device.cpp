@@ -1,0 +1,295 @@
+// An accelerator that stands in for one that is not here: its memory and its arithmetic are the
+// CPU's, its tensors, streams, events and generators are of torch's PrivateUse1.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/NativeFunctions.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/native/Resize.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+using at::Tensor;
+constexpr auto KIND = c10::DeviceType::PrivateUse1;
+thread_local c10::DeviceIndex current = 0;
+std::atomic<long long> allocated{0}, peak{0}, waits{0};
+
+c10::DeviceIndex count() {
+  const char* text = std::getenv("STANDIN_COUNT");
+  return text == nullptr ? 1 : static_cast<c10::DeviceIndex>(std::atoi(text));
+}
+
+// ---- Memory ---------------------------------------------------------------------------------
+
+struct Block {
+  void* data;
+  size_t size;
+};
+
+void release(void* context) {
+  auto* block = static_cast<Block*>(context);
+  allocated -= static_cast<long long>(block->size);
+  std::free(block->data);
+  delete block;
+}
+
+struct Memory final : c10::Allocator {
+  c10::DataPtr allocate(size_t size) override {
+    auto* block = new Block{std::malloc(size == 0 ? 1 : size), size};
+    const long long now = allocated += static_cast<long long>(size);
+    if (now > peak) peak = now;
+    return {block->data, block, &release, c10::Device(KIND, current)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, size_t size) const override {
+    std::memcpy(to, from, size);
+  }
+};
+
+Memory memory;
+REGISTER_ALLOCATOR(KIND, &memory);
+
+// ---- Devices, streams, events ---------------------------------------------------------------
+
+using Clock = std::chrono::steady_clock;
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return KIND; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device before(KIND, current);
+    setDevice(device);
+    return before;
+  }
+  c10::Device getDevice() const override { return {KIND, current}; }
+  void setDevice(c10::Device device) const override {
+    if (device.has_index()) current = device.index();
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { setDevice(device); }
+  c10::Stream getStream(c10::Device device) const override {
+    const auto index = device.has_index() ? device.index() : current;
+    return c10::Stream(c10::Stream::DEFAULT, c10::Device(KIND, index));
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::DeviceIndex deviceCount() const noexcept override { return count(); }
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag)
+      const override {
+    if (*event == nullptr) *event = new Clock::time_point;
+    *static_cast<Clock::time_point*>(*event) = Clock::now();
+  }
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override { waits++; }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Clock::time_point*>(event);
+  }
+  double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
+    const auto time = *static_cast<Clock::time_point*>(end) - *static_cast<Clock::time_point*>(begin);
+    return std::chrono::duration<double, std::milli>(time).count();
+  }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeDevice(const c10::DeviceIndex) const override { waits++; }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+struct Numbers final : at::CPUGeneratorImpl {
+  explicit Numbers(c10::DeviceIndex index) {
+    device_ = c10::Device(KIND, index);
+    key_set_ = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
+  }
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return count() > 0; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return count(); }
+  void setCurrentDevice(c10::DeviceIndex index) const override { current = index; }
+  c10::DeviceIndex getCurrentDevice() const override { return current; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    const auto before = current;
+    current = index;
+    return before;
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return index < 0 ? current : exchangeDevice(index);
+  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    static const auto generator = at::make_generator<Numbers>(0);
+    return generator;
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    return at::make_generator<Numbers>(index < 0 ? 0 : index);
+  }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    return c10::GetAllocator(c10::DeviceType::CPU);
+  }
+  bool isPinnedPtr(const void*) const override { return false; }
+};
+
+// ---- Tensors --------------------------------------------------------------------------------
+
+Tensor empty(
+    c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+    std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  const c10::DeviceGuard guard(device.value_or(c10::Device(KIND, current)));
+  return at::detail::empty_generic(
+      size, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::dtype_or_default(dtype), format);
+}
+
+Tensor empty_strided(
+    c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
+  const c10::DeviceGuard guard(device.value_or(c10::Device(KIND, current)));
+  return at::detail::empty_strided_generic(
+      size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::dtype_or_default(dtype));
+}
+
+// The same memory as a tensor of the CPU.
+Tensor on_cpu(const Tensor& x) {
+  if (x.device().type() != KIND) return x;
+  const auto bytes = static_cast<int64_t>(x.storage().nbytes());
+  auto all = at::from_blob(
+      x.storage().mutable_data(), {bytes}, at::TensorOptions().dtype(at::kByte));
+  return at::empty({0}, x.options().device(at::kCPU))
+      .set_(all.storage(), x.storage_offset(), x.sizes(), x.strides());
+}
+
+Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
+  on_cpu(to).copy_(on_cpu(from));
+  return to;
+}
+
+Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
+  to.resize_(from.sizes());
+  return copy_from(from, to, false);
+}
+
+const Tensor& resize(
+    const Tensor& x, c10::IntArrayRef size, std::optional<at::MemoryFormat>) {
+  auto* tensor = x.unsafeGetTensorImpl();
+  tensor->set_sizes_contiguous(size);
+  const size_t bytes = tensor->numel() * tensor->itemsize();
+  if (bytes > x.storage().nbytes()) {
+    x.storage().set_data_ptr_noswap(memory.allocate(bytes));
+    x.storage().set_nbytes(bytes);
+  }
+  return x;
+}
+
+Tensor& set_storage(
+    Tensor& x, at::Storage storage, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
+  auto* tensor = x.unsafeGetTensorImpl();
+  tensor->set_storage_keep_dtype(storage);
+  tensor->set_storage_offset(offset);
+  tensor->set_sizes_and_strides(
+      size, stride.empty() && !size.empty() ? at::detail::defaultStrides(size) : stride.vec());
+  return x;
+}
+
+Tensor& set_whole_storage(Tensor& x, at::Storage storage) {
+  const auto numbers = static_cast<int64_t>(storage.nbytes() / x.itemsize());
+  return set_storage(x, storage, 0, {numbers}, {});
+}
+
+at::Scalar local_scalar(const Tensor& x) {
+  waits++;
+  return at::_local_scalar_dense(on_cpu(x));
+}
+
+Tensor convolution(
+    const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+    c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
+    c10::IntArrayRef output_padding, int64_t groups) {
+  const auto b = bias.has_value() && bias->defined() ? std::optional<Tensor>(on_cpu(*bias))
+                                                     : std::nullopt;
+  return at::convolution(
+             on_cpu(x), on_cpu(weight), b, stride, padding, dilation, transposed, output_padding,
+             groups)
+      .to(x.device());
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(
+    const Tensor& grad, const Tensor& x, const Tensor& weight, c10::IntArrayRef stride,
+    c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
+    c10::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> mask) {
+  const std::vector<int64_t> bias_size{transposed ? weight.size(1) * groups : weight.size(0)};
+  auto [x_grad, weight_grad, bias_grad] = at::convolution_backward(
+      on_cpu(grad), on_cpu(x), on_cpu(weight), bias_size, stride, padding, dilation, transposed,
+      output_padding, groups, mask);
+  const auto moved = [&](const Tensor& t) { return t.defined() ? t.to(x.device()) : t; };
+  return {moved(x_grad), moved(weight_grad), moved(bias_grad)};
+}
+
+int64_t attention_by_products(
+    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
+    std::optional<double>, bool) {
+  return 0;  // SDPBackend.MATH
+}
+
+void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  // torchvision has no kernel for this device, and no copy through the CPU may hide that.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op.schema().name().rfind("torchvision::", 0) != 0, op.schema().name(),
+      " has no kernel on the stand-in");
+  at::native::cpu_fallback(op, stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("as_strided", &at::native::as_strided_tensorimpl);
+  m.impl("view", &at::native::view);
+  m.impl("_reshape_alias", &at::native::_reshape_alias);
+  m.impl("unfold", &at::native::unfold);
+  m.impl("resize_", &resize);
+  m.impl("set_.source_Storage_storage_offset", &set_storage);
+  m.impl("set_.source_Storage", &set_whole_storage);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("_local_scalar_dense", &local_scalar);
+  m.impl("convolution_overrideable", &convolution);
+  m.impl("convolution_backward_overrideable", &convolution_backward);
+  m.impl("_fused_sdp_choice", &attention_by_products);
+}
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  using namespace at::autocast;
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(conv2d, lower_precision_fp)
+}
+
+extern "C" {
+void standin_register() { at::RegisterPrivateUse1HooksInterface(new Hooks); }
+int standin_count() { return count(); }
+int standin_current() { return current; }
+void standin_set(int index) { current = static_cast<c10::DeviceIndex>(index); }
+long long standin_allocated() { return allocated; }
+long long standin_peak() { return peak; }
+long long standin_waits() { return waits; }
+}
