@@ -87,7 +87,9 @@ def process_state(pid: int) -> str | None:
     such process.
     """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        # With each beat: open() takes half of the time of Path.read_text.
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
         return None
 
@@ -404,7 +406,8 @@ def kill_rank(pid: int, name: str) -> None:
 def main_thread_writes() -> bool:
     """Whether the main thread waits in a write to a terminal or pipe: stdout or stderr."""
     try:
-        text = Path(f"/proc/self/task/{os.getpid()}/syscall").read_text()
+        with open(f"/proc/self/task/{os.getpid()}/syscall", encoding="ascii") as file:
+            text = file.read()
     except OSError:  # some systems do not show it
         return False
     words = text.split()

@@ -121,7 +121,10 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
 
 def shown(text: str) -> str:
     """Return `text` without characters that move a terminal's cursor, and not too long."""
-    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST_TEXT])
+    text = text[:LONGEST_TEXT]
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def foreign(key: str) -> ForeignValueError:

@@ -47,6 +47,8 @@ from utils.options.models import WatchdogOptions
 REPORTED = "reported"  # store key: the failure has been reported; all ranks may end
 STALL_CODE = StallError.exit_code
 EXIT_S = 8.0  # a rank that knows of a failure ends within this time
+# The system is asked what the main thread does only in a phase that takes this long.
+LONG_PHASE_S = 1.0
 PATIENCE_S = 10.0  # after this time, what does not answer is said in the log
 SAY_S = 1.0  # longest wait for a terminal
 
@@ -246,6 +248,9 @@ class Watchdog(threading.Thread):
 
     def _waits_for_terminal(self, now: float) -> bool:
         """Whether the main thread waits in a write to a paused terminal; says so in the log file."""
+        is_new_phase = now - self.entered < LONG_PHASE_S
+        if self.blocked_since is None and is_new_phase:
+            return False
         if not process.main_thread_writes():
             self.blocked_since = None
             self.is_block_told = False
