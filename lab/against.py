@@ -46,12 +46,15 @@ def step():
     net(x).square().mean().backward()
 figures = {"step s": least(step), "inference s": least(lambda: torch.no_grad()(net)(x))}
 with torch.autocast("cpu", torch.bfloat16):
-    figures |= {"bfloat16 step s": least(step), "bfloat16 inference s": least(lambda: torch.no_grad()(net)(x))}
+    figures["bfloat16 step s"] = least(step)
+    figures["bfloat16 inference s"] = least(lambda: torch.no_grad()(net)(x))
 net.zero_grad(set_to_none=True)
 step()
-figures["gradients"] = sum(float(p.grad.abs().sum()) for p in net.parameters() if p.grad is not None)
+gradients = [p.grad for p in net.parameters() if p.grad is not None]
+figures["gradients"] = sum(float(gradient.abs().sum()) for gradient in gradients)
 net.zero_grad(set_to_none=True)
-with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
+kinds = [torch.profiler.ProfilerActivity.CPU]
+with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
     step()
 events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
 sizes = torch.tensor([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
@@ -61,7 +64,8 @@ print(json.dumps({**figures, "peak GB": int(sizes.cumsum(0).max()) / 1e9}))
 import main_train_vrt
 from data.select_dataset import build_dataset
 dataset = build_dataset(main_train_vrt.read_options(sys.argv[1:]).datasets.train, "train", 0)
-print(json.dumps({"8 samples s": least(lambda: [dataset[(0, i % len(dataset))] for i in range(8)], 5)}))
+samples = lambda: [dataset[(0, i % len(dataset))] for i in range(8)]
+print(json.dumps({"8 samples s": least(samples, 5)}))
 """,
     "start": """
 import main_train_vrt

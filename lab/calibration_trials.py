@@ -8,6 +8,7 @@ the planes of a frame that was exposed.
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ SPIKE, RGB = (SIDE // 2, SIDE // 2), (SIDE, SIDE)
 LIMITS = {"px": 0.2, "planes": 1.0, "share": 0.05}
 
 
-def trial(number: int) -> dict[str, object]:
+def trial(number: int) -> dict[str, Any]:
     rng = np.random.default_rng([26, number])
     rig, layers = Rig.random(rng), make_layers(rng, PLANES * FRAMES, SIDE)
     clip = list(
@@ -46,7 +47,7 @@ def trial(number: int) -> dict[str, object]:
     return {"number": number, **errors, "sure": list(map(bool, found.is_sure)), "rig": asdict(rig)}
 
 
-def table(trials: list[dict], title: str) -> None:
+def table(trials: list[dict[str, Any]], title: str) -> None:
     """One line: of each measure the share within its limit, of all and of those that are sure, and
     the share sure.
     """

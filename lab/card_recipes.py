@@ -27,8 +27,8 @@ GPUS, CARDS = (8, 4, 1), (24, 40, 80, 141)
 def counted_gb() -> float:
     """Activations of one clip, with every block recomputed or not."""
     text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
-    found = re.search(r"\bA = ([\d.]+) GB for each clip", text)
-    return float(found[1])
+    (gb,) = re.findall(r"\bA = ([\d.]+) GB for each clip", text)
+    return float(gb)
 
 
 def step_gb(clips: int, activations_gb: float) -> float:
@@ -60,7 +60,8 @@ def table() -> Iterator[str]:
                 gpus, next(card for card in CARDS if file_for(gpus, card) == file)
             )
             gb = step_gb(clips, counted_gb())
-            yield f"| {gpus} | {cards} | `{file.relative_to(ROOT)}` | {clips} x {BATCH // gpus // clips} | {gb:.1f} |"
+            batch = f"{clips} x {BATCH // gpus // clips}"
+            yield f"| {gpus} | {cards} | `{file.relative_to(ROOT)}` | {batch} | {gb:.1f} |"
 
 
 def small_table() -> Iterator[str]:

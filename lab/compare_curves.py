@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args(argv)
     names = run_names(args.runs)
-    histories = [dict(read_history(run)[args.tag]) for run in (*args.runs, *args.noise)]
+    scalars = (read_history(run)[args.tag] for run in (*args.runs, *args.noise))
+    histories = [{int(step): value for step, value in scalar} for scalar in scalars]
     steps = sorted(set.intersection(*map(set, histories)))
     kernel = np.full(args.smooth, 1 / args.smooth)
     curves = np.array(

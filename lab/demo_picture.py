@@ -33,7 +33,10 @@ STEPS, LAST = (
     30,
     rb" [78]\d%\|",
 )  # of the run on a terminal; the picture shows it with the last such bar
-STYLE = "body{margin:0;background:#1e1e1e;color:#ddd} pre{margin:0;padding:10px;font:13px/1.4 monospace}"
+STYLE = (
+    "body{margin:0;background:#1e1e1e;color:#ddd} "
+    "pre{margin:0;padding:10px;font:13px/1.4 monospace}"
+)
 
 
 def frames(clip: str) -> list[np.ndarray]:
@@ -83,6 +86,7 @@ def scalars(run: Path, picture: Path) -> None:
     ]
     command += ["--host", "127.0.0.1", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
     try:
         address = next(
             found[0] for line in process.stdout if (found := re.search(r"http://\S+?:\d+/", line))
@@ -108,8 +112,8 @@ def bar(options: str, picture: Path) -> None:
     """A training run on a terminal: the log, and the bar below it."""
     with tempfile.TemporaryDirectory() as folder:
         code, written = in_terminal(
-            "main_train_vrt.py", "--opt", options, f"path.root={folder}", f"train.total_iter={STEPS}",
-            "train.checkpoint_test=20", limit_s=600,
+            "main_train_vrt.py", "--opt", options, f"path.root={folder}",
+            f"train.total_iter={STEPS}", "train.checkpoint_test=20", limit_s=600,
         )  # fmt: skip
         if code:
             raise SystemExit(written.decode())

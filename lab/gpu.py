@@ -121,8 +121,9 @@ def restore(device: str, side: int, dtype: str) -> Figures:
     """12 frames of 1280 x 720, in tiles of `side` pixels; 0: whole."""
     size, (net, _, _) = (12, 3, 720, 1280) if device == "cuda" else (2, 3, 48, 64), made(device)
     tiling = {
-        "size_patch_testing": side if device == "cuda" else min(side, 32), "size_patch_overlapping": 16,
-        "window_size": net.input_spec.window_size, "least_size": net.input_spec.least_size,
+        "size_patch_testing": side if device == "cuda" else min(side, 32),
+        "size_patch_overlapping": 16, "window_size": net.input_spec.window_size,
+        "least_size": net.input_spec.least_size,
     }  # fmt: skip
     net, frames = net.eval(), torch.rand(1, *size, device=device)
     with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
@@ -244,6 +245,7 @@ def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[
     ) as process:
         limit = threading.Timer(max(1.0, limit_s), process.kill)
         limit.start()
+        assert process.stdout is not None and process.stderr is not None
         for line in process.stdout:
             if line.startswith("{"):
                 (item,) = json.loads(line).items()

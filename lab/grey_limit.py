@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.spike.simulate import LUMA, to_display, to_linear
 from models.fusion.operators import ExposureFusion
-from utils.image import imread_rgb
 from models.metrics import psnr
+from utils.image import imread_rgb
 
 gains: dict[str, list[float]] = {"bilinear": [], "bicubic": []}
 for file in (file for clip in sys.argv[1:] for file in sorted(Path(clip, "sharp").iterdir())):
@@ -35,5 +35,5 @@ for file in (file for clip in sys.argv[1:] for file in sorted(Path(clip, "sharp"
     for found, how in zip(gains.values(), (cv2.INTER_LINEAR, cv2.INTER_CUBIC), strict=True):
         ratio = cv2.resize(small[0] / small[1].clip(1e-3), size, interpolation=how)
         estimate = np.clip(blurry / np.float32(255) + changes * (ratio[..., None] - 1), 0, 1)
-        found.append(psnr(np.uint8(255 * estimate + 0.5), sharp) - psnr(blurry, sharp))
+        found.append(psnr((255 * estimate + 0.5).astype(np.uint8), sharp) - psnr(blurry, sharp))
 print("\n".join(f"{name} {np.mean(found):+.2f}" for name, found in gains.items()))

@@ -56,26 +56,25 @@ def make_page(known: dict[str, str] | None = None) -> str:
 
     SystemExit where one is missing or not used any more.
     """
-    known, texts, other = (
-        known or {},
-        {},
-        "[English](../options.md)" if known else "[简体中文](zh/options.md)",
-    )
+    other = "[English](../options.md)" if known else "[简体中文](zh/options.md)"
+    translations = known or {}
+    texts: dict[str, str] = {}
 
     def say(text: str, where: str) -> str:
         parts = {" ".join(part.split()): part for part in text.strip("\n").split("\n\n")}
         texts.update(dict.fromkeys(parts, where))
-        return "\n\n".join(known.get(key, part) for key, part in parts.items())
+        return "\n\n".join(translations.get(key, part) for key, part in parts.items())
 
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROOT / "lab"), undefined=jinja2.StrictUndefined,
-        extensions=["jinja2.ext.do"], trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        extensions=["jinja2.ext.do"], trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
     )  # fmt: skip
     pages.filters["say"] = say
     page = pages.get_template("options.md.jinja").render(
-        other=other, mark=MARK, options=Options, loader=LoaderOptions, parts=PARTS, describe=describe,
-        dumps=json.dumps, string=str, key_rows=key_rows, own_keys=own_keys, to_read=to_read,
-        is_model=lambda kind: inspect.isclass(kind) and issubclass(kind, Section) and bool(kind.model_fields),
+        other=other, mark=MARK, options=Options, loader=LoaderOptions, parts=PARTS,
+        describe=describe, dumps=json.dumps, string=str, key_rows=key_rows, own_keys=own_keys,
+        to_read=to_read, is_model=_is_model,
     )  # fmt: skip
     faults = [
         f"no translation for {where}: {key}"
@@ -83,22 +82,28 @@ def make_page(known: dict[str, str] | None = None) -> str:
         if known and key not in known
     ]
     if faults := faults + [
-        f"nothing has this text any more: {key}" for key in known if key not in texts
+        f"nothing has this text any more: {key}" for key in translations if key not in texts
     ]:
         sys.exit("\n".join(["correct docs/zh/options.json:", *faults]))
     return page
+
+
+def _is_model(kind: object) -> bool:
+    """Whether an annotation is a section of options that has keys."""
+    return inspect.isclass(kind) and issubclass(kind, Section) and bool(kind.model_fields)
 
 
 def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
     """The keys that are described one by one, each meaning once, whichever parts have it, in its
     longest form.
     """
-    rows = {}
+    rows: dict[tuple[str, str], FieldInfo] = {}
     for name in registry.names():
         fields = registry.model(name).model_fields
         for key in registry.keys(name):
-            if fields[key].description:
-                rows.setdefault((key, fields[key].description), fields[key])
+            text = fields[key].description
+            if text:
+                rows.setdefault((key, text), fields[key])
     return [
         (key, field)
         for (key, text), field in rows.items()
@@ -140,6 +145,12 @@ def to_read(registry: Registry, name: str) -> str:
     return "\n\n".join([first, *(text for text, mark in starts if mark and mark[0].start() == 0)])
 
 
+def _split_of(dataset: str) -> str:
+    """The split that a data set of this project is for."""
+    constructor: Any = DATASETS.model(dataset).constructor
+    return "train" if constructor.is_training else "test"
+
+
 def make_schema() -> str:
     """The JSON Schema, draft 7, one line for each key and definition.
 
@@ -150,11 +161,7 @@ def make_schema() -> str:
     shared = {}  # what occurs more than once: keys of parts, and nested parts by kind
     keys = keys_of(Options, shared)
     for split in ("train", "test"):
-        names = [
-            n
-            for n in DATASETS.names()
-            if DATASETS.model(n).constructor.is_training == (split == "train")
-        ]
+        names = [name for name in DATASETS.names() if _split_of(name) == split]
         section = part_of(DATASETS, names, shared, f"datasets.{split}")
         keys["datasets"]["properties"][split] = section | {"type": ["object", "null"]}
     for name in ("netG", "train"):
@@ -166,8 +173,8 @@ def make_schema() -> str:
         "description": "An option file beside this one, whose keys are inherited.",
     }
     schema = {
-        "$schema": "http://json-schema.org/draft-07/schema#", "$comment": f"{MARK} {MADE_WITH}", "$defs": shared,
-        "type": "object", "properties": keys, "additionalProperties": False,
+        "$schema": "http://json-schema.org/draft-07/schema#", "$comment": f"{MARK} {MADE_WITH}",
+        "$defs": shared, "type": "object", "properties": keys, "additionalProperties": False,
     }  # fmt: skip
     for name, value in schema.items():
         if isinstance(value, dict):
@@ -197,7 +204,7 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
         for key, value in keys.items():
             forms = either.setdefault(key, [])
             forms += [] if value in forms else [value]
-    # A file that inherits the type: where parts differ in the meaning of a key, any of them will do.
+    # A file that inherits the type: if parts differ in the meaning of a key, any of them will do.
     any_of = {
         key: forms[0] if len(forms) == 1 else {"anyOf": forms} for key, forms in either.items()
     }
@@ -216,9 +223,8 @@ def reference(name: str, schema: Schema, shared: Schema) -> Schema:
     number.
     """
     names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-    return {
-        "$ref": f"#/$defs/{next(name for name in names if shared.setdefault(name, schema) == schema)}"
-    }
+    own = next(name for name in names if shared.setdefault(name, schema) == schema)
+    return {"$ref": f"#/$defs/{own}"}
 
 
 def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "") -> Schema:

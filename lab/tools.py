@@ -21,13 +21,14 @@ MB = 2**20
 # step of the naive VRT takes 16 GB at 6x64x64; small: similar to the sample run.
 NAMED: dict[str, dict[str, Any]] = {
     "006": {
-        "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
-        "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11, "pa_frames": 2,
-        "deformable_groups": 16,
+        "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8],
+        "depths": [8] * 7 + [4] * 4, "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4,
+        "num_heads": [6] * 11, "pa_frames": 2, "deformable_groups": 16,
     },
     "small": {
         "upscale": 1, "img_size": [6, 32, 32], "window_size": [6, 4, 4], "depths": [2] * 7 + [1, 1],
-        "indep_reconsts": [8], "embed_dims": [32] * 9, "num_heads": [4] * 9, "pa_frames": 2, "deformable_groups": 4,
+        "indep_reconsts": [8], "embed_dims": [32] * 9, "num_heads": [4] * 9, "pa_frames": 2,
+        "deformable_groups": 4,
     },
 }  # fmt: skip
 NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
@@ -41,9 +42,10 @@ def environment() -> dict[str, Any]:
         command, cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    about_cpu = Path("/proc/cpuinfo").read_text().splitlines()
     return {
         "commit": commit or None, "gpu": gpu,
-        "cpu": next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
+        "cpu": next(line for line in about_cpu if line.startswith("model name")),
         "threads": torch.get_num_threads(), "torch": torch.__version__,
     }  # fmt: skip
 

@@ -33,26 +33,27 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "SPIKEVRT_FORK_SERVER"  # the name of its socket
 LAUNCH_VARIABLES = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE",
-    "PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE",
+    "NPROC_PER_NODE", "PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK",
 )  # fmt: skip
 UNSET = (
-    *LAUNCH_VARIABLES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SPIKEVRT_EXIT_FILE",
-    ADDRESS,
+    *LAUNCH_VARIABLES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID",
+    "SPIKEVRT_EXIT_FILE", ADDRESS,
 )  # fmt: skip
 # As tests began: torch adds variables when it compiles. Without empty ones: they remove a variable
 # for a test's ranks.
 INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET and value}
 LIBRARIES = (
-    "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint", "torch.utils.data",
-    "numpy", "cv2", "json5", "lmdb", "pydantic", "pydantic.main", "pydantic.json_schema", "av", "tqdm",
-    "matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.GifImagePlugin", "PIL.JpegImagePlugin",
-    "multiprocessing.queues", "pydantic.types", "pydantic.type_adapter", "pydantic.dataclasses", "jinja2",
+    "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint",
+    "torch.utils.data", "numpy", "cv2", "json5", "lmdb", "pydantic", "pydantic.main",
+    "pydantic.json_schema", "av", "tqdm", "matplotlib.figure", "matplotlib.backends.backend_agg",
+    "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "multiprocessing.queues", "pydantic.types",
+    "pydantic.type_adapter", "pydantic.dataclasses", "jinja2",
 )  # fmt: skip
 # Nothing reads these while the libraries are imported, so a fork may have its own.
 LATE_VARIABLES = (
-    "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SPIKEVRT_", "SLURM_", "NCCL_", "WANDB_", "TQDM_", "PYTEST_", "TMPDIR",
-    "CUDA_VISIBLE_DEVICES", "PATH",
+    "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SPIKEVRT_", "SLURM_", "NCCL_", "WANDB_", "TQDM_",
+    "PYTEST_", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PATH",
 )  # fmt: skip
 MESSAGE_BYTES = 1 << 20
 
@@ -105,8 +106,8 @@ class ForkServer:
                 listener.listen()
                 self.process = subprocess.Popen(
                     [sys.executable, __file__, str(listener.fileno())], cwd=ROOT, env=self.env,
-                    pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                    start_new_session=True,
+                    pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, start_new_session=True,
                 )  # fmt: skip
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.connect("\0" + os.environ[ADDRESS])

@@ -15,9 +15,18 @@ from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.options.models import WatchdogOptions
 
-NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, {}\nLast error:\n{}"
-SYSTEM = "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) or external library call failed."
-REMOTE = "remote process exited\nncclRemoteError: A call failed possibly due to a remote process exiting prematurely."
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, {}\n"
+    "Last error:\n{}"
+)
+SYSTEM = (
+    "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) or external "
+    "library call failed."
+)
+REMOTE = (
+    "remote process exited\nncclRemoteError: A call failed possibly due to a remote process "
+    "exiting prematurely."
+)
 CLOSED, FULL = (
     "socketProgress: Connection closed by remote peer",
     "/dev/shm/nccl-x, error: No space left on device",

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.dist.fork_server import ROOT, ForkedProcess, clean_env, fork_server
 
@@ -59,10 +59,15 @@ class Ranks:
     """Running ranks; use as a context manager, which leaves no process behind."""
 
     def __init__(
-        self, n: int, script: str | Path, *args: str, env: Mapping[str, str] | None = None,
-        env_of: Mapping[int, Mapping[str, str]] | None = None, args_of: Mapping[int, Sequence[str]] | None = None,
+        self,
+        n: int,
+        script: str | Path,
+        *args: str | Path,
+        env: Mapping[str, str] | None = None,
+        env_of: Mapping[int, Mapping[str, str]] | None = None,
+        args_of: Mapping[int, Sequence[str]] | None = None,
         prefix: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """env_of: further variables of single ranks; an empty value removes one. args_of: arguments
         in place of `args`.
 
@@ -71,9 +76,9 @@ class Ranks:
         """
         self.start = time.monotonic()
         self.port = port = free_port()
-        self.files = [
-            (tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)
-        ]
+        # What ranks write can be read as long as this object is there.
+        self.opened = contextlib.ExitStack()
+        self.files = [(self._file(), self._file()) for _ in range(n)]
         self.processes = []
         # No rank begins before all exist: a fork needs no time to import torch, in which launchers
         # start the others.
@@ -89,6 +94,9 @@ class Ranks:
             self.processes.append(_start(arguments, wanted, *self.files[rank], prefix, gate))
         os.close(gate)
         os.close(release)
+
+    def _file(self) -> IO[bytes]:
+        return self.opened.enter_context(tempfile.TemporaryFile("w+b"))
 
     def __enter__(self) -> Ranks:
         return self
@@ -124,7 +132,7 @@ class Ranks:
 
 
 def run_ranks(
-    n: int, script: str | Path, *args: str, limit_s: float = 60, **options: Any
+    n: int, script: str | Path, *args: str | Path, limit_s: float = 60, **options: Any
 ) -> RankResult:
     """Run `script` on n ranks to the end. options: those of Ranks."""
     with Ranks(n, script, *args, **options) as ranks:
@@ -135,7 +143,7 @@ def run_ranks(
 
 
 def run_command(
-    command: Sequence[str],
+    command: Sequence[str | Path],
     limit_s: float = 60,
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,

@@ -101,8 +101,9 @@ class Odd(nn.Module):
         elif CASE == "states":
             states = ({"model_state_dict", "optimizer"}, {"conv.weight", "conv.bias"})
             dicts = [x.keys() for x in gc.get_objects() if isinstance(x, dict)]
+            found = sum(any(keys >= state for state in states) for keys in dicts)
             print(
-                f"{sum(any(keys >= state for state in states) for keys in dicts)} checkpoints in memory",
+                f"{found} checkpoints in memory",
                 flush=True,
             )
         elif CASE == "drift":

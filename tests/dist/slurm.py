@@ -77,8 +77,8 @@ class Cluster:
         (self.folder / "slurm.conf").write_text(self._conf())
         self._spawn(
             "munged", "--foreground", f"--key-file={key}", f"--socket={key.parent}/socket",
-            f"--pid-file={key.parent}/pid", f"--log-file={key.parent}/log", f"--seed-file={key.parent}/seed",
-            user=munge.pw_uid, group=munge.pw_gid,
+            f"--pid-file={key.parent}/pid", f"--log-file={key.parent}/log",
+            f"--seed-file={key.parent}/seed", user=munge.pw_uid, group=munge.pw_gid,
         )  # fmt: skip
         self.wait(lambda: (key.parent / "socket").exists(), "munged")
         self._spawn("slurmctld", "-D")

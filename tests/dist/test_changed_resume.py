@@ -77,7 +77,7 @@ def test_epochs_on_the_command_line_decide_and_a_file_that_cuts_them_says_so(sto
     assert result.stdout[0].count("[Rank 0/1] Step ") == 2
 
 
-def test_changed_rates_betas_and_groups_take_effect_and_are_listed_and_no_checkpoint_stays_in_memory(
+def test_changed_rates_betas_and_groups_take_effect_and_no_checkpoint_stays_in_memory(
     story,
 ):
     result, state = story["changed"]

@@ -112,7 +112,8 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder
         tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
     )
     own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
-    path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={python.parent}:{os.environ['PATH']},OMP_NUM_THREADS="
+    places = f"{python.parent}:{os.environ['PATH']}"
+    path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={places},OMP_NUM_THREADS="
     cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")
     assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in wait_for(log, "cpus", 30)
     (tmp_path / "mine.json").write_text("{}")

@@ -30,8 +30,8 @@ def log(tmp_path):
 def test_an_elastic_restart_resumes_and_nobody_is_left_when_torchrun_is_killed(tmp_path, log):
     options = write_options(tmp_path)
     command = (
-        *TORCHRUN, "--standalone", "--nproc_per_node=2", "--max-restarts=1", MAIN, "--opt", options, *SHORT,
-        "train.total_iter=1000",
+        *TORCHRUN, "--standalone", "--nproc_per_node=2", "--max-restarts=1", MAIN, "--opt", options,
+        *SHORT, "train.total_iter=1000",
     )  # fmt: skip
     with started(command, log) as process:
         wait_for(log, "Iter: 2,")
@@ -94,7 +94,8 @@ def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_but_for_nohup
 
 PAI_DLC = {"RANK": "{node}", "WORLD_SIZE": "2", "NPROC_PER_NODE": "2"}
 KUBEFLOW = {
-    "RANK": "{node}", "WORLD_SIZE": "4", "PET_NODE_RANK": "{node}", "PET_NPROC_PER_NODE": "2", "PET_NNODES": "2",
+    "RANK": "{node}", "WORLD_SIZE": "4", "PET_NODE_RANK": "{node}", "PET_NPROC_PER_NODE": "2",
+    "PET_NNODES": "2",
 }  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def identities(logs: list[Path]) -> list[tuple[str, ...]]:
     return sorted(found for log in logs for found in re.findall(banner, log.read_text()))
 
 
-def test_where_a_platform_starts_one_process_per_node_the_ranks_of_all_nodes_train_and_resume_as_one_world(
+def test_a_platform_that_starts_one_process_per_node_gets_one_world_that_trains_and_resumes(
     tmp_path,
 ):
     options = write_options(tmp_path)
@@ -186,8 +187,8 @@ def test_two_nodes_train_together_and_name_each_other_when_the_cable_is_cut(tmp_
             both.enter_context(started(
                 hosts.command(
                     host, *TORCHRUN, "--nnodes=2", "--nproc_per_node=1", f"--node-rank={host}",
-                    "--master-addr=10.77.0.1", f"--master-port={port}", MAIN, "--opt", str(options), *SHORT,
-                    "train.total_iter=1000",
+                    "--master-addr=10.77.0.1", f"--master-port={port}", MAIN, "--opt", str(options),
+                    *SHORT, "train.total_iter=1000",
                 ),
                 logs[host], GLOO_SOCKET_IFNAME=f"cable{host}",
             ))
@@ -220,7 +221,8 @@ def _is_rank(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("case", "changes", "code"), [
-    ("none", ["train.totl_iter=2"], 2), ("nan", ["train.max_nonfinite_steps=1"], 4), ("term", [], 75),
+    ("none", ["train.totl_iter=2"], 2), ("nan", ["train.max_nonfinite_steps=1"], 4),
+    ("term", [], 75),
 ])  # fmt: skip
 def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, case, changes, code):
     options = write_odd(tmp_path)

@@ -215,8 +215,8 @@ def test_an_address_that_another_user_has_bound_silences_no_report():
         [
             "/usr/bin/python3", "-c",
             "import hashlib, socket, sys, time; s = socket.socket(socket.AF_UNIX); "
-            "s.bind('\\0spikevrt-' + hashlib.sha256(sys.argv[1].encode()).hexdigest()); s.listen(); "
-            "print('bound', flush=True); time.sleep(60)",
+            "s.bind('\\0spikevrt-' + hashlib.sha256(sys.argv[1].encode()).hexdigest()); "
+            "s.listen(); print('bound', flush=True); time.sleep(60)",
             text,
         ],
         user=65534, stdout=subprocess.PIPE, text=True,

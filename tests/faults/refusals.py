@@ -1,4 +1,4 @@
-"""Trials of what cannot go well: wrong environments at the start, files that break in the middle."""
+"""Trials of what cannot go well: wrong environments at the start, files that break later."""
 
 import os
 import socket
@@ -29,17 +29,26 @@ class Environment:
     overrides: tuple[str, ...] = ()
 
 
+NOBODY = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "{free}",
+}
 ENVIRONMENTS = (
-    Environment("a name that does not resolve", "MASTER_ADDR does not resolve: no-such-host.invalid", env=NO_HOST),
+    Environment("a name that does not resolve",
+        "MASTER_ADDR does not resolve: no-such-host.invalid", env=NO_HOST),
     Environment("a port in use", "port {port} is in use", env={"MASTER_PORT": "{port}"}),
-    Environment("another program on the port", "is not the store of this run", 2, {"MASTER_PORT": "{port}"},
-                {0: {"WORLD_SIZE": "1"}}),
-    Environment("nobody at the port", "waits for rank 0 at 127.0.0.1", 1,
-                {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{free}"}),
-    Environment("ranks that were not started", "waiting for ranks 2, 3, 4 of 5", env={"WORLD_SIZE": "5"}),
-    Environment("one rank started twice", "rank 1 arrived twice", 3, {"WORLD_SIZE": "3"}, {2: {"RANK": "1"}}),
+    Environment("another program on the port", "is not the store of this run", 2,
+        {"MASTER_PORT": "{port}"}, {0: {"WORLD_SIZE": "1"}}),
+    Environment("nobody at the port", "waits for rank 0 at 127.0.0.1", 1, NOBODY),
+    Environment("ranks that were not started", "waiting for ranks 2, 3, 4 of 5",
+        env={"WORLD_SIZE": "5"}),
+    Environment("one rank started twice", "rank 1 arrived twice", 3, {"WORLD_SIZE": "3"},
+        {2: {"RANK": "1"}}),
     Environment("a rank beyond the last", "RANK is 7, expected 0 to 1", env_of={1: {"RANK": "7"}}),
-    Environment("a port that is no number", "MASTER_PORT is 'abc', no number", env_of={1: {"MASTER_PORT": "abc"}}),
+    Environment("a port that is no number", "MASTER_PORT is 'abc', no number",
+        env_of={1: {"MASTER_PORT": "abc"}}),
     Environment("no address", "MASTER_ADDR is missing", env_of={1: {"MASTER_ADDR": ""}}),
     Environment("no rank", "RANK is missing", env_of={1: {"RANK": ""}}),
     Environment("time-outs in the wrong order", "the time-out of the", env={"NCCL_TIMEOUT": "200"}),

@@ -93,8 +93,8 @@ def interrupt(
     identical &= steps == list(range(1, STEPS + 1))
     shutil.rmtree(experiment(options, task))
     return Interruption(
-        ranks, f"{how} to rank {', '.join(map(str, targets))}", int(found[0]) if found else 0, first.exit_codes, gone_s,
-        identical, first.text + again.text,
+        ranks, f"{how} to rank {', '.join(map(str, targets))}", int(found[0]) if found else 0,
+        first.exit_codes, gone_s, identical, first.text + again.text,
     )  # fmt: skip
 
 
@@ -146,9 +146,9 @@ def restart_of_one_agent(limit_s: float = 120) -> str:
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"agent{i}.log" for i in range(2)]
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--max-restarts=1",
-            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic",
-            "tests/dist/helpers_worker.py", "second_life", f"{folder}/mark",
+            sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1",
+            "--max-restarts=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+            "--rdzv-id=elastic", "tests/dist/helpers_worker.py", "second_life", f"{folder}/mark",
         ]  # fmt: skip
         with started(command, logs[0]) as first, started(command, logs[1]) as second:
             try:

@@ -13,9 +13,13 @@ from utils.dist.process import process_state
 
 WORKER = "tests/faults/stall_worker.py"
 # kind -> (verdict, text that the message must show besides the rank)
+VERDICTS = (
+    r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback"
+)
 KINDS = {
-    **dict.fromkeys(("barrier", "forward", "rank0"), ("STUCK", "in strike")), "worker": ("STUCK", "in __getitem__"),
-    "gil": ("SILENT", "in strike"), "stop": ("SILENT", "the process is stopped"), "kill": ("DEAD", "is gone"),
+    **dict.fromkeys(("barrier", "forward", "rank0"), ("STUCK", "in strike")),
+    "worker": ("STUCK", "in __getitem__"), "gil": ("SILENT", "in strike"),
+    "stop": ("SILENT", "the process is stopped"), "kill": ("DEAD", "is gone"),
     "exception": ("DataError", "clip 7 is short"),
 }  # fmt: skip
 
@@ -88,7 +92,7 @@ def run_stall(
     ]
     return Trial(
         kind, ranks, rank, *seconds, left,
-        re.findall(r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback", text),
+        re.findall(VERDICTS, text),
         KINDS[kind][1] in text, result.exit_codes, text,
     )  # fmt: skip
 

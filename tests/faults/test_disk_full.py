@@ -5,9 +5,7 @@ one stays.
 import json
 import os
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 
 from main_train_vrt import read_options
 from tests.dist.launching import Ranks, run_into
+from tests.helpers.small_disk import disk
 from tests.helpers.train_files import (
     MAIN,
     events_of,
@@ -35,22 +34,6 @@ from utils.run.writers import Experiment
 
 NAME = "checkpoint_latest.pth"
 ORDER = DataOrder(8, "", 0, 8)
-
-
-@contextmanager
-def disk(folder: Path, size: str, files: int = 1000) -> Iterator[Path]:
-    """A file system of that size, and for so many files, on `folder`."""
-    folder.mkdir(parents=True)
-    options = f"size={size},nr_inodes={files + 1}"
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True
-    )
-    if made.returncode != 0:
-        pytest.skip("needs root, to mount a small file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def state(step: int, floats: int = 500_000) -> dict[str, object]:
@@ -77,7 +60,8 @@ def full_at_the_sidecar(folder):
 
 @pytest.mark.parametrize(("fill", "message"), [
     (full_at_the_start, r"too full for a checkpoint: 1 MB free\n.*\n +expected  at least 2 MB"),
-    (full_in_the_middle, r"cannot write the checkpoint: .*\n.*\n +expected .* room for 0 MB \(\d MB are free\)"),
+    (full_in_the_middle,
+     r"cannot write the checkpoint: .*\n.*\n +expected .* room for 0 MB \(\d MB are free\)"),
     (full_at_the_sidecar, r"cannot write the checkpoint: .*No space left"),
 ])  # fmt: skip
 def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(tmp_path, fill, message):

@@ -46,19 +46,22 @@ class Simulated:
     """
 
     def __init__(self, rank: int, world_size: int, store: Store) -> None:
-        self.rank, self.world_size, self.store = rank, world_size, Counted(store)
+        self.rank, self.world_size = rank, world_size
+        # It answers as a Store does, and is none by its class.
+        self.store: Any = Counted(store)
         self.beats = Beats(rank, world_size, self.store, machine_name=f"host{rank // PER_HOST}")
         self.fault, self.syncs, self.since, self.known_at = "", 0, HEALTHY, 0.0
         self.publish(5.0)
 
     def publish(self, stall_s: float) -> None:
         self.beats.publish({
-            "phase": "simulated", "step": 0, "syncs": self.syncs, "age": max(0.0, time.monotonic() - self.since),
-            "budget": stall_s, "pid": os.getpid(), "host": self.beats.machine,
+            "phase": "simulated", "step": 0, "syncs": self.syncs,
+            "age": max(0.0, time.monotonic() - self.since), "budget": stall_s, "pid": os.getpid(),
+            "host": self.beats.machine,
         })  # fmt: skip
 
     def turn(self, stall_s: float) -> dict[str, Any] | None:
-        """One beat, as Watchdog does it; the verdict, where this rank is the first to come to one."""
+        """One beat, as Watchdog does it; the verdict, if this rank is the first to come to one."""
         if self.fault == "silent" or self.known_at:
             return None
         self.publish(stall_s)
@@ -134,8 +137,10 @@ def test_a_beat_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
         ranks = new_ranks(server, f"health{n}", n)
         for _ in range(3):
             assert not any(rank.turn(LONG) for rank in ranks)
-        costs[n] = [{name: (rank.store.requests[name], rank.store.keys[name]) for name in rank.store.requests}
-                    for rank in ranks]  # fmt: skip
+        costs[n] = [
+            {name: (count, rank.store.keys[name]) for name, count in rank.store.requests.items()}
+            for rank in ranks
+        ]
     assert all(
         cost["set"] == (3, 3) and cost["multi_get"][0] == 3 for n in costs for cost in costs[n]
     )

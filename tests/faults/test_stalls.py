@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.dist.launching import Ranks
+from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.faults.stalls import run_stall
 from tests.helpers.train_files import experiment, odd, odd_command, write_odd
 from utils.dist.process import children_of, process_state
@@ -87,26 +88,11 @@ def _signal(pids: list[int], number: int) -> None:
         os.kill(pid, number)
 
 
-KEY, KEY_OF_OPTIONS = (
-    "0123456789abcdef0123456789abcdef01canary",
-    "fedcba9876543210fedcba9876543210canary10",
-)
-SECRET = f"logging.wandb_api_key={KEY_OF_OPTIONS}"
-ENV = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
 LINE = re.compile(
-    r"rank (\d) of 2 on \S+, cpu, pid (\d+); step (\d+), [\d.]+ s in phase \"([^\"]+)\"; loss finite; "
+    r"rank (\d) of 2 on \S+, cpu, pid (\d+); step (\d+), "
+    r"[\d.]+ s in phase \"([^\"]+)\"; loss finite; "
     r"weights ([0-9a-f]{12}) at step (\d+); 4 samples an epoch, first (\d), (\d), (\d)"
 )
-
-
-def files_with_a_key(folder):
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert files
-    return [
-        path
-        for path in files
-        if any(key.encode() in path.read_bytes() for key in (KEY, KEY_OF_OPTIONS))
-    ]
 
 
 def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_key_does(tmp_path):

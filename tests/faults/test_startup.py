@@ -34,12 +34,14 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
 
 
 @pytest.mark.parametrize(("ranks", "env", "env_of", "message"), [
-    (2, {"MASTER_ADDR": "no-such-host.invalid"}, {}, "MASTER_ADDR does not resolve: no-such-host.invalid"),
+    (2, {"MASTER_ADDR": "no-such-host.invalid"}, {},
+     "MASTER_ADDR does not resolve: no-such-host.invalid"),
     (2, {}, {1: {"RANK": "0"}}, "is in use"),
     (2, {}, {1: {"RANK": "7"}}, "RANK is 7, expected 0 to 1"),
     (2, {"WORLD_SIZE": "5"}, {}, "ranks 2, 3, 4 of 5 did not arrive"),
     (3, {}, {2: {"RANK": "1"}}, "rank 1 arrived twice"),
-    (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {}, "nobody answers at 127.0.0.1"),
+    (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {},
+     "nobody answers at 127.0.0.1"),
 ])  # fmt: skip
 def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(
     ranks, env, env_of, message
@@ -62,7 +64,7 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
     assert result.text.count("the options differ between the ranks") == 1
 
 
-def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one_lengthens_the_limits(
+def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one_lasts_longer(
     tmp_path,
 ):
     options, changes = write_options(tmp_path), ("train.total_iter=1", "datasets.test={}")
@@ -84,7 +86,8 @@ def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one
     # `srun --pty bash`
     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),
     # The same in an allocation of 8 tasks.
-    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"}, "SLURM_JOB_NODELIST is missing"),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"},
+     "SLURM_JOB_NODELIST is missing"),
     ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
 ])  # fmt: skip
 def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.model_vrt import define_Model
-from tests.faults.test_stalls import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
+from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.helpers.train_files import (
     experiment,
     network,

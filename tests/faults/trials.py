@@ -61,11 +61,12 @@ def stalls(
 
 def summary_of_stalls(trials: list[Trial]) -> dict[str, Any]:
     detected = [t.detected_s for t in trials if math.isfinite(t.detected_s)]
+    gone = [t.gone_s for t in trials if math.isfinite(t.gone_s)]
     return {
         "trials": len(trials), "right": sum(t.is_right for t in trials), "stall_s": STALL_S,
         "detected_s_max": round(max(detected, default=0.0), 2),
         "detected_s_median": round(statistics.median(detected or [0.0]), 2),
-        "gone_s_max": round(max((t.gone_s for t in trials if math.isfinite(t.gone_s)), default=0.0), 2),
+        "gone_s_max": round(max(gone or [0.0]), 2),
         "left_behind": sum(len(t.left) for t in trials),
         "each": [str(t) for t in trials],
         "wrong": [f"{t} (exit codes {t.exit_codes})" for t in trials if not t.is_right],
@@ -88,8 +89,9 @@ def false_alarms(share: float) -> dict[str, Any]:
         for process in busy:
             process.kill()
     return {
-        "minutes": minutes, "ranks": 8, "stall_s": STALL_S, "alarms": result.text.count("StallError"),
-        "exit_codes": result.exit_codes, "last": result.jsons[0],
+        "minutes": minutes, "ranks": 8, "stall_s": STALL_S,
+        "alarms": result.text.count("StallError"), "exit_codes": result.exit_codes,
+        "last": result.jsons[0],
     }  # fmt: skip
 
 
@@ -112,7 +114,8 @@ def interruptions(how: str, share: float) -> dict[str, Any]:
         "resumed_at": [sum(t.at_iter == i for t in found) for i in range(STEPS + 1)],
         "gone_s_max": round(max(t.gone_s for t in found), 2),
         "wrong": [
-            f"{t.struck} of {t.ranks}: resumed at {t.at_iter}, exit codes {t.exit_codes}, identical: {t.identical}"
+            f"{t.struck} of {t.ranks}: resumed at {t.at_iter}, exit codes {t.exit_codes}, "
+            f"identical: {t.identical}"
             for t in found
             if not t.identical or t not in codes_right
         ],
@@ -143,7 +146,7 @@ def told(wrong: list[str], **more: Any) -> dict[str, Any]:
 
 
 def launcher(share: float) -> dict[str, Any]:
-    """SIGTERM, SIGUSR1 or SIGHUP to launch_train.sh, whose torchrun turns every exit code into 1."""
+    """SIGTERM, SIGUSR1 or SIGHUP to launch_train.sh, whose torchrun makes every exit code 1."""
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
         count = max(1, round(10 * share))
@@ -259,8 +262,12 @@ def overhead(share: float) -> dict[str, Any]:
     }
 
 
+def stalled_rank(kind: str, seed: int, ranks: int) -> int:
+    return 0 if kind == "rank0" else (seed + 1) % ranks
+
+
 KINDS_OF_TRIAL = {
-    "stalls": partial(stalls, STALL_KINDS, 3, lambda kind, seed, ranks: 0 if kind == "rank0" else (seed + 1) % ranks),
+    "stalls": partial(stalls, STALL_KINDS, 3, stalled_rank),
     "deaths": partial(stalls, ("kill", "exception"), 3, lambda kind, seed, ranks: seed % ranks),
     # it has the store of all
     "store_host": partial(stalls, ("stop", "gil", "kill"), 1, lambda kind, seed, ranks: 0),
@@ -268,9 +275,8 @@ KINDS_OF_TRIAL = {
     "kills": partial(interruptions, "kill"), "preemptions": partial(interruptions, "signal"),
     "suspensions": suspensions, "launcher": launcher,
     "agents": lambda share: told([restart_of_one_agent() for _ in range(max(1, round(5 * share)))]),
-    "environments": environments, "broken_files": broken_files, "epochs": epochs, "overhead": overhead,
-    "readers": readers,
-    "false_alarms": false_alarms,
+    "environments": environments, "broken_files": broken_files, "epochs": epochs,
+    "overhead": overhead, "readers": readers, "false_alarms": false_alarms,
 }  # fmt: skip
 
 
@@ -279,11 +285,11 @@ def read_results() -> dict[str, Any]:
 
 
 def main() -> None:
-    form = {
-        "prog": "python -m tests.faults.trials",
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
-    parser = argparse.ArgumentParser(description=__doc__, **form)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.trials",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--only", default=",".join(KINDS_OF_TRIAL), help="kinds of trial, with commas"
     )

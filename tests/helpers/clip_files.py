@@ -10,7 +10,7 @@ direction of time shows.
 import json
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ import cv2
 import numpy as np
 import torch
 
+from data.clip_dataset import TestClips, TrainClips
 from data.clips.io_backend import build_cache
 from data.clips.manifest import Source
 from data.clips.preflight import Report
 from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
 from scripts import doctor
+from utils.options.models import LoaderOptions
 from utils.video import VideoWriter
 
 PLANES = 24
@@ -58,8 +60,9 @@ def write_png(path: Path, red: np.ndarray, green: int = 0) -> None:
 
 
 def write_clip(
-    root: Path, name: str, *, split: str = "train", frames: int = 6, h: int = 8, w: int = 12, scale: int = 1,
-    first: int = 0, planes: int = PLANES, regrouped: bool = False, seed: int = 0, instants: int = 0,
+    root: Path, name: str, *, split: str = "train", frames: int = 6, h: int = 8, w: int = 12,
+    scale: int = 1, first: int = 0, planes: int = PLANES, regrouped: bool = False, seed: int = 0,
+    instants: int = 0,
 ) -> None:  # fmt: skip
     """One clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq; green of its instants counts
     them from 1.
@@ -88,7 +91,7 @@ def write_dat(path: Path, spikes: np.ndarray) -> None:
 
 
 @contextmanager
-def small_files(limit: int) -> Iterator[None]:
+def small_files(limit: int) -> Generator[None]:
     """Inside, no file takes more than so many bytes, as on a full disk."""
     former, limits = (
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
@@ -102,8 +105,8 @@ def small_files(limit: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, former)
 
 
-def write_info(root: Path, **values: object) -> None:
-    about = {
+def write_info(root: Path, **values: Any) -> None:
+    about: dict[str, Any] = {
         "format": 1,
         "h": 8,
         "w": 12,
@@ -111,8 +114,9 @@ def write_info(root: Path, **values: object) -> None:
         "planes": PLANES,
         "rate": 1.0,
         "light": "linear",
+        "gt_plane": 12,
     }
-    about |= {"gt_plane": 12} | values
+    about |= values
     path = root / "GOPRO_Large_spike_seq" / "dataset.json"
     path.write_text(json.dumps({k: v for k, v in about.items() if v is not None}), encoding="utf-8")
 
@@ -120,17 +124,18 @@ def write_info(root: Path, **values: object) -> None:
 def write_clips(root: Path, *names: str, **how: Any) -> Path:
     """Clips that differ, and their dataset.json; their root. how: arguments of `write_clip`."""
     for seed, name in enumerate(names):
-        write_clip(root, name, **{"seed": seed, **how})
+        own_seed: dict[str, Any] = {"seed": seed}
+        write_clip(root, name, **(own_seed | how))
     write_info(root)
     return root
 
 
 def section(
-    root: Path, split: str = "train", regrouped: bool = False, **changes: object
-) -> dict[str, object]:
+    root: Path, split: str = "train", regrouped: bool = False, **changes: Any
+) -> dict[str, Any]:
     """A datasets.<split> section for these clips, with spikes; keys given as None are left out."""
     rgb = root / "GOPRO_Large"
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "dataset_type": "TrainDatasetRGBSpike" if split == "train" else "TestDatasetRGBSpike",
         "dataroot_gt": str(rgb / (f"{split}_GT" if regrouped else split)),
         "dataroot_lq": str(rgb / (f"{split}_GT_blurred" if regrouped else split)),
@@ -142,19 +147,33 @@ def section(
     return {key: value for key, value in (values | changes).items() if value is not None}
 
 
-def resolved(values: dict[str, object]) -> Any:
+def resolved(values: dict[str, Any]) -> Any:
     return DATASETS.resolve(values, "datasets.train")
 
 
-def build(root: Path, split: str = "train", seed: int = 0, **changes: object) -> Any:
+def build(root: Path, split: str = "train", seed: int = 0, **changes: Any) -> Any:
     return build_dataset(section(root, split, **changes), split, seed)
 
 
-def source_of(values: dict[str, object]) -> Source:
+def set_for_training(values: LoaderOptions | dict[str, Any], seed: int = 0) -> TrainClips:
+    """Return the dataset of a section datasets.train."""
+    dataset = build_dataset(values, "train", seed)
+    assert isinstance(dataset, TrainClips)
+    return dataset
+
+
+def set_for_testing(values: LoaderOptions | dict[str, Any]) -> TestClips:
+    """Return the dataset of a section datasets.test."""
+    dataset = build_dataset(values, "test", 0)
+    assert isinstance(dataset, TestClips)
+    return dataset
+
+
+def source_of(values: dict[str, Any]) -> Source:
     return resolved(values).constructor.sources_of(resolved(values))[0]
 
 
-def cached(values: dict[str, object], path: Path) -> dict[str, object]:
+def cached(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """The section, read from a cache of its clips, which is made at `path`."""
     for source in resolved(values).constructor.sources_of(resolved(values)):
         build_cache(source, str(path / source.part))
@@ -167,7 +186,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(equal(value, b[key]) for key, value in a.items())
 
 
-def doctor_of_data(root: Path, *flags: str, **datasets: object) -> int:
+def doctor_of_data(root: Path, *flags: str, **datasets: Any) -> int:
     """The exit code of `scripts/doctor.py --data` for these sections of datasets."""
     options = {"task": "x", "datasets": datasets, "netG": {"net_type": "vrt", "upscale": 1}}
     (root / "opt.json").write_text(
@@ -176,6 +195,6 @@ def doctor_of_data(root: Path, *flags: str, **datasets: object) -> int:
     return doctor.main(["--data", "--opt", str(root / "opt.json"), *flags])
 
 
-def check(values: dict[str, object], **how: object) -> Report:
+def check(values: dict[str, Any], **how: Any) -> Report:
     (report,) = resolved(values).constructor.check(resolved(values), "train", **how)
     return report

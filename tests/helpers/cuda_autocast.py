@@ -14,11 +14,13 @@ from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
 LOWER = {
-    F.linear, F.conv2d, F.conv3d, F.scaled_dot_product_attention, torch.matmul, torch.bmm, torch.baddbmm, torch.mm,
-    torch.addmm, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.addmm_, torch.conv2d, torch.conv3d,
+    F.linear, F.conv2d, F.conv3d, F.scaled_dot_product_attention, torch.matmul, torch.bmm,
+    torch.baddbmm, torch.mm, torch.addmm, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__,
+    Tensor.addmm_, torch.conv2d, torch.conv3d,
 }  # fmt: skip
 FLOAT32 = {
-    F.layer_norm, torch.layer_norm, F.softmax, torch.softmax, Tensor.softmax, torch.logsumexp, torch.exp, torch.pow,
+    F.layer_norm, torch.layer_norm, F.softmax, torch.softmax, Tensor.softmax, torch.logsumexp,
+    torch.exp, torch.pow,
 }  # fmt: skip
 
 
@@ -30,9 +32,8 @@ class CudaAutocast(TorchFunctionMode):
     def __init__(self, device_type: str) -> None:
         super().__init__()
         self.device_type = device_type
-        self.weights: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # leaves are cast once, as autocast does
+        # Leaves are cast once, as autocast does.
+        self.weights: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -49,7 +50,10 @@ class CudaAutocast(TorchFunctionMode):
             return func(*args, **{k: self.cast(a, dtype) for k, a in kwargs.items()})
 
     def backward(self, loss: Tensor) -> None:
-        """Tensor.backward without its arguments; the mode holds inside, for what is computed anew."""
+        """Tensor.backward without its arguments.
+
+        The mode holds inside, for what is computed anew.
+        """
         with self:
             Variable._execution_engine.run_backward(
                 (loss,), (torch.ones_like(loss),), False, False, (), True, True

@@ -3,6 +3,8 @@
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.helpers.checked import present
+
 
 def examples(count: int) -> settings:
     """Try so many examples in `make test`, and a multiple of them in tests.faults.trials.
@@ -10,7 +12,7 @@ def examples(count: int) -> settings:
     Examples have no limit of time, because it depends on what else the machine does. They may share
     a folder of pytest's.
     """
-    times = settings.default.max_examples // USUAL
+    times = present(settings.default).max_examples // USUAL
     return settings(
         max_examples=count * times,
         deadline=None,

@@ -27,8 +27,9 @@ import gc
 import json
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -43,12 +44,13 @@ from models.vrt.attention import MOST_HEADS
 from models.vrt.deform_align import DeformAlign
 from tests.helpers.cuda_autocast import CudaAutocast
 
-NETWORK = {  # of the GoPro recipe
-    "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4, "pa_frames": 2,
-    "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11, "deformable_groups": 16,
+NETWORK: dict[str, Any] = {  # of the GoPro recipe
+    "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
+    "pa_frames": 2, "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4,
+    "num_heads": [6] * 11, "deformable_groups": 16,
 }  # fmt: skip
 CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "auto, bfloat16": {},
     "auto, bfloat16, checkpointed": CHECKPOINTED,
     "plain, bfloat16": {"kernels": "plain"},
@@ -57,7 +59,8 @@ FAKE = FakeTensorMode()
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
 # Without a kernel, though their schema does not say that they are views.
 FREE = (
-    "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh",
+    "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+    "detach", "lift_fresh",
 )  # fmt: skip
 # Place of the input among the arguments, and times that the columns are written or read, in
 # torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu: the samples and their product; backward: zeros,
@@ -174,7 +177,8 @@ def attention_of_a_gpu(
 ) -> Tensor:
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype("cuda")
-        q, k, v, attn_mask = (None if x is None else x.to(dtype) for x in (q, k, v, attn_mask))
+        q, k, v = (x.to(dtype) for x in (q, k, v))
+        attn_mask = None if attn_mask is None else attn_mask.to(dtype)
     kind, aten = backend(q, k, v, attn_mask), torch.ops.aten
     gradient = "gradient" if torch.is_grad_enabled() and q.requires_grad else "none"
     added = (
@@ -192,8 +196,8 @@ def attention_of_a_gpu(
     return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[0]
 
 
-def on_gpu(t: Tensor | None) -> Tensor | None:
-    return None if t is None else torch.empty(t.shape, dtype=t.dtype, device="cuda")
+def on_gpu(t: Tensor) -> Tensor:
+    return torch.empty(t.shape, dtype=t.dtype, device="cuda")
 
 
 @functools.cache
@@ -224,14 +228,14 @@ def to_gpu(net: nn.Module) -> None:
             setattr(module, name, on_gpu(buffer))
 
 
-def network(options: dict, batch: int) -> tuple[nn.Module, Tensor]:
+def network(options: dict[str, Any], batch: int) -> tuple[nn.Module, Tensor]:
     with unset_fake_temporarily():
         net = VRT(**NETWORK, **options)
     to_gpu(net)
     return net, torch.rand(batch, 6, 3, 192, 192, device="cuda")
 
 
-def count(options: dict, batch: int, kept_only: bool) -> dict[str, Any]:
+def count(options: dict[str, Any], batch: int, kept_only: bool) -> dict[str, Any]:
     CHOSEN.clear()
     with FAKE:
         kept = kept_bytes(*network(options, batch))
@@ -308,7 +312,7 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def hidden_device() -> Iterator[None]:
+def hidden_device() -> Generator[None]:
     """Inside, C++ code sees fake tensors on "meta": autograd would ask a GPU that is not there for
     its streams.
 
@@ -318,7 +322,7 @@ def hidden_device() -> Iterator[None]:
     of_tensor, of_mode, inside = FakeTensor.__torch_dispatch__, FakeTensorMode.dispatch, [0]
 
     def tensor_dispatch(
-        cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls: type[FakeTensor], func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         is_hidden = func is DEVICE and not inside[0]
         return META if is_hidden else of_tensor.__func__(cls, func, types, args, kwargs or {})
@@ -337,15 +341,12 @@ def hidden_device() -> Iterator[None]:
         finally:
             inside[0] -= 1
 
-    FakeTensor.__torch_dispatch__, FakeTensorMode.dispatch = (
-        classmethod(tensor_dispatch),
-        mode_dispatch,
-    )
-    try:
-        with CudaAutocast("cuda"):
-            yield
-    finally:
-        FakeTensor.__torch_dispatch__, FakeTensorMode.dispatch = of_tensor, of_mode
+    with (
+        mock.patch.object(FakeTensor, "__torch_dispatch__", classmethod(tensor_dispatch)),
+        mock.patch.object(FakeTensorMode, "dispatch", mode_dispatch),
+        CudaAutocast("cuda"),
+    ):
+        yield
 
 
 def needs_a_real_gpu() -> str:
@@ -361,12 +362,17 @@ def needs_a_real_gpu() -> str:
 
 
 def stand_in() -> None:
-    """What torch asks of a GPU that is there, and what depends on numbers."""
+    """Replace, to the end of the process, what torch asks of a GPU that is there, and what depends
+    on numbers.
+    """
     torch.backends.cudnn.enabled = False
-    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
-    torch.cuda.is_bf16_supported = lambda *_: True
-    F.scaled_dot_product_attention = attention_of_a_gpu
-    block.window_chunks = fake_chunks
+    for owner, name, stands_in in (
+        (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
+        (torch.cuda, "is_bf16_supported", lambda *_: True),
+        (F, "scaled_dot_product_attention", attention_of_a_gpu),
+        (block, "window_chunks", fake_chunks),
+    ):
+        mock.patch.object(owner, name, stands_in).start()
 
 
 def main() -> str:

@@ -131,12 +131,20 @@ def small(options: dict[str, Any]) -> dict[str, Any]:
     frames, layers = options["netG.img_size"][0], len(options["netG.depths"])
     pa_frames = options["netG.pa_frames"]
     changes = {
-        "netG.img_size": [frames, 16, 16], "netG.window_size": [options["netG.window_size"][0], 2, 2],
-        "netG.depths": [2] + [1] * (layers - 1), "netG.embed_dims": [8] * layers, "netG.num_heads": [2] * layers,
-        "datasets.train.gt_size": 16 * options["scale"], "datasets.train.dataloader_batch_size": 1,
-        "datasets.train.dataloader_num_workers": 1, "train.total_iter": 2, "train.checkpoint_print": 1,
-        "val.size_patch_testing": 0, "val.size_patch_overlapping": 0, "logging.use_tensorboard": False,
-    }  # fmt: skip
+        "netG.img_size": [frames, 16, 16],
+        "netG.window_size": [options["netG.window_size"][0], 2, 2],
+        "netG.depths": [2] + [1] * (layers - 1),
+        "netG.embed_dims": [8] * layers,
+        "netG.num_heads": [2] * layers,
+        "datasets.train.gt_size": 16 * options["scale"],
+        "datasets.train.dataloader_batch_size": 1,
+        "datasets.train.dataloader_num_workers": 1,
+        "train.total_iter": 2,
+        "train.checkpoint_print": 1,
+        "val.size_patch_testing": 0,
+        "val.size_patch_overlapping": 0,
+        "logging.use_tensorboard": False,
+    }
     if pa_frames:
         changes["netG.deformable_groups"] = pa_frames
     return options | changes

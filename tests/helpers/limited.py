@@ -62,7 +62,7 @@ def _main(module: str, name: str, *arguments: str) -> None:
         function(*arguments)
     except Exception as e:
         error, text = type(e).__name__, str(e)
-    # Time of this process; and all time, for one that waits: on a busy machine up to PATIENCE times.
+    # Time of this process; and all time, if it waits: on a busy machine up to PATIENCE times.
     seconds = max(time.process_time() - start, (time.monotonic() - begin) / PATIENCE)
     ended = Ended(error, text, seconds, _peak_mb() - before)
     print("\n" + json.dumps(ended._asdict()))

@@ -31,6 +31,9 @@ class GatedMlp(nn.Module):
 
 
 class Attention(nn.Module):
+    relative_position_index: Tensor
+    position_bias: Tensor
+
     def __init__(self, dim: int, window: tuple[int, ...], heads: int, mutual: bool) -> None:
         super().__init__()
         self.heads, self.mutual, self.scale = heads, mutual, (dim // heads) ** -0.5
@@ -183,7 +186,14 @@ class Deform(nn.Module):
         from torchvision.ops import deform_conv2d  # imports torch's compiler, which takes seconds
 
         return deform_conv2d(
-            torch.cat(sources, 1), offset, self.weight, self.bias, 1, 1, 1, torch.sigmoid(m)
+            torch.cat(sources, 1),
+            offset,
+            self.weight,
+            self.bias,
+            stride=(1, 1),
+            padding=(1, 1),
+            dilation=(1, 1),
+            mask=torch.sigmoid(m),
         )
 
 
@@ -281,10 +291,19 @@ class NaiveVRT(nn.Module):
     network_vrt.VRT without spikes.
     """
 
+    stage1: Stage
+    stage2: Stage
+    stage3: Stage
+    stage4: Stage
+    stage5: Stage
+    stage6: Stage
+    stage7: Stage
+
     def __init__(
         self, upscale=1, in_chans=3, out_chans=3, window_size=(6, 8, 8), depths=(8,) * 7 + (4,) * 4,
-        indep_reconsts=(9, 10), embed_dims=(96,) * 7 + (120,) * 4, num_heads=(6,) * 11, mul_attn_ratio=0.75,
-        mlp_ratio=2.0, pa_frames=2, deformable_groups=16, nonblind_denoising=False, **unused,
+        indep_reconsts=(9, 10), embed_dims=(96,) * 7 + (120,) * 4, num_heads=(6,) * 11,
+        mul_attn_ratio=0.75, mlp_ratio=2.0, pa_frames=2, deformable_groups=16,
+        nonblind_denoising=False, **unused,
     ) -> None:  # fmt: skip
         super().__init__()
         self.upscale, self.in_chans, self.reach = upscale, in_chans, pa_frames // 2

@@ -3,7 +3,7 @@
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 
 @contextmanager
-def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Iterator[Any]:
+def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Generator[Any]:
     """A selenium driver, `scale` dots a pixel; skips the test where selenium or Chromium is
     missing.
     """

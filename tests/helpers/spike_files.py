@@ -1,4 +1,4 @@
-"""Spike files for tests: the simulated streams of tests/data/spike as the `.dat` files they were."""
+"""Spike files: the simulated streams of tests/data/spike as the `.dat` files that they were."""
 
 import lzma
 from pathlib import Path
@@ -12,7 +12,7 @@ PLANE_BITS = 250 * 400
 
 
 def restore_dat(name: str, path: Path) -> bytes:
-    """Write the `.dat` that tests/data/spike/<name>.xz holds to `path`; its bytes, for a checksum."""
+    """Write the `.dat` that tests/data/spike/<name>.xz holds to `path`, and return its bytes."""
     transposed = np.frombuffer(lzma.decompress((FOLDER / f"{name}.xz").read_bytes()), np.uint8)
     planes = transposed.size * 8 // PLANE_BITS
     bits = np.unpackbits(transposed, count=planes * PLANE_BITS).reshape(PLANE_BITS, planes)

@@ -19,7 +19,7 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
     """Clips (4 + 4 training frames, 3 test clips of different length) and an option file; returns
     its path.
     """
-    how = {"h": 16, "w": 16, "instants": instants}
+    how: dict[str, Any] = {"h": 16, "w": 16, "instants": instants}
     for number in range(2):
         write_clip(folder, f"train{number}", frames=4, seed=number, **how)
     for number in range(3):
@@ -27,17 +27,16 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
             folder, f"test{number}", split="test", frames=2 + number, seed=10 + number, **how
         )
     write_info(folder, h=16, w=16)
-    options = {
+    crops = section(folder, num_frame=2, gt_size=32, use_hflip=True, use_rot=True)
+    options: dict[str, Any] = {
         "task": "run",
         "path": {"root": str(folder / "experiments")},
-        "datasets": {
-            "train": section(folder, num_frame=2, gt_size=32, use_hflip=True, use_rot=True) | LOADER,
-            "test": section(folder, "test"),
-        },
+        "datasets": {"train": crops | LOADER, "test": section(folder, "test")},
         "netG": network(),
         "train": {
-            "total_iter": 4, "G_lossfn_type": "charbonnier", "G_optimizer_lr": 1e-3, "G_scheduler_periods": 100,
-            "E_decay": 0.9, "checkpoint_print": 1, "checkpoint_test": 1000, "checkpoint_save": 1000,
+            "total_iter": 4, "G_lossfn_type": "charbonnier", "G_optimizer_lr": 1e-3,
+            "G_scheduler_periods": 100, "E_decay": 0.9, "checkpoint_print": 1,
+            "checkpoint_test": 1000, "checkpoint_save": 1000,
         },
         "logging": {"use_tensorboard": False},
     }  # fmt: skip
@@ -48,9 +47,10 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
 
 def network(**changes: Any) -> dict[str, Any]:
     values = {
-        "net_type": "vrt", "upscale": 1, "in_chans": 3, "img_size": [2, 32, 32], "window_size": [2, 4, 4],
-        "depths": [2] + [1] * 7, "indep_reconsts": [], "embed_dims": [8] * 8, "num_heads": [2] * 8,
-        "mul_attn_ratio": 0.5, "deformable_groups": 2, "drop_path_rate": 0.2,
+        "net_type": "vrt", "upscale": 1, "in_chans": 3, "img_size": [2, 32, 32],
+        "window_size": [2, 4, 4], "depths": [2] + [1] * 7, "indep_reconsts": [],
+        "embed_dims": [8] * 8, "num_heads": [2] * 8, "mul_attn_ratio": 0.5, "deformable_groups": 2,
+        "drop_path_rate": 0.2,
         "fusion": {"type": "gated", "features": 8, "layers": 1, "gate_bias": 0.0},
     }  # fmt: skip
     return values | changes

@@ -43,15 +43,16 @@ def similarity(
     """(3, 3): spike pixel -> RGB pixel, turned and enlarged about the pictures' centres, then
     shifted by (x, y).
     """
-    middle = [((size[1] - 1) / 2, (size[0] - 1) / 2) for size in (spike, rgb)]
-    matrix = np.vstack((cv2.getRotationMatrix2D(middle[0], -angle_deg, scale), (0, 0, 1)))
-    matrix[:2, 2] += np.subtract(*middle[::-1]) + shift
+    of_spike, of_rgb = (((size[1] - 1) / 2, (size[0] - 1) / 2) for size in (spike, rgb))
+    matrix = np.vstack((cv2.getRotationMatrix2D(of_spike, -angle_deg, scale), (0, 0, 1)))
+    matrix[:2, 2] += np.subtract(of_rgb, of_spike) + shift
     return matrix
 
 
 def record(
-    rng: np.random.Generator, to_rgb: np.ndarray, rgb: Size, spike: Size, *, motion: Sequence[float] = (0.0, 0.0),
-    planes: int = 40, around: int = 0, noise: float = 0.0, rate: float = 0.6,
+    rng: np.random.Generator, to_rgb: np.ndarray, rgb: Size, spike: Size, *,
+    motion: Sequence[float] = (0.0, 0.0), planes: int = 40, around: int = 0, noise: float = 0.0,
+    rate: float = 0.6,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """RGB frame (H, W) uint8 and spikes (around + T + around, h, w): the exposure, and planes
     before and after it.
@@ -114,9 +115,8 @@ def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
     found = load_calibration(path)
     y, x = np.mgrid[: found.spike_size[0] : 4, : found.spike_size[1] : 4]
     places = np.stack((x.ravel(), y.ravel()), axis=1).astype(np.float64)
-    true = cv2.perspectiveTransform(
-        places[None], truth @ mirroring(mirror, tuple(found.spike_size))
-    )[0]
+    height, width = found.spike_size
+    true = cv2.perspectiveTransform(places[None], truth @ mirroring(mirror, (height, width)))[0]
     inside = ((true >= 0) & (true <= np.array(found.rgb_size[::-1]) - 1)).all(axis=1)
     distances = np.hypot(
         *(cv2.perspectiveTransform(places[None], found.to_rgb())[0] - true)[inside].T

@@ -18,7 +18,7 @@ def save_weights(options, path, *overrides):
     opt = load_options(str(options), overrides, parts=main_test_vrt.PARTS)
     torch.manual_seed(3)
     net = define_G(opt)
-    torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
+    torch.nn.init.normal_(net.get_parameter("conv_last.weight"), 0, 0.02)
     torch.save({"params": net.state_dict(), "options": opt.portable(), "iter": 1}, path)
     return str(path)
 

@@ -23,13 +23,17 @@ CASES = {
     "pretrained": (None, "path.pretrained_netG=/nowhere.pth", 3, ["/nowhere.pth"]),
     "batch": (None, "datasets.train.dataloader_batch_size=9", 2, [
         "8 training samples are fewer than one batch of 18", "2 ranks x 9"]),
-    "encoding": (lambda at: in_gbk(at / "options.json"), "task=x", 2, ["options.json", "not UTF-8", "save it as"]),
-    "encoding of a list": (lambda at: in_gbk(at / "list.txt"), "datasets.train.meta_info_file={}/list.txt", 3, [
-        "list.txt", "not UTF-8", "save it as UTF-8"]),
-    "missing folder": (lambda at: shutil.rmtree(at / "GOPRO_Large/test"), "task=x", 3, ["GOPRO_Large/test"]),
+    "encoding": (lambda at: in_gbk(at / "options.json"), "task=x", 2,
+        ["options.json", "not UTF-8", "save it as"]),
+    "encoding of a list": (
+        lambda at: in_gbk(at / "list.txt"), "datasets.train.meta_info_file={}/list.txt", 3,
+        ["list.txt", "not UTF-8", "save it as UTF-8"]),
+    "missing folder": (lambda at: shutil.rmtree(at / "GOPRO_Large/test"), "task=x", 3,
+        ["GOPRO_Large/test"]),
     "missing spikes": (lambda at: shutil.rmtree(at / "GOPRO_Large_spike_seq"), "task=x", 3, [
         "GOPRO_Large_spike_seq/train", "make the data"]),
-    "unmatched frames": (lambda at: (at / GT / "000001.png").unlink(), "task=x", 3, ["train0", "000001"]),
+    "unmatched frames": (lambda at: (at / GT / "000001.png").unlink(), "task=x", 3,
+        ["train0", "000001"]),
 }  # fmt: skip
 
 
@@ -40,16 +44,21 @@ OPTIONS = {
     "datasets.train.gt_size=30": ["datasets.train.gt_size is 30", "set it to 32"],
     "netG.fusion=concat": ["netG.in_chans", "5, which", "3 RGB and 2 spike channels"],
     **{key: ["rename it: train.G_optimizer_lr"] for key in ("train.learning_rate=1e-4", "lr=1e-4")},
-    "train.batch_size=4": ["rename it: datasets.train.dataloader_batch_size"], "epochs=4": ["rename it: train.epochs"],
+    "train.batch_size=4": ["rename it: datasets.train.dataloader_batch_size"],
+    "epochs=4": ["rename it: train.epochs"],
     "datasets.train.workers=4": ["rename it: datasets.train.dataloader_num_workers"],
-    "datasets.test.spike.representation.num_bins=3": ["datasets.test gives 3 spike channels, ", "train 2"],
-    "datasets.train.dataloader_timeout_s=300": ["dataloader_timeout_s is 300, watchdog.stall_s 300"],
+    "datasets.test.spike.representation.num_bins=3":
+        ["datasets.test gives 3 spike channels, ", "train 2"],
+    "datasets.train.dataloader_timeout_s=300":
+        ["dataloader_timeout_s is 300, watchdog.stall_s 300"],
     "train.total_iter=null": ["total_iter and train.epochs are both null"],
     "task=..": ["task is '..'"],
     # A task that cannot name a folder of its own.
-    **{f"task={name}": ["a folder name: at most 255 bytes"] for name in ("x" * 300, "脉冲" * 60, ".preflight")},
+    **{f"task={name}": ["a folder name: at most 255 bytes"]
+       for name in ("x" * 300, "脉冲" * 60, ".preflight")},
     # What the loss needs, and the data lack.
-    "datasets.train.dataroot_gt=null": ["needs sharp frames, and datasets.train.dataroot_gt is null"],
+    "datasets.train.dataroot_gt=null":
+        ["needs sharp frames, and datasets.train.dataroot_gt is null"],
     "netG.out_instants=3": ["line 1 (datasets.train.dataroot_gt_instants)"],
     # What former versions had.
     "train.G_lossfn_type=reblur": ["a registered loss: charbonnier, l1, l2"],

@@ -20,6 +20,7 @@ from models.model_vrt import ModelVRT
 from models.portable import read_weights
 from models.select_network import NETWORKS
 from tests.dist.launching import run_ranks
+from tests.helpers.checked import present
 from tests.helpers.train_files import write_options
 from utils.dist.state import RUN, LaunchInfo
 from utils.errors import CheckpointError, DataError, OptionError
@@ -178,7 +179,9 @@ def test_only_plain_types_are_saved(tmp_path, value):
 def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
     script = tmp_path / "trials.py"  # forks writers, which no process with threads of torch may do
     script.write_text(
-        "import json; from tests.faults import saving; print(json.dumps(saving.kill_while_saving(8)))"
+        "import json\n"
+        "from tests.faults import saving\n"
+        "print(json.dumps(saving.kill_while_saving(8)))\n"
     )
 
     found = run_ranks(1, script).json
@@ -204,7 +207,7 @@ def test_as_many_former_versions_as_asked_for_are_kept_and_used_in_turn(tmp_path
         checkpoint.load(path)
 
 
-def test_a_file_that_takes_the_place_of_the_newest_one_leaves_the_former_ones_and_nothing_of_a_killed_save(
+def test_a_new_file_leaves_the_former_ones_and_nothing_of_a_killed_save(
     tmp_path,
 ):
     path = tmp_path / "folder" / "checkpoint_latest.pth"
@@ -245,16 +248,19 @@ UNREADABLE = "no readable checkpoint"
     # path.resume, steps in this run's latest and best checkpoint and in another run's latest, what
     # it resumes from
     (None, None, None, None, None), (None, 4, None, None, "path.resume is null"),
-    ("auto", None, None, None, None), ("auto", 4, 2, None, ("own", 4)), ("auto", "damaged", 2, None, UNREADABLE),
-    ("other", None, None, 4, ("other", 4)), *(("other", 4, None, other, ("own", 4)) for other in (2, 4, 6, None)),
+    ("auto", None, None, None, None), ("auto", 4, 2, None, ("own", 4)),
+    ("auto", "damaged", 2, None, UNREADABLE), ("other", None, None, 4, ("other", 4)),
+    *(("other", 4, None, other, ("own", 4)) for other in (2, 4, 6, None)),
     # What is left of this run must not be overwritten by another's checkpoint, unless a person
     # decides so.
     ("other", "damaged", None, 6, UNREADABLE), ("other", None, None, "damaged", UNREADABLE),
-    ("other", None, None, None, "no such checkpoint"), ("folder of other", None, None, None, "no such checkpoint"),
-    ("best", 4, 2, None, ("own", 4)), ("best", 4, 4, None, ("best", 4)), ("best", 4, "damaged", None, UNREADABLE),
-    ("best", "damaged", 2, None, ("best", 2)), ("best", None, 2, None, ("best", 2)),
-    ("own", 4, 2, None, ("own", 4)), ("folder of own", 4, None, None, ("own", 4)),
-    ("folder of other", None, None, 4, ("other", 4)), ("checkpoints of other", None, None, 4, ("other", 4)),
+    ("other", None, None, None, "no such checkpoint"),
+    ("folder of other", None, None, None, "no such checkpoint"),
+    ("best", 4, 2, None, ("own", 4)), ("best", 4, 4, None, ("best", 4)),
+    ("best", 4, "damaged", None, UNREADABLE), ("best", "damaged", 2, None, ("best", 2)),
+    ("best", None, 2, None, ("best", 2)), ("own", 4, 2, None, ("own", 4)),
+    ("folder of own", 4, None, None, ("own", 4)), ("folder of other", None, None, 4, ("other", 4)),
+    ("checkpoints of other", None, None, 4, ("other", 4)),
     ("folder of other", 2, None, 4, ("own", 2)),
 ])  # fmt: skip
 def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
@@ -363,7 +369,7 @@ def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", holder, tmp_path / ".lock"], stdout=subprocess.PIPE
     ) as process:
-        process.stdout.readline()
+        present(process.stdout).readline()
         (tmp_path / MARK).touch()
         with only_run_in(tmp_path, (), ()):
             assert process.wait(10) == 0
@@ -423,7 +429,8 @@ def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
 
 
 @pytest.mark.parametrize(("total_iter", "epochs", "progress", "expected"), [
-    (100, None, Progress(), 100), (100, 5, Progress(), 50), (30, 5, Progress(), 30), (None, 5, Progress(), 50),
+    (100, None, Progress(), 100), (100, 5, Progress(), 50), (30, 5, Progress(), 30),
+    (None, 5, Progress(), 50),
     (None, 5, Progress(step=9, epoch=2, batch=3), 36),  # former epochs had fewer steps
     (None, 5, Progress(step=50, epoch=4, batch=10), 50),
 ])  # fmt: skip

@@ -28,8 +28,12 @@ class LabFiles(Spikes, FileReading):
 class Lab:
     @classmethod
     def places(cls, section):
-        roots = {"dataroot_lq": section.recordings, "dataroot_gt": section.truth, "dataroot_spike": section.streams}
-        return {**roots, "lq_folder": "frames"}
+        return {
+            "dataroot_lq": section.recordings,
+            "dataroot_gt": section.truth,
+            "dataroot_spike": section.streams,
+            "lq_folder": "frames",
+        }
 
 class LabTrainKeys(Crops, LabFiles):
     pass
@@ -177,8 +181,10 @@ def used(tmp_path_factory):
             "test": {"dataset_type": "LabTest", **test, **spikes},
         },
         "netG": {"net_type": "tiny", "token_dim": 7},
-        "train": {"total_iter": 2, "G_lossfn_type": "power", "G_power": 1.5, "checkpoint_print": 1,
-                  "G_scheduler_type": "linear", "G_linear_steps": 4, "G_optimizer_type": "momentum"},
+        "train": {
+            "total_iter": 2, "G_lossfn_type": "power", "G_power": 1.5, "checkpoint_print": 1,
+            "G_scheduler_type": "linear", "G_linear_steps": 4, "G_optimizer_type": "momentum",
+        },
         "metric": {"more": [{"type": "mae", "border": 2}]},
         "logging": {"use_tensorboard": False, "writers": [{"type": "table", "separator": " "}]},
     }  # fmt: skip
@@ -195,9 +201,9 @@ def used(tmp_path_factory):
 
 
 MISSPELT = {
-    "datasets.train.recording=x": "recordings", "datasets.train.camera.evry=2": "every", "netG.widht=3": "width",
-    "train.G_powr=1": "G_power", "train.G_linear_step=1": "G_linear_steps", "train.G_momentm=0.1": "G_momentum",
-    "datasets.train.spike.representation.part=2": "parts",
+    "datasets.train.recording=x": "recordings", "datasets.train.camera.evry=2": "every",
+    "netG.widht=3": "width", "train.G_powr=1": "G_power", "train.G_linear_step=1": "G_linear_steps",
+    "train.G_momentm=0.1": "G_momentum", "datasets.train.spike.representation.part=2": "parts",
     'logging.writers=[{"type":"table","seperator":""}]': "separator",
     'metric.more=[{"type":"mae","bordr":2}]': "border",
     'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
@@ -272,8 +278,10 @@ def test_a_loss_and_a_writer_are_used(used):
         lines = (runs / task / "numbers.txt").read_text().splitlines()
         told = {tuple(line.split(" ")[:2]) for line in lines}
         assert {("1", "train/loss"), ("2", "val/psnr"), ("2", "val/clip2")} <= told
-        values = {name: [float(line.split(" ")[2]) for line in lines if f" train/loss{name} " in line]
-                  for name in ("", "_power", "_bias")}  # fmt: skip
+        values = {
+            name: [float(line.split(" ")[2]) for line in lines if f" train/loss{name} " in line]
+            for name in ("", "_power", "_bias")
+        }
         assert len(terms := values["_power"] + values["_bias"]) == 4 and sum(
             terms
         ) == pytest.approx(sum(values[""]))

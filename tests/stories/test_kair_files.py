@@ -17,9 +17,11 @@ import torch
 import main_test_vrt
 import main_train_vrt
 from data.dataset_video import jitter_colors
-from data.select_dataset import DATASETS, build_dataset
+from data.select_dataset import build_dataset
 from models.select_network import define_G
 from tests.dist.launching import RankResult
+from tests.helpers.checked import of_part, read_picture
+from tests.helpers.clip_files import check
 from tests.helpers.kair_files import (
     NAMES,
     clip_pictures,
@@ -125,7 +127,8 @@ def check_kind(options: Path, frames: int, ranks: int = 1, *overrides: str) -> R
     first = train(options, "train.total_iter=1", *overrides, ranks=ranks)
     second = train(options, *overrides, ranks=ranks)
     assert first.exit_codes == second.exit_codes == [0] * ranks, first.text + second.text
-    stands_in = f"WARNING: netG.spynet_path: no file {SPYNET}; models/vrt/spynet_scenes.pth of this project stands in"
+    stands_in = f"WARNING: netG.spynet_path: no file {SPYNET}; "
+    stands_in += "models/vrt/spynet_scenes.pth of this project stands in"
     has_flow = 1 if read(options).netG.pa_frames else 0
     assert (
         first.text.count(stands_in)
@@ -155,20 +158,19 @@ def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(t
     options = prepare(tmp_path, "009")
     opt = read(options)
     net = define_G(opt).eval()
-    torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
+    torch.nn.init.normal_(net.get_parameter("conv_last.weight"), 0, 0.02)
     torch.save({"params": net.state_dict()}, tmp_path / "G.pth")
     found = results(tmp_path / "out", options, "--weights", str(tmp_path / "G.pth"))["clips"][
         "00001/0266"
     ]
-    clip = Path(opt.datasets.test.dataroot_gt) / "00001/0266"
+    clip = Path(of_part(opt.datasets.test).dataroot_gt) / "00001/0266"
     pictures = [
-        torch.from_numpy(cv2.imread(str(clip / f"im{i}.png"))[..., ::-1].copy())
-        for i in range(1, 8)
+        torch.from_numpy(read_picture(clip / f"im{i}.png")[..., ::-1].copy()) for i in range(1, 8)
     ]
     frames = torch.stack(pictures).permute(0, 3, 1, 2)[None] / 255
     with torch.no_grad():
         made = net(frames[:, ::2])[0, 0].clamp(0, 1)
-    written = cv2.imread(str(tmp_path / "out/00001/0266/im4.png"))[..., ::-1]
+    written = read_picture(tmp_path / "out/00001/0266/im4.png")[..., ::-1]
     assert [path.name for path in (tmp_path / "out/00001/0266").iterdir()] == ["im4.png"]
     assert abs(torch.from_numpy(written.copy()).permute(2, 0, 1) - 255 * made).max() <= 1
     # The input column has the simplest interpolation.
@@ -220,15 +222,20 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
     result = train(write_file(tmp_path / "options.json", in_folder(tmp_path, options)))
     assert result.exit_codes == [3] and result.text.count("DataError") == 1, result.text
     for line in (
-        "trainsets/vimeo90k/vimeo90k_train_GT_all.lmdb/data.mdb  a file under each key 00001/0001/im1",
-        "vimeo90k_train_GT_all.lmdb/meta_info.txt  a line for each key: 00001/0001/im1.png (<height>,<width>,3) 1",
+        "trainsets/vimeo90k/vimeo90k_train_GT_all.lmdb/data.mdb  a file under each key "
+        "00001/0001/im1",
+        "vimeo90k_train_GT_all.lmdb/meta_info.txt  a line for each key: "
+        "00001/0001/im1.png (<height>,<width>,3) 1",
         "testsets/vimeo90k/vimeo_septuplet/sequences/00001/0001/im1.png",
-        "meta_info_Vimeo90K_train_GT.txt  a line for each clip: 00001/0001 <frames> (<height>,<width>,3)",
+        "meta_info_Vimeo90K_train_GT.txt  a line for each clip: "
+        "00001/0001 <frames> (<height>,<width>,3)",
         "meta_info_Vimeo90K_test_GT.txt  a line for each clip",
     ):
         assert line in result.text
-    do = "correct meta_info_file; download: https://github.com/cszn/KAIR/tree/master/data/meta_info; correct the "
-    do += "dataroot in the options, or make or copy the data (docs/data_format.md); download: http://toflow.csail.mit.edu/"
+    do = "correct meta_info_file; "
+    do += "download: https://github.com/cszn/KAIR/tree/master/data/meta_info; "
+    do += "correct the dataroot in the options, or make or copy the data (docs/data_format.md); "
+    do += "download: http://toflow.csail.mit.edu/"
     assert result.text.partition("\n  do ")[2].splitlines()[0].strip() == do
 
 
@@ -280,7 +287,8 @@ def section_of(
 ):
     section = {
         "dataset_type": name, "dataroot_gt": f"{root}/gt{end}", "dataroot_lq": f"{root}/{lq}{end}",
-        "meta_info_file": f"{root}/meta.txt", "num_frame": 7, **({"gt_size": 32} if split == "train" else {}),
+        "meta_info_file": f"{root}/meta.txt", "num_frame": 7,
+        **({"gt_size": 32} if split == "train" else {}),
     }  # fmt: skip
     return section | ({"io_backend": {"type": "lmdb"}} if end else {}) | changes
 
@@ -372,9 +380,8 @@ def test_a_picture_of_another_size_than_the_first_clip_is_refused_when_it_is_rea
     (root / "lq" / CLIPS[2] / "im2.png").write_bytes(grey(1, (12, 16)))
     with pytest.raises(DataError, match="frame of 12 x 16"):
         build(root)[(0, 1)]
-    section = DATASETS.resolve(section_of(root), "datasets.train")
-    problems = section.constructor.check(section, "train")[0].problems
-    assert [problem.what for problem in problems] == [
+    report = check(section_of(root))
+    assert [problem.what for problem in report.problems] == [
         "lq frame of 12 x 16, the first of the clip has 24 x 32"
     ]
 

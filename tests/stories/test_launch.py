@@ -52,17 +52,22 @@ def without(env, name):
     ({}, SINGLE), ({"WORLD_SIZE": "1", "RANK": "0"}, SINGLE),
     ({"SLURM_NTASKS": "4"}, SINGLE),  # an allocation, not a task of srun
     # torchrun in the shell of an allocation
-    ({**SLURM, "SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1", "RANK": "0"}, SINGLE),
+    ({**SLURM, "SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1", "RANK": "0"},
+     SINGLE),
     (PLATFORM, LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)),
     ({**PLATFORM, **SLURM}, LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)),
-    ({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"}, LaunchInfo("torchrun", 3, 1, 4, "10.0.0.1", 29500)),
+    ({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"},
+     LaunchInfo("torchrun", 3, 1, 4, "10.0.0.1", 29500)),
     (without(PLATFORM, "LOCAL_RANK"), LaunchInfo("platform", 3, 0, 4, "10.0.0.1", 29500)),
-    (without(PLATFORM, "LOCAL_RANK") | {"SLURM_LOCALID": "2"}, LaunchInfo("platform", 3, 2, 4, "10.0.0.1", 29500)),
+    (without(PLATFORM, "LOCAL_RANK") | {"SLURM_LOCALID": "2"},
+     LaunchInfo("platform", 3, 2, 4, "10.0.0.1", 29500)),
     # the first host, and a port from the job
     (SLURM, LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),
-    ({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"}, LaunchInfo("slurm", 5, 1, 8, "head", 4000)),
+    ({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"},
+     LaunchInfo("slurm", 5, 1, 8, "head", 4000)),
     # a task that srun started from a batch script, and the script itself
-    ({**SLURM, "ENVIRONMENT": "BATCH", "SLURM_STEP_ID": "0"}, LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),
+    ({**SLURM, "ENVIRONMENT": "BATCH", "SLURM_STEP_ID": "0"},
+     LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),
     ({**SLURM, "ENVIRONMENT": "BATCH", "WORLD_SIZE": "1"}, SINGLE),
 ])  # fmt: skip
 def test_the_variables_tell_who_started_the_ranks(env, expected):
@@ -130,10 +135,12 @@ VOLCANO = {"VC_TASK_INDEX": "1", "VC_WORKER_HOSTS": "j-0.j,j-1.j", "VC_WORKER_NU
     # a process for each rank: what each launcher sets, as documented
     (OPEN_MPI | ADDRESS, 1, 1, 2, "h0"), (OPEN_MPI, 1, 1, 2, "127.0.0.1"),
     (OPEN_MPI | SLURM, 1, 1, 2, "127.0.0.1"),  # mpirun in an allocation of SLURM
-    (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6105"}, 1, 1, 2, "10.0.0.4"),
-    (HYDRA, 1, 1, 2, "127.0.0.1"), (HYDRA | ADDRESS, 1, 1, 2, "h0"), (JSRUN | ADDRESS, 1, 1, 4, "h0"),
-    (FLUX | HYDRA, 1, 1, 2, "127.0.0.1"),
-    ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1"} | ADDRESS, 1, 1, 2, "h0"),
+    (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6105"},
+     1, 1, 2, "10.0.0.4"),
+    (HYDRA, 1, 1, 2, "127.0.0.1"), (HYDRA | ADDRESS, 1, 1, 2, "h0"),
+    (JSRUN | ADDRESS, 1, 1, 4, "h0"), (FLUX | HYDRA, 1, 1, 2, "127.0.0.1"),
+    (ADDRESS | {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2",
+                "MV2_COMM_WORLD_LOCAL_RANK": "1"}, 1, 1, 2, "h0"),
     # a process for each node of one GPU
     (SAGEMAKER | {"SM_NUM_GPUS": "1"}, 1, 0, 2, "algo-1"), (VOLCANO, 1, 0, 2, "j-0.j"),
 ])  # fmt: skip
@@ -146,8 +153,9 @@ def test_a_rank_of_another_launcher_joins_the_others(env, rank, local, world, ad
 
 
 @pytest.mark.parametrize(("env", "address"), [
-    (SAGEMAKER, "algo-1:29500"), (SAGEMAKER | {"SM_MASTER_PORT": "7777"}, "algo-1:7777"), (SKYPILOT, "10.0.0.1:29500"),
-    (MODELARTS, "w-0.w:29500"), (VOLCENGINE, "h0:2222"), (TENCENT, "10.0.0.1:29500"), (VOLCANO, "j-0.j:29500"),
+    (SAGEMAKER, "algo-1:29500"), (SAGEMAKER | {"SM_MASTER_PORT": "7777"}, "algo-1:7777"),
+    (SKYPILOT, "10.0.0.1:29500"), (MODELARTS, "w-0.w:29500"), (VOLCENGINE, "h0:2222"),
+    (TENCENT, "10.0.0.1:29500"), (VOLCANO, "j-0.j:29500"),
     (ADDRESS | {"NNODES": "2", "NODE_RANK": "1"}, "h0:23456"),
 ])  # fmt: skip
 def test_a_process_of_a_platform_stands_for_its_node(env, address):
@@ -174,8 +182,9 @@ def test_where_only_the_number_of_processes_is_known_the_command_to_type_is_give
 
 
 @pytest.mark.parametrize("env", [
-    {"LSB_MCPU_HOSTS": "a 8"}, {"PBS_NUM_NODES": "1"}, {"DET_SLOT_IDS": "[0]"}, {"NNODES": "1", "NODE_RANK": "0"},
-    {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, {"SM_HOSTS": '["a"]', "SM_NUM_GPUS": "0"},
+    {"LSB_MCPU_HOSTS": "a 8"}, {"PBS_NUM_NODES": "1"}, {"DET_SLOT_IDS": "[0]"},
+    {"NNODES": "1", "NODE_RANK": "0"}, {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+    {"SM_HOSTS": '["a"]', "SM_NUM_GPUS": "0"},
 ])  # fmt: skip
 def test_one_process_of_another_launcher_is_one_process(env):
     assert read_launch(with_standard_names(env)) == SINGLE
@@ -291,7 +300,8 @@ def test_the_first_host_of_a_node_list(nodelist, host):
     (read_launch, PLATFORM, {"WORLD_SIZE": "-4"}, "WORLD_SIZE is -4, expected 1 or more"),
     (read_launch, PLATFORM, {"RANK": ""}, "RANK is missing"),
     (read_launch, PLATFORM, {"RANK": "4"}, "RANK is 4, expected 0 to 3 (below WORLD_SIZE)"),
-    (read_launch, PLATFORM, {"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on"),
+    (read_launch, PLATFORM, {"LOCAL_RANK": "2"},
+     "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on"),
     (read_launch, PLATFORM, {"MASTER_ADDR": " "}, "MASTER_ADDR is missing"),
     (read_launch, PLATFORM, {"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc', no number"),
     (read_launch, PLATFORM, {"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, expected 1 to 65535"),
@@ -318,7 +328,8 @@ def test_a_wrong_variable_is_named(read, env, change, fault):
 
 
 @pytest.mark.parametrize(("given", "shown", "env"), [
-    (("scale=1", "task=a b", 'logging={"wandb_api_key": "canary"}'), " scale=1 task=a\\ b logging=...", PLATFORM),
+    (("scale=1", "task=a b", 'logging={"wandb_api_key": "canary"}'),
+     " scale=1 task=a\\ b logging=...", PLATFORM),
     (("--hf-token", "canary", "scale=1"), " --hf-token ... scale=1", PLATFORM),
     (("logging.x=pwd:canary", "a=https://bob:canary@h"), " logging.x=... a=...", PLATFORM),
     ((), "\n", {**PLATFORM, "LOCAL_RANK": ""}),  # the variables of ranks, or of nodes
@@ -345,8 +356,16 @@ def fake_python(tmp_path):
     3.
     """
     python = write_command(tmp_path / "bin/python", 'env\necho "arguments $*"\nexit 3')
-    names = "TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS NCCL_IB_DISABLE OMP_WAIT_POLICY GOMP_SPINCOUNT"
-    unset = dict.fromkeys([*names.split(), "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"], "")
+    names = (
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "OMP_NUM_THREADS",
+        "NCCL_IB_DISABLE",
+        "OMP_WAIT_POLICY",
+        "GOMP_SPINCOUNT",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    )
+    unset = dict.fromkeys(names, "")
     return {"VIRTUAL_ENV": str(tmp_path), "PATH": f"{python.parent}:{os.environ['PATH']}", **unset}
 
 
@@ -424,7 +443,8 @@ def test_an_active_environment_without_python_is_passed_over(tmp_path, fake_pyth
 
 def test_threads_do_not_spin_where_others_keep_the_cores_busy(fake_python):
     others = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
     ]
     try:
         text = run_command([ROOT / "launch_train.sh", "1", SAMPLE], 20, fake_python).text

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from models.select_network import NETWORKS
 from scripts import demo
 from tests.dist.launching import run_ranks
 from tests.helpers import weights_files
+from tests.helpers.checked import present
 from tests.helpers.clip_files import section, small_files, write_clip, write_info, write_video
 from tests.helpers.tensor_clip import restore_clip
 from tests.helpers.train_files import network, odd
@@ -153,8 +155,8 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(home, teste
 
 
 @pytest.mark.parametrize(("resume", "found"), [
-    ("auto", "run/checkpoints/checkpoint_latest.pth"), (None, "netG.pth"), ("none.pth", None), ("empty", None),
-    ("other", "other/checkpoints/checkpoint_best.pth"),
+    ("auto", "run/checkpoints/checkpoint_latest.pth"), (None, "netG.pth"), ("none.pth", None),
+    ("empty", None), ("other", "other/checkpoints/checkpoint_best.pth"),
     ("other/checkpoints", "other/checkpoints/checkpoint_best.pth"),
     ("other/checkpoints/checkpoint_latest.pth", "other/checkpoints/checkpoint_latest.pth"),
 ])  # fmt: skip
@@ -223,24 +225,22 @@ def test_a_folder_with_spikes_gives_what_the_dataset_gives(home, tested, tmp_pat
 
 
 def test_which_planes_the_training_read_is_not_asked_of_the_users_files(home):
-    saved, asked = (
-        read_saved(home / "spike.pth"),
-        ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"],
-    )
+    saved = read_saved(home / "spike.pth")
+    asked = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
     keys = {"first", "count", "exposure", "calibration"}
     for spike in (
         {"first": 2, "count": 20},
         {"exposure": {"train0": [[0, 24]]}, "calibration": "rig.json"},
     ):
-        table = dataclasses.replace(saved, spike=saved.spike | spike)
-        assert not keys & spikes_for_network(table, read_request(asked, "")).keys()
-        for given in (
+        table = dataclasses.replace(saved, spike=present(saved.spike) | spike)
+        assert not keys & present(spikes_for_network(table, read_request(asked, ""))).keys()
+        for asked_for in (
             {"exposure": {"start": 2.0, "length": 20, "period": 33}},
             {"first": 3, "count": 9},
         ):
-            overrides = [f"spike.{key}={json.dumps(value)}" for key, value in given.items()]
-            section = spikes_for_network(table, read_request([*asked, *overrides], ""))
-            assert {key: section[key] for key in keys & section.keys()} == given
+            overrides = [f"spike.{key}={json.dumps(value)}" for key, value in asked_for.items()]
+            section = present(spikes_for_network(table, read_request([*asked, *overrides], "")))
+            assert {key: section[key] for key in keys & section.keys()} == asked_for
 
 
 def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, tmp_path, caplog):
@@ -261,23 +261,13 @@ def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, 
         stream = read_spikes(path, SpikeGeometry(16, 16))
         stream[1::2] = 0
         write_spikes(tmp_path / path.name, stream, SpikeGeometry(16, 16))
-    asked = [
-        "--weights",
-        "w",
-        "--input",
-        "i",
-        "--output",
-        "o",
-        "--spike",
-        "s",
-        "--spike-size",
-        "16",
-        "16",
-    ]
-    section = spikes_for_network(saved, read_request(asked, ""))
-    read = lambda **known: user_clips(frames, tmp_path, None, section | known, 1, saved.spike_data)[
-        0
-    ].frame(0)
+    asked = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
+    asked += ["--spike-size", "16", "16"]
+    section = present(spikes_for_network(saved, read_request(asked, "")))
+
+    def read(**known: Any) -> dict[str, torch.Tensor]:
+        (clip,) = user_clips(frames, tmp_path, None, section | known, 1, saved.spike_data)
+        return clip.frame(0)
 
     measured = read()["spike"]
     assert (
@@ -443,23 +433,30 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         "not a video": (3, [*rgb, "--input", tmp_path / "broken.mp4"]),
         "no such file or folder": (3, [*rgb, "--input", tmp_path / "none"]),
         "the folder holds no images": (3, [*rgb, "--input", tmp_path / "few"]),
-        "gt lacks 1 of 4 frames: 000003.png": (3, [*rgb, "--input", clip, "--gt", home / "clips" / "test1"]),
-        "reference of 48x32": (3, [*rgb, "--input", clip, "--gt", tmp_path / "GOPRO_Large/test/wide/sharp"]),
-        "spike lacks 1 of 4 frames: 000001.dat": (3, [*spike, "--input", clip, "--spike", tmp_path / "few"]),
-        "holds no plane of 160 x 160": (3, [*spike[:3], 160, 160, "--input", clip, "--spike", spikes]),
+        "gt lacks 1 of 4 frames: 000003.png":
+            (3, [*rgb, "--input", clip, "--gt", home / "clips" / "test1"]),
+        "reference of 48x32":
+            (3, [*rgb, "--input", clip, "--gt", tmp_path / "GOPRO_Large/test/wide/sharp"]),
+        "spike lacks 1 of 4 frames: 000001.dat":
+            (3, [*spike, "--input", clip, "--spike", tmp_path / "few"]),
+        "holds no plane of 160 x 160":
+            (3, [*spike[:3], 160, 160, "--input", clip, "--spike", spikes]),
         "these weights need spikes": (2, [*spike[:2], "--input", clip]),
-        "spike.h is missing": (2, [*spike[:2], "--input", clip, "--spike", tmp_path / "few/000000.dat"]),
+        "spike.h is missing":
+            (2, [*spike[:2], "--input", clip, "--spike", tmp_path / "few/000000.dat"]),
         "no such weights file": (3, ["--weights", tmp_path / "none.pth", "--input", clip]),
         "not a weights file": (3, ["--weights", tmp_path / "foreign.pth", "--input", clip]),
         "does not say what network": (3, ["--weights", tmp_path / "unknown.pth", "--input", clip]),
-        "the weights do not fit": (3, [*rgb, "--input", clip, "--opt", home / "options.json", "--spike", spikes]),
+        "the weights do not fit":
+            (3, [*rgb, "--input", clip, "--opt", home / "options.json", "--spike", spikes]),
         "do not take a noise level": (2, [*rgb, "--input", clip, "--sigma", 20]),
         "--tile is 12": (2, [*rgb, "--input", clip, "--tile", 12]),
         "tiles of 2 that overlap by 2": (2, [*rgb, "--input", clip, "--tile", "2,32"]),
         "val.batch_tiles is 0": (2, [*rgb, "--input", clip, "--batch-tiles", 0]),
         "cannot set val.flip_seq": (2, [*own, "val.flip_seq=true"]),
         "spike.gamma is 2.2, the network was trained with 1": (2, [*own, "spike.gamma=2.2"]),
-        "spike.representation is tfp, the network was trained with voxel": (2, [*own, "spike.representation=tfp"]),
+        "spike.representation is tfp, the network was trained with voxel":
+            (2, [*own, "spike.representation=tfp"]),
         "the spike channels have gamma 2.2, the weights were trained with 1": (
             3, [*spike[:2], *opt, "datasets.train.spike.gamma=2.2", "datasets.test.spike.gamma=2.2"]
         ),

@@ -11,6 +11,7 @@ import torch
 
 from main_train_vrt import read_options
 from tests.dist.launching import ROOT, run_ranks
+from tests.helpers.checked import present
 from tests.helpers.terminal import in_terminal
 from tests.helpers.train_files import (
     MAIN,
@@ -82,14 +83,13 @@ def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished):
     assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
     assert latest(finished[0])["version"] == version
     assert f"<dt>SpikeVRT</dt><dd>{version}</dd>" in (folder / "report.html").read_text()
-    record = newest_options(folder / "options")
+    record = present(newest_options(folder / "options"))
     assert json.loads(record.read_text())["$version"] == version
     assert read_options(["--opt", str(record)]).task == "run"
 
 
 def test_event_files_hold_options_hyperparameters_strips_and_the_scores_of_each_clip(finished):
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
+    messages = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
     events = events_of(finished[0])
     clips = {f"clips/{metric}/test{clip}" for metric in ("psnr", "ssim") for clip in range(3)}
     tags = events.Tags()
@@ -111,7 +111,8 @@ def test_event_files_hold_options_hyperparameters_strips_and_the_scores_of_each_
     (text,) = events.Tensors("options/text_summary")
     assert b'"G_optimizer_lr": 0.001' in text.tensor_proto.string_val[0]
     contents = events.PluginTagToContent("hparams")
-    about = {name: HParamsPluginData.FromString(content) for name, content in contents.items()}
+    read = messages.HParamsPluginData.FromString
+    about = {name: read(content) for name, content in contents.items()}
     values = about["_hparams_/session_start_info"].session_start_info.hparams
     assert (
         values["train.G_optimizer_lr"].number_value == 1e-3
@@ -220,9 +221,10 @@ def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
 
 
 @pytest.mark.parametrize("overrides", [
-    "--use_amp train.G_scheduler_type=MultiStepLR train.G_scheduler_milestones=[2] netG.fusion=none",
-    "train.amp.enable=true train.amp.dtype=float16 train.G_optimizer_type=adamw train.G_optimizer_clipgrad=0.1 "
-    "train.accumulation_steps=2",
+    "--use_amp train.G_scheduler_type=MultiStepLR train.G_scheduler_milestones=[2] "
+    "netG.fusion=none",
+    "train.amp.enable=true train.amp.dtype=float16 train.G_optimizer_type=adamw "
+    "train.G_optimizer_clipgrad=0.1 train.accumulation_steps=2",
 ])  # fmt: skip
 def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
     options, overrides = write_options(tmp_path), overrides.split()

@@ -1,6 +1,7 @@
 """main_test_vrt.py --method: frames from spikes without weights, on made clips."""
 
 import shutil
+from typing import Any
 
 import cv2
 import numpy as np
@@ -8,20 +9,27 @@ import pytest
 
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import exposure_estimate, represent
+from models.metrics import psnr, rgb_to_y, ssim
 from scripts.compare_runs import main as compare_runs
 from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import write_info
 from tests.helpers.train_files import write_options
 from tests.helpers.weights_files import message, metrics, restore
 from utils.image import imread_rgb
-from models.metrics import psnr, rgb_to_y, ssim
 
 MAIN = "main_test_vrt.py"
+TEST2 = "GOPRO_Large/test/test2"
 GREY = ("tfp", "tfi", "tfstp")
 # What a network reads of the spikes is nothing to a method: it has a representation of its own.
-RELATIVE = [f"datasets.{split}.spike.{key}={value}" for split in ("train", "test") for key, value in (
-    ("representation", '{"type": "relative", "half_windows": [2, 6]}'), ("context", 8), ("gamma", 2.2)
-)]  # fmt: skip
+RELATIVE = [
+    f"datasets.{split}.spike.{change}"
+    for split in ("train", "test")
+    for change in (
+        'representation={"type": "relative", "half_windows": [2, 6]}',
+        "context=8",
+        "gamma=2.2",
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +64,15 @@ def tested(home):
 
 def by_hand(home, method, index=2):
     """Frame `index` of clip test2: (made, blurry, sharp), each (32, 32, 3) uint8."""
-    clip, stem = home / "GOPRO_Large/test/test2", f"{index:06d}"
+    clip, stem = home / TEST2, f"{index:06d}"
     blurry, sharp = (imread_rgb(clip / kind / f"{stem}.png") for kind in ("blur", "sharp"))
     stream = read_spikes(
         home / f"GOPRO_Large_spike_seq/test/test2/spike/{stem}.dat", SpikeGeometry(16, 16)
     )
-    options = {"center": 12, "gamma": 1.0 if method == "exposure" else 2.2}
-    options |= {} if method == "tfstp" else {"half_window": 5}
-    channels = [cv2.resize(c, (32, 32)) for c in represent(method, stream, **options)]
+    options: dict[str, Any] = {} if method == "tfstp" else {"half_window": 5}
+    gamma = 1.0 if method == "exposure" else 2.2
+    planes = represent(method, stream, center=12, gamma=gamma, **options)
+    channels = [cv2.resize(plane, (32, 32)) for plane in planes]
     if method == "exposure":
         made = exposure_estimate(blurry.astype(np.float32) / 255, np.stack(channels))
     else:
@@ -267,13 +276,17 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
         "method.type=tfi with --method tfp": (2, ["tfp", *options, "method.type=tfi"]),
         "the nearest is half_window": (2, ["tfp", *options, "method.half_windw=3"]),
         "tau_d 0.0 and tau_f 10.0 are positive": (2, ["tfstp", *options, "method.tau_d=0"]),
-        "0 <= half_window 12 < half_exposure 11": (3, ["exposure", *options, "method.half_window=12"]),
+        "0 <= half_window 12 < half_exposure 11":
+            (3, ["exposure", *options, "method.half_window=12"]),
         "datasets.test has no spikes": (2, ["tfp", *options, *colour]),
         "scale is 2": (2, ["tfp", *options, "scale=2", "netG.upscale=2"]),
-        "--spike missing": (2, ["tfp", "--input", home / "GOPRO_Large/test/test2/blur", "--output", tmp_path / "o"]),
-        "--lpips with --method tfi, whose frames are grey": (2, ["tfi", *options, "--lpips", "w.pth"]),
+        "--spike missing":
+            (2, ["tfp", "--input", home / f"{TEST2}/blur", "--output", tmp_path / "o"]),
+        "--lpips with --method tfi, whose frames are grey":
+            (2, ["tfi", *options, "--lpips", "w.pth"]),
         "the nearest is offsets (list of int)\n": (2, ["tfp", *options, "method.offset=3"]),
-        "method.offsets would make several pictures": (2, ["tfp", *options, "method.offsets=[0, 3]"]),
+        "method.offsets would make several pictures":
+            (2, ["tfp", *options, "method.offsets=[0, 3]"]),
         "needs planes 0 to 49 (spike.exposure), the file has 24 planes": (3, ["tfp", *short]),
         "needs the blurry frames": (2, ["exposure", *alone]),
         "no such file or folder": (3, ["tfp", *none]),

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.helpers.clip_files import build, same, section, source_of, write_clip
 from tests.helpers.gopro_files import files
 from utils.errors import DataError, OptionError
 
-TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 
 
 @pytest.fixture
@@ -28,9 +29,7 @@ def make_cache(root, **changes):
     return build_cache(source_of(section(root, **changes)), str(root / "cache"))
 
 
-def test_samples_from_the_cache_are_those_from_the_files_also_without_these_and_from_an_earlier_version(
-    root,
-):
+def test_samples_from_the_cache_are_those_from_the_files_also_from_an_earlier_version(root):
     (root / "cache").mkdir()  # an empty folder may be there
     make_cache(root)
     files, cache = build(root, gt_size=16, **TURNS), cached(root, **TURNS)

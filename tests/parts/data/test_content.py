@@ -10,8 +10,15 @@ import torch
 
 from data.clips import content
 from data.clips.content import digest_of_clips
-from data.select_dataset import build_dataset
-from tests.helpers.clip_files import cached, section, write_clip, write_clips, write_info, write_png
+from tests.helpers.clip_files import (
+    cached,
+    section,
+    set_for_testing,
+    write_clip,
+    write_clips,
+    write_info,
+    write_png,
+)
 
 
 @pytest.fixture
@@ -20,7 +27,7 @@ def root(tmp_path):
 
 
 def digest(root, **changes):
-    return digest_of_clips(build_dataset(section(root, "test", **changes), "test", 0).readers())
+    return digest_of_clips(set_for_testing(section(root, "test", **changes)).readers())
 
 
 def of_frame(root, kind, name):
@@ -62,8 +69,10 @@ def test_a_large_file_is_sampled_from_its_beginning_to_its_end(tmp_path, at):
     readers = []
     for name, value in (("a", 0), ("b", 1)):
         data = bytearray(200_000)
-        place = at if at in (0, -1) else slice(90_000, 120_000)
-        data[place] = value if at in (0, -1) else bytes([value]) * 30_000
+        if at in (0, -1):
+            data[at] = value
+        else:
+            data[90_000:120_000] = bytes([value]) * 30_000
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.dat").write_bytes(data)
         path = str(tmp_path / name / "x.dat")
@@ -91,7 +100,7 @@ def test_what_is_read_of_the_same_files_changes_the_digest(root, changes):
 
 
 def test_digests_have_16_hex_digits(root):
-    (first, _) = build_dataset(section(root, "test"), "test", 0).readers()
+    (first, _) = set_for_testing(section(root, "test")).readers()
 
     for found in (digest(root), first.digest()):
         assert len(found) == 16 and int(found, 16) >= 0
@@ -113,14 +122,14 @@ def test_another_rate_in_dataset_json_changes_the_digest(root):
 
 def test_a_cache_beside_its_files_has_their_digest(root, tmp_path):
     values = cached(section(root, "test"), tmp_path / "cache")
-    clips = build_dataset(values, "test", 0).readers()
+    clips = set_for_testing(values).readers()
 
     assert digest_of_clips(clips) == digest(root)
 
 
 def test_a_cache_without_its_files_is_hashed_itself(root, tmp_path):
     values = cached(section(root, "test"), tmp_path / "cache")
-    clips = build_dataset(values, "test", 0).readers()
+    clips = set_for_testing(values).readers()
     shutil.rmtree(root / "GOPRO_Large")
     before = digest_of_clips(clips)
     with open(tmp_path / "cache/clip1/gt.u8", "r+b") as file:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from data.cameras.spike_grid import load_calibration
 from data.cameras.spike_info import DatasetInfo, Timing, load_info, read_exposures
+from tests.helpers.checked import present
 from tests.helpers.damage import examples
 from utils.errors import DataError, OptionError
 
@@ -114,9 +115,8 @@ def test_brackets_in_texts_are_not_counted(tmp_path):
 )  # fmt: skip
 def test_a_value_of_a_wrong_type_or_range_is_refused(tmp_path, change):
     (tmp_path / "dataset.json").write_text(json.dumps(INFO | change))
-    (key,) = change
 
-    with pytest.raises(DataError, match="dataset.json cannot be used"):
+    with pytest.raises(DataError, match=r"dataset\.json cannot be used"):
         load_info(str(tmp_path))
 
 
@@ -154,7 +154,7 @@ def test_records_and_nulls_of_a_clip_are_accepted(tmp_path):
     ids=str,
 )  # fmt: skip
 def test_exposures_out_of_range_are_refused(value):
-    with pytest.raises(OptionError, match="spike.exposure is not of the expected form"):
+    with pytest.raises(OptionError, match=r"spike\.exposure is not of the expected form"):
         read_exposures(value)
 
 
@@ -164,7 +164,7 @@ def test_a_file_holds_as_many_exposures_as_end_in_it(period):
     for (start, length), offset in itertools.product(starts_and_lengths, (0.0, 2.8, -3.0)):
         table = {"start": start, "length": length, "period": period}
         timing = Timing(exposures=read_exposures(table), offset=offset)
-        exposures = timing.exposures[""]
+        exposures = present(timing.exposures)[""]
         for planes in (1, 24, 25, 55, 56, 57, 87, 88, 89, 1000):
             fitting = 0
             while sum(exposures.planes_of(fitting, offset)) <= planes:
@@ -180,8 +180,10 @@ values = st.recursive(
     ),
     max_leaves=6,
 )
-keys = st.sampled_from([*DatasetInfo.__dataclass_fields__, "format", "recipe", "offset", "length", "start",
-                        "period", "matrix", "spike_size", "rgb_size", "region", "tick_hz"])  # fmt: skip
+keys = st.sampled_from([
+    *DatasetInfo.__dataclass_fields__, "format", "recipe", "offset", "length", "start", "period",
+    "matrix", "spike_size", "rgb_size", "region", "tick_hz",
+])  # fmt: skip
 
 
 @examples(150)

@@ -4,6 +4,7 @@ epoch, refusals.
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from tests.helpers.clip_files import (
 from utils.errors import DataError, OptionError
 from utils.options.models import DatasetsOptions, LoaderOptions
 
-ALL_TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 
 
 @pytest.fixture(scope="module")
@@ -235,10 +236,9 @@ def test_without_dataset_json_the_options_must_give_the_size_and_a_damaged_one_i
 
 
 def test_options_that_do_not_fit_the_data_are_refused(clips):
-    build(
-        clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0}
-    )  # dataset.json may be repeated
-    for changes, error, said in (
+    # dataset.json may be repeated.
+    build(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"gt_size": 7}, OptionError, "gt_size is 7"),
         ({"gt_size": 32}, DataError, "crops of 32 do not fit into clip clip0"),
         (
@@ -252,7 +252,8 @@ def test_options_that_do_not_fit_the_data_are_refused(clips):
             OptionError,
             "raw cannot be made",
         ),
-    ):
+    ]
+    for changes, error, said in cases:
         with pytest.raises(error, match=said):
             build(clips, **changes)
     with pytest.raises(OptionError, match="a dataset for testing"):
@@ -293,8 +294,9 @@ def test_keys_without_effect_are_refused(clips):
         {"type": "encoding25", "num_windows": 3, "pad": "edge"},
     )
     for key, value, representation in (
-        ("gamma", 2.2, raw), ("rate", "match", raw), ("light", "linear", raw), ("center", 5, spread),
-        ("center", 5, {"type": "tfp", "half_window": 2, "num_bins": 3}), ("context", 8, "voxel"),
+        ("gamma", 2.2, raw), ("rate", "match", raw), ("light", "linear", raw),
+        ("center", 5, spread), ("center", 5, {"type": "tfp", "half_window": 2, "num_bins": 3}),
+        ("context", 8, "voxel"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
             build(

@@ -14,6 +14,7 @@ import pytest
 
 from data.clips.files import FrameSource, files_in
 from data.spike.formats import SpikeGeometry, write_spikes
+from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import picture, small_files, write_video
 from utils.errors import DataError, OptionError
 from utils.files import (
@@ -103,7 +104,7 @@ def test_names_that_are_taken_are_refused_even_by_a_link_to_nothing(tmp_path):
 
 def test_a_png_comes_back_as_it_went_out(tmp_path):
     imwrite_rgb(tmp_path / "a" / "x.png", picture())
-    assert np.array_equal(cv2.imread(str(tmp_path / "a" / "x.png"))[..., ::-1], picture())
+    assert np.array_equal(read_picture(tmp_path / "a" / "x.png")[..., ::-1], picture())
     (tmp_path / "a" / ".x.1a2b3c4d.png").touch()  # left by a killed process
     assert [p.name for p in files_in(tmp_path / "a")] == ["x.png"]
 

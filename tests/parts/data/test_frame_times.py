@@ -5,6 +5,7 @@ import json
 import shutil
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -131,8 +132,10 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
         cv2.imwrite(str(tmp_path / f"gt/{number:06d}.png"), sharp.astype(np.uint8))
     write_film(tmp_path / "f.mp4", frames, starts_of(lengths))
     write_scene_spikes(tmp_path / "f.dat", light)
-    common = ["--method", "exposure", "--input", tmp_path / "f.mp4", "--spike", tmp_path / "f.dat",
-              "--gt", tmp_path / "gt", "--spike-size", 48, 64, "spike.rate=1", "--save", "frames"]  # fmt: skip
+    common = [
+        "--method", "exposure", "--input", tmp_path / "f.mp4", "--spike", tmp_path / "f.dat",
+        "--gt", tmp_path / "gt", "--spike-size", 48, 64, "spike.rate=1", "--save", "frames",
+    ]  # fmt: skip
 
     restore(*common, "--output", tmp_path / "timed")
     rows = json.dumps({"f": [list(map(float, row)) for row in true]})
@@ -272,7 +275,8 @@ GAP = ["frame00", "frame01", "frame04", "frame05"]
 @pytest.mark.parametrize(
     "names, words, exposures",
     [
-        (GAP, "2 of 6 frames are missing: frames 2 to 3", [[0, 40], [40, 40], [160, 40], [200, 40]]),
+        (GAP, "2 of 6 frames are missing: frames 2 to 3",
+         [[0, 40], [40, 40], [160, 40], [200, 40]]),
         (["0", "1", "3"], "1 of 4 frames is missing: frame 2", [[0, 60], [60, 60], [180, 60]]),
         (["10", "12", "14"], "2 of 5 frames are missing: frame 11, frame 13",
          [[0, 48], [96, 48], [192, 48]]),
@@ -539,7 +543,7 @@ def test_names_that_are_numbers_are_taken_in_the_order_of_their_values(tmp_path,
     for number in np.random.default_rng(0).permutation(len(stems)):
         write_png(tmp_path / f"in/{stems[number]}.png", np.full(SIZE, 20 * number))
         write_dat(tmp_path / f"spikes/{stems[number]}.dat", np.full((24, *SIZE), number % 2))
-    options = {"spike": tmp_path / "spikes", "spike_options": OPTIONS}
+    options: dict[str, Any] = {"spike": tmp_path / "spikes", "spike_options": OPTIONS}
     if kind == "frames":
         (clip,) = user_clips(tmp_path / "in", **options)
         assert list(clip.stems) == stems

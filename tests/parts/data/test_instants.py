@@ -1,4 +1,4 @@
-"""Several sharp instants of each exposure: their files, the samples, the network, the test program."""
+"""Several sharp instants of each exposure: files, samples, the network, the test program."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from data.select_dataset import build_dataset
+from models.metrics import psnr
 from models.select_network import define_G
 from tests.helpers.clip_files import cached, check, same, section, write_clip, write_info
 from tests.helpers.tensor_clip import restore_clip
@@ -16,7 +17,6 @@ from tests.helpers.train_files import history, network, train, write_options
 from tests.helpers.weights_files import message, metrics, restore, save_weights
 from utils.errors import OptionError
 from utils.image import imread_rgb
-from models.metrics import psnr
 from utils.video import VideoReader
 
 K = 3
@@ -82,7 +82,7 @@ def test_missing_instants_and_an_even_number_are_problems(tmp_path):
     assert "has 2 files" in problems["clip1"] and "must be odd" in problems["clip1"]
 
 
-def test_a_fresh_network_returns_its_input_at_every_instant_and_flip_seq_averages_those_of_both_directions():
+def test_a_fresh_network_returns_its_input_at_every_instant_and_flip_seq_averages_both_ways():
     net = define_G({"netG": network(fusion="none", out_instants=5)})
     lq = torch.rand(1, 2, 3, 32, 32)
     assert torch.allclose(net(lq), lq.repeat(1, 1, 5, 1, 1), atol=1e-6)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from data.clips.files import list_root, read_bytes
+from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import PLANES, build, same, write_clips
 from tests.helpers.kair_files import write_files
 from utils.errors import DataError, OptionError
@@ -162,7 +163,7 @@ def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, name
 def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
     write_clips(tmp_path, "clip0")
     for path in sorted((tmp_path / CLIP).rglob("*.png")):
-        cv2.imwrite(str(path.with_suffix(".jpg")), cv2.imread(str(path)))
+        cv2.imwrite(str(path.with_suffix(".jpg")), read_picture(path))
         path.unlink()
     dataset = build(tmp_path, num_frame=6, filename_ext="jpg")
     dataset[(0, 0)]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
+from typing import Any
 
 import cv2
 import numpy as np
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 from data.clips.clip_reader import user_clips
 from data.clips.manifest import Source
 from data.loader import TrainLoader
-from data.select_dataset import build_dataset
 from tests.helpers import clip_files
+from tests.helpers.checked import present
 from tests.helpers.clip_files import (
     build,
     cached,
@@ -26,6 +27,8 @@ from tests.helpers.clip_files import (
     resolved,
     same,
     section,
+    set_for_testing,
+    set_for_training,
     write_clip,
     write_clips,
     write_dat,
@@ -104,7 +107,7 @@ def test_a_meta_file_of_s_vrt_or_kair_fits_however_numbers_are_written(tmp_path,
     write_clips(tmp_path, "clip0", "clip1", first=48)
     rename_frames(tmp_path, name_of.format)
     (tmp_path / "meta.txt").write_text(line + "\n")
-    meta = {"meta_info_file": str(tmp_path / "meta.txt")}
+    meta: dict[str, Any] = {"meta_info_file": str(tmp_path / "meta.txt")}
 
     (clip,) = build(tmp_path, **meta).clips
     assert clip.name == "clip0" and clip.stems == tuple(name_of.format(i) for i in range(48, 53))
@@ -151,6 +154,11 @@ def test_frames_and_clips_are_in_the_order_of_their_numbers(tmp_path):
     assert "clip2 | frame numbers jump at frame_9-frame_11" in complaint(tmp_path)
 
 
+def copy_of(path, name):
+    """Copy a file to another name in its folder."""
+    shutil.copy(path, path.with_name(name))
+
+
 def write_first(root, content):
     (folder(root, "blur") / "000047.png").write_bytes(content)
 
@@ -159,7 +167,7 @@ RAW_27 = {"type": "dat", "representation": {"type": "raw", "window": 27}}
 SMALL_PNG = cv2.imencode(".png", np.zeros((16, 20, 3), np.uint8))[1].tobytes()
 DAMAGES = {  # what is done, what is said, and option keys
     "two files of a number": (
-        lambda root: shutil.copy(folder(root, "blur") / "000050.png", folder(root, "blur") / "50.png"),
+        lambda root: copy_of(folder(root, "blur") / "000050.png", "50.png"),
         ["clip0 | lq has two files of one number:"]),
     "no name for a log": (
         lambda root: (root / "GOPRO_Large/train/clip\n9").mkdir(),
@@ -173,21 +181,26 @@ DAMAGES = {  # what is done, what is said, and option keys
     "no spikes of a clip": (
         lambda root: shutil.rmtree(folder(root, "spike").parent), ["clip0 | spike has no folder"]),
     "spikes without frame": (
-        lambda root: shutil.copy(folder(root, "spike") / "000052.dat", folder(root, "spike") / "000053.dat"),
+        lambda root: copy_of(folder(root, "spike") / "000052.dat", "000053.dat"),
         ["clip0 | lq lacks 1 of 7 frames: 000053.png"]),
-    "few planes": (lambda root: None, ["24 planes are too few for spike.representation raw"], {"spike": RAW_27}),
+    "few planes": (lambda root: None, ["24 planes are too few for spike.representation raw"],
+        {"spike": RAW_27}),
     "no multiple": (
         lambda root: write_first(root, SMALL_PNG),
-        ["gt is 16 x 24, lq 16 x 20: no whole multiple", "lq is 16 x 20, spikes 8 x 12: no whole multiple"]),
+        ["gt is 16 x 24, lq 16 x 20: no whole multiple",
+         "lq is 16 x 20, spikes 8 x 12: no whole multiple"]),
     "gap": (
         lambda root: [path.unlink() for path in of_all_kinds(root, "000049.*")],
         ["clip0 | frame numbers jump at 000048-000050"]),
-    "template": (lambda root: None, ["do not follow filename_tmpl '08d'"], {"filename_tmpl": "08d"}),
+    "template": (lambda root: None, ["do not follow filename_tmpl '08d'"],
+        {"filename_tmpl": "08d"}),
     "size of zero": (
-        lambda root: write_first(root, SMALL_PNG[:16] + bytes(8) + SMALL_PNG[24:]), ["clip0 | cannot read image"]),
-    "no blurry frames": (lambda root: shutil.rmtree(folder(root, "blur")), ["clip0 | lq holds no .png file"]),
+        lambda root: write_first(root, SMALL_PNG[:16] + bytes(8) + SMALL_PNG[24:]),
+        ["clip0 | cannot read image"]),
+    "no blurry frames": (lambda root: shutil.rmtree(folder(root, "blur")),
+        ["clip0 | lq holds no .png file"]),
     "many": (
-        lambda root: [(root / f"GOPRO_Large/train/empty{number:02d}").mkdir() for number in range(40)],
+        lambda root: [(root / f"GOPRO_Large/train/empty{n:02d}").mkdir() for n in range(40)],
         ["120 problems", "... and 90 more"]),
 }  # fmt: skip
 
@@ -232,7 +245,8 @@ def test_a_file_within_a_clip_has_as_many_planes_as_the_others(
     if fine:
         assert build(root, spike=spikes).clips[0].planes == (PLANES,) * 5 + (planes,)
     else:
-        said = f"has {planes} planes ({planes * PLANE_BYTES} bytes), expected {PLANES} ({PLANES * PLANE_BYTES} bytes)"
+        said = f"has {planes} planes ({planes * PLANE_BYTES} bytes), "
+        said += f"expected {PLANES} ({PLANES * PLANE_BYTES} bytes)"
         assert said in complaint(root, spike=spikes)
 
 
@@ -269,7 +283,7 @@ def test_whatever_a_list_of_clips_holds_it_is_read_or_refused(tmp_path_factory, 
     except DataError as error:
         assert error.where.startswith(str(path))
     else:
-        assert all(1 <= count <= 1_000_000 for count, _ in listed.values())
+        assert all(1 <= count <= 1_000_000 for count, _ in present(listed).values())
 
 
 @pytest.mark.parametrize("template", ["x", "{}", "1000d", "08.3f", " d", "s", "-8d"])
@@ -322,7 +336,11 @@ def test_clips_in_nested_folders_have_both_names(tmp_path, regrouped):
 def test_a_partition_keeps_its_clips_out_of_training(tmp_path):
     for name in ("000", "001", "241"):
         write_clip(tmp_path, name, frames=3)
-    rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
+    rgb: dict[str, Any] = {
+        "dataset_type": "VideoRecurrentTrainDataset",
+        "dataroot_spike": None,
+        "spike": None,
+    }
     for partition, names in (
         (None, ["000", "001", "241"]),
         ("REDS4", ["001", "241"]),
@@ -343,7 +361,7 @@ SPIKE = {
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory):
-    """Two roots; the second has larger frames, more RGB pixels per spike pixel and another camera."""
+    """Two roots; the second has larger frames, more RGB pixels a spike pixel and another camera."""
     one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
     write_clips(one, "a", "b")
     for seed, clip in enumerate(("a", "c", "d")):
@@ -363,12 +381,11 @@ def joined(roots, split="train", **changes):
 
 
 def test_a_sample_of_several_roots_is_that_of_its_own_root_and_batches_have_one_shape(roots):
-    turned = {"use_hflip": True, "use_rot": True, "random_reverse": True}
-    every = build_dataset(joined(roots, **turned), "train", 3)
+    turned: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+    every = set_for_training(joined(roots, **turned), seed=3)
     single = [build(root, seed=3, spike=SPIKE, **turned) for root in roots]
-    assert [clip.name for clip in every.clips] == ["0/a", "0/b", "1/a", "1/c", "1/d"] and len(
-        every
-    ) == 2 * 6 + 3 * 4
+    assert [clip.name for clip in every.clips] == ["0/a", "0/b", "1/a", "1/c", "1/d"]
+    assert len(every) == 2 * 6 + 3 * 4
     for index in range(2 * len(every)):
         draw = every.draw((1, index))
         root, name = draw.clip.name.split("/")
@@ -376,13 +393,12 @@ def test_a_sample_of_several_roots_is_that_of_its_own_root_and_batches_have_one_
         clip = next(clip for clip in own.clips if clip.name == name)
         assert same(every.read(draw), own.read(dataclasses.replace(draw, clip=clip)))
         assert every[(1, index)]["key"].startswith(f"{root}/{name}/")
-    assert {clip.spikes.rate for clip in every.clips} == {1.0, 0.5}
-    assert {clip.grid.step for clip in every.clips} == {2, 4} and {
-        clip.planes[0] for clip in every.clips
-    } == {24, 40}
+    assert {present(clip.spikes).rate for clip in every.clips} == {1.0, 0.5}
+    assert {clip.grid.step for clip in every.clips} == {2, 4}
+    assert {clip.planes[0] for clip in every.clips} == {24, 40}
 
     values = resolved(joined(roots, dataloader_batch_size=4, dataloader_num_workers=0))
-    dataset = build_dataset(values, "train", 0)
+    dataset = set_for_training(values)
     loader = TrainLoader(dataset, values, accumulation_steps=1, seed=0)
     shapes = {tuple(batch["spike"].shape) for (batch,) in loader.start(0, 0)}
     assert shapes == {(4, 3, 1, 8, 8)}
@@ -392,7 +408,7 @@ def test_a_sample_of_several_roots_is_that_of_its_own_root_and_batches_have_one_
     ("share", "counts"), [(None, (12, 12)), ([1, 3], (6, 18)), ([0.9, 0.1], (22, 2))]
 )
 def test_shares_say_how_many_samples_each_root_gives(roots, share, counts):
-    dataset = build_dataset(joined(roots, dataroot_share=share), "train", 0)
+    dataset = set_for_training(joined(roots, dataroot_share=share))
     names = [(clip.name, stem) for clip in dataset.clips for stem in clip.stems]
     used = Counter()
     for epoch in range(6):
@@ -404,13 +420,13 @@ def test_shares_say_how_many_samples_each_root_gives(roots, share, counts):
     ):  # every frame of a root as often as the others
         often = [used[name] for name in names if name[0].startswith(root)]
         assert max(often) - min(often) <= 1 and sum(often) == 6 * count
-    again = build_dataset(joined(roots, dataroot_share=share), "train", 0)
+    again = set_for_training(joined(roots, dataroot_share=share))
     assert same(dataset[(2, 7)], again[(2, 7)])
 
 
 def test_a_resumed_run_compares_roots_and_shares(roots):
     names = {
-        tuple(build_dataset(values, "train", 0).sample_names())
+        tuple(set_for_training(values).sample_names())
         for values in (
             joined(roots), joined(roots[::-1]), joined(roots, dataroot_share=[1, 3]),
             joined(roots, dataroot_share=[1, 2]), joined(roots, dataroot_share=[1, 3]),
@@ -429,10 +445,10 @@ def test_roots_that_do_not_match_are_refused(roots, tmp_path):
         ({"dataroot_share": [1.0, 1e-4]}, r"gives \[24, 0\] samples"),
     ):
         with pytest.raises(OptionError, match=words):
-            build_dataset(values | changes, "train", 0)
+            set_for_training(values | changes)
     write_clips(tmp_path, "large", scale=2)
     with pytest.raises(DataError, match="scale 2 and 0 sharp instants in clip 1/large, scale 1"):
-        build_dataset(joined((roots[0], tmp_path)), "train", 0)
+        set_for_training(joined((roots[0], tmp_path)))
 
 
 def test_the_check_and_a_cache_know_every_root(roots, tmp_path, capsys):
@@ -443,35 +459,28 @@ def test_the_check_and_a_cache_know_every_root(roots, tmp_path, capsys):
         "train 0: 2 clips, 12 frames of 16 x 24" in text
         and "train 1: 3 clips, 12 frames of 32 x 40" in text
     )
-    in_cache = build_dataset(cached(values, tmp_path / "cache"), "train", 0)
-    plain, kept = (
-        build_dataset(values | {"cache_data": kept}, "train", 0) for kept in (False, True)
-    )
+    in_cache = set_for_training(cached(values, tmp_path / "cache"))
+    plain, kept = (set_for_training(values | {"cache_data": is_kept}) for is_kept in (False, True))
     for index in range(len(plain)):
-        assert same(plain[(0, index)], in_cache[(0, index)]) and same(
-            plain[(0, index)], kept[(0, index)]
-        )
+        assert same(plain[(0, index)], in_cache[(0, index)])
+        assert same(plain[(0, index)], kept[(0, index)])
 
 
 def test_several_roots_can_be_tested_on_and_weights_say_what_they_have_in_common(roots, tmp_path):
     folders = {key: value for key, value in joined(roots).items() if key.startswith("dataroot_")}
     values = joined(roots, "test") | folders
-    clips, alone = (
-        build_dataset(values, "test", 0).readers(),
-        joined(roots[1:], "test") | folders,
-    )
-    alone |= {key: value[1:] for key, value in folders.items()}
-    single = build_dataset(alone, "test", 0).readers()
-    assert [clip.name for clip in clips[2:]] == [f"1/{clip.name}" for clip in single] and len(
-        clips
-    ) == 5
+    clips = set_for_testing(values).readers()
+    alone = joined(roots[1:], "test") | {key: value[1:] for key, value in folders.items()}
+    single = set_for_testing(alone).readers()
+    assert len(clips) == 5
+    assert [clip.name for clip in clips[2:]] == [f"1/{clip.name}" for clip in single]
     assert clips[0].dataset.count_folders() == 5
     for clip, same_clip in zip(clips[2:], single, strict=True):
         assert (
             torch.equal(clip.frame(1)["spike"], same_clip.frame(1)["spike"])
             and clip.digest() == same_clip.digest()
         )
-    kept = build_dataset(cached(values, tmp_path / "cache"), "test", 0).readers()
+    kept = set_for_testing(cached(values, tmp_path / "cache")).readers()
     assert (
         torch.equal(kept[3].frame(2)["spike"], clips[3].frame(2)["spike"])
         and kept[3].digest() != clips[3].digest()

@@ -1,5 +1,7 @@
 """Pictures are read upright, and what their values lose or why they cannot be read is said."""
 
+from typing import Any
+
 import cv2
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from utils.options.models import DatasetsOptions
 
 ORIENTATION = 0x112  # the tag of Exif and TIFF
 # Lossless ones, and JPEG at its best.
-WRITING = {
+WRITING: dict[str, dict[str, Any]] = {
     "png": {},
     "tif": {},
     "webp": {"lossless": True},

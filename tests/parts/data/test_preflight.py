@@ -3,20 +3,22 @@ import shutil
 import zlib
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
 from data.clips.preflight import preflight
-from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
+from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import (
     cached,
     check,
     doctor_of_data,
     resolved,
     section,
+    set_for_testing,
     write_clip,
     write_clips,
     write_info,
@@ -69,7 +71,7 @@ def test_sound_data_are_not_read_again_unless_files_or_options_change(root, capl
 
 def test_a_missing_root_hides_no_problem_of_the_other_split(root, capsys):
     (root / "GOPRO_Large/test/clip9/blur/000003.png").unlink()
-    wrong = {"dataroot_gt": str(root / "nowhere")}
+    wrong: dict[str, Any] = {"dataroot_gt": str(root / "nowhere")}
     assert doctor_of_data(root, train=section(root, **wrong), test=section(root, "test")) == 3
     for said in (capsys.readouterr().err, complaint(root, **wrong)):
         assert str(root / "nowhere") in said and "clip9 | lq lacks 1 of 6 frames" in said
@@ -136,8 +138,8 @@ def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(root,
     for number in ("011", "020", "100"):
         write_clip(root, number, seed=int(number))
     deep, grey = frame(root, "sharp/000000.png", "100"), frame(root, "blur/000000.png", "100")
-    cv2.imwrite(str(deep), cv2.imread(str(deep)).astype(np.uint16) * 257)
-    cv2.imwrite(str(grey), cv2.imread(str(grey), cv2.IMREAD_GRAYSCALE))
+    cv2.imwrite(str(deep), read_picture(deep).astype(np.uint16) * 257)
+    cv2.imwrite(str(grey), read_picture(grey, cv2.IMREAD_GRAYSCALE))
     rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
     for _ in range(2):
         caplog.clear()
@@ -146,8 +148,8 @@ def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(root,
             record.getMessage() for record in caplog.records if record.levelname == "WARNING"
         ]
         assert warnings == [
-            "data train: val_partition: 2 of 5 clips are left out, 011, 020: KAIR trains on them, as null does here"
-            f"  [{root}/GOPRO_Large/train]",
+            "data train: val_partition: 2 of 5 clips are left out, 011, 020: "
+            f"KAIR trains on them, as null does here  [{root}/GOPRO_Large/train]",
             f"data train: 100: lq is a grey image: its value is used for R, G and B  [{grey}]",
             f"data train: 100: gt has 16 bits: they are cut to 8  [{deep}]",
         ]
@@ -353,7 +355,7 @@ def test_a_denoising_test_may_have_one_folder_for_both(root):
 
 
 def test_a_clip_beyond_the_last_one_is_none(root):
-    clips = build_dataset(section(root, "test"), "test", 0)
+    clips = set_for_testing(section(root, "test"))
 
     assert len([*clips]) == len(clips) == 1
     for index in (-1, 1):

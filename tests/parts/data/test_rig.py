@@ -94,8 +94,8 @@ def test_the_exposure_is_a_share_of_the_interval_and_rolls_down_the_rows():
 def test_a_lens_and_parallax_change_the_place_and_stuck_pixels_stay():
     lights = scene(8 * PLANES)
     sharp, soft, near = (
-        record(Rig(**values), lights)[1].mean(axis=0)
-        for values in ({}, {"lens_blur": 1.5}, {"parallax": 6.0})
+        record(rig, lights)[1].mean(axis=0)
+        for rig in (Rig(), Rig(lens_blur=1.5), Rig(parallax=6.0))
     )
     assert (
         np.abs(np.diff(soft)).mean() < 0.8 * np.abs(np.diff(sharp)).mean()

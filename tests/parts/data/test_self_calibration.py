@@ -11,9 +11,9 @@ import pytest
 import main_test_vrt
 from data.cameras.rig import Rig
 from data.cameras.spike_grid import load_calibration, save_calibration
-from data.select_dataset import build_dataset
 from scripts.make_sample_data import make_layers, render
-from tests.helpers.clip_files import cached, same, write_dat
+from tests.helpers.checked import present
+from tests.helpers.clip_files import BINS, cached, same, set_for_training, write_dat
 from tests.helpers.train_files import odd, write_odd
 from utils.image import imwrite_rgb
 
@@ -64,8 +64,10 @@ def home(tmp_path_factory):
 def restored(home, out, name, *more, spikes=None):
     """PSNR of the estimate without training."""
     clip = home / "rgb" / name
-    flags = ["--method", "exposure", "--input", clip / "blur", "--gt", clip / "sharp", "--output", out, "--save",
-             "comparison", "--spike", (spikes or home / "spikes" / name) / "spike", *more]  # fmt: skip
+    flags = [
+        "--method", "exposure", "--input", clip / "blur", "--gt", clip / "sharp", "--output", out,
+        "--save", "comparison", "--spike", (spikes or home / "spikes" / name) / "spike", *more,
+    ]  # fmt: skip
     assert main_test_vrt.main([*map(str, flags)]) == 0
     return json.loads((out / "metrics.json").read_text())["clips"][name]["restored"]["psnr"]
 
@@ -99,24 +101,28 @@ def test_where_a_clip_does_not_tell_nothing_is_changed(home, tmp_path, capsys):
 
 
 def test_training_finds_the_same_each_time_and_from_a_cache(home):
+    spike = {"type": "dat", "calibration": "auto", "representation": BINS}
     section = {
-        "dataset_type": "TrainDatasetRGBSpike", "dataroot_gt": str(home / "rgb"), "dataroot_lq": str(home / "rgb"),
-        "dataroot_spike": str(home / "spikes"), "num_frame": 2, "gt_size": 32,
-        "spike": {"type": "dat", "calibration": "auto", "representation": {"type": "voxel", "num_bins": 2}},
-    }  # fmt: skip
-    dataset = build_dataset(section, "train", 0)
-    clips = {clip.name: clip.spikes for clip in dataset.clips}
+        "dataset_type": "TrainDatasetRGBSpike",
+        "dataroot_gt": str(home / "rgb"),
+        "dataroot_lq": str(home / "rgb"),
+        "dataroot_spike": str(home / "spikes"),
+        "num_frame": 2,
+        "gt_size": 32,
+        "spike": spike,
+    }
+    dataset = set_for_training(section)
+    clips = {clip.name: present(clip.spikes) for clip in dataset.clips}
     assert clips["aligned"].calibration is None and clips["flat"].calibration is None
-    found, true = clips["moved"].calibration, load_calibration(home / "moved.json")
+    found, true = present(clips["moved"].calibration), load_calibration(home / "moved.json")
     corners = np.array([[[0, 0], [63, 0], [0, 63], [63, 63.0]]])
     places = [cv2.perspectiveTransform(corners, each.to_rgb()) for each in (found, true)]
     assert np.abs(places[0] - places[1]).max() < 0.2
     assert found.time_offset_planes == pytest.approx(true.time_offset_planes, abs=0.7)
-    assert found.exposure_share == pytest.approx(
-        1.12 * true.exposure_share, abs=0.06
-    )  # see registration.LONGER
+    # 1.12: see registration.LONGER.
+    assert found.exposure_share == pytest.approx(1.12 * true.exposure_share, abs=0.06)
     assert f"calibration {found.digest()}" in dataset.sample_names()
-    from_cache = build_dataset(cached(section, home / "cache"), "train", 0)
+    from_cache = set_for_training(cached(section, home / "cache"))
     assert from_cache.sample_names() == dataset.sample_names()
     assert all(same(dataset[(0, index)], from_cache[(0, index)]) for index in (0, 7, 13, 20))
 

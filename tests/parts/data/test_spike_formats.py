@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import zipfile
+from typing import Any
 
 import cv2
 import numpy as np
@@ -31,8 +32,10 @@ GEOMETRIES = {
     "camera.dat": SpikeGeometry(250, 400), "head.dat": SpikeGeometry(250, 400, head_columns=16),
     # planes do not fill whole bytes
     "array.npy": SpikeGeometry(250, 250), "array.npz": SpikeGeometry(250, 250),
-    "raw.bin": SpikeGeometry(180, 320), "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
-    "top_first.bin": SpikeGeometry(12, 10, flipud=False), "rows_within_bytes.dat": SpikeGeometry(8, 13),
+    "raw.bin": SpikeGeometry(180, 320),
+    "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
+    "top_first.bin": SpikeGeometry(12, 10, flipud=False),
+    "rows_within_bytes.dat": SpikeGeometry(8, 13),
     "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),
 }  # fmt: skip
 
@@ -117,18 +120,19 @@ def array_file(values, **named):
 
 FLAT = random_spikes(8, 12)
 NPZ = array_file(None, spk=FLAT)
-REFUSED = {  # content, what is said, and the geometry where it is not 8 x 12
+# Content, and what is said.
+REFUSED = {
     "none.dat": (None, "No such file"),
-    "none_fits.dat": (bytes(1_625_300), "known geometries that fit this size: none", SpikeGeometry(360, 640)),
-    "others.dat": (bytes(1_612_800), r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)", SpikeGeometry(250, 400)),
+    "none_fits.dat": (bytes(1_625_300), "known geometries that fit this size: none"),
+    "others.dat": (bytes(1_612_800), r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)"),
     "empty.dat": (b"", "holds no plane"), "zip.bin": (NPZ, r"header of a zip file"),
     "ragged.dat": (bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
     "array.dat": (array_file(FLAT), r"header of a NumPy array"),
     "picture.dat": (b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
     "photo.dat": (cv2.imencode(".jpg", FLAT[0])[1].tobytes(), "a JPEG image"),
     "compressed.dat": (gzip.compress(bytes(100)), "compressed with gzip"),
-    "text.dat": (b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2: 9 spikes, frame 3\n" * 4, "begins with text"),
-    "pointer.dat": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "pointer of Git LFS"),
+    "text.dat": (b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2\n" * 6, "begins with text"),
+    "pointer.dat": (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
     "short.npy": (array_file(FLAT)[:-5], "cut short"), "packed.npy": (bytes(480), "magic string"),
     "float.npy": (array_file(FLAT.astype(np.float32)), "float32"), "empty.npy": (b"", "got 0"),
     "grey.npy": (array_file(FLAT * 255), "the value 255"),
@@ -139,15 +143,16 @@ REFUSED = {  # content, what is said, and the geometry where it is not 8 x 12
     "flat.npz": (array_file(None, spk=FLAT[0]), r"shape \(8, 12\)"),
     "flipped.npz": (NPZ.replace(FLAT.tobytes(), FLAT[:, ::-1].tobytes()), "CRC"),
 }  # fmt: skip
+OTHER_GEOMETRIES = {"none_fits.dat": SpikeGeometry(360, 640), "others.dat": SpikeGeometry(250, 400)}
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_spike_file_is_refused_with_what_was_seen(tmp_path, name):
-    content, words, *geometry = REFUSED[name]
+    content, words = REFUSED[name]
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(SpikeFileError, match=words) as error:
-        read_spikes(tmp_path / name, *(geometry or [SpikeGeometry(8, 12)]))
+        read_spikes(tmp_path / name, OTHER_GEOMETRIES.get(name, SpikeGeometry(8, 12)))
     assert name in str(error.value) and error.value.expected and error.value.do
     assert ("astype(numpy.uint8)" in error.value.do) == (name == "float.npy")
 
@@ -219,7 +224,7 @@ def as_format(root, suffix):
 
 @pytest.mark.parametrize("suffix", [".bin", ".npy", ".npz"])
 def test_samples_do_not_depend_on_the_format_nor_on_the_cache(clips, suffix):
-    turns = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+    turns: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
     expected = [build(clips, **turns)[1, i] for i in range(12)]
     as_format(clips, suffix)
     spike = section(clips)["spike"] | {"bit_order": "big"}

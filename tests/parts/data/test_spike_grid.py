@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_a_crop_is_bit_for_bit_the_crop_of_the_whole_and_reads_only_what_it_need
     assert max(crop.height, crop.width) <= 9 / scale + 4 < max(PLANE) or scale < 1
 
 
-def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives_and_finer_spikes_are_averaged():
+def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives():
     size = (2 * PLANE[0], 2 * PLANE[1])
     same = grid(similarity(0, 2, PLANE, size, (0, 0)), frame=size)
     scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
@@ -121,7 +122,7 @@ def test_a_calibration_for_other_cameras_is_refused():
         grid(region=[0, 0, 36, 60])
 
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "format": 1,
     "matrix": [[1.5, 0, 3], [0, 1.5, -2]],
     "spike_size": [8, 12],
@@ -145,8 +146,9 @@ def test_a_calibration_file_holds_what_was_saved_and_says_what_is_wrong(tmp_path
     singular = [[1, 2, 0], [2, 4, 0]]
     for changes, words in (
         ({"tick_rate": 1}, ["tick_rate", "tick_hz"]), ({"matrix": singular}, ["singular"]),
-        ({"matrix": [[1, 0, 0], [0, 1, 0], [-0.2, 0, 1]]}, ["infinity"]), ({"matrix": [[1, 0]] * 2}, ["matrix"]),
-        ({"mirror": "left"}, ["mirror", "columns"]), ({"tick_hz": 0}, ["tick_hz"]),
+        ({"matrix": [[1, 0, 0], [0, 1, 0], [-0.2, 0, 1]]}, ["infinity"]),
+        ({"matrix": [[1, 0]] * 2}, ["matrix"]), ({"mirror": "left"}, ["mirror", "columns"]),
+        ({"tick_hz": 0}, ["tick_hz"]),
     ):  # fmt: skip
         path.write_text(json.dumps(GOOD | changes))
         with pytest.raises(DataError) as error:

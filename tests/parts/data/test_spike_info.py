@@ -4,6 +4,7 @@ calibration.
 
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,8 +180,15 @@ def expected_with_context(stream, first, context, reverse):
     11.
     """
     start, stop = max(first - context, 0), min(first + PLANES + context, len(stream))
-    options = {"half_windows": [2], "num_bins": 3, "half_exposure": 10}
-    return represent("relative", stream[start:stop], first - start + 11, reverse=reverse, **options)
+    return represent(
+        "relative",
+        stream[start:stop],
+        first - start + 11,
+        reverse=reverse,
+        half_windows=[2],
+        num_bins=3,
+        half_exposure=10,
+    )
 
 
 @pytest.mark.parametrize("context", [5, 40])
@@ -278,11 +286,12 @@ def test_exposures_outside_of_the_file_and_missing_ones_name_clip_frame_and_plan
 
 
 def test_an_exposure_of_a_wrong_form_is_refused_and_excludes_a_window_and_needs_its_file():
-    for exposure in (
+    wrong: tuple[Any, ...] = (
         {"start": 0, "length": 5}, {"start": -1, "length": 5, "period": 9}, [], {}, 5.5,
         {"start": 0, "length": 0.4, "period": 9}, {"start": 0, "length": "5", "period": 9},
         {"a/0": [[0, 5], [3]]}, {"a/0": []},
-    ):  # fmt: skip
+    )  # fmt: skip
+    for exposure in wrong:
         with pytest.raises(OptionError, match=r"spike\.exposure is"):
             read_exposures(exposure)
     with pytest.raises(OptionError, match="exclude one another"):

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_tfp_is_the_mean_of_the_planes_around_each_centre_as_far_as_there_are_pl
 
 
 def test_a_stream_too_short_and_options_that_contradict_one_another_are_refused():
-    for name, center, options, words in (
+    cases: list[tuple[str, int, dict[str, Any], str]] = [
         ("tfp", 12, {"half_window": 3, "offsets": [20]}, "outside"),
         ("tfp", 12, {"half_window": 13, "num_bins": 4}, "24 planes cannot hold a window of 26"),
         ("tfp", 12, {"half_window": 2, "num_bins": 4, "offsets": [0, 3]}, "have no effect with it"),
@@ -64,7 +65,8 @@ def test_a_stream_too_short_and_options_that_contradict_one_another_are_refused(
         ("raw", 22, {"window": 5}, "outside"),
         ("raw", 12, {"window": 4}, "odd"),
         ("encoding25", 12, {}, "outside"),
-    ):
+    ]
+    for name, center, options, words in cases:
         with pytest.raises(ValueError, match=words):
             represent(name, stream(), center, **options)
 
@@ -77,7 +79,7 @@ def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt_and_exact_in_reverse(p
     expected = np.stack(
         [s[m - half : m + half + 1].mean(0) for m in middles]
     )  # a slice ends with the file
-    options = {"half_window": half, "num_bins": bins}
+    options: dict[str, Any] = {"half_window": half, "num_bins": bins}
 
     found = represent("tfp", s, planes // 2, rate=0.5, **options)
 
@@ -93,7 +95,7 @@ def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt_and_exact_in_reverse(p
         )
 
 
-def test_voxel_bins_lie_around_the_centre_and_count_every_plane_once_also_where_they_do_not_divide():
+def test_voxel_bins_lie_around_the_centre_and_count_every_plane_once():
     s = stream(planes=23)
     found = represent("voxel", s, 11, num_bins=4)
     assert np.allclose((found * 23 / 4).sum(0), s.sum(0))
@@ -147,7 +149,7 @@ def test_tfstp_solves_the_equations_of_the_synapse():
     )  # causal
 
 
-def test_tfstp_of_a_regular_train_is_its_rate_and_of_a_dark_pixel_its_count_and_jitter_is_averaged():
+def test_tfstp_of_a_regular_train_is_its_rate_and_jitter_is_averaged():
     s = np.zeros((100, 1, 4), np.uint8)
     s[::4, 0, 0] = s[3::40, 0, 1] = s[50, 0, 2] = 1
     assert represent("tfstp", s, 99)[0, 0].tolist() == pytest.approx(
@@ -162,7 +164,7 @@ def test_tfstp_of_a_regular_train_is_its_rate_and_of_a_dark_pixel_its_count_and_
 
 
 def moving_edge(rate, planes=161):
-    """Light (planes, 16, 24) of an edge that crosses 12 columns, and what a sensor records of it."""
+    """Light (planes, 16, 24) of an edge that crosses 12 columns, and what a sensor records."""
     steps = np.arange(24)[None, :] < np.linspace(6, 18, planes)[:, None]
     light = np.where(steps, 0.8, 0.1)[:, None].repeat(16, axis=1).astype(np.float32)
     return light, IntegrateAndFire(16, 24, rate=rate, rng=np.random.default_rng(1)).run(light)
@@ -228,7 +230,7 @@ def test_windows_may_be_shares_of_the_exposure():
         assert np.array_equal(shares, numbers)
 
 
-def test_parts_of_relative_light_show_when_it_changed_and_are_one_where_nothing_changes_or_is_seen():
+def test_parts_of_relative_light_show_when_it_changed_and_are_one_where_nothing_changes():
     s = np.zeros((81, 1, 1), np.uint8)
     s[:41:4] = s[42::2] = 1  # twice the light from the middle of planes 1 ... 80 on
     bins = represent("relative", s, 41, half_windows=[1], num_bins=6)[1:-1, 0, 0]
@@ -242,11 +244,12 @@ def test_parts_of_relative_light_show_when_it_changed_and_are_one_where_nothing_
 
 def test_the_rate_and_gamma_scale_what_is_proportional_to_light_only():
     s = stream()
-    for name, options in (
-        ("tfp", {"half_window": 3}),
-        ("voxel", {"num_bins": 4}),
-        ("tfi", {"half_window": 8}),
-    ):
+    cases: dict[str, dict[str, Any]] = {
+        "tfp": {"half_window": 3},
+        "voxel": {"num_bins": 4},
+        "tfi": {"half_window": 8},
+    }
+    for name, options in cases.items():
         plain = represent(name, s, 12, **options)
         assert np.allclose(
             represent(name, s, 12, rate=0.6, gamma=2.2, **options), (plain / 0.6) ** (1 / 2.2)

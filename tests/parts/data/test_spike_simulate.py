@@ -5,6 +5,7 @@ spikes, a camera.
 import dataclasses
 import itertools
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_the_published_simulator_is_reproduced():
     assert np.array_equal(found, np.array(expected))
 
 
-def test_the_charge_goes_on_from_one_file_to_the_next_and_noise_follows_from_the_seed_and_keeps_the_mean():
+def test_the_charge_goes_on_from_one_file_to_the_next_and_noise_keeps_the_mean():
     whole = sensor().run(constant(0.37, 50))
     parts = sensor()
     assert np.array_equal(
@@ -191,7 +192,7 @@ def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(
     )
 
 
-def test_dropped_planes_are_empty_and_the_others_untouched_and_stuck_pixels_are_always_or_never_on():
+def test_dropped_planes_are_empty_and_stuck_pixels_are_always_or_never_on():
     stream = recorded(RAMP)
     changed = CameraDraw((0,), 1.0, 0.3, 0.0, 0.0, 1.0).apply(stream, 0)
     lost = ~changed.any(axis=(1, 2))
@@ -274,8 +275,8 @@ DRAWS = 500
 BOUND = 0.2  # 4.5 standard deviations of the correlation of 500 independent pairs
 CAMERA = {
     "type": "perturb", "threshold_prob": 1.0,
-    "drop_prob": 0.5, "drop_max": 0.5, "hot_prob": 0.5, "hot_max": 0.5, "dead_prob": 0.5, "dead_max": 0.5,
-    "dark_prob": 0.5, "rgb_prob": 0.5, "jpeg_prob": 0.5,
+    "drop_prob": 0.5, "drop_max": 0.5, "hot_prob": 0.5, "hot_max": 0.5, "dead_prob": 0.5,
+    "dead_max": 0.5, "dark_prob": 0.5, "rgb_prob": 0.5, "jpeg_prob": 0.5,
 }  # fmt: skip
 
 
@@ -305,9 +306,10 @@ def seen(dataset, epoch, index):
     order.seek(epoch)
     return {
         "interval": interval, "first frame": frames[0] / (23 - 2 * interval),
-        "top": aug.top, "left": aug.left, "hflip": aug.hflip, "vflip": aug.vflip, "transpose": aug.transpose,
-        "reverse": aug.reverse, "threshold": np.log(camera.threshold), "lost share": camera.drop,
-        "hot share": camera.hot, "dead share": camera.dead, "dark": camera.dark, "noise": rgb.shot, "quality": rgb.jpeg,
+        "top": aug.top, "left": aug.left, "hflip": aug.hflip, "vflip": aug.vflip,
+        "transpose": aug.transpose, "reverse": aug.reverse, "threshold": np.log(camera.threshold),
+        "lost share": camera.drop, "hot share": camera.hot, "dead share": camera.dead,
+        "dark": camera.dark, "noise": rgb.shot, "quality": rgb.jpeg,
         "which lost": middle(~white[:, ~black[0].astype(bool)].any(axis=1)),
         "which hot": middle(black.all(axis=0)), "which dead": middle(~white.any(axis=0)),
         "charge of a pixel": charged[0, 0], "charge of another": charged[0, 1],
@@ -319,10 +321,14 @@ def seen(dataset, epoch, index):
 def test_no_two_draws_of_a_sample_are_correlated(tmp_path, place):
     write_clip(tmp_path, "clip0", frames=24, h=24, w=32)
     write_info(tmp_path, h=24, w=32)
-    dataset = build_dataset(
-        section(tmp_path, gt_size=8, camera=CAMERA, use_hflip=True, use_rot=True, random_reverse=True, num_frame=3,
-                interval_list=[1, 2]), "train", 0,
-    )  # fmt: skip
+    turns: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+    drawn: dict[str, Any] = {
+        "gt_size": 8,
+        "num_frame": 3,
+        "interval_list": [1, 2],
+        "camera": CAMERA,
+    }
+    dataset = build_dataset(section(tmp_path, **turns, **drawn), "train", 0)
     # Sample 23 does not fit into the clip of 24 frames: its first frame is drawn; so is that of its
     # repetitions.
     numbers = [(i, 0) if "epochs" in place else (3, 24 * i + 23) for i in range(DRAWS)]
@@ -341,7 +347,7 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, place):
 
 
 def test_streams_of_different_purposes_and_keys_differ():
-    keys = [
+    keys: list[tuple[Any, ...]] = [
         ("a", 0),
         ("a", 0, 0),
         ("a",),

@@ -16,10 +16,10 @@ import pytest
 import main_train_vrt
 from models.vrt.fit_memory import BYTES_PER_PARAMETER
 from scripts import prepare_gopro_spike
+from tests.helpers.checked import found, of_part
+from tests.helpers.documents import PAGES, ROOT
 from tests.helpers.gopro_files import moving_frames, write_folder
 
-ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FOLDERS = "scripts|lab|tests|docs|models|data|utils|options"
 PATH = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]+\.(?:py|md|sh|json|png))\b")
 FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
@@ -50,8 +50,9 @@ def test_links_to_headings_lead_to_headings_and_files_that_a_page_names_exist(pa
 
 
 PLACES = (
-    "GoPro", "Spk-GoPro", "REDS", "Vimeo-90K", "DVD", "DAVIS", "X4K1000FPS", "Spk-X4K", "S-SDM", "Spike-Zoo", "SpikeCV",
-    "VRT", "SpyNet", "SpkDeblurNet", "SCFlow", "TFSTP", "LPIPS", "SSIM", "KAIR", "S-VRT", "BasicSR", "coffee", "park",
+    "GoPro", "Spk-GoPro", "REDS", "Vimeo-90K", "DVD", "DAVIS", "X4K1000FPS", "Spk-X4K", "S-SDM",
+    "Spike-Zoo", "SpikeCV", "VRT", "SpyNet", "SpkDeblurNet", "SCFlow", "TFSTP", "LPIPS", "SSIM",
+    "KAIR", "S-VRT", "BasicSR", "coffee", "park",
 )  # fmt: skip
 ADDRESS = re.compile(r"<?\bhttps?://[^\s<>()\]`\"']+")
 
@@ -137,12 +138,10 @@ def test_the_options_in_the_pages_are_valid(tmp_path):
     for file in (ROOT / "options/vrt").glob("*.json"):
         shutil.copy(file, tmp_path)
     own = tmp_path / "own.json"
-    own.write_text(
-        re.search(r"```json\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.DOTALL)[1]
-    )
-    assert main_train_vrt.read_options(["--opt", str(own)]).datasets.test.dataroot_gt.startswith(
-        "trainsets/mine/"
-    )
+    quickstart = (ROOT / "docs/quickstart.md").read_text()
+    own.write_text(found(r"```json\n(.*?)```", quickstart, re.DOTALL)[1])
+    test = of_part(main_train_vrt.read_options(["--opt", str(own)]).datasets.test)
+    assert test.dataroot_gt.startswith("trainsets/mine/")
     blocks = re.findall(
         r"```jsonc\n(.*?)```", (ROOT / "docs/data_format.md").read_text(), re.DOTALL
     )
@@ -169,13 +168,10 @@ def test_the_options_in_the_pages_are_valid(tmp_path):
 
 def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
     text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
-    P, N = (
-        int(number)
-        for number in re.search(r"for (\d+) M parameters \(.*\) on (\d+) ranks", text).groups()
-    )
-    A = 1000 * float(
-        re.search(r"\bA = ([\d.]+) GB", text)[1]
-    )  # millions of bytes, as P is millions of parameters
+    sizes = found(r"for (\d+) M parameters \(.*\) on (\d+) ranks", text)
+    P, N = int(sizes[1]), int(sizes[2])
+    # Millions of bytes, as P is millions of parameters.
+    A = 1000 * float(found(r"\bA = ([\d.]+) GB", text)[1])
     rows = re.findall(r"^\| (?:DDP|ZeRO|FSDP).*`\d+ P.*$", text, re.MULTILINE)
     assert len(rows) == 4
     for row, divided in zip(rows, ((), (8,), (4, 8), (4, 4, 8)), strict=True):
@@ -193,7 +189,7 @@ def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
         assert float(sent) == pytest.approx(
             (1.5 if len(divided) == 3 else 1) * P * 8 * (N - 1) / N / 1000, abs=6e-4
         )
-    of_all = float(re.search(r"([\d.]+) % of this sum", text)[1])
+    of_all = float(found(r"([\d.]+) % of this sum", text)[1])
     assert of_all == pytest.approx(
         100 * float(saved) / (P * BYTES_PER_PARAMETER + A) * 1000, abs=0.06
     )
@@ -221,13 +217,17 @@ def skeleton(page: Path) -> list[dict[str, object]]:
         rows = [line for line in prose.splitlines() if line.lstrip().startswith("|")]
         links = [(page.parent / link).resolve() for link in LINK.findall(prose) if ":" not in link]
         links = [english(link) if link in TRANSLATED else link for link in links]
+        if page.parent == ROOT:
+            blocks = [re.sub(r"\s+# .*", "", block) for block in blocks]
+        names = re.findall(r"`([^`\n]+)`", prose)
         sections.append({
             "heading": part[: part.find(" ")] if part.startswith("#") else "",
-            "blocks": blocks if page.parent != ROOT else [re.sub(r"\s+# .*", "", block) for block in blocks],
+            "blocks": blocks,
             "cells of each row": [len(re.findall(r"(?<!\\)\|", row)) for row in rows],
             "numbers of each row": [sorted(NUMBER.findall(row)) for row in rows],
-            "numbers": sorted(NUMBER.findall(prose)), "links": {str(link) for link in links if link != own},
-            "code": {code.replace("docs/zh/", "docs/") for code in re.findall(r"`([^`\n]+)`", prose)},
+            "numbers": sorted(NUMBER.findall(prose)),
+            "links": {str(link) for link in links if link != own},
+            "code": {name.replace("docs/zh/", "docs/") for name in names},
         })  # fmt: skip
     return sections
 

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import run
 
 from tests.dist.launching import ROOT, run_command, run_ranks
-from tests.parts.house.test_documents import PAGES
+from tests.helpers.documents import PAGES
 
 IS_PROGRAM = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)
 PROGRAMS = [
@@ -32,7 +32,7 @@ MAIN_OF = {"launch_train.sh": TRAIN, "launch_test.sh": "main_test_vrt.py", "subm
 
 
 def examples(program: str, text: str) -> list[str]:
-    """The arguments of the example lines, which are indented; those of the synopsis have brackets."""
+    """The arguments of the example lines, which are indented; the synopsis has brackets."""
     name = (
         program.removesuffix(".py").replace("/", ".") if program.startswith("tests/") else program
     )

@@ -82,7 +82,8 @@ def test_the_spike_library_needs_numpy_alone_and_works_as_a_copied_folder(tmp_pa
     shutil.copytree(ROOT / "data/spike", tmp_path / "copied")
     modules = [f"copied.{path.stem}" for path in (tmp_path / "copied").glob("*.py")]
     # -I: neither this folder nor PYTHONPATH is searched.
-    code = f"import sys; sys.path.append({str(tmp_path)!r}); import {', '.join(modules)}; sys.exit('data' in sys.modules)"
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); import {', '.join(modules)}; "
+    code += "sys.exit('data' in sys.modules)"
     subprocess.run([sys.executable, "-I", "-c", code], check=True)
 
 
@@ -98,8 +99,9 @@ def test_every_form_of_import_is_an_edge_and_closes_a_circle(tmp_path):
     modules = modules_below(tmp_path, {"box"}) | {"box.first": tmp_path / "box/first.py"}
     for statement in (
         "import box.inner.last", "from box.inner import last", "from box.inner.last import value",
-        "from .inner import last", "from .inner.last import value", "from ..box.inner import other, last",
-        "def f():\n    from box.inner import last", "if TYPE_CHECKING:\n    import box.inner.last as short",
+        "from .inner import last", "from .inner.last import value",
+        "from ..box.inner import other, last", "def f():\n    from box.inner import last",
+        "if TYPE_CHECKING:\n    import box.inner.last as short",
     ):  # fmt: skip
         modules["box.first"].write_text(statement)
         edges = {

@@ -5,6 +5,7 @@ the CPU? -m cuda
 import contextlib
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +22,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOINTED}
-# Largest difference of the output and of the gradient of a parameter, relative to the largest value.
+# Largest difference of the output, and of the gradient of a parameter, relative to the largest
+# value.
 LIMITS = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (2e-2, 0.2), torch.float16: (5e-3, 0.05)}
-# Limits of the parameters whose names hold a text. On an H200 (2026-11-27) they came to 1.1e-3, of a
-# weight of SpyNet, which sums over all pixels of all pairs of frames; and to 5.7e-2, of a table of
-# relative positions, with our kernels and without: it sums over all windows what 16 bits have
+# Limits of the parameters whose names hold a text. On an H200 (2026-11-27) they came to 1.1e-3, of
+# a weight of SpyNet, which sums over all pixels of all pairs of frames; and to 5.7e-2, of a table
+# of relative positions, with our kernels and without: it sums over all windows what 16 bits have
 # rounded, and much of that cancels.
 OWN_LIMITS = {
     (torch.float32, "spynet."): 3e-3,
@@ -36,12 +38,13 @@ OWN_LIMITS = {
 REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
 
 
-def network(options: dict, **changes: object) -> VRT:
+def network(options: dict[str, Any], **changes: Any) -> VRT:
     """A network whose every parameter has an effect: those that start at zero get small random
     values.
     """
     torch.manual_seed(0)
-    net = VRT(**{**options, "drop_path_rate": 0.0, **changes})
+    without_dropping: dict[str, Any] = {"drop_path_rate": 0.0}
+    net = VRT(**(options | without_dropping | changes))
     for parameter in net.parameters():
         if not parameter.any():
             nn.init.normal_(parameter, std=0.02)

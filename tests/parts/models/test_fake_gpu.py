@@ -25,6 +25,7 @@ from lab.card_recipes import (
 )
 from models.vrt import block, forms
 from tests.dist.launching import run_ranks
+from tests.helpers.checked import of_part
 
 CASES = ("auto, bfloat16", "auto, bfloat16, checkpointed")
 
@@ -128,11 +129,10 @@ def test_the_options_for_small_cards_stand_in_both_pages_fit_and_keep_the_publis
             assert line in (ROOT / page).read_text(encoding="utf-8")
         gpus, card, options, gb = (cell.strip(" `") for cell in line.strip("|").split("|"))
         opt = main_train_vrt.read_options(["--opt", str(file_for(8, 24)), *options.split()])
-        assert (
-            int(gpus) * opt.datasets.train.dataloader_batch_size * opt.train.accumulation_steps == 8
-        )
-        assert float(gb) <= opt.netG.memory_budget_gb < int(card.split()[0])
-        assert (opt.netG.checkpoint, opt.train.amp.dtype) == ("auto", "auto")
+        train, net = of_part(opt.datasets.train), of_part(opt.netG)
+        assert int(gpus) * train.dataloader_batch_size * opt.train.accumulation_steps == 8
+        assert float(gb) <= net.memory_budget_gb < int(card.split()[0])
+        assert (net.checkpoint, opt.train.amp.dtype) == ("auto", "auto")
 
 
 @pytest.mark.parametrize("end", ["", "_rgbspike"])

@@ -4,10 +4,11 @@ to change.
 
 import logging
 import math
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ConfigDict
 
 from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
@@ -15,21 +16,30 @@ from models.network_vrt import VRT
 from models.select_network import NETWORKS
 from models.vrt.block import Block
 from models.vrt.fit_memory import MARGIN, fit_memory, saved_bytes, suggest_changes
+from tests.helpers.small_vrt import SMALL
 from tests.helpers.train_files import network, write_options
-from tests.parts.models.test_vrt_modules import SMALL
 from utils import device as devices
 from utils.contract import InputSpec
 from utils.errors import OptionError, SpikeVRTError
-from utils.options.models import AmpOptions, TrainOptions
+from utils.options.models import AmpOptions, LoaderOptions, TrainOptions
+from utils.options.section import Section
 
-TINY = {**SMALL, "depths": [2, 1, 1, 1, 1, 1, 2, 1, 1], "drop_path_rate": 0.5, "kernels": "plain"}
+TINY: dict[str, Any] = SMALL | {
+    "depths": [2, 1, 1, 1, 1, 1, 2, 1, 1], "drop_path_rate": 0.5, "kernels": "plain",
+}  # fmt: skip
+
+
+def tiny_vrt(**changes: Any) -> VRT:
+    return VRT(**(TINY | changes))
 
 
 def step(budget_gb: float | None):
     """(network after one training step, its gradients) with this budget, or without "auto"."""
     torch.manual_seed(0)
-    auto = {} if budget_gb is None else {"checkpoint": "auto", "memory_budget_gb": budget_gb}
-    net, x = VRT(**TINY, **auto), torch.rand(1, 2, 3, 32, 32)
+    auto: dict[str, Any] = (
+        {} if budget_gb is None else {"checkpoint": "auto", "memory_budget_gb": budget_gb}
+    )
+    net, x = tiny_vrt(**auto), torch.rand(1, 2, 3, 32, 32)
     torch.manual_seed(1)
     net.conv_last.weight.data.normal_()
     net.fit(x)
@@ -42,7 +52,7 @@ def recomputed(net: VRT) -> int:
 
 
 def test_a_smaller_budget_recomputes_more_and_keeps_less():
-    net, x = VRT(**TINY), torch.rand(1, 2, 3, 32, 32)
+    net, x = tiny_vrt(), torch.rand(1, 2, 3, 32, 32)
     least = fit_memory(net, lambda: net(x), 0.001)
     counts, kept = [], []
     for budget in (0.001, least + 0.002, 10.0):
@@ -72,7 +82,7 @@ def allocated_bytes(run):
 @pytest.mark.parametrize("flags", [{}, {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}])
 def test_the_count_is_what_a_step_allocates(kernels, flags):
     net, x = (
-        VRT(**{**TINY, "kernels": kernels, "drop_path_rate": 0.0}, **flags),
+        tiny_vrt(kernels=kernels, drop_path_rate=0.0, **flags),
         torch.rand(1, 4, 3, 64, 64),
     )
     optimizer = torch.optim.Adam(net.parameters())
@@ -95,7 +105,7 @@ def test_the_count_is_what_a_step_allocates(kernels, flags):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_count_is_what_a_step_allocates_on_a_gpu():
     net, x = (
-        VRT(**{**TINY, "drop_path_rate": 0.0}).cuda(),
+        tiny_vrt(drop_path_rate=0.0).cuda(),
         torch.rand(1, 4, 3, 64, 64, device="cuda"),
     )
     optimizer = torch.optim.Adam(net.parameters(), fused=True)
@@ -123,7 +133,7 @@ def test_a_budget_that_cannot_be_met_is_said_with_a_way_out(caplog):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU knows its own memory")
 def test_auto_without_a_gpu_needs_a_budget():
     with pytest.raises(OptionError, match="memory_budget_gb"):
-        VRT(**TINY, checkpoint="auto")
+        tiny_vrt(checkpoint="auto")
 
 
 PIXELS = 2 * 2 * 3 * 64 * 64
@@ -139,19 +149,31 @@ class CrampedVRT(VRT):
         return super().forward(lq, spike)
 
 
+class Data(LoaderOptions):
+    gt_size: int
+    num_frame: int
+
+
+class AnyNetwork(Section):
+    """The keys of a network, whatever they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 def ways(
     batch=4, accumulation=1, gt_size=192, frames=6, amp=False, least_frames=2, scale=1, **netG
 ):
-    data = SimpleNamespace(dataloader_batch_size=batch, gt_size=gt_size, num_frame=frames)
+    data = Data(dataloader_batch_size=batch, gt_size=gt_size, num_frame=frames)
     train = TrainOptions(accumulation_steps=accumulation, amp=AmpOptions(enable=amp))
     spec = InputSpec(stride=8, least_size=(64, 64), least_frames=least_frames, scale=scale)
-    return suggest_changes(train, data, SimpleNamespace(**netG), spec)
+    return suggest_changes(train, data, AnyNetwork(**netG), spec)
 
 
 def test_every_way_out_is_an_option_line():
     assert ways(accumulation=3, use_checkpoint_attn=False, use_checkpoint_ffn=True) == [
-        "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6", "netG.use_checkpoint_attn=true",
-        "train.amp.enable=true", "datasets.train.gt_size=144", "datasets.train.num_frame=5",
+        "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6",
+        "netG.use_checkpoint_attn=true", "train.amp.enable=true", "datasets.train.gt_size=144",
+        "datasets.train.num_frame=5",
     ]  # fmt: skip
     # What is in use, or too small for the network, is not offered.
     found = ways(

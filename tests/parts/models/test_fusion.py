@@ -5,7 +5,7 @@ import torch
 
 from models.fusion.operators import FUSIONS, Fusion
 from models.network_vrt import VRT
-from tests.parts.models.test_vrt_modules import SMALL
+from tests.helpers.small_vrt import SMALL
 from utils.errors import DataError, OptionError
 
 S = 4
@@ -150,8 +150,12 @@ def test_exposure_under_autocast_keeps_its_sums_in_the_precision_of_the_frames()
 
 
 @pytest.mark.parametrize(("section", "channels", "said"), [
-    *(({"type": "exposure", "estimates": n}, c, "representation relative") for n, c in ((None, 1), (2, 2), (0, 2))),
-    *((name, 0, "no spike channels") for name in ("concat", "gated", "exposure")),
+    ({"type": "exposure", "estimates": None}, 1, "representation relative"),
+    ({"type": "exposure", "estimates": 2}, 2, "representation relative"),
+    ({"type": "exposure", "estimates": 0}, 2, "representation relative"),
+    ("concat", 0, "no spike channels"),
+    ("gated", 0, "no spike channels"),
+    ("exposure", 0, "no spike channels"),
     ({"type": "exposure", "colour_radius": 0}, S, r"colour_radius is 0\n(.*\n)*.*int >= 1"),
     ("gatd", S, "'gatd'"),
     ({"type": "gated", "feature": 3}, S, r"unknown option netG\.fusion\.feature"),

@@ -9,6 +9,7 @@ from data.motion.recording import RecordedClip
 from models.fusion.fusion_motion import AT_HALF, AT_PIXELS, MotionSteps, Turn
 from models.fusion.operators import FUSIONS
 from models.network_fusion import FusionNet
+from tests.helpers.checked import present
 from tests.helpers.moving_scene import Scene, reader_of
 
 S = 4
@@ -57,7 +58,7 @@ def test_untrained_steps_change_nothing_and_all_of_them_learn(equations):
     frames = steps.all_steps(z_0, equations.proposal(z_0), equations)
     assert [frame.shape for frame in frames] == [z_0.shape] * 2
     (frames[-1] - z_0).square().mean().backward()
-    assert all(parameter.grad.any() for parameter in steps.parameters())
+    assert all(present(parameter.grad).any() for parameter in steps.parameters())
 
 
 def test_what_the_steps_see_is_finite_and_of_the_size_of_one(equations):

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +10,15 @@ from models.optim import build_optimizer
 from models.schedules import lr_at
 from utils.options.models import TrainOptions
 
-OPTIONS = {
-    "G_optimizer_type": "adam", "G_optimizer_lr": 4e-4, "fix_keys": ["spynet", "deform"], "fix_lr_mul": 0.125,
-    "G_scheduler_periods": 300, "G_scheduler_milestones": [10, 20],
+OPTIONS: dict[str, Any] = {
+    "G_optimizer_type": "adam", "G_optimizer_lr": 4e-4, "fix_keys": ["spynet", "deform"],
+    "fix_lr_mul": 0.125, "G_scheduler_periods": 300, "G_scheduler_milestones": [10, 20],
 }  # fmt: skip
 TRAIN = TrainOptions(**OPTIONS)
+
+
+def changed(**changes: Any) -> TrainOptions:
+    return TrainOptions(**(OPTIONS | changes))
 
 
 def test_the_cosine_is_that_of_torch_until_its_end_and_stays_low_there():
@@ -28,13 +33,11 @@ def test_the_cosine_is_that_of_torch_until_its_end_and_stays_low_there():
 
 
 def test_later_periods_restart_with_their_weight_and_milestones_follow_a_warm_up():
-    train = TrainOptions(
-        **OPTIONS | {"G_scheduler_periods": [100, 50], "G_scheduler_restart_weights": [1.0, 0.5]}
-    )
+    train = changed(G_scheduler_periods=[100, 50], G_scheduler_restart_weights=[1.0, 0.5])
     assert lr_at(100, 1.0, train) == pytest.approx(0.5, rel=1e-6)
     assert lr_at(125, 1.0, train) == pytest.approx(0.25, rel=1e-3)
     assert lr_at(150, 1.0, train) == 1e-7
-    train = TrainOptions(**OPTIONS | {"G_scheduler_type": "MultiStepLR", "G_warmup_iter": 4})
+    train = changed(G_scheduler_type="MultiStepLR", G_warmup_iter=4)
     assert [lr_at(step, 1.0, train) for step in (1, 4, 9, 10, 19, 20)] == [
         0.25,
         1,
@@ -53,15 +56,13 @@ def test_flow_and_alignment_form_the_slow_group_unless_it_is_switched_off(fix_it
     net = nn.ModuleDict(
         {"spynet": nn.Linear(2, 2), "pa_deform": nn.Linear(2, 2), "mlp": nn.Linear(2, 2)}
     )
-    groups = build_optimizer(net, TrainOptions(**OPTIONS | {"fix_iter": fix_iter})).param_groups
+    groups = build_optimizer(net, changed(fix_iter=fix_iter)).param_groups
     assert [(len(g["params"]), g["initial_lr"]) for g in groups] == expected
 
 
 def test_a_key_of_the_slow_group_without_a_parameter_is_named(caplog):
     net = nn.ModuleDict({"spynet": nn.Linear(2, 2), "pa_deform": nn.Linear(2, 2)})
-    build_optimizer(
-        net, TrainOptions(**OPTIONS | {"fix_iter": 5, "fix_keys": ["spynet", "spynt", "deform"]})
-    )
+    build_optimizer(net, changed(fix_iter=5, fix_keys=["spynet", "spynt", "deform"]))
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["train.fix_keys: no parameter of the network has spynt in its name"]
 

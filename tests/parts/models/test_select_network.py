@@ -8,9 +8,11 @@ import torch
 from data.clip_dataset import Crops, FileReading, TrainClips
 from data.select_dataset import DATASETS
 from main_train_vrt import PARTS
+from models.fusion.operators import GatedFusion
 from models.model_vrt import define_Model
 from models.select_network import check_options, define_G
-from tests.parts.models.test_vrt_modules import SMALL
+from tests.helpers.checked import module_of
+from tests.helpers.small_vrt import SMALL
 from utils.errors import OptionError
 from utils.options.load import read_options
 
@@ -21,10 +23,13 @@ def options(size=32, representation=BINS, gamma=1.0, test=None, **netG):
     spike = {"type": "dat", "h": 8, "w": 8, "gamma": gamma, "representation": representation}
     spikes = {"dataroot_spike": "none", "spike": spike}
     files = {"dataroot_lq": "none", "dataroot_gt": "none", "num_frame": 2, "gt_size": size}
+    train = {"dataset_type": "TrainDatasetRGBSpike", **files, **spikes}
     values = {
-        "task": "t", "netG": {"net_type": "vrt", **SMALL, **netG}, "train": {"G_lossfn_type": "l1"},
-        "datasets": {"train": {"dataset_type": "TrainDatasetRGBSpike", **files, **spikes}, "test": test},
-    }  # fmt: skip
+        "task": "t",
+        "netG": {"net_type": "vrt", **SMALL, **netG},
+        "train": {"G_lossfn_type": "l1"},
+        "datasets": {"train": train, "test": test},
+    }
     return read_options(values, PARTS)
 
 
@@ -35,13 +40,17 @@ def check(opt):
 def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplog):
     with caplog.at_level(logging.INFO):
         net = define_G(options(fusion="concat", in_chans=7))
-    assert net.conv_first.weight.shape[1] == 9 * 7
+    assert net.get_parameter("conv_first.weight").shape[1] == 9 * 7
     assert caplog.text.count("flow starts at zero") == 1
 
 
 @pytest.mark.parametrize(("changes", "where", "said"), [
     ({"size": 24}, "datasets.train.gt_size", "set it to 32"),
-    ({"fusion": "exposure"}, "datasets.train.spike.representation", "exposure cannot use voxel channels"),
+    (
+        {"fusion": "exposure"},
+        "datasets.train.spike.representation",
+        "exposure cannot use voxel channels",
+    ),
 ])  # fmt: skip
 def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, where, said):
     check(options(fusion="exposure", representation="relative"))
@@ -54,8 +63,10 @@ def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, whe
     ("key", "value"), [("gamma", 2.2), ("representation", {"type": "tfp", "offsets": [0, 1, 2, 3]})]
 )
 def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, value):
-    section = {"dataset_type": "TestDatasetRGBSpike", "dataroot_lq": "none", "dataroot_gt": "none"}
-    section |= {
+    section = {
+        "dataset_type": "TestDatasetRGBSpike",
+        "dataroot_lq": "none",
+        "dataroot_gt": "none",
         "dataroot_spike": "none",
         "spike": {"type": "dat", "h": 8, "w": 8, "representation": BINS, key: value},
     }
@@ -83,9 +94,9 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
         losses.append(float(result.losses["loss"]))
     assert losses[-1] < losses[0]
     net = define_G(values, spike_channels=2)
-    assert torch.equal(
-        net(batch["lq"], batch["spike"]), net.fusion.on_input(batch["lq"], batch["spike"])
-    )
+    operator = module_of(net, "fusion", GatedFusion)
+    restored = net(batch["lq"], batch["spike"])
+    assert torch.equal(restored, operator.on_input(batch["lq"], batch["spike"]))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +135,9 @@ def test_a_dataset_without_a_spike_section_may_have_spikes():
         "gt_size": 32,
     }
     values = {
-        "task": "t", "netG": {"net_type": "vrt", **SMALL, "fusion": "concat"}, "train": {"G_lossfn_type": "l1"},
+        "task": "t",
+        "netG": {"net_type": "vrt", **SMALL, "fusion": "concat"},
+        "train": {"G_lossfn_type": "l1"},
         "datasets": {"train": files, "test": files},
-    }  # fmt: skip
+    }
     check(read_options(values, PARTS))

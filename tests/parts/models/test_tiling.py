@@ -32,7 +32,7 @@ class StandIn(nn.Module):
 
 
 class LocalNet(nn.Module):
-    """A small real network: every output pixel depends on a 5x5x3 neighbourhood of RGB and spikes."""
+    """A small real network: an output pixel depends on a 5x5x3 neighbourhood of RGB and spikes."""
 
     def __init__(self, channels=3):
         super().__init__()
@@ -63,8 +63,9 @@ def test_published_tiling_is_reproduced(path):
     (frames, size, *_), (frames_overlap, size_overlap, *_) = config["tile"], config["tile_overlap"]
     out = restore_clip(
         StandIn(config["scale"]), torch.from_numpy(data["input"]), num_frame_testing=frames,
-        num_frame_overlapping=frames_overlap, size_patch_testing=size, size_patch_overlapping=size_overlap,
-        window_size=tuple(config["window_size"]), scale=config["scale"], **config["train_options"],
+        num_frame_overlapping=frames_overlap, size_patch_testing=size,
+        size_patch_overlapping=size_overlap, window_size=tuple(config["window_size"]),
+        scale=config["scale"], **config["train_options"],
     )  # fmt: skip
     if config["train_options"].get("center_frame_only"):
         out = out[:, 0]
@@ -118,8 +119,8 @@ def test_the_blend_of_agreeing_tiles_is_exact(scale, overlap, blend):
         return x.repeat_interleave(scale, 3).repeat_interleave(scale, 4)
 
     out = restore_clip(
-        Net(enlarge), lq, num_frame_testing=3, num_frame_overlapping=min(overlap, 2), size_patch_testing=16,
-        size_patch_overlapping=overlap, scale=scale, blend=blend,
+        Net(enlarge), lq, num_frame_testing=3, num_frame_overlapping=min(overlap, 2),
+        size_patch_testing=16, size_patch_overlapping=overlap, scale=scale, blend=blend,
     )  # fmt: skip
     torch.testing.assert_close(out, enlarge(lq))
 
@@ -128,8 +129,8 @@ def test_spikes_are_cut_with_the_same_tile():
     lq = clip(1, 6, 3, 50, 61)
     spike = torch.cat((lq + 1, lq), dim=2)
     out = restore_clip(
-        Net(lambda x, spike: spike[:, :, :3] - x), lq, spike, spike, num_frame_testing=4, size_patch_testing=16,
-        size_patch_overlapping=4, flip_seq=True, pad_seq=True,
+        Net(lambda x, spike: spike[:, :, :3] - x), lq, spike, spike, num_frame_testing=4,
+        size_patch_testing=16, size_patch_overlapping=4, flip_seq=True, pad_seq=True,
     )  # fmt: skip
     torch.testing.assert_close(out, torch.ones_like(lq))
 
@@ -138,7 +139,7 @@ def test_smooth_seams_are_smaller_than_hard_ones():
     lq = clip(1, 2, 3, 96, 96)
 
     def brighten(x):
-        """Depends on the whole tile, as attention does: each tile comes out at its own brightness."""
+        """Depends on the whole tile, as attention does: each tile gets its own brightness."""
         return x * 0 + x.mean() * 20 + torch.arange(x.shape[-1]) * 0.01
 
     tiles = {"size_patch_testing": 32, "size_patch_overlapping": 16}
@@ -210,13 +211,17 @@ def greedy(most):
 
 
 class Clip:
-    name, stems = "clip", range(9)
+    name = "clip"
 
-    def __init__(self, lq):
+    def __init__(self, lq: torch.Tensor) -> None:
         self.lq = lq
+        self.stems = [str(index) for index in range(len(lq))]
 
-    def frame(self, index, reverse=False):
+    def frame(self, index: int, reverse: bool = False) -> dict[str, torch.Tensor]:
         return {"lq": self.lq[index]}
+
+    def spike_light(self, index: int, spike: torch.Tensor) -> np.ndarray:
+        raise AssertionError("a clip without spikes")
 
 
 def restored(net, lq, **tiling):
@@ -252,7 +257,8 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
 
 
 @pytest.mark.parametrize("wrong", [
-    {"num_frame_testing": 2, "num_frame_overlapping": 2}, {"size_patch_testing": 16, "size_patch_overlapping": 20},
+    {"num_frame_testing": 2, "num_frame_overlapping": 2},
+    {"size_patch_testing": 16, "size_patch_overlapping": 20},
     {"size_patch_testing": 60, "size_patch_overlapping": 4},
 ])  # fmt: skip
 def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):

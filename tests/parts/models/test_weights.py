@@ -20,9 +20,10 @@ from models.portable import (
 from models.select_network import NETWORKS, define_G
 from tests.dist.launching import ROOT
 from tests.helpers import golden
+from tests.helpers.checked import present
 from tests.helpers.clip_files import section, write_info
+from tests.helpers.small_vrt import SMALL, small_vrt
 from tests.helpers.train_files import network
-from tests.parts.models.test_vrt_modules import SMALL
 from utils.errors import CheckpointError, OptionError
 from utils.options.load import read_options
 
@@ -54,7 +55,7 @@ def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path,
     ).eval()
     torch.save({"params": rgb.state_dict()}, tmp_path / "rgb.pth")
 
-    report = load_pretrained(wide, tmp_path / "rgb.pth", strict=False)
+    report = present(load_pretrained(wide, tmp_path / "rgb.pth", strict=False))
 
     lq, spike = torch.rand(1, 3, 3 + noise, 32, 32).double(), torch.rand(1, 3, S, 32, 32).double()
     # In float64: a wider convolution may sum in another order.
@@ -66,7 +67,7 @@ def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path,
 def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tmp_path, rgb_net):
     net = VRT(**SMALL, fusion="gated", spike_channels=S).eval()
     torch.save(rgb_net.state_dict(), tmp_path / "rgb.pth")
-    report = load_pretrained(net, tmp_path / "rgb.pth", strict=False)
+    report = present(load_pretrained(net, tmp_path / "rgb.pth", strict=False))
     assert report.missing and all(k.startswith("fusion.") for k in report.missing)
     assert report.share == 1.0
 
@@ -114,7 +115,7 @@ def test_an_operator_alone_is_not_begun_with_half_of_its_tensors():
 
 
 def test_weights_of_another_network_are_refused_and_change_nothing(rgb_net):
-    other = VRT(**{**SMALL, "embed_dims": [32] * 9})
+    other = small_vrt(embed_dims=[32] * 9)
     before = {k: v.clone() for k, v in other.state_dict().items()}
     with pytest.raises(CheckpointError, match="do not fit"):
         load_weights(other, rgb_net.state_dict(), "rgb.pth")
@@ -127,14 +128,13 @@ def test_strict_refuses_a_single_missing_tensor(tmp_path, rgb_net):
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"missing \(1\): norm\.weight"):
         load_pretrained(VRT(**SMALL), tmp_path / "w.pth", strict=True)
-    assert load_pretrained(VRT(**SMALL), tmp_path / "w.pth", strict=False).missing == [
-        "norm.weight"
-    ]
+    report = present(load_pretrained(VRT(**SMALL), tmp_path / "w.pth", strict=False))
+    assert report.missing == ["norm.weight"]
 
 
 def test_spynet_weights_are_read_with_or_without_the_normalisation(tmp_path, rgb_net):
     donor = VRT(**SMALL).spynet
-    torch.nn.init.normal_(donor.basic_module[5].basic_module[0].weight)
+    torch.nn.init.normal_(donor.get_parameter("basic_module.5.basic_module.0.weight"))
     learned = {k: v for k, v in donor.state_dict().items() if k not in ("mean", "std")}
     torch.save({"params": learned}, tmp_path / "spynet.pth")
     net = VRT(**SMALL, spynet_path=str(tmp_path / "spynet.pth"))
@@ -226,7 +226,8 @@ def test_released_weights_take_their_name_from_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("more", [
-    {"options": {"netG": 1, "scale": 2}}, {"options": {"scale": 1, "datasets": {}}}, {"network": 3}, {"options": [1]},
+    {"options": {"netG": 1, "scale": 2}}, {"options": {"scale": 1, "datasets": {}}}, {"network": 3},
+    {"options": [1]},
 ])  # fmt: skip
 def test_what_another_program_says_of_its_network_is_not_taken_for_ours(tmp_path, more):
     torch.save({"params": {"layer.weight": torch.zeros(3)}, **more}, tmp_path / "w.pth")
@@ -270,11 +271,9 @@ def test_our_weights_and_checkpoints_say_what_they_are(described, tmp_path):
         "checkpoint_before.pth",
     ):
         saved = read_saved(tmp_path / name)
-        assert (
-            saved.spike_channels == 2
-            and saved.spike["type"] == "dat"
-            and saved.netG == opt.netG.plain()
-        )
+        assert saved.spike_channels == 2
+        assert present(saved.spike)["type"] == "dat"
+        assert saved.netG == opt.netG.plain()
         assert saved.spike_data == KNOWN
         built = saved.build().state_dict()
         wanted = ema if name == "averaged.pth" else net.state_dict()

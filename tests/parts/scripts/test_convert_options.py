@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.select_dataset import build_dataset
 from main_train_vrt import PARTS
 from models.select_network import define_G
 from scripts.convert_options import main
 from tests.dist.launching import ROOT
-from tests.helpers.clip_files import write_clip, write_info
+from tests.helpers.checked import of_part, present
+from tests.helpers.clip_files import set_for_training, write_clip, write_info
 from tests.helpers.kair_files import options_of, write_file
 from tests.helpers.train_files import history, train
 from utils.options.load import load_options
@@ -24,15 +24,16 @@ from utils.options.load import load_options
 FILES = ROOT / "tests/data/options"
 # What a person changes for data and a network of a test's size; every other key stays as it is.
 SMALL = {
-    "netG.img_size": [2, 32, 32], "netG.window_size": [2, 4, 4], "netG.depths": [1] * 11, "netG.embed_dims": [8] * 11,
-    "netG.num_heads": [2] * 11, "netG.deformable_groups": 2, "netG.spynet_path": None, "train.total_iter": 2,
-    "train.checkpoint_print": 1, "datasets.train.num_frame": 2, "datasets.train.gt_size": 32,
+    "netG.img_size": [2, 32, 32], "netG.window_size": [2, 4, 4], "netG.depths": [1] * 11,
+    "netG.embed_dims": [8] * 11, "netG.num_heads": [2] * 11, "netG.deformable_groups": 2,
+    "netG.spynet_path": None, "train.total_iter": 2, "train.checkpoint_print": 1,
+    "datasets.train.num_frame": 2, "datasets.train.gt_size": 32,
     "datasets.train.dataloader_num_workers": 1,
 }  # fmt: skip
 # Where the published file looks for its data, and the same folders below a root.
 PLACES = {
-    "trainsets/GoPro/": "GOPRO_Large/", "testsets/GoPro11/": "GOPRO_Large/", "trainsets/gopro_spike/": "",
-    "data/meta_info/": "", 'experiments"': 'experiments"',
+    "trainsets/GoPro/": "GOPRO_Large/", "testsets/GoPro11/": "GOPRO_Large/",
+    "trainsets/gopro_spike/": "", "data/meta_info/": "", 'experiments"': 'experiments"',
 }  # fmt: skip
 
 
@@ -88,8 +89,9 @@ def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layo
     text = out.read_text()
     assert code == 0 and "k3y" not in text + said and "t0ken" not in text + said
     for key in (
-        "swanlab", "logfire", "logging.use_swanlab", "logging.wandb_api_key", "datasets.train.keep_legacy_l",
-        "datasets.train.spike_normalize", "datasets.train.middle_tfp_center", "netG.init_gain",
+        "swanlab", "logfire", "logging.use_swanlab", "logging.wandb_api_key",
+        "datasets.train.keep_legacy_l", "datasets.train.spike_normalize",
+        "datasets.train.middle_tfp_center", "netG.init_gain",
     ):  # fmt: skip
         assert f"\n  {key}: " in said.split("dropped")[1].split("cannot be said")[0], key
     assert "'imagenet'" in said.split("cannot be said")[1] and "0.002 higher on average" in said
@@ -112,10 +114,10 @@ def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path
     opt = load_options(out, [], parts=PARTS)
     with torch.device("meta"):
         assert code == 0 and (opt.spike_channels, define_G(opt).in_chans) == (4, 7)
-    section = opt.datasets.train.model_copy(
+    section = present(opt.datasets.train).model_copy(
         update={"use_hflip": False, "use_rot": False, "gt_size": 32}
     )
-    dataset = build_dataset(section, "train", seed=0)
+    dataset = set_for_training(section)
 
     for clip, middles in ((0, [20, 21, 35, 36]), (1, [20, 33, 55, 68])):
         files = dataset.clips[clip]
@@ -137,7 +139,8 @@ def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path
     out.unlink()
     code, _ = convert(write_svrt(tmp_path))
     said = capsys.readouterr().out
-    spike = load_options(out, ["netG.spynet_path=null"], parts=PARTS).datasets.train.spike
+    opt = load_options(out, ["netG.spynet_path=null"], parts=PARTS)
+    spike = of_part(opt.datasets.train).spike
     assert code == 0 and (spike.h, spike.w, spike.gamma) == (None, None, 2.2)
     assert "16 x 16; the file says 250 x 400" in said and "2 times those of S-VRT" in said
 
@@ -147,14 +150,16 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
         tmp_path, train__lora_rank=8, train__total_iter="many", datasets__train__gt_size=[224, 192],
         datasets__train__spike_reconstruction="spikecv_tfi", netG__input_mode="dual",
         netG__optical_flow__module="scflow", netG__depth=[8], datasets__train__spike__cache="ram",
-        datasets__train__spike__reconstruction__theta=2, datasets__train__spike_channels=5, in_memory=True,
+        datasets__train__spike__reconstruction__theta=2, datasets__train__spike_channels=5,
+        in_memory=True,
     )  # fmt: skip
     code, out = convert(path)
     said = capsys.readouterr().err
     wrong = [
-        "train.lora_rank", "train.total_iter", "datasets.train.gt_size", "datasets.train.spike_reconstruction",
-        "netG.input_mode", "netG.optical_flow.module", "netG.depth", "datasets.train.spike.cache",
-        "datasets.train.spike.reconstruction.theta", "datasets.train.spike_channels", "in_memory",
+        "train.lora_rank", "train.total_iter", "datasets.train.gt_size",
+        "datasets.train.spike_reconstruction", "netG.input_mode", "netG.optical_flow.module",
+        "netG.depth", "datasets.train.spike.cache", "datasets.train.spike.reconstruction.theta",
+        "datasets.train.spike_channels", "in_memory",
     ]  # fmt: skip
     assert code == 2 and not out.exists() and said.count("OptionError") == 1
     assert (
@@ -174,7 +179,8 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
     )
     assert code == 0, capsys.readouterr().err
     opt = load_options(out, [], parts=PARTS)
-    assert (opt.train.total_iter, opt.datasets.train.gt_size, opt.netG.fusion.type) == (
+    data, net = of_part(opt.datasets.train), of_part(opt.netG)
+    assert (opt.train.total_iter, data.gt_size, net.fusion.type) == (
         10,
         192,
         "concat",
@@ -191,8 +197,9 @@ def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_
     tmp_path, capsys, kind, channels, expected, batch, workers, each
 ):
     values = {
-        "spike_channels": channels, "spike_reconstruction": kind, "spike__reconstruction__type": kind,
-        "dataloader_batch_size": batch, "dataloader_num_workers": workers,
+        "spike_channels": channels, "spike_reconstruction": kind,
+        "spike__reconstruction__type": kind, "dataloader_batch_size": batch,
+        "dataloader_num_workers": workers,
     }  # fmt: skip
     values = {f"datasets__train__{key}": value for key, value in values.items()}
     code, out = convert(write_svrt(tmp_path, gpu_ids=[0, 1, 2, 3, 4], **values))

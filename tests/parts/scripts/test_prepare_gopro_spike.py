@@ -18,6 +18,7 @@ import pytest
 
 from data.cameras.rig import Rig
 from data.cameras.spike_grid import Calibration
+from data.clip_dataset import ClipDataset
 from data.making.light_in_motion import LightPath
 from data.making.prepare import RawClip
 from data.select_dataset import build_dataset
@@ -26,6 +27,7 @@ from data.spike.represent import represent
 from main_train_vrt import PARTS
 from scripts.prepare_gopro_spike import choose_splits, run_counted
 from tests.dist.launching import ROOT
+from tests.helpers.checked import found, present
 from tests.helpers.clip_files import check, section
 from tests.helpers.gopro_files import (
     SIZE,
@@ -38,6 +40,7 @@ from tests.helpers.gopro_files import (
 )
 from utils.errors import DataError
 from utils.files import MARK
+from utils.image import imread_rgb
 from utils.options.load import load_options
 from utils.options.section import read_section
 from utils.video import VideoWriter
@@ -96,8 +99,7 @@ def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(
     clip = tmp_path / "out/GOPRO_Large/train/GOPR0002_05_00"
     frames = moving_frames(10, seed=2).astype(np.float64)
     picture = {
-        kind: cv2.imread(str(clip / kind / "000001.png"))[..., ::-1]
-        for kind in ("blur", "blur_gamma", "sharp")
+        kind: imread_rgb(clip / kind / "000001.png") for kind in ("blur", "blur_gamma", "sharp")
     }
 
     assert np.array_equal(picture["sharp"], frames[7])
@@ -121,9 +123,7 @@ def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(
     )
 
     for k, index in enumerate((5, 7, 9)):  # the instants are raw frames spread over the exposure
-        assert np.array_equal(
-            cv2.imread(str(clip / f"instants/000001_{k}.png"))[..., ::-1], frames[index]
-        )
+        assert np.array_equal(imread_rgb(clip / f"instants/000001_{k}.png"), frames[index])
     values = whole_clips(tmp_path / "out") | {
         "dataroot_gt_instants": str(tmp_path / "out/GOPRO_Large/train")
     }
@@ -270,6 +270,7 @@ def test_the_documented_layout_is_that_of_the_reference_options(raw, tmp_path, m
         ("test", ["GOPR0003_03_00"]),
     ):
         dataset = build_dataset(getattr(opt.datasets, split), split, 0)
+        assert isinstance(dataset, ClipDataset)
         assert [clip.name for clip in dataset.clips] == names
 
 
@@ -326,24 +327,22 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
         str(out),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
-    how = {
-        "cwd": ROOT,
-        "env": environment,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.DEVNULL,
-        "text": True,
-    }
-    run = subprocess.Popen([*command, "--workers", "2"], **how)
-    line = next(line for line in run.stdout if re.match(r"making: [4-9]\d %", line))
+    run = subprocess.Popen(
+        [*command, "--workers", "2"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    line = next(line for line in present(run.stdout) if re.match(r"making: [4-9]\d %", line))
     while run.poll() is None and not any(folder.endswith(".tmp") for folder, *_ in os.walk(out)):
         time.sleep(0.001)
     run.kill()
     rest, _ = run.communicate()  # ends when the last process does
 
-    done, of = map(
-        int,
-        re.search(r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left", line).groups(),
-    )
+    progress = r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left"
+    done, of = map(int, found(progress, line).groups())
     assert of == total and 0.4 * of <= done < of and "made " not in rest
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/*/made.json")}
     assert finished and list(out.glob("*/*/.*.tmp"))
@@ -421,12 +420,13 @@ def test_any_video_and_photograph_becomes_clips_of_a_rig_that_training_reads(tmp
     assert prepare("--source", source, "--out", out, *how) == 0 and files(out) == before
 
 
-def test_the_sharp_frames_of_a_rig_are_parts_of_real_frames_and_blur_is_the_mean_of_the_light_between(
+def test_the_sharp_frames_of_a_rig_are_parts_of_real_frames_and_blur_is_the_mean_between(
     tmp_path,
 ):
     frames = moving_frames(12, step=2.0)
     write_folder(tmp_path / "videos/video", frames)
-    rig = "rig,exposure=1,rolling=0,contrast=0,shot=0,read=0,jpeg=0,shift_x=0,shift_y=0,parallax=0,rate=0.9"
+    off = "rolling=0,contrast=0,shot=0,read=0,jpeg=0,shift_x=0,shift_y=0,parallax=0"
+    rig = f"rig,exposure=1,{off},rate=0.9"
     how = (
         "--rig",
         rig,
@@ -448,13 +448,12 @@ def test_the_sharp_frames_of_a_rig_are_parts_of_real_frames_and_blur_is_the_mean
     clip = tmp_path / "out/GOPRO_Large/train/video_00"
     for number in range(4):
         sharp, blurry = (
-            cv2.imread(str(clip / kind / f"{number:06d}.png"))[..., ::-1]
-            for kind in ("sharp", "blur")
+            imread_rgb(clip / kind / f"{number:06d}.png") for kind in ("sharp", "blur")
         )
         found = cv2.matchTemplate(frames[1 + 2 * number], sharp, cv2.TM_SQDIFF)
         assert found.min() <= 24 * 24 * 3 and 0.5 < np.abs(blurry.astype(float) - sharp).mean() < 30
     spikes = read_spikes(next((tmp_path / "out").rglob("000002.dat")), SpikeGeometry(12, 12))
-    sharp = cv2.imread(str(clip / "sharp/000002.png"))[..., ::-1]
+    sharp = imread_rgb(clip / "sharp/000002.png")
     light = cv2.resize(
         ((sharp / 255) ** 2.2) @ [0.299, 0.587, 0.114], (12, 12), interpolation=cv2.INTER_AREA
     )

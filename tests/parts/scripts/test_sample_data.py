@@ -17,6 +17,7 @@ from scripts import make_sample_data
 from scripts.demo import DEMO
 from scripts.make_sample_data import make_sample
 from tests.dist.launching import ROOT
+from tests.helpers.checked import present
 from tests.helpers.clip_files import section
 from tests.helpers.foreign import snapshot
 from tests.helpers.gopro_files import files
@@ -108,7 +109,7 @@ def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
         while making.poll() is None and not list(tmp_path.rglob("*.png")):
             time.sleep(0.01)
         making.send_signal(signal.SIGINT)
-        said = making.stderr.read()
+        said = present(making.stderr).read()
 
     assert making.returncode == 130 and len(said.split("\n")) == 2 and "Ctrl-C" in said, said
     assert list(tmp_path.iterdir()) == []

@@ -9,59 +9,18 @@ import numpy as np
 import pytest
 
 from data.cameras.spike_grid import Calibration, save_calibration
-from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, read_spikes
-from data.spike.simulate import IntegrateAndFire, to_linear
+from data.spike.formats import read_spikes
 from scripts import show_sample
 from tests.dist.launching import ROOT, run_ranks
-from tests.helpers.clip_files import section, write_dat, write_info
-from tests.helpers.train_files import LOADER, network
-from tests.helpers.two_cameras import texture
-from utils.image import imwrite_rgb, tensor_to_uint8
-
-SIDE, FRAMES, PLANES = 96, 4, 40
-PLANE = SpikeGeometry(48, 48)
-TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
-SPIKES = {
-    "type": "dat",
-    "center": "file",
-    "gamma": 2.2,
-    "representation": {"type": "tfi", "offsets": [-6, 0, 6]},
-}
+from tests.helpers.checked import found, present
+from tests.helpers.clip_files import set_for_training, write_dat
+from tests.helpers.textured_clips import PLANE, make_textured_home
+from utils.image import tensor_to_uint8
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """One clip per split, of another scene, of 4 frames of 96 x 96, spikes of 48 x 48."""
-    folder = tmp_path_factory.mktemp("home")
-    for seed, split in enumerate(("train", "test")):
-        write_textured_clip(folder, split, np.random.default_rng(seed))
-    write_info(folder, h=48, w=48, planes=PLANES, gt_plane=20, rate=0.6, flip=None)
-    options = {
-        "task": "run",
-        "path": {"root": str(folder / "experiments")},
-        "datasets": {
-            "train": section(folder, num_frame=3, gt_size=48, **TURNS, spike=SPIKES) | LOADER,
-            "test": section(folder, "test", spike=SPIKES),
-        },
-        "netG": network(fusion={"type": "none"}),
-        "train": {"total_iter": 1, "manual_seed": 5, "G_lossfn_type": "charbonnier"},
-    }
-    (folder / "options.json").write_text(json.dumps(options))
-    return folder
-
-
-def write_textured_clip(folder, split, rng):
-    scene = texture(rng, (SIDE + 40, SIDE + 40))
-    for frame in range(FRAMES):
-        shown = scene[5 * frame : 5 * frame + SIDE, 3 * frame : 3 * frame + SIDE]
-        for kind, view in (("sharp", shown), ("blur", cv2.blur(shown, (5, 1)))):
-            path = folder / "GOPRO_Large" / split / "clip0" / kind / f"{frame:06d}.png"
-            imwrite_rgb(path, np.round(255 * view).astype(np.uint8)[..., None].repeat(3, axis=2))
-        light = cv2.resize(to_linear(shown), (SIDE // 2, SIDE // 2), interpolation=cv2.INTER_AREA)
-        sensor = IntegrateAndFire(*light.shape, rate=0.6, rng=np.random.default_rng(frame))
-        path = folder / "GOPRO_Large_spike_seq" / split / "clip0" / "spike" / f"{frame:06d}.dat"
-        write_dat(path, sensor.run([light] * PLANES))
+    return make_textured_home(tmp_path_factory.mktemp("home"))
 
 
 def changed_spikes(home, root, change):
@@ -81,21 +40,20 @@ def page_of(home, out, *arguments):
 
 
 def verdict(page):
-    return re.search(r'class="verdict (\w+)">([^<]*)', page).groups()
+    return found(r'class="verdict (\w+)">([^<]*)', page).groups()
 
 
 def picture(page, alt, number=0):
-    found = re.findall(rf'<img alt="{alt}" src="data:image/jpeg;base64,([^"]*)"', page)[number]
-    return cv2.imdecode(np.frombuffer(base64.b64decode(found), np.uint8), cv2.IMREAD_COLOR)[
-        ..., ::-1
-    ]
+    jpegs = re.findall(rf'<img alt="{alt}" src="data:image/jpeg;base64,([^"]*)"', page)
+    content = np.frombuffer(base64.b64decode(jpegs[number]), np.uint8)
+    return present(cv2.imdecode(content, cv2.IMREAD_COLOR))[..., ::-1]
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
     page = page_of(home, tmp_path / "a.html", "--epoch", epoch)
     options = json.loads((home / "options.json").read_text())["datasets"]["train"]
-    dataset = build_dataset(options, "train", 5)
+    dataset = set_for_training(options, seed=5)
     draw, item = dataset.draw((epoch, 2)), dataset[(epoch, 2)]
 
     kind, sentence = verdict(page)

@@ -14,6 +14,7 @@ from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire
 from scripts.spike_tool import GREY_METHODS
 from tests.dist.launching import ROOT, run_ranks
+from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import small_files, write_clips, write_info
 from tests.helpers.spike_files import restore_dat, sps100_bytes, tool
 from utils.image import LABEL_HEIGHT as LABEL
@@ -123,9 +124,11 @@ def test_info_names_no_size_where_two_are_as_good_or_none_gives_an_image(tmp_pat
 def test_info_of_what_is_no_spike_file_is_an_error(tmp_path, capsys):
     path = tmp_path / "a.dat"
     for content, options, words in (
-        (None, (), "No such file"), (b"12345", (), "no known geometry fits 5 bytes"), (b"", (), "the file is empty"),
+        (None, (), "No such file"), (b"12345", (), "no known geometry fits 5 bytes"),
+        (b"", (), "the file is empty"),
         (b"\1" * (2 * 12500 + 7), (), "250 x 400: 2 planes, 7 bytes left over"),
-        (b"\1" * 5120, ("--size", 250, 400), "64 x 64 (10 planes)"), (b"time x y\n" * 40, (), "begins with text"),
+        (b"\1" * 5120, ("--size", 250, 400), "64 x 64 (10 planes)"),
+        (b"time x y\n" * 40, (), "begins with text"),
     ):  # fmt: skip
         if content is not None:
             path.write_bytes(content)
@@ -168,7 +171,7 @@ def test_view_shows_the_image_upright_and_flipped_by_the_row_order_of_dataset_js
     write_scene(folder / "a.dat", 64, 64, 40, SpikeGeometry(64, 64, flipud=flip))
     write_info(tmp_path, h=64, w=64, flip=flip)
     assert tool("view", folder / "a.dat", "--out", tmp_path / "a.png") == 0
-    image = cv2.imread(str(tmp_path / "a.png"), cv2.IMREAD_GRAYSCALE)[LABEL:].astype(float)
+    image = read_picture(tmp_path / "a.png", cv2.IMREAD_GRAYSCALE)[LABEL:].astype(float)
     left, right = image[:, :320], image[:, -320:]
     assert left[:100].mean() > 1.3 * left[-100:].mean() and np.array_equal(left, right[::-1])
     assert tool("view", folder / "a.dat", "--out", tmp_path / "a.mp4") == 3
@@ -232,7 +235,8 @@ def test_a_long_stream_is_made_and_played_in_parts(tmp_path):
 def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, published):
     before, size = published, ("--size", 250, 400)
     for name, options in (
-        ("a.npz", size), ("b.npy", ()), ("c.bin", ("--out-bit-order", "big")), ("d.dat", (*size, "--bit-order", "big")),
+        ("a.npz", size), ("b.npy", ()), ("c.bin", ("--out-bit-order", "big")),
+        ("d.dat", (*size, "--bit-order", "big")),
     ):  # fmt: skip
         assert tool("convert", before, tmp_path / name, *options) == 0
         before = tmp_path / name

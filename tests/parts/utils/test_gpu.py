@@ -3,6 +3,7 @@ waits for its GPU.
 """
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from models.model_vrt import ModelVRT
 from models.vrt import forms
 from scripts.parts.doctor_checks import check_ranks
 from tests.dist.launching import write_command
+from tests.helpers.checked import of_part
 from tests.helpers.train_files import train, write_options
 from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
 from utils.dist.state import RUN, LaunchInfo
@@ -28,7 +30,8 @@ PAIR, FOUR = (LaunchInfo("torchrun", 0, 0, ranks, "localhost", 29500) for ranks 
     (SINGLE, None, {}, 4, None, ""),
     (SINGLE, [2, 3], {}, 2, "2,3", "CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json"),
     (SINGLE, [0, 1, 2], {}, 1, "0,1,2", ""),  # the reference file on a machine with one GPU
-    (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": "3"}, 1, "3", "CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]"),
+    (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": "3"}, 1, "3",
+     "CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]"),
     (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": ""}, 0, "", ""),
     (PAIR, [0, 1, 2, 3], {}, 2, None, ""),
     (PAIR, [0, 1], {}, 4, None, ""),  # two ranks on a machine of four
@@ -128,7 +131,8 @@ def rank_with(use):
 
 def test_the_log_line_has_the_idlest_and_the_fullest_gpu():
     assert log_values([rank_with(use) for use in GPUS]) == {
-        "memory_gb": 1.0, "gpu_busy_min": 0.5, "gpu_busy_mean": pytest.approx(0.7), "gpu_used_gb_max": 41.5,
+        "memory_gb": 1.0, "gpu_busy_min": 0.5, "gpu_busy_mean": pytest.approx(0.7),
+        "gpu_used_gb_max": 41.5,
     }  # fmt: skip
     assert log_values([rank_with(use) for use in (GPUS[0], None)]) == {"memory_gb": 1.0}
 
@@ -163,7 +167,8 @@ def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatc
         ["--opt", str(write_options(tmp_path)), "gpu_ids=[2,3]", "netG.checkpoint=auto"]
     )
 
-    assert opt.netG.checkpoint == "auto" and os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+    assert of_part(opt.netG).checkpoint == "auto"
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
 
 
 class Waits(TorchDispatchMode):
@@ -183,7 +188,7 @@ class Waits(TorchDispatchMode):
         super().__init__()
         self.found: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
         masked = name in ("index", "index_put_") and any(
             i is not None and i.dtype is torch.bool for i in args[1]
@@ -210,8 +215,8 @@ def test_a_step_waits_for_the_gpu_once_for_the_norm_that_decides_on_it(
     for group in model.optimizer.param_groups:
         group["fused"] = True  # as on a GPU
     batch = {
-        "lq": torch.rand(1, 2, 3, 32, 32), "gt": torch.rand(1, 2, 3, 32, 32), "spike": torch.rand(1, 2, 2, 32, 32),
-        "key": ["a"],
+        "lq": torch.rand(1, 2, 3, 32, 32), "gt": torch.rand(1, 2, 3, 32, 32),
+        "spike": torch.rand(1, 2, 2, 32, 32), "key": ["a"],
     }  # fmt: skip
     model.optimize_parameters(1, [batch])  # fits, and makes the constant tensors
 

@@ -4,12 +4,12 @@ import json
 import math
 import sys
 
-import cv2
 import numpy as np
 import pytest
 
 from lab import compare_curves
 from scripts.compare_runs import main
+from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import small_files
 from utils.errors import DataError
 from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, read_history, smoothed
@@ -146,10 +146,10 @@ def write_run(folder, scalars, factor=1.0):
 
 
 def picture(path):
-    return cv2.imread(str(path)).astype(int)
+    return read_picture(path).astype(int)
 
 
-def test_the_figure_of_one_run_is_the_one_that_the_run_itself_drew_and_scalars_that_are_named_get_a_panel_each(
+def test_the_figure_of_one_run_is_its_own_and_scalars_that_are_named_get_a_panel_each(
     tmp_path,
 ):
     run = write_run(tmp_path / "run", ["train/loss", "train/lr", "val/psnr", "val/ssim"])
@@ -205,7 +205,7 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason(tmp_path, capsys):
 def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
     values = np.arange(100.0)
     values[50] = np.nan
-    mean, window = smoothed(values)
+    mean, window = smoothed(values.tolist())
 
     assert window == 5 and len(mean) == 100
     assert mean[10] == 10 and mean[0] == 1 and mean[99] == 98  # shorter at the ends
@@ -277,9 +277,8 @@ def test_tests_give_a_table_of_at_most_100_columns(tmp_path, capsys):
             kind: {"psnr": 30.0, "ssim": 0.9, "psnr_y": 31.0, "ssim_y": 0.91}
             for kind in ("restored", "input")
         }
-        weights = {
-            "weights": f"{folder.parent}/checkpoints/checkpoint_best.pth (sha256 0123), network from the file"
-        }
+        best = f"{folder.parent}/checkpoints/checkpoint_best.pth"
+        weights = {"weights": f"{best} (sha256 0123), network from the file"}
         content = {"protocol": weights, "clips": {}, "averages": scores}
         (folder / "metrics.json").write_text(json.dumps(content))
 
@@ -319,8 +318,10 @@ def test_absent_files_files_of_another_form_and_a_run_given_twice_are_refused(tm
     for number, (name, content, said) in enumerate((
         ("metrics.json", "{", "cannot read results"),
         ("metrics.json", "[1, 2]", "no results of a test"),
-        ("training_history.json", '{"train/loss": [[10, "low"]]}', "train/loss is 'low' at step 10"),
-        ("training_history.jsonl", '{"step": 10, "train/loss": [1]}\n', "train/loss is [1] at step 10"),
+        ("training_history.json", '{"train/loss": [[10, "low"]]}',
+         "train/loss is 'low' at step 10"),
+        ("training_history.jsonl", '{"step": 10, "train/loss": [1]}\n',
+         "train/loss is [1] at step 10"),
         ("training_history.json", '{"train/loss": [[10, 0.5]]}', "a run is given twice"),
         ("log.txt", "", "the folder of a run, or its training_history.jsonl"),
     )):  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.dist.launching import run_command
+from tests.helpers.checked import of_part
 from utils.errors import OptionError
 from utils.options.load import load_options, parse_command_line
 from utils.options.models import LoaderOptions, Options, TrainOptions
@@ -17,9 +18,8 @@ from utils.options.secrets import KEY, redact
 from utils.options.section import Registry
 
 NETWORKS, FUSIONS = Registry("network", "net_type"), Registry("fusion operator")
-DATASETS, LOSSES = (
-    Registry("dataset", "dataset_type", base=LoaderOptions), Registry("loss", "G_lossfn_type", base=TrainOptions)
-)  # fmt: skip
+DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
+LOSSES = Registry("loss", "G_lossfn_type", base=TrainOptions)
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
@@ -97,12 +97,13 @@ def test_comments_go_urls_stay_and_defaults_are_filled_in(file):
     opt = load(file)
     assert opt.path.root == "http://host//runs"
     assert opt.path.resume == "auto"
-    assert opt.datasets.train.gt_size == 16
-    assert opt.datasets.train.dataloader_persistent_workers is False
+    data, train = of_part(opt.datasets.train), of_part(opt.train)
+    assert data.gt_size == 16
+    assert data.dataloader_persistent_workers is False
     assert opt.netG.plain() == {
         "net_type": "small", "width": 4, "upscale": 1, "fusion": {"type": "gated", "features": 16},
     }  # fmt: skip
-    assert (opt.train.G_charbonnier_eps, opt.train.G_optimizer_betas) == (1e-6, [0.9, 0.99])
+    assert (train.G_charbonnier_eps, train.G_optimizer_betas) == (1e-6, [0.9, 0.99])
     assert opt.folder == Path("http://host//runs") / "trial"
     assert opt.opt_path == str(file)
 
@@ -115,18 +116,20 @@ def test_overrides_are_json_or_text_and_may_name_a_part(file):
         "path.root=x",
         "train.amp.enable=true",
     )
-    assert (opt.netG.fusion.plain(), opt.path.root) == ({"type": "none"}, "x")
+    assert opt.netG.plain()["fusion"] == {"type": "none"}
+    assert opt.path.root == "x"
     assert opt.train.G_optimizer_betas == [0.5, 0.6] and opt.train.amp.plain() == {
         "enable": True,
         "dtype": "auto",
     }
-    assert load(file, "netG.fusion=gated", "netG.fusion.features=3").netG.fusion.features == 3
-    assert load(file, "netG.fusion.type=none").netG.fusion.plain() == {"type": "none"}
+    net = load(file, "netG.fusion=gated", "netG.fusion.features=3").netG
+    assert net.plain()["fusion"]["features"] == 3
+    assert load(file, "netG.fusion.type=none").netG.plain()["fusion"] == {"type": "none"}
 
 
 def test_choosing_another_part_drops_the_keys_it_does_not_have(file):
     assert not hasattr(load(file, "train.G_lossfn_type=l1").train, "G_charbonnier_eps")
-    train = load(file, "datasets.train.dataset_type=rgb").datasets.train
+    train = of_part(load(file, "datasets.train.dataset_type=rgb").datasets.train)
     assert not hasattr(train, "spike")
     assert (train.dataroot_gt, train.dataloader_batch_size) == ("there", 2)
     # What is said of the new part itself is not dropped in silence.
@@ -137,22 +140,32 @@ def test_choosing_another_part_drops_the_keys_it_does_not_have(file):
 
 @pytest.mark.parametrize(("before", "after", "texts"), [
     ('"checkpoint_print": 5', '"checkpoint_prnt": 5',
-     ["unknown option train.checkpoint_prnt", "line 18", "the nearest is checkpoint_print (int >= 1)"]),
+     ["unknown option train.checkpoint_prnt", "line 18",
+      "the nearest is checkpoint_print (int >= 1)"]),
     ('"checkpoint_print": 5', '"checkpoint_print": "5"',
      ["train.checkpoint_print is '5'", "line 18", "expected  int >= 1"]),
-    ('"checkpoint_print": 5', '"checkpoint_print": 0', ["train.checkpoint_print is 0", "expected  int >= 1"]),
-    ('"checkpoint_print": 5', '"amp": { "enabled": true }', ["unknown option train.amp.enabled", "line 18"]),
+    ('"checkpoint_print": 5', '"checkpoint_print": 0',
+     ["train.checkpoint_print is 0", "expected  int >= 1"]),
+    ('"checkpoint_print": 5', '"amp": { "enabled": true }',
+     ["unknown option train.amp.enabled", "line 18"]),
     ('"checkpoint_print": 5', '"amp": true', ["train.amp is True", "expected  an object"]),
-    ('"checkpoint_print": 5', '"G_optimizer_lr": 1', ["G_optimizer_lr is given twice", "line 18", "line 17"]),
+    ('"checkpoint_print": 5', '"G_optimizer_lr": 1',
+     ["G_optimizer_lr is given twice", "line 18", "line 17"]),
     ('"checkpoint_print": 5', '"G_optimizer_type": "sgd"', ['expected  "adam" | "adamw"']),
-    ('"features": 16', '"feature": 16', ["unknown option netG.fusion.feature", "line 13", "nearest is features"]),
-    ('"dataloader_batch_size": 2', '"dataloader_batch_siz": 2', ["nearest is dataloader_batch_size (int >= 1)"]),
-    ('"dataloader_batch_size": 2', '"dataloader_batch_size": 0', ["batch_size is 0", "line 10", "int >= 1"]),
+    ('"features": 16', '"feature": 16',
+     ["unknown option netG.fusion.feature", "line 13", "nearest is features"]),
+    ('"dataloader_batch_size": 2', '"dataloader_batch_siz": 2',
+     ["nearest is dataloader_batch_size (int >= 1)"]),
+    ('"dataloader_batch_size": 2', '"dataloader_batch_size": 0',
+     ["batch_size is 0", "line 10", "int >= 1"]),
     ('"dataroot_gt": "there",', "", ["datasets.train.dataroot_gt is missing", "line 6"]),
     ('"task": "trial",', "", ["task is missing", "trial.json"]),
-    ('"net_type": "small"', '"net_type": "smal"', ["a registered network: small; the nearest is small"]),
-    ('"train": {\n    "G_l', '"trian": {\n    "G_l', ["unknown option trian", "the nearest is train"]),
-    ('"spike": { "h": 2 },', '"spike": { "h": 2 , "h": 3},', ["datasets.train.spike.h is given twice"]),
+    ('"net_type": "small"', '"net_type": "smal"',
+     ["a registered network: small; the nearest is small"]),
+    ('"train": {\n    "G_l', '"trian": {\n    "G_l',
+     ["unknown option trian", "the nearest is train"]),
+    ('"spike": { "h": 2 },', '"spike": { "h": 2 , "h": 3},',
+     ["datasets.train.spike.h is given twice"]),
     ('"checkpoint_print": 5', '"checkpoint_print": ,', ["no valid JSON", "line 18"]),
     ('"checkpoint_print": 5', f'"fix_keys": {"[" * 3000}', ["no valid JSON", "fewer brackets"]),
 ])  # fmt: skip
@@ -165,16 +178,19 @@ def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after,
 
 
 @pytest.mark.parametrize(("overrides", "texts"), [
-    (["train.G_optimiser_lr=1"], ["unknown option train.G_optimiser_lr", "command line (train.G_optimiser_lr=1)",
-                                  "nearest is G_optimizer_lr (float > 0)"]),
+    (["train.G_optimiser_lr=1"],
+     ["unknown option train.G_optimiser_lr", "command line (train.G_optimiser_lr=1)",
+      "nearest is G_optimizer_lr (float > 0)"]),
     (["bla"], ["cannot read 'bla'", "section.key=value"]),
     ([f"train.fix_keys={'[' * 3000}"], ["train.fix_keys is '[[[", "expected  list of str"]),
     (["scale.x=1"], ["scale is {'x': 1}", "command line (scale.x=1)", "int >= 1"]),
     (["use_static_graph=true", "find_unused_parameters=true"], ["are both true"]),
-    (["use_static_graph=true", "train.accumulation_steps=2"], ["accumulation_steps is 2 and use_static_graph"]),
+    (["use_static_graph=true", "train.accumulation_steps=2"],
+     ["accumulation_steps is 2 and use_static_graph"]),
     (["scale=2"], ["netG.upscale is 1, scale is 2"]),
     (["train.G_scheduler_type=MultiStepLR"], ["G_scheduler_milestones is []"]),
-    (["train.total_iter=0", "val.saveimg=1"], ["unknown option val.saveimg", "then also: train.total_iter"]),
+    (["train.total_iter=0", "val.saveimg=1"],
+     ["unknown option val.saveimg", "then also: train.total_iter"]),
 ])  # fmt: skip
 def test_a_wrong_override_is_refused(file, overrides, texts):
     message = refusal(file, *overrides)
@@ -185,11 +201,12 @@ def test_a_wrong_override_is_refused(file, overrides, texts):
 def test_a_base_gives_what_the_file_does_not(file, tmp_path):
     child = tmp_path / "child.json"
     child.write_text(
-        '{"base": "trial.json", "task": "child", "netG": {"fusion": "none"}, "train": {"total_iter": 7}}'
+        '{"base": "trial.json", "task": "child", '
+        '"netG": {"fusion": "none"}, "train": {"total_iter": 7}}'
     )
     opt = load(child)
     assert (opt.task, opt.train.total_iter, opt.train.checkpoint_print) == ("child", 7, 5)
-    assert opt.netG.fusion.plain() == {"type": "none"}
+    assert opt.netG.plain()["fusion"] == {"type": "none"}
 
     grandchild = tmp_path / "grandchild.json"
     grandchild.write_text('{"base": "child.json", "task": "x"}')
@@ -214,21 +231,24 @@ def test_secrets_reach_neither_the_saved_options_nor_a_message(file, tmp_path):
     assert "canary" not in saved.read_text()
     assert redact({"a": [{"WANDB_API_KEY": "x"}]}) == {"a": [{"WANDB_API_KEY": None}]}
     for override in (
-        "logging.wandb_api_key=123456", "logging.wandb_api_kye=123456", 'logging={"wandb_tokne": "123456"}',
+        "logging.wandb_api_key=123456", "logging.wandb_api_kye=123456",
+        'logging={"wandb_tokne": "123456"}',
     ):  # fmt: skip
         message = refusal(file, override, "train.total_iter=1")
         assert "123456" not in message and "***" in message and "wandb_" in message
 
 
 KEYS_OF_SECRETS = (
-    "private_key", "ssh_key", "auth", "authorization", "bearer", "pwd", "db_passwd", "passphrase", "credentials",
-    "slack_webhook", "webhook_url", "sentry_dsn", "cookie", "session_id", "pat", "github_pat", "jwt", "hf_token",
-    "hfToken", "refresh_token", "connection_string", "sas", "API-KEY", "aws_secret_access_key",
+    "private_key", "ssh_key", "auth", "authorization", "bearer", "pwd", "db_passwd", "passphrase",
+    "credentials", "slack_webhook", "webhook_url", "sentry_dsn", "cookie", "session_id", "pat",
+    "github_pat", "jwt", "hf_token", "hfToken", "refresh_token", "connection_string", "sas",
+    "API-KEY", "aws_secret_access_key",
 )  # fmt: skip
 # Made up for this test, in the forms that such services use.
 TEXTS = (
-    "https://bob:canary123@host/x", "s3://AK:canary123@bucket", "Authorization: Bearer canary123canary123",
-    "ghp_canary123canary123canary123", "https://h/x?sig=canary123&a=1", "hf_canary123canary123canary123",
+    "https://bob:canary123@host/x", "s3://AK:canary123@bucket",
+    "Authorization: Bearer canary123canary123", "ghp_canary123canary123canary123",
+    "https://h/x?sig=canary123&a=1", "hf_canary123canary123canary123",
     "-----BEGIN RSA PRIVATE KEY-----\ncanary123\n-----END RSA PRIVATE KEY-----",
     "eyJhbGciOiJIUzI1.eyJjYW5hcnkxMjMi.canary123", "sk-canary123canary123canary",
 )  # fmt: skip
@@ -285,7 +305,8 @@ def test_saved_options_can_be_run_again_and_have_the_same_digest(file, tmp_path)
 
 def test_a_task_that_the_locale_cannot_write_is_refused(file):
     file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
-    program = "import sys; from tests.parts.utils.test_option import refusal; print(ascii(refusal(sys.argv[1])))"
+    program = "import sys; from tests.parts.utils.test_option import refusal; "
+    program += "print(ascii(refusal(sys.argv[1])))"
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
     said = run_command([sys.executable, "-c", program, file], env=ascii_only)
@@ -296,13 +317,13 @@ def test_a_task_that_the_locale_cannot_write_is_refused(file):
 
 def test_the_command_line_has_short_flags_for_the_commonest_options():
     path, overrides = parse_command_line(
-        ["--opt", "f.json", "a.b=1", "--use_amp", "--batch_size", "4", "--learning_rate=1e-3", "--epochs", "2", "c=2",
-         "--num_workers", "0", "--resume", "none"]
+        ["--opt", "f.json", "a.b=1", "--use_amp", "--batch_size", "4", "--learning_rate=1e-3",
+         "--epochs", "2", "c=2", "--num_workers", "0", "--resume", "none"]
     )  # fmt: skip
     assert path == "f.json" and overrides == [
         "a.b=1", "c=2", "train.amp.enable=true", "datasets.train.dataloader_batch_size=4",
-        "train.G_optimizer_lr=1e-3", "train.epochs=2", "datasets.train.dataloader_num_workers=0", "path.resume=null",
-        "train.total_iter=null",
+        "train.G_optimizer_lr=1e-3", "train.epochs=2", "datasets.train.dataloader_num_workers=0",
+        "path.resume=null", "train.total_iter=null",
     ]  # fmt: skip
     both = parse_command_line(["--opt", "f.json", "--epochs", "2", "train.total_iter=9"])
     assert both[1] == ["train.total_iter=9", "train.epochs=2"]

@@ -13,6 +13,7 @@ import pytest
 import main_test_vrt
 from data.clips.clip_reader import user_clips
 from models.restore.outputs import OF_ALL_CLIPS, Outputs, claim_folder, finish_clip
+from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import check, section, write_clip, write_info, write_video
 from tests.helpers.foreign import snapshot
 from tests.helpers.weights_files import make_home, message
@@ -82,7 +83,7 @@ def test_results_of_others_and_of_changed_inputs_are_not_taken_over(home, clip, 
     text, code = message(capfd, *command)
     assert code == 3 and "no test of this program made" in text and "with its run.json" in text
     (tmp_path / "run.json").rename(out / "run.json")
-    picture = cv2.imread(str(clip / "blur" / "000000.png"))
+    picture = read_picture(clip / "blur" / "000000.png")
     cv2.imwrite(str(clip / "blur" / "000000.png"), 255 - picture)
     text, code = message(capfd, *command)
     assert code == 2 and "the files of clip clip1 have changed" in text
@@ -139,7 +140,8 @@ def test_a_folder_of_videos_is_restored_with_its_times(home, tmp_path):
 
 @pytest.mark.parametrize(("names", "save", "twice"), [
     (("x", "x_comparison"), ("video", "comparison"), "x_comparison.mp4"),
-    (("clips", "000000"), ("frames",), "clips/000000.png"), (("run.json", "x"), ("frames",), "run.json"),
+    (("clips", "000000"), ("frames",), "clips/000000.png"),
+    (("run.json", "x"), ("frames",), "run.json"),
 ])  # fmt: skip
 def test_two_results_of_one_name_are_refused_before_any_is_written(
     home, clip, tmp_path, capfd, names, save, twice

@@ -51,7 +51,8 @@ FRESH, LINUX = (
 )  # env: no fork of a process with torch in it
 LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
-print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"} & sys.modules.keys()))
+heavy = {"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"}
+print("loaded", *(heavy & sys.modules.keys()))
 """
 
 
@@ -111,7 +112,8 @@ def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, a
 
 def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
     options = write_options(tmp_path)
-    info = f"scripts/spike_tool.py info --size 16 16 {tmp_path}/GOPRO_Large_spike_seq/test/test0/spike/000000.dat >&-"
+    spikes = f"{tmp_path}/GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
+    info = f"scripts/spike_tool.py info --size 16 16 {spikes} >&-"
     train = f"{MAIN} --opt {options} train.total_iter=1 datasets.test={{}}"
     for command, code in (
         (info, 0),

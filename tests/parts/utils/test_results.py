@@ -17,6 +17,7 @@ from models.restore.outputs import Outputs
 from models.restore.request import read_request
 from models.restore.scores import collect, score_text
 from scripts.compare_runs import main
+from tests.helpers.checked import present
 from tests.helpers.pages import check_offline
 from utils.errors import DataError
 from utils.files import write_whole
@@ -45,7 +46,7 @@ def test_a_finished_clip_comes_back_with_infinite_values_and_a_damaged_one_is_na
     write_whole(outputs.file("clip", "a"), json_bytes(entry("a", [30.0, math.inf])))
     stored = json.loads(outputs.file("clip", "a").read_text(), parse_constant=pytest.fail)
     assert stored["per_frame"]["input"]["psnr"] == [30.0, "inf"]
-    assert outputs.load_clip("a")["per_frame"]["input"]["psnr"] == [30.0, math.inf]
+    assert present(outputs.load_clip("a"))["per_frame"]["input"]["psnr"] == [30.0, math.inf]
     assert outputs.load_clip("b") is None
 
     outputs.file("clip", "b").write_text("{")
@@ -71,9 +72,7 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
 
 
 def test_the_two_forms_of_the_command_line():
-    args = read_request(
-        ["--opt", "x.json", "val.save_img=true", "--tile", "12,256", "scale=1"], ""
-    )
+    args = read_request(["--opt", "x.json", "val.save_img=true", "--tile", "12,256", "scale=1"], "")
     assert (
         not args.is_of_own_clips
         and args.tiles.tile == (12, 256)
@@ -146,7 +145,8 @@ def pixel(browser, element, x, y):
     """Colour of one pixel of what the browser really shows of `element`."""
     import cv2
 
-    shown = cv2.imdecode(np.frombuffer(element.screenshot_as_png, np.uint8), cv2.IMREAD_COLOR)
+    content = np.frombuffer(element.screenshot_as_png, np.uint8)
+    shown = present(cv2.imdecode(content, cv2.IMREAD_COLOR))
     return int(shown[int(y * shown.shape[0]), int(x * shown.shape[1]), 0])
 
 
@@ -226,12 +226,14 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tm
     video = phone.find_element("css selector", "video")
     phone.set_script_timeout(20)
     phone.execute_async_script(
-        "const [v, done] = arguments; v.readyState ? done() : v.addEventListener('loadedmetadata', done)",
+        "const [v, done] = arguments; "
+        "v.readyState ? done() : v.addEventListener('loadedmetadata', done)",
         video,
     )
 
     below = phone.execute_script(
-        "const v = arguments[0]; return v.clientHeight - v.clientWidth * v.videoHeight / v.videoWidth",
+        "const v = arguments[0]; "
+        "return v.clientHeight - v.clientWidth * v.videoHeight / v.videoWidth",
         video,
     )
     assert below > 72  # the bar of the controls, and the line of the time above it
@@ -256,7 +258,7 @@ def strip(value=120, size=(64, 96), spike=True, noise=None):
 
 @pytest.fixture
 def run(tmp_path):
-    """The folder of a run of 200 iterations with two validations, a log with warnings, and options."""
+    """The folder of a run of 200 iterations: two validations, a log with warnings, options."""
     folder = tmp_path / "experiments" / "first run"
     root = logging.getLogger()
     before = root.handlers[:], root.level

@@ -30,8 +30,10 @@ HOLDERS = ("Registry", "Run", "Lock", "Event")
 
 REGISTRIES = (  # filled once, on import, before any option is read
     "data.augment.CAMERAS", "data.clips.io_backend.IO_BACKENDS", "data.select_dataset.DATASETS",
-    "data.spike.represent.REPRESENTATIONS", "data.cameras.spike_source.REPRESENTATIONS", "data.cameras.spike_source.SPIKE_SOURCES",
-    "models.fusion.operators.FUSIONS", "models.losses.LOSSES", "models.metrics.COLUMNS", "models.metrics.METRICS", "models.optim.OPTIMIZERS", "models.schedules.SCHEDULES", "models.select_network.NETWORKS",
+    "data.spike.represent.REPRESENTATIONS", "data.cameras.spike_source.REPRESENTATIONS",
+    "data.cameras.spike_source.SPIKE_SOURCES", "models.fusion.operators.FUSIONS",
+    "models.losses.LOSSES", "models.metrics.COLUMNS", "models.metrics.METRICS",
+    "models.optim.OPTIMIZERS", "models.schedules.SCHEDULES", "models.select_network.NETWORKS",
     "utils.run.writers.WRITERS",
 )  # fmt: skip
 CACHES = (  # index tensors of a few sizes; the same in each forward pass
@@ -40,15 +42,19 @@ CACHES = (  # index tensors of a few sizes; the same in each forward pass
     "models.vrt.triton_attention.mask_table",
 )  # fmt: skip
 STATE = {
-    "utils.dist.state.RUN": "a process has one rank in one run; signal handlers and every collective need it",
+    "utils.dist.state.RUN":
+        "a process has one rank in one run; signal handlers and every collective need it",
     "utils.logger._unwritten": "a file that cannot be written is reported once, whoever writes it",
     "utils.dist.process.CLAIMS": "a process removes its own claims when it ends, whoever made them",
     "utils.dist.process.machine": "cache: a process stays on its machine",
-    "utils.device._load_packages": "cache: what torch knows of devices outlives a call; a package is loaded once",
-    "models.vrt.forms._kernels_run_on": "cache: a GPU that compiles the kernels once goes on doing so",
+    "utils.device._load_packages":
+        "cache: what torch knows of devices outlives a call; a package is loaded once",
+    "models.vrt.forms._kernels_run_on":
+        "cache: a GPU that compiles the kernels once goes on doing so",
     "data.clips.files._environments": "LMDB refuses to be opened twice in a process",
     "data.clips.files._opening": "the lock for it: a check reads in several threads",
-    "models.foreign_weights._taking_scalars": "the lock for the list of names that torch has for a process",
+    "models.foreign_weights._taking_scalars":
+        "the lock for the list of names that torch has for a process",
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
     "sys.argv": "W&B notes the command line: the key is struck out first",
     "sys.stdout": "where the shell has closed it, what is printed is dropped",
@@ -56,9 +62,11 @@ STATE = {
     "sys.stdin": "W&B would wait on a terminal for a key: it sees an empty one",
     "threading.excepthook": "TensorBoard's thread would print an error a second time",
     "torch._dynamo.config.recompile_limit": "torch has no other way to allow more graphs",
-    "torch.distributed.launcher.api.LocalElasticAgent": "torch has no argument for its agent, which decides on restarts",
-    "torch.distributed.elastic.multiprocessing.api.PContext.close.__defaults__": "torch 2.8 has no --shutdown-timeout",
-}
+    "torch.distributed.launcher.api.LocalElasticAgent":
+        "torch has no argument for its agent, which decides on restarts",
+    "torch.distributed.elastic.multiprocessing.api.PContext.close.__defaults__":
+        "torch 2.8 has no --shutdown-timeout",
+}  # fmt: skip
 STATE |= dict.fromkeys(REGISTRIES + CACHES, "see above")
 
 
@@ -82,7 +90,8 @@ def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
             and isinstance(node.value, ast.Call)
             and last_name(node.value) in HOLDERS
         ):
-            yield f"{module}.{node.targets[0].id}"
+            (target,) = node.targets
+            yield f"{module}.{last_name(target)}"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             if any(
