@@ -287,6 +287,24 @@ def test_ranks_of_an_older_torchrun_have_its_signals_and_their_time_too_and_shar
     )
 
 
+FEW_GPUS = """
+import sys
+import torch
+from scripts import torchrun_quiet
+torch.cuda.device_count = lambda: 2
+sys.exit(torchrun_quiet.main(["--standalone", f"--nproc_per_node={sys.argv[1]}", "x.py"]))
+"""
+
+
+def test_more_ranks_than_gpus_are_refused_before_torchrun_starts(tmp_path):
+    (tmp_path / "few.py").write_text(FEW_GPUS)
+
+    result = run_ranks(1, tmp_path / "few.py", "3")
+
+    assert result.exit_codes == [DistError.exit_code], result.text
+    assert "3 ranks on 2 GPUs" in result.text and "start 2" in result.text
+
+
 @pytest.mark.parametrize(("nodelist", "host"), [
     ("gpu7", "gpu7"), ("a,b", "a"), ("gpu[003-007,9]", "gpu003"), ("n[1,3]-ib,x", "n1-ib"),
     ("r[01-02]n[10-12]", "r01n10"), ("node-a[9-11]", "node-a9"), ("", ""),

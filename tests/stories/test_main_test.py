@@ -472,6 +472,7 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         "the path is no text in UTF-8": (3, [*rgb, "--input", odd_name]),
         "correct --lpips": (3, [*rgb, "--input", clip, "--lpips", tmp_path / "none.pth"]),
         "argument --fps: invalid frame_rate value: '0'": (2, [*rgb, "--input", clip, "--fps", 0]),
+        "invalid frame_rate value: 'inf'": (2, [*rgb, "--input", clip, "--fps", "inf"]),
         "nothing to restore": (2, ["--weights", home / "rgb.pth"]),
     }  # fmt: skip
     for expected, (code, args) in cases.items():

@@ -21,7 +21,16 @@ from data.spike.formats import (
     read_spikes,
     write_spikes,
 )
-from tests.helpers.clip_files import build, cached, doctor_of_data, same, section, write_clips
+from tests.helpers.clip_files import (
+    build,
+    cached,
+    doctor_of_data,
+    same,
+    section,
+    set_for_training,
+    write_clips,
+    write_png,
+)
 from tests.helpers.spike_files import sps100_bytes
 from utils.errors import DataError
 
@@ -205,6 +214,12 @@ def test_writing_again_replaces_the_file_and_a_failure_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == ["a.dat"]
 
 
+def test_a_file_of_no_plane_is_not_written(tmp_path):
+    with pytest.raises(SpikeFileError, match=r"shape \(0, 2, 8\)"):
+        write_spikes(tmp_path / "a.dat", np.zeros((0, 2, 8), np.uint8), SMALL)
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.fixture
 def clips(tmp_path):
     return write_clips(tmp_path, "seq/0", "seq/1")
@@ -237,6 +252,24 @@ def test_samples_do_not_depend_on_the_format_nor_on_the_cache(clips, suffix):
     if suffix == ".bin":
         with pytest.raises(DataError, match="its spikes are"):
             build(clips, io_backend=cache)
+
+
+def test_samples_of_an_sps100_from_a_cache_are_those_from_its_files(tmp_path):
+    scene = np.random.default_rng(0).integers(0, 255, (1000, 1000))
+    spikes = random_spikes(1000, 1000, planes=2)
+    for folder in ("blur", "sharp"):
+        write_png(tmp_path / f"GOPRO_Large/train/clip0/{folder}/000000.png", scene)
+    path = tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(sps100_bytes(spikes))
+    spike = section(tmp_path)["spike"] | {"h": 1000, "w": 1000, "layout": "sps100", "rate": 1.0}
+    values = section(tmp_path, spike=spike, num_frame=1, gt_size=1000)
+    from_cache = set_for_training(cached(values, tmp_path / "cache"))
+
+    sample = from_cache[0, 0]
+
+    assert same(sample, set_for_training(values)[0, 0])
+    assert np.array_equal(sample["spike"][0].numpy(), spikes)
 
 
 def test_a_frame_without_its_file_and_a_file_of_another_kind_are_named_before_a_run(clips, capfd):

@@ -155,6 +155,9 @@ def test_a_calibration_file_holds_what_was_saved_and_says_what_is_wrong(tmp_path
             load_calibration(path)
         assert all(word in str(error.value) for word in [*words, str(path)]), str(error.value)
         assert error.value.expected and error.value.do
+    path.write_text("[1]")
+    with pytest.raises(DataError, match="cannot read the calibration: it is no JSON object"):
+        load_calibration(path)
     path.write_text("{")
     for place in (path, tmp_path / "none.json"):
         with pytest.raises(DataError, match="cannot read the calibration"):

@@ -346,6 +346,13 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, place):
     assert not alike
 
 
+@pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"rate": -0.5}, {"threshold": 0.0}], ids=str)
+def test_a_sensor_without_a_rate_or_a_threshold_is_refused(wrong):
+    values: dict[str, Any] = {"rate": 0.5}
+    with pytest.raises(ValueError, match="rate and threshold are positive"):
+        simulate.IntegrateAndFire(2, 2, rng=np.random.default_rng(0), **(values | wrong))
+
+
 def test_streams_of_different_purposes_and_keys_differ():
     keys: list[tuple[Any, ...]] = [
         ("a", 0),

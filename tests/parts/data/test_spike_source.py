@@ -144,7 +144,11 @@ def test_spikes_for_a_network_of_two_cameras_are_said_to_be_taken_as_aligned(
 
 def test_only_a_representation_with_a_centre_needs_the_plane_of_the_sharp_frame():
     files = [("file", 25)]
-    for representation in ({"type": "encoding25"}, {"type": "tfp", "half_window": 2}):
+    for representation in (
+        {"type": "encoding25"},
+        {"type": "encoding25", "num_windows": 2, "spacing": 10},
+        {"type": "tfp", "half_window": 2},
+    ):
         needs = DatSpikes(DatasetInfo(), h=2, w=2, representation=representation)
         with pytest.raises(OptionError, match="the plane of the sharp frame is not known"):
             needs.exposures("clip", files, 1)

@@ -266,6 +266,24 @@ def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
         tiles(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({}, "tiles of the whole clip x the whole frame, kair blend"),
+        (
+            {"num_frame_testing": 6, "num_frame_overlapping": 2},
+            "tiles of 6 frames x the whole frame, overlap 2 frames, 20 px, kair blend",
+        ),
+        (
+            {"size_patch_testing": 64, "size_patch_overlapping": 16},
+            "tiles of the whole clip x 64 px, overlap 2 frames, 16 px, kair blend",
+        ),
+    ],
+)
+def test_the_protocol_says_which_tiles_overlap(sizes, said):
+    assert tiles(**sizes).describe() == said
+
+
 def test_smaller_tiles_run_alone_first_then_halve_space_then_time():
     tiling = tiles(
         num_frame_testing=12, size_patch_testing=0, size_patch_overlapping=20, batch_tiles=4

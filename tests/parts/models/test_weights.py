@@ -233,9 +233,13 @@ def test_what_another_program_says_of_its_network_is_not_taken_for_ours(tmp_path
     torch.save({"params": {"layer.weight": torch.zeros(3)}, **more}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="does not say what network"):
         read_saved(tmp_path / "w.pth")
-    torch.save({1: torch.zeros(3)}, tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("content", [{1: torch.zeros(3)}, {"a": "text"}, {"a": [1.0]}], ids=str)
+def test_what_is_no_tensor_by_name_is_no_weight(tmp_path, content):
+    torch.save({"params": content}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="instead of a state dict"):
-        read_saved(tmp_path / "w.pth")
+        read_weights(tmp_path / "w.pth")
 
 
 def test_our_weights_and_checkpoints_say_what_they_are(described, tmp_path):

@@ -169,6 +169,7 @@ def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsy
         and "33 x 32" in said
     )
     assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in said
+    assert "make only the others: --leave-out GOPR0005_11_00 --leave-out GOPR0006_03_00" in said
     for number in (4, 5, 6):
         shutil.rmtree(*(raw / "train").glob(f"GOPR000{number}*"))
     odd = raw / "train/GOPR0001_03_00/000005.png"
@@ -177,6 +178,17 @@ def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsy
     said = capsys.readouterr().err
     assert str(odd) in said and "frame of 32 x 34" in said
     assert not (tmp_path / "out/GOPRO_Large/train/GOPR0001_03_00").exists()
+
+
+def test_no_clip_is_left_to_make_where_all_are_wrong(tmp_path, capsys):
+    for number in (1, 2):
+        write_folder(tmp_path / f"raw/train/GOPR000{number}_11_00", moving_frames(3))
+
+    assert prepare("--source", tmp_path / "raw", "--out", tmp_path / "out") == 3
+
+    said = capsys.readouterr().err
+    assert "2 clips cannot be made" in said
+    assert "make only the others" not in said
 
 
 @pytest.mark.parametrize("change", ["source", "foreign", "version", "clip of two runs"])

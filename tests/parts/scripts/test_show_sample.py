@@ -125,6 +125,15 @@ def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path):
         assert f"the spikes cover {76 / 96:.1%} of the frame" in page and "blue: the region" in page
 
 
+def test_a_small_shift_beside_a_large_one_is_named(home, tmp_path):
+    rig = Calibration(matrix=[[2, 0, 6.5], [0, 2, 1.15]], spike_size=[48, 48], rgb_size=[96, 96])
+    save_calibration(tmp_path / "a.json", rig)
+
+    page = page_of(home, tmp_path / "a.html", f"datasets.train.spike.calibration={tmp_path}/a.json")
+
+    assert re.search(r"shifted by [56]\.\d px to the right and 0\.[456] px down", verdict(page)[1])
+
+
 def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
     page = page_of(home, tmp_path / "test.html", "--split", "test", "--index", 0)
     assert (

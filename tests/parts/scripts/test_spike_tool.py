@@ -86,6 +86,7 @@ def test_info_derives_a_size_that_no_known_camera_has_from_the_length_of_the_fil
     assert "most likely 125 x 200" in said and "most likely 250" not in said
     assert "tried: the known cameras; heights and widths from 32 to 2048" in said
     assert "fit too: " in said and "100 x 200" in said.partition("fit too: ")[2]
+    assert "is the size of a camera" not in said
 
 
 def test_info_takes_the_shape_from_the_picture(tmp_path, capsys):

@@ -129,6 +129,17 @@ def rank_with(use):
     return Measured("a", (), 0, 0.0, 0.0, 0.0, 0.0, {"memory_gb": 1.0}, {}, use)
 
 
+def test_the_use_of_a_gpu_is_said_in_percent_and_gigabytes(monkeypatch):
+    pytest.importorskip("pynvml")
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 25)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 10**9, 80 * 10**9))
+
+    found = usage(torch.device("cuda", 0))
+
+    assert found is not None
+    assert describe(found) == "GPU 25% busy, 20.0 of 80.0 GB used"
+
+
 def test_the_log_line_has_the_idlest_and_the_fullest_gpu():
     assert log_values([rank_with(use) for use in GPUS]) == {
         "memory_gb": 1.0, "gpu_busy_min": 0.5, "gpu_busy_mean": pytest.approx(0.7),

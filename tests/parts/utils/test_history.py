@@ -314,6 +314,16 @@ def test_a_run_must_gain_three_decibels_in_its_last_validation(
     assert code != 3 or "no validation" in printed.err
 
 
+def test_every_run_that_is_named_must_gain_as_much(tmp_path):
+    runs = []
+    for name, restored in (("good", 28.0), ("poor", 25.0)):
+        scores = {"val_psnr": [[500, restored]], "val_psnr_input": [[500, 24.0]]}
+        runs.append(write_curves(tmp_path / name, train_loss=[[1, 0.5]], **scores))
+
+    assert main([runs[0], "--at-least", "3"]) == 0
+    assert main([*runs, "--at-least", "3"]) == 1
+
+
 def test_absent_files_files_of_another_form_and_a_run_given_twice_are_refused(tmp_path, capsys):
     for number, (name, content, said) in enumerate((
         ("metrics.json", "{", "cannot read results"),

@@ -189,6 +189,8 @@ def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after,
      ["accumulation_steps is 2 and use_static_graph"]),
     (["scale=2"], ["netG.upscale is 1, scale is 2"]),
     (["train.G_scheduler_type=MultiStepLR"], ["G_scheduler_milestones is []"]),
+    (["train.G_scheduler_type=MultiStepLR", "train.G_scheduler_milestones=[20,10]"],
+     ["G_scheduler_milestones is [20, 10]", "rising steps"]),
     (["train.total_iter=0", "val.saveimg=1"],
      ["unknown option val.saveimg", "then also: train.total_iter"]),
 ])  # fmt: skip
