@@ -67,6 +67,18 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a
     assert f"rank 1: {steps[2]['ranks'][1]['samples'][0]}" in result.text
 
 
+def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
+    options = write_odd(tmp_path)
+    changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "train.checkpoint_save=1")
+    first = odd(options, *changes, "train.total_iter=2", case="nan")
+    assert first.exit_codes == [0], first.text
+
+    second = odd(options, *changes, "train.total_iter=9", case="nan")
+
+    assert second.exit_codes == [4], second.text
+    assert (experiment(options) / "nonfinite_3.json").is_file()
+
+
 def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path):
     # The flow is NaN from the second step on. These weights let gradients reach it in the first.
     options = write_options(tmp_path)
