@@ -8,18 +8,7 @@ import re
 from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from tests.dist.launching import ROOT, run_ranks
-from tests.helpers.train_files import (
-    experiment,
-    history,
-    latest,
-    odd,
-    odd_command,
-    same,
-    state_of,
-    train,
-    write_odd,
-    write_options,
-)
+from tests.helpers import train_files as runs
 from utils.files import MARK
 
 BATCH = "datasets.train.dataloader_batch_size={}"
@@ -32,7 +21,7 @@ def run(options, ranks, total_iter, batch, accumulated, *overrides):
         f"train.accumulation_steps={accumulated}",
         BATCH.format(batch),
     )
-    return odd(options, "debug.every=1", "datasets.test={}", *steps, *overrides, ranks=ranks)
+    return runs.odd(options, "debug.every=1", "datasets.test={}", *steps, *overrides, ranks=ranks)
 
 
 def samples_of_steps(stdout):
@@ -52,9 +41,9 @@ def samples_of_steps(stdout):
 def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_furthest_file(
     tmp_path,
 ):
-    options = write_odd(tmp_path)
+    options = runs.write_odd(tmp_path)
     source, own = (
-        experiment(options, task) / "checkpoints" / "checkpoint_latest.pth"
+        runs.experiment(options, task) / "checkpoints" / "checkpoint_latest.pth"
         for task in ("run", "other")
     )
     named = ("--resume", str(source))
@@ -87,7 +76,7 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
         "this run has a checkpoint of its own at iter 2" in one.text
         and f"resumed from {own} at iter 2" in one.text
     )
-    assert latest(options)["step"] == 1 and latest(options, "other")["step"] == 3
+    assert runs.latest(options)["step"] == 1 and runs.latest(options, "other")["step"] == 3
     # Another number of samples a step needs a named checkpoint, and begins the next epoch.
     refused = run(options, 1, 3, 1, 1)
     begun = run(options, 1, 4, 1, 1, *named)
@@ -102,7 +91,7 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
         f"({said}): epoch 2 begins with its first sample" in begun.text
         and "ranks now" not in begun.text
     )
-    state = latest(options)
+    state = runs.latest(options)
     assert (state["step"], state["epoch"], state["batch"]) == (
         5,
         1,
@@ -112,8 +101,8 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     branch = run(options, 1, 5, 2, 2, *other)
 
     assert branch.exit_codes == [0] and "starting at iter 3 of 5" in branch.text, branch.text
-    assert latest(options, "other")["step"] == latest(options)["step"] == 5
-    assert [step for step, _ in history(options, "other")["train/loss"]] == [2, 3, 4, 5]
+    assert runs.latest(options, "other")["step"] == runs.latest(options)["step"] == 5
+    assert [step for step, _ in runs.history(options, "other")["train/loss"]] == [2, 3, 4, 5]
 
 
 # path.root is relative, and each rank works in a folder of its own.
@@ -125,30 +114,30 @@ runpy.run_path("{ROOT}/tests/dist/odd_worker.py", run_name="__main__")
 
 
 def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupted_run(tmp_path):
-    options = write_odd(tmp_path, path={"root": "experiments"})
+    options = runs.write_odd(tmp_path, path={"root": "experiments"})
     (tmp_path / "apart.py").write_text(APART)
     hosts = [tmp_path / name for name in ("host0", "host1", "both")]
     for host in hosts:
         host.mkdir()
 
     def run(total_iter, *folders):
-        given = odd_command(options, f"train.total_iter={total_iter}", "datasets.test={}")[1:]
+        given = runs.odd_command(options, f"train.total_iter={total_iter}", "datasets.test={}")[1:]
         args_of = {rank: (str(folder), *given) for rank, folder in enumerate(folders)}
         return run_ranks(2, tmp_path / "apart.py", args_of=args_of, limit_s=120)
 
     first, second, whole = run(1, *hosts[:2]), run(3, *hosts[:2]), run(3, hosts[2], hosts[2])
     assert [r.exit_codes for r in (first, second, whole)] == [[0, 0]] * 3, first.text + second.text
     assert "starting at iter 1 of 3" in second.text and not list(hosts[1].iterdir())
-    assert same(*(state_of(folder / "options.json") for folder in (hosts[0], hosts[2])))
+    assert runs.same(*(runs.state_of(folder / "options.json") for folder in (hosts[0], hosts[2])))
 
 
 def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once_and_ends_both_ranks(tmp_path):
-    options = write_options(tmp_path)
-    damaged = experiment(options) / "checkpoints/checkpoint_latest.pth"
+    options = runs.write_options(tmp_path)
+    damaged = runs.experiment(options) / "checkpoints/checkpoint_latest.pth"
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"")
-    (experiment(options) / MARK).touch()
-    result = train(options, ranks=2, limit_s=60)
+    (runs.experiment(options) / MARK).touch()
+    result = runs.train(options, ranks=2, limit_s=60)
     assert result.exit_codes == [3, 3] and result.text.count("CheckpointError: no readable") == 1, (
         result.text
     )

@@ -207,6 +207,19 @@ def test_as_many_former_versions_as_asked_for_are_kept_and_used_in_turn(tmp_path
         checkpoint.load(path)
 
 
+def test_a_file_system_without_hard_links_keeps_former_versions_too(tmp_path, monkeypatch):
+    def no_link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_link)
+    path = tmp_path / "checkpoint_latest.pth"
+    for step in (1, 2, 3):
+        checkpoint.save(state(step), path, keep=2)
+
+    former = [tmp_path / f"checkpoint_latest_previous{n}.pth" for n in ("", "2")]
+    assert [checkpoint.load(file)["step"] for file in (path, *former)] == [3, 2, 1]
+
+
 def test_a_new_file_leaves_the_former_ones_and_nothing_of_a_killed_save(
     tmp_path,
 ):

@@ -10,15 +10,8 @@ from data.augment import Augment
 from data.cameras.rig import NAMED, RANGES, Rig
 from data.cameras.spike_grid import CalibratedGrid, ScaledGrid
 from data.cameras.spike_info import Exposures, Timing
+from data.spike import simulate
 from data.spike.formats import SpikeGeometry
-from data.spike.simulate import (
-    IntegrateAndFire,
-    bin_pixels,
-    to_display,
-    to_grey,
-    to_linear,
-    to_uint8,
-)
 from tests.helpers.two_cameras import texture
 from utils.random_streams import random_stream
 
@@ -27,7 +20,7 @@ RGB, SPIKE, PLANES = (64, 80), (32, 40), 16
 
 def scene(planes=3 * PLANES, step=0.0, seed=0):
     """(planes, H, W, 3) light; it moves by `step` pixels a plane to the left."""
-    picture = to_linear(
+    picture = simulate.to_linear(
         texture(np.random.default_rng(seed), (4 * RGB[0], 4 * RGB[1]))[: RGB[0], : RGB[1] + 60]
     )
     rows = [picture[:, round(step * p) :][:, : RGB[1]] for p in range(planes)]
@@ -43,9 +36,11 @@ def record(rig, lights, planes=PLANES):
 def test_a_pair_without_flaws_records_the_mean_light_and_integrates_the_light_of_each_pixel():
     lights = scene(step=0.5)
     blurry, spikes = record(Rig(), lights)
-    sensor = IntegrateAndFire(*SPIKE, rate=0.9, rng=random_stream("sensor of a rig", 0))
-    assert np.array_equal(spikes, sensor.run(bin_pixels(to_grey(light), 2) for light in lights))
-    expected = to_uint8(to_display(lights[PLANES : 2 * PLANES].mean(axis=0)))
+    sensor = simulate.IntegrateAndFire(*SPIKE, rate=0.9, rng=random_stream("sensor of a rig", 0))
+    assert np.array_equal(
+        spikes, sensor.run(simulate.bin_pixels(simulate.to_grey(light), 2) for light in lights)
+    )
+    expected = simulate.to_uint8(simulate.to_display(lights[PLANES : 2 * PLANES].mean(axis=0)))
     assert blurry.shape == (3, *RGB, 3) and np.abs(blurry[1].astype(int) - expected).max() <= 1
 
 

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from models.network_vrt import VRT
 from models.portable import RELEASED, file_of, read_saved
 from models.released import ADDRESS, MIRROR
 from tests.dist.launching import ROOT, RankResult, free_port, run_command
-from tests.helpers import golden
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import write_options
+from tests.helpers.weights_files import released_tensors
 from utils.errors import CheckpointError
 
 NAME = "006_VRT_videodeblurring_GoPro"
@@ -29,15 +28,7 @@ FILE = Path("model_zoo/vrt") / f"{NAME}.pth"
 
 def save_as_released(path: Path) -> None:
     """Write a file with the tensors of a released one, which take little room: all are zero."""
-    keys = golden.manifests()[NAME]["keys"]
-    tensors = {
-        key: torch.zeros((), dtype=getattr(torch, kind)).expand(shape)
-        for key, shape, kind, *_ in keys
-    }
-    with torch.device("meta"):
-        computed = VRT(**golden.manifests()[NAME]["config"]).state_dict()
-    tensors |= {k: v for k, v in computed.items() if k.endswith("relative_position_index")}
-    torch.save({"params": tensors}, path)
+    torch.save({"params": released_tensors(NAME)}, path)
 
 
 class Server(ThreadingHTTPServer):

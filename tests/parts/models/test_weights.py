@@ -24,6 +24,7 @@ from tests.helpers.checked import present
 from tests.helpers.clip_files import section, write_info
 from tests.helpers.small_vrt import SMALL, small_vrt
 from tests.helpers.train_files import network
+from tests.helpers.weights_files import released_tensors
 from utils.errors import CheckpointError, OptionError
 from utils.options.load import read_options
 
@@ -194,16 +195,8 @@ def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(tmp_pa
 
 def saved_as(path, released):
     """A file `path` with tensors of the shapes of a released network, as `read_saved` takes it."""
-    keys = golden.manifests()[released]["keys"]
-    tensors = {
-        key: torch.zeros((), dtype=getattr(torch, kind)).expand(shape)
-        for key, shape, kind, *_ in keys
-    }
-    with torch.device("meta"):
-        computed = VRT(**golden.manifests()[released]["config"]).state_dict()
-    tensors |= {k: v for k, v in computed.items() if k.endswith("relative_position_index")}
     torch.save(
-        {"params": tensors, "options": {"lr": 1e-4}}, path
+        {"params": released_tensors(released), "options": {"lr": 1e-4}}, path
     )  # the options are those of another program
     return read_saved(path)
 

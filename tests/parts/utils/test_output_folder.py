@@ -116,25 +116,20 @@ def test_options_of_the_test_section_are_part_of_the_signature(home, tmp_path, c
     )
 
 
+def in_to_out(home, folder, *save):
+    """The arguments that restore <folder>/in to <folder>/out without spikes."""
+    places = ["--input", folder / "in", "--output", folder / "out"]
+    return ["--weights", home / "rgb.pth", *places, "--save", *save]
+
+
 def test_a_folder_of_videos_is_restored_with_its_times(home, tmp_path):
     (tmp_path / "in").mkdir()
     sources = {"one": tmp_path / "in" / "one.mp4", "two": tmp_path / "in" / "two.avi"}
     for count, source in enumerate(sources.values(), 2):
         write_video(source, count)
-    out = tmp_path / "out"
-    given = [
-        "--weights",
-        home / "rgb.pth",
-        "--input",
-        tmp_path / "in",
-        "--output",
-        out,
-        "--save",
-        "video",
-    ]
-    assert main_test_vrt.main([*map(str, given)]) == 0
+    assert main_test_vrt.main([*map(str, in_to_out(home, tmp_path, "video"))]) == 0
     for name, source in sources.items():
-        before, after = VideoReader(source), VideoReader(out / f"{name}.mp4")
+        before, after = VideoReader(source), VideoReader(tmp_path / f"out/{name}.mp4")
         assert after.times == before.times and after.read(0).shape == before.read(0).shape
 
 
@@ -149,17 +144,7 @@ def test_two_results_of_one_name_are_refused_before_any_is_written(
     for name in names:
         shutil.copytree(clip / "blur", tmp_path / "in" / name)
     before = snapshot(tmp_path)
-    given = [
-        "--weights",
-        home / "rgb.pth",
-        "--input",
-        tmp_path / "in",
-        "--output",
-        tmp_path / "out",
-        "--save",
-        *save,
-    ]
-    text, code = message(capfd, *given)
+    text, code = message(capfd, *in_to_out(home, tmp_path, *save))
     assert (
         code == 3
         and f"two results would have the name {twice}" in text
