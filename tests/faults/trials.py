@@ -37,6 +37,7 @@ from tests.faults.runs import (
     suspend,
 )
 from tests.faults.saving import kill_while_saving
+from tests.faults.simulated import seconds_until_named
 from tests.faults.stalls import KINDS, Trial, run_stall
 from tests.helpers.train_files import odd_command, write_odd, write_options
 
@@ -209,6 +210,22 @@ def count_epochs(options: Path, ranks: int, count: int, persistent: str) -> int:
     return min(opened) if result.exit_codes == [0] * ranks else 0
 
 
+MANY = ((64, 0.5, 5.0), (512, 0.5, 5.0), (4096, 4.0, 20.0))  # ranks, seconds a beat, stall_s
+
+
+def many_ranks(share: float) -> dict[str, Any]:
+    """Simulated ranks against one real store: when a rank or host that is struck is named."""
+    each = {
+        f"{n} ranks, beat {beat_s:g} s, T {stall_s:g} s, {fault}": seconds_until_named(
+            n, fault, beat_s, stall_s
+        )
+        for n, beat_s, stall_s in (MANY if share == 1 else MANY[-1:])
+        for fault in ("silent", "host", "stuck")
+    }
+    wrong = [f"{name}: {found}" for name, found in each.items() if found["wrong"]]
+    return {"trials": len(each), "right": len(each) - len(wrong), "each": each, "wrong": wrong}
+
+
 def readers(share: float) -> dict[str, Any]:
     """Damaged files of every kind that is read: the property tests of `make test`, many times."""
     profile = "30-times" if share == 1 else "3-times"
@@ -276,7 +293,8 @@ KINDS_OF_TRIAL = {
     "suspensions": suspensions, "launcher": launcher,
     "agents": lambda share: told([restart_of_one_agent() for _ in range(max(1, round(5 * share)))]),
     "environments": environments, "broken_files": broken_files, "epochs": epochs,
-    "overhead": overhead, "readers": readers, "false_alarms": false_alarms,
+    "overhead": overhead, "readers": readers, "many_ranks": many_ranks,
+    "false_alarms": false_alarms,
 }  # fmt: skip
 
 
