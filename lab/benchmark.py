@@ -6,7 +6,9 @@
     20
 
 net: restoring one clip. train: one training step. data: samples of GoPro size, from files and from
-the clip cache.
+the clip cache. start: the first and the second start of a training on a large data set.
+
+    python lab/benchmark.py start --clips 4000
 """
 
 import argparse
@@ -30,6 +32,7 @@ from data.clips.io_backend import build_cache
 from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
+from lab import large_set
 from lab.tools import CHECKPOINTED, NAMED, compared, environment, matmul_rate
 from models.network_vrt import VRT
 from scripts.make_sample_data import texture
@@ -45,6 +48,10 @@ def main(argv: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("start").add_argument
+    add("--clips", type=int, default=500, help="clips of 8 frames, of three files each")
+    add("--folder", type=Path, help="where the set is made, and removed (default: a temporary one)")
+    add("--json", type=Path, help="write the numbers to this new file")
     for name in ("net", "train", "data"):
         add = commands.add_parser(name).add_argument
         add("--frames", type=int, default=6)
@@ -73,7 +80,8 @@ def main(argv: list[str]) -> int:
         add("--quick", action="store_true", help="the small network on 2 x 32 x 32, once")
     args = parser.parse_args(argv)
     assert not (args.json and args.json.exists()), f"{args.json} exists already"
-    numbers = run_data(args) if args.command == "data" else run(args)
+    runs = {"data": run_data, "start": run_start}
+    numbers = runs.get(args.command, run)(args)
     if args.json:
         args.json.write_text(
             json.dumps({"command": " ".join(argv), **environment(), **numbers}, indent=2) + "\n"
@@ -244,6 +252,26 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     print(table(rows, ["", "ms", "samples/s", "of decoding"]))
     print(f"spikes add {100 * (best['png + .dat'] / best['png'] - 1):.1f} % to the PNG path")
     return {"samples": best}
+
+
+def run_start(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds, memory and calls of a first start of a training, and of a second one."""
+    few = large_set.costs(2, args.folder)
+    found = large_set.costs(args.clips, args.folder)
+    files = args.clips * large_set.FILES
+    rows = []
+    for name, costs in found.items():
+        row = [name, f"{costs['seconds']:.1f}", f"{costs['cpu_seconds']:.1f}", f"{costs['gb']:.2f}"]
+        for kind in large_set.CALLS:
+            if kind in costs:  # without strace there are none
+                # What a set of two clips asks for is asked by the imports.
+                costs[kind] -= few[name][kind]
+                row.append(f"{costs[kind] / files:.3f}")
+        rows.append(row)
+    print(f"\n{args.clips} clips, {files} files")
+    kinds = [f"{kind} a file" for kind in large_set.CALLS]
+    print(table(rows, ["start", "s", "CPU s", "GB", *kinds]))
+    return {"clips": args.clips, "files": files, "starts": found}
 
 
 def make_clip(root: Path, name: str, frames: int, seed: int) -> None:

@@ -23,6 +23,7 @@ from utils.errors import DataError, OptionError
 MARK = ".spikevrt"
 RESULTS = "run.json"  # the mark of a folder of results
 SHOWN = 5
+READ_AT_ONCE = 2**24  # bytes
 OTHER_ROOT = "free some space, or set path.root to another disk"
 _NUMBER = re.compile(r"(\d+)")
 # A number as Python and C print it; an exponent always has a sign, else "2e5" may be a checksum.
@@ -77,14 +78,44 @@ def order_of(names: Iterable[str]) -> Callable[[str], Any]:
 
 def open_plain(path: str | Path) -> BinaryIO:
     """Open a file to read. Raises OSError, also for a device, which never ends, or a pipe."""
+    descriptor, _ = plain_descriptor(path)
+    return os.fdopen(descriptor, "rb")
+
+
+def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
+    """Open a file to read. Returns its descriptor and its state, asked for once.
+
+    Raises OSError, see `open_plain`.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would be waited for
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb")
+    about = os.fstat(descriptor)
+    if stat.S_ISREG(about.st_mode):
+        return descriptor, about
     os.close(descriptor)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(about.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(0, "it is a device or a pipe, not a file", str(path))
+
+
+def read_plain(path: str | Path, count: int = -1) -> bytes:
+    """Return the first `count` bytes of a file, -1: all. Raises OSError, see `open_plain`."""
+    descriptor, _ = plain_descriptor(path)
+    try:
+        return rest_of(descriptor, count)
+    finally:
+        os.close(descriptor)
+
+
+def rest_of(descriptor: int, count: int = -1) -> bytes:
+    """Return what a file holds behind the place that has been read. count: at most, -1: all."""
+    parts = []
+    left = count
+    while part := os.read(descriptor, READ_AT_ONCE if left < 0 else min(left, READ_AT_ONCE)):
+        parts.append(part)
+        left -= len(part) if left >= 0 else 0
+        if left == 0:
+            break
+    return b"".join(parts)
 
 
 def write_whole(path: str | Path, content: bytes) -> None:

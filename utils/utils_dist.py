@@ -269,6 +269,7 @@ def _forget_run() -> None:
         RUN.watchdog.stop()
     RUN.store, RUN.watchdog, RUN.launch = None, None, LaunchInfo("single")
     RUN.rounds, RUN.kept, RUN.stop_requested = 0, None, 0.0
+    RUN.checked = {}
 
 
 def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
@@ -353,6 +354,11 @@ def from_rank(source: int, obj: Any) -> Any:
         data = data.to(device)
         dist.broadcast(data, source)
     return obj if is_source else message.unpack(bytes(data.cpu().numpy()), source)
+
+
+def share_checked(checked: dict[str, Any] | None) -> None:
+    """Tell all ranks what rank 0 has checked, see `Run.checked`. Collective."""
+    RUN.checked = from_rank(0, checked) or {}
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:

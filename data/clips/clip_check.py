@@ -5,7 +5,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ class ClipCheck:
 
     files: {kind: {stem: file}}; None in place of the files if the folder is missing.
     sizes: sizes of lq and gt, if they are known. None: the sizes of the first frame are read.
+    size_of: returns the size of the picture in a file, see `image_size`.
     stems: {kind: {frame: stem}}, filled by `run`.
     """
 
@@ -51,6 +52,7 @@ class ClipCheck:
     source: Source
     files: Mapping[str, dict[str, FileEntry] | None]
     sizes: tuple[Size, Size] | None
+    size_of: Callable[[str], Size] = image_size
     problems: list[Problem] = field(default_factory=list)
     stems: dict[str, dict[FrameKey, str]] = field(default_factory=dict)
 
@@ -428,9 +430,9 @@ class ClipCheck:
         """
         lq = gt = (0, 0)
         try:
-            lq = gt = image_size(paths["lq"][0])
+            lq = gt = self.size_of(paths["lq"][0])
             if "gt" in paths:
-                gt = image_size(paths["gt"][0])
+                gt = self.size_of(paths["gt"][0])
         except DataError as e:
             self._report(e.what, e.where)
             return lq, gt

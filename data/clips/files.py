@@ -10,9 +10,10 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ import cv2
 import numpy as np
 
 from data.clip import checked_name
+from data.clips.threads import mapped
 from data.spike.formats import FORMATS, SpikeFile, SpikeGeometry, open_spikes, packed_planes
 from utils.errors import DataError, OptionError, address_of
-from utils.files import natural_key, open_plain, order_of
+from utils.files import natural_key, open_plain, order_of, read_plain
 from utils.image import IMAGE_SUFFIXES
 from utils.picture import MOST_PIXELS, Header, has_whole_chunks, read_header, upright
 from utils.video import FILM_SUFFIXES, SQUARE, VideoReader
@@ -30,6 +32,7 @@ from utils.video import FILM_SUFFIXES, SQUARE, VideoReader
 logger = logging.getLogger(__name__)
 
 LMDB_MARK = ".lmdb::"
+LMDB_FILES = ("data.mdb", "meta_info.txt")
 # Files that lie beside frames and films, and are no frames.
 BESIDE_FRAMES = (
     *FORMATS, ".json", ".txt", ".md", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".log",
@@ -81,7 +84,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-@dataclass(frozen=True, slots=True)  # Vimeo-90K has 904,568 of them
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file: its name for `read_bytes`, its size in bytes, and its time of change (of the whole
     LMDB if in one).
@@ -92,7 +95,81 @@ class FileEntry:
     mtime_ns: int
 
 
-Listing = dict[str, dict[str, FileEntry]]  # clip -> frame stem -> file
+@dataclass(frozen=True, slots=True)
+class Folder(Mapping[str, FileEntry]):
+    """The files of one clip and kind, {frame stem: file}. A file is looked at when it is asked for.
+
+    Vimeo-90K has 904,568 files, so a folder holds their names in one text.
+
+    prefix: what stands before a name in its path. text: the names, each with "/" behind it.
+    known: entries of the files in an LMDB; None: they are files on disk.
+    """
+
+    prefix: str
+    text: str
+    known: tuple[FileEntry, ...] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return self.text.split("/")[:-1]
+
+    @property
+    def stems(self) -> list[str]:
+        return [stem_of(path) for path in self.paths]
+
+    @property
+    def paths(self) -> list[str]:
+        return [self.prefix + name for name in self.names]
+
+    def entries(self) -> dict[str, FileEntry]:
+        """Return {stem: file}. Raises DataError for a link whose target is gone."""
+        found = self.known if self.known is not None else map(entry_of, self.paths)
+        return dict(zip(self.stems, found, strict=True))
+
+    def __getitem__(self, stem: str) -> FileEntry:
+        return self.entries()[stem]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(self.stems))
+
+    def __len__(self) -> int:
+        return self.text.count("/")
+
+
+def stem_of(path: str) -> str:
+    """Return the name of a frame. A key in an LMDB has no ending."""
+    _, mark, key = path.partition(LMDB_MARK)
+    if mark:
+        return key.rpartition("/")[2]
+    return os.path.splitext(path.rpartition("/")[2])[0]
+
+
+def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> Folder | None:
+    """Return the files of one clip, None if it has no folder. Arguments: see `list_root`."""
+    return _list_clip(root, folder, suffixes, name)[0].get(name)
+
+
+# Of a folder, or of a file of an LMDB: when its entries changed, and when it changed itself, in ns.
+# The second time is set by the system, so a record that came with the data cannot hold it.
+State = tuple[int, int]
+
+
+class Listing(dict[str, Folder]):
+    """{clip: its files}.
+
+    states: {path: state} of every folder that was listed, and of the files of an LMDB. While none
+    of them changes, a new listing finds the same names.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: dict[str, State] = {}
+
+
+def state_of(path: str) -> State:
+    """Return the state of a folder or file. Raises OSError."""
+    about = os.stat(path)
+    return about.st_mtime_ns, about.st_ctime_ns
 
 
 @contextmanager
@@ -121,9 +198,11 @@ def stamp(file: str) -> tuple[int, int]:
     machine has neither.
     """
     root, mark, _ = file.partition(LMDB_MARK)
-    place = f"{root}.lmdb/data.mdb" if mark else file
-    found = os.stat(place) if os.path.exists(place) else None
-    return (found.st_size, found.st_mtime_ns) if found else (0, 0)
+    try:
+        found = os.stat(f"{root}.lmdb/data.mdb" if mark else file)
+    except (OSError, ValueError):  # as os.path.exists takes them
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def is_lmdb(root: str) -> bool:
@@ -150,74 +229,132 @@ def list_root(
     if is_lmdb(root):
         listing = _list_lmdb(root, names)
     else:
-        with reading(root, "a folder with one folder per clip", _FIND), os.scandir(root) as entries:
-            visible = sorted(
-                (e for e in entries if not e.name.startswith(".")),
-                key=lambda e: natural_key(e.name),
-            )
-        listing = {}
-        for name in [entry.name for entry in visible] if names is None else names:
-            path = os.path.join(root, name)
-            if os.path.isdir(path):
-                files, folders = _list_clip(path, folder, suffixes)
-                if not folders:
-                    listing[name] = files
-                for inner in sorted(folders, key=natural_key):
-                    listing[f"{name}/{inner}"] = _list_clip(
-                        os.path.join(path, inner), folder, suffixes
-                    )[0]
-        single = [
-            entry for entry in visible if entry.name.lower().endswith(suffixes) and entry.is_file()
-        ]
-        for suffix in suffixes if single_files else ():
-            for entry in single:
-                stem = entry.name[: -len(suffix)]
-                if entry.name.lower().endswith(suffix) and not listing.get(stem):
-                    listing[stem] = {stem: entry_of(entry.path)}
-        if not listing:
-            what, do = "the data folder holds no clip", "correct the dataroot"
-            if single:
-                some = ", ".join(entry.name for entry in single[:3]) + ", ..." * (len(single) > 3)
-                what += f", but {len(single)} files ({some})"
-                do = "put the files of each clip into a folder of its own, or correct the dataroot"
-                if folder == "spike":
-                    each = "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
-                    do = f"{each}; otherwise {do}"
-            raise DataError(what, root, "one folder per clip", do)
+        listing = _list_folders(root, folder, suffixes, single_files, names)
     for clip, files in listing.items():
         checked_name(clip, root)
-        for stem in files:
-            checked_name(stem, os.path.join(root, clip))
+        if files.known is not None or not files.text.isprintable():
+            for stem in files.stems:
+                checked_name(stem, os.path.join(root, clip))
     return listing
 
 
+def _list_folders(
+    root: str,
+    folder: str,
+    suffixes: tuple[str, ...],
+    single_files: bool,
+    names: Collection[str] | None,
+) -> Listing:
+    """List a root on disk. Arguments and errors: see `list_root`."""
+    listing = Listing()
+    with reading(root, "a folder with one folder per clip", _FIND):
+        listing.states[root] = state_of(root)
+        with os.scandir(root) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+        visible.sort(key=lambda entry: natural_key(entry.name))
+        if names is None:
+            names = [entry.name for entry in visible if entry.is_dir()]
+    for found, states in mapped(partial(_list_clip, root, folder, suffixes), names):
+        listing.update(found)
+        listing.states.update(states)
+
+    single = [
+        entry for entry in visible if entry.name.lower().endswith(suffixes) and entry.is_file()
+    ]
+    for suffix in suffixes if single_files else ():
+        for entry in single:
+            stem = entry.name[: -len(suffix)]
+            if entry.name.lower().endswith(suffix) and not listing.get(stem):
+                listing[stem] = Folder(os.path.join(root, ""), f"{entry.name}/")
+    if not listing:
+        raise _no_clip(root, folder, [entry.name for entry in single])
+    return listing
+
+
+def _no_clip(root: str, folder: str, single: Sequence[str]) -> DataError:
+    """Return the refusal of a root without clips. single: files in it, maybe those of clips."""
+    what, do = "the data folder holds no clip", "correct the dataroot"
+    if single:
+        some = ", ".join(single[:3]) + ", ..." * (len(single) > 3)
+        what += f", but {len(single)} files ({some})"
+        do = "put the files of each clip into a folder of its own, or correct the dataroot"
+        if folder == "spike":
+            each = "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
+            do = f"{each}; otherwise {do}"
+    return DataError(what, root, "one folder per clip", do)
+
+
 def _list_clip(
-    clip: str, folder: str, suffixes: tuple[str, ...]
-) -> tuple[dict[str, FileEntry], list[str]]:
-    """The frames of the clip by stem; where it holds folders of clips and no files instead, the
-    names of these.
+    root: str, folder: str, suffixes: tuple[str, ...], name: str
+) -> tuple[dict[str, Folder], dict[str, State]]:
+    """Return {clip: its files} of the folder `name` in a root, and the states of what was listed.
+
+    There is no clip if there is no such folder. A folder that holds folders and no files is no
+    clip: the folders in it are the clips.
     """
-    has_inner = os.path.isdir(os.path.join(clip, folder))
-    found: dict[str, dict[str, FileEntry]] = {suffix: {} for suffix in suffixes}
-    folders, others = [], has_inner
-    with (
-        reading(clip, "a readable folder"),
-        os.scandir(os.path.join(clip, folder) if has_inner else clip) as entries,
-    ):
+    states: dict[str, State] = {}
+    path = os.path.join(root, name)
+    files = _list_files(path, folder, suffixes, states)
+    if files is None:
+        return {}, states
+    found, folders = files
+    if not folders:
+        return {name: found}, states
+    clips = {}
+    for inner in sorted(folders, key=natural_key):
+        of_inner = _list_files(os.path.join(path, inner), folder, suffixes, states)
+        if of_inner is not None:
+            clips[f"{name}/{inner}"] = of_inner[0]
+    return clips, states
+
+
+def _list_files(
+    clip: str, folder: str, suffixes: tuple[str, ...], states: dict[str, State]
+) -> tuple[Folder, list[str]] | None:
+    """Return the files of the clip, and the names of the folders of clips in it.
+
+    There are such folders only if it holds no file. Returns None if `clip` is no folder.
+    states: is given the state of the folder that was listed, from before it was.
+    """
+    with reading(clip, "a readable folder"):
+        place = os.path.join(clip, folder)
+        entries = _entries_in(place, states)
+        has_inner = entries is not None
+        if entries is None:
+            place = clip
+            entries = _entries_in(clip, states)
+        if entries is None:
+            return None
+
+        found: dict[str, list[str]] = {suffix: [] for suffix in suffixes}
+        folders, others = [], has_inner
         for entry in entries:
-            if entry.name.startswith("."):
+            name = entry.name
+            if name.startswith("."):
                 continue
-            suffix = next(
-                (suffix for suffix in suffixes if entry.name.lower().endswith(suffix)), None
-            )
+            ending = name.lower()
+            suffix = next((suffix for suffix in suffixes if ending.endswith(suffix)), None)
             if suffix is not None:
-                found[suffix][os.path.splitext(entry.name)[0]] = entry_of(entry.path)
+                found[suffix].append(name)
             elif not has_inner and entry.is_dir():
-                folders.append(entry.name)
+                folders.append(name)
             else:
                 others = True
-    files = next(filter(None, found.values()), {})
+    names = sorted(next(filter(None, found.values()), []))
+    files = Folder(os.path.join(place, ""), "".join(f"{name}/" for name in names))
     return files, [] if files or others or PARTS & set(folders) else folders
+
+
+def _entries_in(folder: str, states: dict[str, State]) -> list[os.DirEntry[str]] | None:
+    """Return what a folder holds, None if it is no folder. states: see `_list_files`."""
+    try:
+        state = state_of(folder)
+        with os.scandir(folder) as entries:
+            found = list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    states[folder] = state
+    return found
 
 
 def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
@@ -225,15 +362,20 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
         "meta_info.txt as UTF-8 text beside data.mdb",
         "make the LMDB again, or correct the dataroot",
     )
+    listing = Listing()
     with reading(root, about, do if os.path.isdir(root) else _FIND):
-        changed_ns = os.stat(os.path.join(root, "data.mdb")).st_mtime_ns
+        for name in LMDB_FILES:
+            path = os.path.join(root, name)
+            listing.states[path] = state_of(path)
+        changed_ns = listing.states[os.path.join(root, LMDB_FILES[0])][0]
         try:
             with open_plain(Path(root, "meta_info.txt")) as file:
                 lines = file.read().decode("utf-8").splitlines()
         except UnicodeDecodeError as e:
             raise OSError(f"meta_info.txt: {e}") from e
     keys = [_lmdb_key(line.strip()) for line in lines if line.strip()]
-    root, listing = root.rstrip("/"), {}
+    root = root.rstrip("/")
+    found: dict[str, dict[str, FileEntry]] = {}
     with _transaction(root) as transaction:
         for key in keys:
             clip, _, stem = key.rpartition("/")
@@ -241,7 +383,11 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
                 value = transaction.get(key.encode())
                 # A listed key without a value appears as an empty file, which every check refuses.
                 entry = FileEntry(f"{root}::{key}", 0 if value is None else len(value), changed_ns)
-                listing.setdefault(clip or Path(root).stem, {})[stem] = entry
+                found.setdefault(clip, {})[stem] = entry
+    for clip, entries in found.items():
+        prefix = f"{root}::{clip}/" if clip else f"{root}::"
+        text = "".join(f"{stem}/" for stem in entries)
+        listing[clip or Path(root).stem] = Folder(prefix, text, tuple(entries.values()))
     if not listing:
         raise DataError(
             "the LMDB holds no clip",
@@ -315,8 +461,7 @@ def read_bytes(path: str, count: int = -1) -> bytes:
     """
     with reading(path):
         if LMDB_MARK not in path:
-            with open_plain(path) as file:
-                return file.read(count)
+            return read_plain(path, count)
         root, key = path.split("::", 1)
         with _transaction(root) as transaction:
             value = transaction.get(key.encode())
@@ -345,10 +490,14 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
     size: the expected (H, W), that of the first frame of the clip; None: any.
     Raises DataError naming the file. What is too large or of another size is not decoded before.
     """
-    encoded = read_bytes(path)
+    return decode_bgr(read_bytes(path), path, size)
+
+
+def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Return the image in the content of a file, see `read_bgr`. path: for messages."""
     header = read_header(encoded)
     if header is not None:
-        _refuse_header(header, path)
+        refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
     image, reason = None, ""
     if encoded[:2] == b"\xff\xd8" and not _has_end(encoded):
@@ -374,7 +523,7 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
     return image
 
 
-def _refuse_header(header: Header, path: str) -> None:
+def refuse_header(header: Header, path: str) -> None:
     """Refuse a picture that is too large, or whose values are no whole numbers of 8 or 16 bits."""
     if header.is_too_large:
         million = header.height * header.width / 1e6
@@ -429,7 +578,7 @@ def image_size(path: str) -> tuple[int, int]:
     header = _png_header(path)
     if header is None:
         return read_bgr(path).shape[:2]
-    _refuse_header(header, path)
+    refuse_header(header, path)
     return header.size
 
 

@@ -27,6 +27,7 @@ from data.augment import Augment
 from data.cameras.spike_info import spike_errors_as_data_errors
 from data.clip import IMAGE_KINDS, Clip, Piece, checked_name
 from data.clips import files, manifest
+from data.clips.kept import checked_clips
 from data.clips.manifest import Source
 from data.spike.formats import Crop, SpikeFile, SpikeGeometry, pack
 from utils.errors import DataError
@@ -79,11 +80,16 @@ class DiskFiles:
             "_kept": {},
         }  # only forked processes share memory; others read the files
 
-    def clips(self, source: Source) -> list[Clip]:
-        """The clips of the source, checked. Raises DataError with all problems."""
-        clips, problems = manifest.scan(source)
-        manifest.raise_problems([(source, problems)])
-        clips = [replace(clip, name=source.part + clip.name) for clip in clips]
+    def clips(self, source: Source) -> Sequence[Clip]:
+        """The clips of the source, checked: as this run has found them, else as they are now.
+
+        Raises DataError with all problems.
+        """
+        clips: Sequence[Clip] | None = checked_clips(source)
+        if clips is None:
+            found, problems = manifest.scan(source)
+            manifest.raise_problems([(source, problems)])
+            clips = [replace(clip, name=source.part + clip.name) for clip in found]
         if not self.cache_data:
             return clips
         # Forked workers inherit this memory; it is allocated as images are decoded.

@@ -7,12 +7,13 @@ with one root per kind of file, as in KAIR. Each root may have either layout.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from data.clip import Clip
-from data.clips.clip_check import ClipCheck
-from data.clips.files import Listing, read_bytes
+from data.clips.clip_check import ClipCheck, Size
+from data.clips.files import FileEntry, Folder, Listing, read_bytes
 from data.clips.source import Problem, Source, joined_errors, joined_texts, list_source
+from data.clips.threads import mapped
 from utils.errors import DataError
 from utils.files import natural_key
 
@@ -35,33 +36,78 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     Raises DataError if a whole root or the meta file is missing.
     """
     found = list_source(source)
-    listed = source.listed
-    names = set(listed) if listed else set().union(*found.values())
+    names = names_of(source, found)
     clips: list[Clip] = []
     problems: list[Problem] = []
-    for name in sorted(names - source.left_out, key=natural_key):
-        # Vimeo-90K has 64,612 clips of one size. Reading a header of each would take minutes.
-        sizes = None
-        if source.septuplets and clips:
-            sizes = clips[0].size, clips[0].gt_size
-        files = {kind: listing.get(name) for kind, listing in found.items()}
-        check = ClipCheck(name, source, files, sizes)
-        clip = check.run(listed[name] if listed else None)
+    for name, files in zip(names, entries_of(source, found, names), strict=True):
+        check = ClipCheck(name, source, files, usual_sizes(source, clips))
+        clip = check.run(source.listed[name] if source.listed else None)
         problems += check.problems
         if clip and not check.problems:
             clips.append(clip)
-    return clips, problems + _other_scales(clips)
+    return clips, problems + other_scales(clips)
 
 
-def _other_scales(clips: Sequence[Clip]) -> list[Problem]:
+def names_of(source: Source, found: Mapping[str, Listing]) -> list[str]:
+    """Return the names of the clips in natural order. found: the files of each kind."""
+    names = set(source.listed or set().union(*found.values()))
+    return sorted(names - source.left_out, key=natural_key)
+
+
+def entries_of(
+    source: Source, found: Mapping[str, Listing], names: Sequence[str]
+) -> Iterator[dict[str, dict[str, FileEntry] | None]]:
+    """Yield {kind: {stem: file}} of each clip; None in place of the files if it has no folder.
+
+    Every file is asked for its state. Raises DataError for a link whose target is gone.
+    """
+
+    def of_clip(name: str) -> dict[str, dict[str, FileEntry] | None]:
+        files: dict[str, dict[str, FileEntry] | None] = {}
+        for kind, listing in found.items():
+            folder = listing.get(name)
+            files[kind] = None if folder is None else folder.entries()
+        return files
+
+    try:
+        yield from mapped(of_clip, names)
+    except DataError as e:
+        raise gone_error(source, found) from e
+
+
+def gone_error(source: Source, found: Mapping[str, Listing]) -> DataError:
+    """Return the error for links whose targets are gone: the first one of each kind of file."""
+    errors = []
+    for listing in found.values():
+        try:
+            for folder in listing.values():
+                folder.entries()
+        except DataError as e:
+            errors.append(e)
+    return joined_errors(errors, source.layout())
+
+
+def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | None:
+    """Return the sizes of lq and gt that a clip has if nothing else is known.
+
+    Vimeo-90K has 64,612 clips of one size. Reading a header of each would take minutes.
+    """
+    if source.septuplets and clips:
+        return clips[0].size, clips[0].gt_size
+    return None
+
+
+def other_scales(clips: Sequence[Clip]) -> list[Problem]:
     """Find clips with another number of gt pixels per lq pixel: a network has one scale."""
     if not clips:
         return []
-    usual = Counter(clip.scale for clip in clips).most_common(1)[0][0]
+    scales = [clip.scale for clip in clips]
+    usual = Counter(scales).most_common(1)[0][0]
     problems = []
-    for clip in clips:
-        if clip.scale != usual:
-            what = f"gt is {clip.scale} times as large as lq, that of most clips is {usual} times"
+    for number, scale in enumerate(scales):
+        if scale != usual:
+            clip = clips[number]
+            what = f"gt is {scale} times as large as lq, that of most clips is {usual} times"
             problems.append(Problem(clip.name, what, clip.gt[0]))
     return problems
 
@@ -154,7 +200,12 @@ def digest(listings: dict[str, Listing]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file."""
     table = hashlib.sha256()
     for kind, listing in sorted(listings.items()):
-        for clip, files in sorted(listing.items()):
+        clips = sorted(listing.items())
+        for (clip, _), files in zip(clips, mapped(_entries, clips), strict=True):
             for stem, file in sorted(files.items()):
                 table.update(f"{kind}/{clip}/{stem} {file.size} {file.mtime_ns}\n".encode())
     return table.hexdigest()[:16]
+
+
+def _entries(clip: tuple[str, Folder]) -> dict[str, FileEntry]:
+    return clip[1].entries()

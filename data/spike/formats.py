@@ -15,6 +15,8 @@ planes.
 """
 
 import dataclasses
+import errno
+import mmap
 import os
 import re
 import tempfile
@@ -261,12 +263,20 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
 
 
 def _map_bytes(path: PathLike) -> np.ndarray:
-    if not os.stat(path).st_size:
-        return np.empty(0, np.uint8)  # an empty file cannot be mapped
+    # np.memmap asks for the state of the file three times, which takes time over a network.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would be waited for
     try:
-        return np.memmap(path, np.uint8, "r")
-    except ValueError:  # cut between the look at its size and the mapping: it has another size now
-        return _map_bytes(path)
+        return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
+    except ValueError:  # an empty file cannot be mapped
+        return np.empty(0, np.uint8)
+    except OSError:
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+        if not os.path.isfile(path):
+            return np.empty(0, np.uint8)  # a pipe or a device
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def read_spikes(

@@ -50,12 +50,14 @@ class Run:
     stage: " in <name>" within `watchdog.stage`. facts: what `tell` was given. stop_requested: when,
     by a signal; 0: not. reported: the error that ends this process, and its exit code. leaving:
     held by the thread that ends this process. kept: folder of what was found in the data, for later
-    runs; None: nothing is kept.
+    runs; None: nothing is kept. checked: what this run has checked in that folder, see
+    data/clips/kept.py.
     """
 
     launch: LaunchInfo = LaunchInfo("single")
     store: Any = None  # torch.distributed.Store; the scripts that need no torch start without it
     kept: Path | None = None
+    checked: dict[str, Any] = field(default_factory=dict)
     job_key: bytes = b""  # secret of this start of the run, shared by its ranks; empty: none
     watchdog: Any = None  # utils.dist.watchdog.Watchdog, which imports this module
     timeout_s: float = float("inf")
