@@ -55,6 +55,32 @@ def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(
     assert result.text.count(message) == 1
 
 
+SLOW_NAME_SERVER = """
+import socket, sys, time
+sys.path.insert(0, sys.argv[1])
+answer = socket.getaddrinfo
+def slow(host, *rest):
+    if host == "slow.invalid":
+        time.sleep(600)
+    return answer(host, *rest)
+socket.getaddrinfo = slow
+import main_train_vrt
+main_train_vrt.main(["--opt", sys.argv[2]])
+"""
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(tmp_path):
+    (tmp_path / "program.py").write_text(SLOW_NAME_SERVER)
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "slow.invalid", "MASTER_PORT": "29500"}
+
+    result = run_ranks(
+        1, tmp_path / "program.py", ROOT, write_options(tmp_path), env=env | SOON, limit_s=20
+    )
+
+    assert result.exit_codes == [2], result.text
+    assert "MASTER_ADDR does not resolve: slow.invalid" in result.text
+
+
 def test_options_that_differ_between_ranks_are_refused(tmp_path):
     options = write_options(tmp_path)
     other = tmp_path / "other.json"

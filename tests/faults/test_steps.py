@@ -10,6 +10,7 @@ from models.model_vrt import define_Model
 from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.helpers.train_files import (
     experiment,
+    latest,
     network,
     odd,
     same,
@@ -77,6 +78,20 @@ def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
 
     assert second.exit_codes == [4], second.text
     assert (experiment(options) / "nonfinite_3.json").is_file()
+
+
+def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
+    options = write_odd(tmp_path)
+    changes = ("datasets.test={}", "train.amp.enable=true", "train.amp.dtype=float16")
+    first = odd(options, *changes, "train.total_iter=2", case="once", struck=(0, 2))
+    assert first.exit_codes == [0], first.text
+    # The step without numbers halved it.
+    assert latest(options)["scaler"]["scale"] == 2.0**15
+
+    second = odd(options, *changes, "train.total_iter=3")
+
+    assert second.exit_codes == [0], second.text
+    assert latest(options)["scaler"]["scale"] == 2.0**15
 
 
 def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path):

@@ -79,6 +79,18 @@ def test_pictures_of_different_scenes_are_refused(tmp_path, capsys):
     ]
 
 
+def test_a_model_that_cannot_map_all_patches_is_refused(tmp_path, capsys):
+    rng, out = np.random.default_rng(2), tmp_path / "calibration.json"
+    bent = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TRUTH
+    pair = write_pair(tmp_path, "a", bent, "none", rng, rgb=FRAME, spike=PLANE)
+
+    assert calibrate(*pair, *SIZE, "--model", "similarity", "--out", out) == 3
+
+    said = capsys.readouterr().err
+    assert "single patches lie" in said and "from where the similarity maps them" in said
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("motion", [(14, 6), (0, 0)])
 def test_the_time_offset_is_found_where_the_scene_moves_and_refused_where_it_does_not(
     tmp_path, capsys, motion
