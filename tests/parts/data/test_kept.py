@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,11 @@ from tests.helpers.clip_files import (
 from tests.helpers.train_files import latest, train, write_options
 
 RELATIVE = {"type": "relative", "half_windows": [2, 6]}
-RGB = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
+RGB: dict[str, Any] = {
+    "dataset_type": "VideoRecurrentTrainDataset",
+    "dataroot_spike": None,
+    "spike": None,
+}
 
 
 @pytest.fixture
