@@ -37,6 +37,7 @@ CALLS = {
     "opens": {"open", "openat"},
     "lists": {"getdents64"},
 }
+LATENCY_US = 500  # of a call on a network file system
 
 
 def make_set(folder: Path, clips: int) -> Path:
@@ -111,12 +112,13 @@ def _options(folder: Path) -> dict[str, Any]:
 def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]:
     """Make a set of `clips` clips, start on it twice, and remove it.
 
-    Returns {"first", "again": seconds, seconds of the processor, peak memory, calls by kind}.
+    Returns {"first", "again": seconds, seconds of the processor, peak memory, calls by kind,
+    seconds on a slow file system}.
     """
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         options = make_set(Path(temporary), clips)
-        for measure in (start, counted):
+        for measure in (start, counted, slowed):
             shutil.rmtree(Path(temporary, "experiments"), ignore_errors=True)
             for name, steps in (("first", 4), ("again", 6)):
                 found.setdefault(name, {}).update(measure(options, steps))
@@ -142,8 +144,7 @@ def counted(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]
     if not shutil.which("strace"):
         return {}
     summary = options.parent / "calls.txt"
-    names = ",".join(f"?{name}" for kind in CALLS.values() for name in sorted(kind))
-    traced = ["strace", "-f", "-c", "-U", "name,calls", "-o", str(summary), "-e", f"trace={names}"]
+    traced = ["strace", "-f", "-c", "-U", "name,calls", "-o", str(summary), "-e", f"trace={_all()}"]
     command = [*traced, *_command(options, steps)]
     subprocess.run(command, cwd=program, env=_environment(), check=True)
     calls = {}
@@ -152,6 +153,26 @@ def counted(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]
         if count.strip().isdecimal():
             calls[name] = int(count)
     return {kind: sum(calls.get(n, 0) for n in names) for kind, names in CALLS.items()}
+
+
+def slowed(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
+    """As `start`, and each call takes LATENCY_US more, those of the imports too.
+
+    Returns the seconds; {} without strace.
+    """
+    if not shutil.which("strace"):
+        return {}
+    delay = f"inject={_all()}:delay_enter={LATENCY_US}"
+    traced = ["strace", "-f", "-o", os.devnull, "-e", f"trace={_all()}", "-e", delay]
+    began = time.perf_counter()
+    command = [*traced, *_command(options, steps)]
+    subprocess.run(command, cwd=program, env=_environment(), check=True)
+    return {"slow_seconds": time.perf_counter() - began}
+
+
+def _all() -> str:
+    """Return the names of all calls that are counted, as strace takes them."""
+    return ",".join(f"?{name}" for kind in CALLS.values() for name in sorted(kind))
 
 
 def _command(options: Path, steps: int) -> list[str]:

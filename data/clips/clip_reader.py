@@ -46,7 +46,7 @@ class Places(NamedTuple):
 class UserClips(TestClips):
     """The clips of a user's files, read as a test set."""
 
-    clips: list[Clip]
+    clips: Sequence[Clip]
     files: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
 
     # What a test set has of its section: no simulated camera, and all frames.

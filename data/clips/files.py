@@ -279,7 +279,9 @@ def _no_clip(root: str, folder: str, single: Sequence[str]) -> DataError:
         what += f", but {len(single)} files ({some})"
         do = "put the files of each clip into a folder of its own, or correct the dataroot"
         if folder == "spike":
-            each = "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
+            each = (
+                "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
+            )
             do = f"{each}; otherwise {do}"
     return DataError(what, root, "one folder per clip", do)
 

@@ -162,12 +162,13 @@ class Kept:
         columns: the clips. states: of all folders, see `Listing`.
         """
         paths = "".join(f"{path}\0" for path in states).encode(errors="surrogateescape")
-        columns = columns | {
+        arrays: dict[str, Any] = {
+            **columns,
             "folders": np.frombuffer(paths, np.uint8),
             "folder_states": np.array(list(states.values()), np.int64).ravel(),
         }
         file = io.BytesIO()
-        np.savez(file, **columns)
+        np.savez(file, **arrays)
         content = file.getvalue()
         digest = hashlib.sha256(content).hexdigest()
         about = {"counts": result.counts, "warnings": result.warnings, "arrays": digest}

@@ -334,7 +334,7 @@ def _flaw(look: Look, kind: str, size: Size) -> str:
     """Return what is wrong with a picture, "" if nothing is. size: of the first of its clip."""
     if look.flaw:
         return look.flaw
-    if look.shape != size:
+    if look.shape is not None and look.shape != size:
         what = "{} frame of {} x {}".format(kind, *look.shape)
         return what + ", the first of the clip has {} x {}".format(*size)
     return look.cut

@@ -262,11 +262,15 @@ class TableBuilder:
         self.source = source
         self.kinds = kinds_of(source)
         self.roots = {kind: place.root.rstrip("/") for kind, place in source.kinds().items()}
-        self.columns: dict[str, bytearray | array[Any]] = {}
+        self.texts: dict[str, bytearray] = {}
+        self.numbers: dict[str, array[Any]] = {}
         self.rows: dict[tuple[Any, ...], int] = {}
         self.clips = 0
         for name, kind in types_of(self.kinds).items():
-            self.columns[name] = bytearray() if kind is np.uint8 else array(_CODES[kind])
+            if kind is np.uint8:
+                self.texts[name] = bytearray()
+            else:
+                self.numbers[name] = array(_CODES[kind])
 
     def __len__(self) -> int:
         return self.clips
@@ -276,18 +280,18 @@ class TableBuilder:
         self.clips += 1
         self._texts("clips", [clip.name])
         self._texts("stems", clip.stems)
-        self.columns["frames"].append(len(clip))
-        self.columns["sizes"].extend((*clip.size, *clip.gt_size))
+        self.numbers["frames"].append(len(clip))
+        self.numbers["sizes"].extend((*clip.size, *clip.gt_size))
         for kind in self.kinds:
             paths = list(clip.spike_files) if kind == "spike" else list(getattr(clip, kind))
             place = _place_of(paths[0], self.roots[kind])
             names = [path[len(self.roots[kind]) + len(place) :] for path in paths]
             self._texts(f"{kind}_places", [place])
             self._texts(f"{kind}_names", names)
-            self.columns[f"{kind}_counts"].append(len(paths))
+            self.numbers[f"{kind}_counts"].append(len(paths))
             entries = [looks[path].entry for path in paths]
-            self.columns[f"{kind}_bytes"].extend(entry.size for entry in entries)
-            self.columns[f"{kind}_times"].extend(entry.mtime_ns for entry in entries)
+            self.numbers[f"{kind}_bytes"].extend(entry.size for entry in entries)
+            self.numbers[f"{kind}_times"].extend(entry.mtime_ns for entry in entries)
         if "spike" in self.kinds:
             self._exposures(clip)
 
@@ -295,14 +299,15 @@ class TableBuilder:
         """Return the table, and its columns."""
         columns = {}
         for name, kind in types_of(self.kinds).items():
-            columns[name] = np.array(self.columns[name], kind)
+            values = self.texts[name] if kind is np.uint8 else self.numbers[name]
+            columns[name] = np.array(values, kind)
         return ClipTable(self.source, columns), columns
 
     def _texts(self, name: str, texts: Sequence[str]) -> None:
-        self.columns[name].extend("".join(f"{text}\0" for text in texts).encode())
+        self.texts[name].extend("".join(f"{text}\0" for text in texts).encode())
 
     def _exposures(self, clip: Clip) -> None:
-        self.columns["planes"].extend(clip.spike_files.values())
+        self.numbers["planes"].extend(clip.spike_files.values())
         place = {file: number for number, file in enumerate(clip.spike_files)}
         for exposure in clip.exposures:
             own = place[exposure.own.file]
@@ -317,12 +322,12 @@ class TableBuilder:
             )  # fmt: skip
             number = self.rows.get(row)
             if number is None:
-                number = len(self.columns["centers"])
-                self.columns["rows"].extend(row[:ROW])
-                self.columns["centers"].append(row[ROW])
+                number = len(self.numbers["centers"])
+                self.numbers["rows"].extend(row[:ROW])
+                self.numbers["centers"].append(row[ROW])
                 if len(self.rows) < MOST_KNOWN:
                     self.rows[row] = number
-            self.columns["exposures"].append(number)
+            self.numbers["exposures"].append(number)
 
 
 def _place_of(path: str, root: str) -> str:
