@@ -4,6 +4,7 @@ left waiting.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,24 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
     assert result.exit_codes == [2, 2]
     assert f"port {port} is in use" in result.stderr[0]
     assert "is not the store of this run" in result.stderr[1]
+
+
+def test_a_port_that_may_not_be_opened_is_not_said_to_be_in_use():
+    reserved = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+    if not reserved.exists() or int(reserved.read_text()) <= 81:
+        pytest.skip("this machine reserves no port")
+    prefix = ()
+    if os.getuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("no setpriv, which takes from root the right to open any port")
+        capability = "-net_bind_service"
+        prefix = ("setpriv", f"--bounding-set={capability}", f"--inh-caps={capability}")
+
+    result = run_ranks(2, *WORKER, env={"MASTER_PORT": "81", **SOON}, prefix=prefix)
+
+    assert result.exit_codes[0] == 2, result.text
+    assert "cannot open port 81" in result.stderr[0] and "is in use" not in result.stderr[0]
+    assert "torch says: " in result.stderr[0]
 
 
 @pytest.mark.parametrize(("ranks", "env", "env_of", "message"), [
