@@ -81,7 +81,7 @@ def test_a_file_of_no_use_is_an_error_in_words(tmp_path, name, data):
 
 
 def test_a_folder_whose_name_is_no_utf_8_is_read(tmp_path):
-    folder = os.path.join(os.fsencode(tmp_path), b"caf\xe9")
+    folder = os.path.join(os.fsencode(tmp_path), b"d\xe9fi")
     os.mkdir(folder)
     path = Path(os.fsdecode(folder), "dataset.json")
     path.write_text(json.dumps(INFO))
