@@ -16,17 +16,22 @@ walks over many windows of one head, so no T x T matrix of a window reaches memo
 log2(e), for exp2.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
+import triton.language
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from models.vrt.windows import Span
 
+# A kernel is read by Triton, in whose language a call or a sum means something else than in Python's:
+# no type of Python is true there.
+tl: Any = triton.language
+jit: Any = triton.jit
 LOG2_E = tl.constexpr(1.4426950408889634)
 # models.vrt.windows.MASKED, in units of log2(e).
 MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
@@ -68,21 +73,21 @@ def backward_tile(tokens: int) -> Tile:
     return Tile(64, 64, 4, 2)
 
 
-@triton.jit
+@jit
 def _rows(pointer, first, stride, head, BLOCK: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr):
     """Pointers to the rows first .. first + BLOCK - 1 of one head, (BLOCK, PAD)."""
     own = pointer + tl.cast(first, tl.int64) * stride + head * HD  # within the tile 32 bits do
     return own + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, PAD)[None, :]
 
 
-@triton.jit
+@jit
 def _load(pointers, HD: tl.constexpr, PAD: tl.constexpr):
     if HD == PAD:
         return tl.load(pointers)
     return tl.load(pointers, mask=tl.arange(0, PAD)[None, :] < HD, other=0.0)
 
 
-@triton.jit
+@jit
 def _store(pointers, x, HD: tl.constexpr, PAD: tl.constexpr):
     if HD == PAD:
         tl.store(pointers, x.to(pointers.dtype.element_ty))
@@ -90,7 +95,7 @@ def _store(pointers, x, HD: tl.constexpr, PAD: tl.constexpr):
         tl.store(pointers, x.to(pointers.dtype.element_ty), mask=tl.arange(0, PAD)[None, :] < HD)
 
 
-@triton.jit
+@jit
 def _matrix(pointer, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Pointers to a tile of a (T, T) matrix."""
     return (
@@ -102,7 +107,7 @@ def _matrix(pointer, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: 
     )
 
 
-@triton.jit
+@jit
 def _logits(
     x, y, bias, pattern, regions, window, row, column, scale,
     T: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
@@ -122,7 +127,7 @@ def _logits(
     return logits
 
 
-@triton.jit
+@jit
 def _place(n, walk, HEADS: tl.constexpr, TILES: tl.constexpr):
     """(head, tile, group of windows, its first window, its end).
 
@@ -139,7 +144,7 @@ def _place(n, walk, HEADS: tl.constexpr, TILES: tl.constexpr):
     )
 
 
-@triton.jit(do_not_specialize=["n", "walk"])
+@jit(do_not_specialize=["n", "walk"])
 def _forward(
     qkv, bias, pattern, regions, out, sums, n, walk, scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
@@ -178,7 +183,7 @@ def _forward(
 # gradient of the bias, (groups, heads, T, T).
 
 
-@triton.jit(do_not_specialize=["n", "walk"])
+@jit(do_not_specialize=["n", "walk"])
 def _one_pass(
     qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, sums, delta, grad_qkv,
     grad_bias, n, walk, scale, true_scale,
@@ -235,7 +240,7 @@ def _one_pass(
             tl.store(_matrix(own, 0, BM, T, BN, BM), sum1)
 
 
-@triton.jit(do_not_specialize=["n", "walk"])
+@jit(do_not_specialize=["n", "walk"])
 def _queries(
     qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, sums, delta, grad_qkv,
     grad_bias, n, walk, scale, true_scale,
@@ -270,7 +275,7 @@ def _queries(
         _store(_rows(grad_qkv, start, stride, head, BM, HD, PAD), result * true_scale, HD, PAD)
 
 
-@triton.jit(do_not_specialize=["n", "walk"])
+@jit(do_not_specialize=["n", "walk"])
 def _keys(
     qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, sums, delta, grad_qkv,
     grad_bias, n, walk, scale, true_scale,
@@ -310,7 +315,7 @@ def _keys(
         _store(_rows(grad_qkv + 2 * HEADS * HD, at_key, stride, head, BN, HD, PAD), grad_v, HD, PAD)
 
 
-@triton.jit(do_not_specialize=["n", "walk"])
+@jit(do_not_specialize=["n", "walk"])
 def _bias(
     qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, sums, delta, grad_qkv,
     grad_bias, n, walk, scale, true_scale,
@@ -363,7 +368,7 @@ class WindowAttention(torch.autograd.Function):
             "T": t,
             "HEADS": heads,
             "HD": channels,
-            "PAD": max(16, triton.next_power_of_2(channels)),
+            "PAD": max(16, 1 << (channels - 1).bit_length()),
             "MUTUAL": mutual,
             "HAS_BIAS": bias is not None,
             "HAS_MASK": pattern is not None,
@@ -395,7 +400,7 @@ class WindowAttention(torch.autograd.Function):
         def launch(
             kernel: Any, matrix: Tensor | None, tiles: int, walk: int = 1, partial: Any = None
         ) -> None:
-            kernel[(heads * tiles * triton.cdiv(n, walk),)](
+            kernel[(heads * tiles * math.ceil(n / walk),)](
                 qkv, matrix, pattern, regions, out, grad, grad.stride(1), sums, delta, grad_qkv,
                 partial, n, walk, ctx.scale * LOG2_E.value, ctx.scale, **shape,
                 BM=tile.queries, BN=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
@@ -405,8 +410,9 @@ class WindowAttention(torch.autograd.Function):
             """Return the number of windows that a program walks over, and room for its sums."""
             if added is None:
                 return 1, None
-            walk = triton.cdiv(n, triton.cdiv(PROGRAMS, tiles * heads))
-            return walk, sums.new_empty(triton.cdiv(n, walk), heads, t, t)
+            programs = math.ceil(PROGRAMS / (tiles * heads))
+            walk = math.ceil(n / programs)
+            return walk, sums.new_empty(math.ceil(n / walk), heads, t, t)
 
         if t <= ONE_PASS:
             walk, partial = walk_of(1)

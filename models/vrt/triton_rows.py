@@ -6,15 +6,20 @@ gradients over the rows that they walk over; the sum over programs has one order
 the same numbers each time.
 """
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
+import triton.language
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+# A kernel is read by Triton, in whose language a call or a sum means something else than in Python's:
+# no type of Python is true there.
+tl: Any = triton.language
+jit: Any = triton.jit
 # Programs that walk over rows: 4 for each of the 132 multiprocessors of an H100.
 PROGRAMS = 528
 ELEMENTS = 4096  # of a tile
@@ -24,14 +29,14 @@ INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
 
 def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
     """Return the tile of a kernel: padded channels, and how many rows of them."""
-    padded = triton.next_power_of_2(channels)
+    padded = 1 << (channels - 1).bit_length()
     return {"ROWS": max(1, elements // padded), "PAD": padded}
 
 
 # ---- LayerNorm: y = (x - mean(x)) / sqrt(var(x) + eps) weight + bias ---------------------------
 
 
-@triton.jit
+@jit
 def _normalized(x, C: tl.constexpr, inside, eps):
     """(x - mean) / sqrt(var + eps) of each row, and the factor 1 / sqrt(var + eps)."""
     centred = tl.where(inside, x - tl.sum(x, 1)[:, None] / C, 0.0)
@@ -39,7 +44,7 @@ def _normalized(x, C: tl.constexpr, inside, eps):
     return centred * factor[:, None], factor
 
 
-@triton.jit(do_not_specialize=["n"])
+@jit(do_not_specialize=["n"])
 def _norm_forward(
     x, weight, bias, y, n, eps, C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
@@ -57,7 +62,7 @@ def _norm_forward(
     tl.store(y + at, result.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n"])
+@jit(do_not_specialize=["n"])
 def _norm_backward(
     x, weight, grad, grad_x, partial, n, eps, C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
@@ -98,7 +103,7 @@ class _LayerNorm(torch.autograd.Function):
         channels = x.shape[-1]
         n = x.numel() // channels
         shape = tile(channels)
-        _norm_forward[(triton.cdiv(n, shape["ROWS"]),)](
+        _norm_forward[(math.ceil(n / shape["ROWS"]),)](
             x, weight, bias, y, n, eps, C=channels, **shape
         )
         ctx.save_for_backward(x, weight)
@@ -114,7 +119,7 @@ class _LayerNorm(torch.autograd.Function):
         shape = tile(channels)
         grad = grad.contiguous()
         grad_x = torch.empty_like(x)
-        programs = min(PROGRAMS, triton.cdiv(n, shape["ROWS"]))
+        programs = min(PROGRAMS, math.ceil(n / shape["ROWS"]))
         partial = x.new_empty(programs, 2, channels, dtype=torch.float32)
         _norm_backward[(programs,)](
             x, weight, grad, grad_x, partial, n, ctx.eps, C=channels, **shape
@@ -131,7 +136,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 # ---- GEGLU: gelu(a) b, of a = x w11^T + b11 and b = x w12^T + b12 ------------------------------
 
 
-@triton.jit(do_not_specialize=["n"])
+@jit(do_not_specialize=["n"])
 def _geglu_forward(z, y, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr):
     """y = gelu(a) b with the exact erf GELU. z: (n, 2 H), rows of a and b."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -145,7 +150,7 @@ def _geglu_forward(z, y, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constex
     tl.store(y + at_y, result.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n"])
+@jit(do_not_specialize=["n"])
 def _geglu_backward(
     z, grad, grad_z, partial, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
@@ -187,7 +192,7 @@ class _GatedLinear(torch.autograd.Function):
         hidden = len(w11)
         y = x.new_empty(len(x), hidden)
         shape = tile(hidden)
-        _geglu_forward[(triton.cdiv(len(x), shape["ROWS"]),)](z, y, len(x), H=hidden, **shape)
+        _geglu_forward[(math.ceil(len(x) / shape["ROWS"]),)](z, y, len(x), H=hidden, **shape)
         ctx.save_for_backward(x, weight, z)
         return y
 
@@ -199,7 +204,7 @@ class _GatedLinear(torch.autograd.Function):
         grad = grad.contiguous()
         grad_z = torch.empty_like(z)
         shape = tile(hidden, ELEMENTS // 2)
-        programs = min(PROGRAMS, triton.cdiv(n, shape["ROWS"]))
+        programs = min(PROGRAMS, math.ceil(n / shape["ROWS"]))
         partial = z.new_empty(programs, 2 * hidden, dtype=torch.float32)
         _geglu_backward[(programs,)](z, grad, grad_z, partial, n, H=hidden, **shape)
         grad_w11, grad_w12 = (grad_z.t() @ x).chunk(2)
