@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from utils.dist.process import peak_process_gb
+from utils.system import peak_process_gb
 
 ROOT = Path(__file__).resolve().parent.parent
 MB = 2**20

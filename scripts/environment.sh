@@ -1,11 +1,6 @@
 # shellcheck shell=bash disable=SC2034
 # Sourced by whatever starts ranks, in bash: $python, and the variables that the user has not set.
 
-if [[ $(uname -s) != Linux ]]; then
-    echo "SpikeVRT runs on Linux (on Windows: in WSL), not on $(uname -s)" >&2
-    exit 2
-fi
-
 limit=$(ulimit -v)
 if [[ $limit != unlimited ]]; then
     echo "warning: ulimit -v limits the address space to $((limit / 1000000)) GB. torch maps several GB of files, CUDA" \

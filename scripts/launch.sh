@@ -18,6 +18,12 @@ if [[ -n ${LOCAL_RANK:-} ]]; then per_node=''; fi
 count=${count:-$per_node}
 [[ $count =~ ^([1-9][0-9]*|auto|gpu)$ ]] || fail "N is '$count'" "./$launcher N [FILE] [key=value ...]" "give the number of processes"
 
+# Ranks look at one another through /proc.
+if [[ ! -e /proc/self/stat && ( -n $per_node || $count != 1 || ${WORLD_SIZE:-1} != 1 ) ]]; then
+    fail "several ranks on a system that does not show its processes in /proc: $(uname -s)" \
+        "Linux (on Windows: WSL), or one process" "./$launcher 1 [FILE] [key=value ...]"
+fi
+
 if [[ -z $per_node && -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
     # torchrun would overwrite the variables in silence, and every rank would start a world of its own.
     again="python -u $main"
@@ -46,9 +52,11 @@ fi
 # takes 0.6 of the time of threads that sleep at once; where others use half of the cores or more, it takes longer.
 # The wait changes no number, as another number of threads would. Three looks: short work of others does not count.
 if [[ -z $has_wait_policy ]]; then
-    others=$(for _ in 1 2 3; do read -r _ _ _ now _ </proc/loadavg; echo $((${now%%/*} - 1)); sleep 0.1; done | sort -n | sed -n 1p)
+    # Where the system does not say what runs, threads sleep at once.
+    running() { if [[ -r /proc/loadavg ]]; then read -r _ _ _ now _ </proc/loadavg; echo $((${now%%/*} - 1)); else echo 1000000; fi; }
+    others=$(for _ in 1 2 3; do running; sleep 0.1; done | sort -n | sed -n 1p)
     if [[ $((2 * others)) -lt $(getconf _NPROCESSORS_ONLN) ]]; then export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"; fi
 fi
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc)}"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)}"
 # Inside a SLURM allocation the task variables describe the allocation, not this one process.
 exec env -u SLURM_PROCID -u WORLD_SIZE -u RANK "$python" -u "$main" "$@"

@@ -23,6 +23,7 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from utils import system
 from utils.errors import DistError
 
 # Without SIGUSR1 here that signal would kill the launcher without reaching the ranks.
@@ -79,7 +80,7 @@ def main(argv: list[str]) -> int:
         os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
     if args.nproc_per_node.isdigit():  # torchrun would set 1, with a warning
         os.environ.setdefault(
-            "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(args.nproc_per_node)))
+            "OMP_NUM_THREADS", str(max(1, len(system.cores()) // int(args.nproc_per_node)))
         )
     with tempfile.NamedTemporaryFile("w+", encoding="ascii") as exit_file:
         # A first byte reserves a block of the disk, so that a rank can write its code even on a

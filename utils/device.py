@@ -143,17 +143,17 @@ def name(device: torch.device) -> str:
     return f"{platform.machine()} ({device.type})" if named is None else named(device)
 
 
-def description(device: torch.device, ranks: int, stand_ins: list[str]) -> str:
-    """Return the line of the log on a device.
+def notes(device: torch.device, ranks: int, stand_ins: list[str]) -> list[str]:
+    """Return what a log says of a device besides its name.
 
     ranks: number of ranks. stand_ins: what runs in another form there, each in a few words.
     """
-    parts = [name(device) if device.type == "cpu" else f"{device} ({name(device)})"]
+    found = []
     if device.type == "cpu" and is_cpu_wanted():
-        parts.append("as CUDA_VISIBLE_DEVICES asks")
+        found.append("as CUDA_VISIBLE_DEVICES asks")
     if ranks > 1:
-        parts.append(f"ranks exchange by {backend(device)}")
-    return "; ".join([*parts, *stand_ins, *unused(device)])
+        found.append(f"ranks exchange by {backend(device)}")
+    return [*found, *stand_ins, *unused(device)]
 
 
 def unused(device: torch.device, root: Path = Path("/")) -> list[str]:

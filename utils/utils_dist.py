@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.distributed import DistNetworkError, PrefixStore
 
 from utils import device as devices
+from utils import system
 from utils.dist import gpu, message, process, rendezvous, watchdog
 from utils.dist.beats import FAILURE, claim_failure, read_states, where
 from utils.dist.launchers import processes_said, with_standard_names
@@ -110,6 +111,8 @@ def ranks(log: bool = True) -> Iterator[None]:
                 sys.executable, [sys.executable, "-u", torchrun, *sys.argv], os.environ | node
             )
         launch = read_launch(env, gpu_count, command)
+        if launch.world_size > 1:
+            system.refuse_ranks_without_proc()
         is_group_of_others = dist.is_initialized()  # made by Ray Train, for example
         if is_group_of_others:
             launch = _launch_of_group(launch)

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.vrt.forms import in_cpu_form, lacks_border_padding
+
 
 # Tensors made in inference_mode cannot be saved for backward, and a cache outlives the mode.
 @lru_cache(maxsize=32)
@@ -34,10 +36,13 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     grid = torch.stack(
         (columns * (2.0 / max(width - 1, 1)) - 1.0, rows * (2.0 / max(height - 1, 1)) - 1.0), dim=3
     )
-    if padding == "border" and grid.device.type == "cpu":
+    if padding == "border" and in_cpu_form(grid):
         # Backward writes to a wild address where a coordinate is NaN (pytorch issue 24823), and the
         # process is gone. The flow itself stays NaN, so the loss does, and the step is skipped.
         grid = torch.where(grid.isnan(), 0.0, grid)
+    if padding == "border" and lacks_border_padding(grid):
+        # What lies outside is moved onto the border, and zeros are added to it.
+        grid, padding = grid.clamp(-1.0, 1.0), "zeros"
     return F.grid_sample(
         x.to(grid.dtype), grid, mode=mode, padding_mode=padding, align_corners=True
     ).to(x.dtype)

@@ -27,6 +27,7 @@ HALF = (torch.bfloat16, torch.float16)
 OLDEST = (8, 0)  # compute capability of Ampere
 # torchvision has a forward pass on mps as well, but no backward pass (torchvision 0.23).
 DEFORM_CONV = ("cuda",)
+NO_BORDER_PADDING = ("mps",)
 # Bytes of which a head must be a multiple for torch's fused attention on a GPU. It computes others,
 # such as 20 channels in bfloat16, with T x T matrices in float32.
 HEAD_BYTES = {"cuda": 16}
@@ -44,6 +45,11 @@ def has_deform_conv(x: Tensor) -> bool:
     return x.device.type in DEFORM_CONV
 
 
+def lacks_border_padding(x: Tensor) -> bool:
+    """Whether torch's grid_sample takes no padding_mode "border" on the device of x."""
+    return x.device.type in NO_BORDER_PADDING
+
+
 def head_multiple(x: Tensor) -> int:
     """Return of what the channels of a head must be a multiple for torch's fused attention."""
     return max(1, HEAD_BYTES.get(x.device.type, 0) // x.element_size())
@@ -56,11 +62,12 @@ def fused_attention(x: Tensor) -> AbstractContextManager[None]:
 
 def log_device(device: torch.device) -> None:
     """Say in one line of the log on which device the network computes, and what stands in there."""
-    ranks = utils_dist.get_world_size()
-    logger.info("device: %s", devices.description(device, ranks, _stand_ins(device)))
+    notes = devices.notes(device, utils_dist.get_world_size(), stand_ins(device))
+    logger.info("device: %s", "; ".join([devices.name(device), *notes]))
 
 
-def _stand_ins(device: torch.device) -> list[str]:
+def stand_ins(device: torch.device) -> list[str]:
+    """Return what runs in another form on the device, each in a few words."""
     if device.type == "cpu":
         return []
     found = []

@@ -488,14 +488,6 @@ def test_a_limited_address_space_is_said_before_anything_can_fail_by_it(fake_pyt
     assert "arguments" in limited and "ulimit" not in unlimited
 
 
-def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):
-    write_command(tmp_path / "bin/uname", "echo Darwin")
-
-    result = run_command([ROOT / "launch_train.sh", "1"], 10, fake_python)
-    assert result.exit_codes == [2]
-    assert result.text.strip() == "SpikeVRT runs on Linux (on Windows: in WSL), not on Darwin"
-
-
 JOINS_A_GROUP = """
 import sys
 import torch.distributed as dist

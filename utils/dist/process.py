@@ -8,7 +8,6 @@ says "Timeout (0:00:10)!".
 """
 
 import atexit
-import ctypes
 import errno
 import faulthandler
 import fcntl
@@ -34,14 +33,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
 
+from utils import system
 from utils.errors import StallError
-
-if not sys.platform.startswith("linux"):
-    sys.exit(f"SpikeVRT runs on Linux (on Windows: in WSL), not on {sys.platform}")
 
 # Private, without a public equivalent: see `end`.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 F_GET_SEALS = 1034  # linux/fcntl.h
 # Numbers of write and writev in linux/unistd.h: on x86-64, and on most others.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
@@ -91,11 +87,14 @@ def process_state(pid: int) -> str | None:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
-        return None
+        return "R" if not system.has_proc() and system.is_alive(pid) else None
 
 
 def children_of(pid: int) -> list[int]:
-    """All descendants, nearest first."""
+    """All descendants, nearest first. Without /proc: of this process, those of multiprocessing."""
+    if not system.has_proc():
+        own = multiprocessing.active_children() if pid == os.getpid() else []
+        return [child.pid for child in own if child.pid is not None]
     found: list[int] = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -257,24 +256,9 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def peak_process_gb() -> float:
-    """Most memory that this process had so far, in GB (1e9 bytes)."""
-    with open(
-        "/proc/self/status"
-    ) as status:  # ru_maxrss would count the process that started this one as well
-        return next(
-            int(line.split()[1]) * 1024 / 1e9 for line in status if line.startswith("VmHWM")
-        )
-
-
-def _die_with_parent(number: int) -> None:
-    """Get this signal as soon as the parent is gone; 0: none."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-
-
 def die_with_parent() -> None:
     """End this process as soon as its parent is gone, so that none is left over after a kill -9."""
-    _die_with_parent(signal.SIGKILL)
+    system.ask_for_signal_at_end_of_parent(signal.SIGKILL)
     if (parent := multiprocessing.parent_process()) and not parent.is_alive():  # it was gone before
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -299,9 +283,12 @@ def start_guard(
 
     is_alone: whether no other rank reports the stall. log_file: path of the run's log.
 
-    Returns None if the system starts no more processes. The guard keeps the signals of
-    GROUP_SIGNALS blocked, as it starts.
+    Returns None if the system starts no more processes, or has no /proc, by which a guard knows a
+    rank that is stopped on purpose. The guard keeps the signals of GROUP_SIGNALS blocked, as it
+    starts.
     """
+    if not system.has_proc():
+        return None
     arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone, log_file])
     command = [sys.executable, "-S", "-m", "utils.dist.process", arguments]
     root = Path(__file__).resolve().parents[2]
@@ -338,7 +325,7 @@ def guard(
             stacks = dump_stacks(file, pid)
     # First the end, then the words: the terminal may be paused. The guard outlives the rank for
     # them, a few seconds at most.
-    _die_with_parent(0)
+    system.ask_for_signal_at_end_of_parent(0)
     signal.alarm(LAST_WORDS_S)
     write_exit_file(StallError.exit_code)
     os.kill(pid, signal.SIGKILL)

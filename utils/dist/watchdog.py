@@ -28,6 +28,7 @@ from typing import NoReturn
 
 from torch.distributed import Store
 
+from utils import system
 from utils.dist import process
 from utils.dist.beats import (
     BEAT_S,
@@ -144,9 +145,8 @@ class Watchdog(threading.Thread):
         self.host = socket.gethostname()
         # In memory, so that nothing is left on the disk. Its name proves to other ranks of this
         # host that the process is a rank of this run.
-        descriptor = os.memfd_create(stack_file_name(self.rank))
-        path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        self.stack_file = open(path, "a+b", buffering=0)  # noqa: SIM115
+        file, path = system.file_in_memory(stack_file_name(self.rank))
+        self.stack_file, self.stack_path = file, path
         # The C-level handler answers even while another thread holds the GIL; loader processes
         # inherit it.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
@@ -161,9 +161,7 @@ class Watchdog(threading.Thread):
         # The guard comes after the other ranks, which see more.
         limit_s = budgets.stall_s + 4
         is_alone = self.store is None
-        self.guard = process.start_guard(
-            self.rank, limit_s, self.stack_file.name, is_alone, log_file()
-        )
+        self.guard = process.start_guard(self.rank, limit_s, self.stack_path, is_alone, log_file())
         self.budgets = budgets
         # Others report a silent rank only once its beat has shown that it is watched: beat before
         # going on.

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from utils import utils_dist
+from utils import system, utils_dist
 from utils.dist.process import process_state
 from utils.errors import OptionError
 from utils.files import MARK, OTHER_ROOT, claim_run_folder, open_kept, refuse_link, writing
@@ -67,8 +67,9 @@ class RunFolder:
         if _is_same(lock, own):
             return
         # The kernel knows under which name an open file is now.
-        now = Path(os.readlink(f"/proc/self/fd/{self.lock.fileno()}")).parent
-        if _is_same(now / LOCK_NAME, own) and now != self.path.resolve():
+        path = system.path_of(self.lock.fileno())
+        now = None if path is None else path.parent
+        if now is not None and _is_same(now / LOCK_NAME, own) and now != self.path.resolve():
             raise FolderMovedError(self.path, now)
         if lock.exists():
             raise FolderMovedError(self.path, None)

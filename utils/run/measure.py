@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from utils import device as devices
-from utils import utils_dist
-from utils.dist import gpu, process
+from utils import system, utils_dist
+from utils.dist import gpu
 from utils.files import free_bytes
 from utils.options.models import DatasetsOptions, TrainOptions
 
@@ -130,7 +130,7 @@ class StepTimer:
         self._recent = self._faded()
         self.line = Span()
         peak = devices.peak_gb(utils_dist.get_device())
-        values["memory_gb"] = process.peak_process_gb() if peak is None else peak
+        values["memory_gb"] = system.peak_process_gb() if peak is None else peak
         return values
 
     def begin_epoch(self) -> None:
@@ -266,7 +266,7 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
         if use := devices.memory_gb(device):
             memory["GPU"] = use
     return Measured(
-        socket.gethostname(), tuple(sorted(os.sched_getaffinity(0))), steps, seconds, data_s, forward_s,
+        socket.gethostname(), system.cores(), steps, seconds, data_s, forward_s,
         timed.get("compute_share", 0.0) * seconds, values, memory, gpu.usage(device),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from models.model_vrt import define_Model
 from models.network_vrt import OWN_FLOW, VRT
 from models.portable import read_saved
 from models.select_network import define_G
+from models.vrt import forms
 from models.vrt.block import BlockGroup
 from models.vrt.deform_align import DeformAlign, align_clip
 from models.vrt.flow import SpyNet, flow_warp, nearest4
@@ -38,7 +39,9 @@ def gradients(tensors) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "mode", ["bilinear/zeros", "bilinear/border", "nearest/zeros", "nearest4/zeros"]
 )
-def test_warps_and_their_gradients(mode):
+@pytest.mark.parametrize("lacking", [(), ("cpu",)])  # kinds without padding of the border
+def test_warps_and_their_gradients(mode, lacking, monkeypatch):
+    monkeypatch.setattr(forms, "NO_BORDER_PADDING", lacking)
     _, t = golden.load("mod_flow_warp")
     x, flow = t["x"].requires_grad_(), t["flow"].requires_grad_()
     moved = flow.permute(0, 3, 1, 2)

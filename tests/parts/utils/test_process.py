@@ -47,7 +47,7 @@ with utils_dist.ranks():
 """
 FRESH, LINUX = (
     ("env",),
-    "SpikeVRT runs on Linux (on Windows: in WSL)",
+    "SpikeVRT runs on Linux and macOS (on Windows: in WSL)",
 )  # env: no fork of a process with torch in it
 LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
@@ -70,10 +70,10 @@ print("loaded", *(heavy & sys.modules.keys()))
         # tool starts.
         (LIBRARIES, FRESH, 0, "loaded\n"),
         (
-            "import sys; sys.platform = 'darwin'; import utils.dist.process",
+            "import sys; sys.platform = 'win32'; import utils",
             FRESH,
             1,
-            f"{LINUX}, not on darwin\n",
+            f"{LINUX}, not on Windows itself\n",
         ),
     ],
     ids=[
