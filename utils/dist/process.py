@@ -221,18 +221,19 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
     Exit handlers would send those two SIGTERMs and join: where both come before a loader process
     looks, they count as one, which it ignores (`leave_signals_to_parent`), and the join never ends.
     """
-    with suppress(
-        ValueError
-    ):  # in another thread than the main one; the handler raises in the main one only
-        signal.signal(
-            signal.SIGCHLD, signal.SIG_DFL
-        )  # torch's would raise an error for each loader process
-    for pid in (
-        pids if pids is not None else [child.pid for child in multiprocessing.active_children()]
-    ):
-        for process in [*children_of(pid), pid]:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
+    # The handler of torch would raise an error for each loader process. It can be replaced in the
+    # main thread only.
+    with suppress(ValueError):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if pids is None:
+        roots = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+    else:
+        roots = list(pids)
+    # All are found before the first is killed, so that no time passes between the kills.
+    doomed = [process for pid in roots for process in (*children_of(pid), pid)]
+    for process in doomed:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
 
 
 def end(code: int) -> NoReturn:

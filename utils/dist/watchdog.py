@@ -474,9 +474,7 @@ def leave(code: int, store: Store | None) -> NoReturn:
             _sign_off(store)
         if RUN.watchdog is not None and RUN.watchdog.guard is not None:
             RUN.watchdog.guard.kill()  # it would count the wait below as a stall
-        # With the loader processes alive: their end would raise an error in the main thread.
         process.outlast_siblings(None if RUN.watchdog is None else run_mark())
-    process.kill_trees(process.children_of(os.getpid()))
 
     def flush() -> None:
         with suppress(Exception):
@@ -484,6 +482,9 @@ def leave(code: int, store: Store | None) -> NoReturn:
             sys.stderr.flush()
 
     within_say_s(flush)
+    # Last of all: the end of a loader process raises an error in the main thread, which would still
+    # have the time to write it.
+    process.kill_trees(process.children_of(os.getpid()))
     os._exit(code)
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.dist.launching import run_command, run_into, run_ranks
+from tests.dist.launching import ROOT, run_command, run_into, run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import MAIN, experiment, write_options
 
@@ -44,6 +44,23 @@ from utils.options.models import WatchdogOptions
 with utils_dist.ranks():
     utils_dist.begin(WatchdogOptions())
     print("watched")
+"""
+# A loader process that dies raises an error in the main thread, by the handler of torch.
+LEAVES = """
+import os, sys, threading, time
+from torch.utils.data import DataLoader
+from utils.dist import watchdog
+class SlowTerminal:
+    def __getattr__(self, name):
+        return getattr(sys.__stdout__, name)
+    def flush(self):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(60)
+loader = iter(DataLoader(range(100), num_workers=2, prefetch_factor=1))
+next(loader)
+sys.stdout = SlowTerminal()
+threading.Thread(target=watchdog.leave, args=(70, None)).start()
+time.sleep(60)
 """
 FRESH, LINUX = (
     ("env",),
@@ -132,6 +149,15 @@ def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_
         code == 0 and "Traceback" not in said and said.count("cannot write the log (stdout") == 1
     ), said
     assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
+
+
+def test_a_rank_that_the_watchdog_ends_says_nothing_of_its_loader_processes(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LEAVES)
+
+    result = run_command([sys.executable, program], env={"PYTHONPATH": str(ROOT)})
+
+    assert result.exit_codes == [70] and result.text.strip() == ""
 
 
 ORPHAN = """
