@@ -566,6 +566,19 @@ def test_numbers_behind_a_text_that_are_out_of_order_by_value_are_doubted(tmp_pa
         user_clips(tmp_path / "in", tmp_path / "all.dat", spike_options=OPTIONS)
 
 
+@pytest.mark.parametrize(
+    "numbers", [["0.04", "0.08", "0.12"], ["1.8", "1.9", "1.10"]], ids=["seconds", "counter"]
+)
+def test_numbers_behind_a_text_that_are_in_order_are_not_doubted(tmp_path, caplog, numbers):
+    for number in numbers:
+        write_png(tmp_path / f"in/t_{number}.png", np.zeros(SIZE))
+
+    (clip,) = user_clips(tmp_path / "in")
+
+    assert list(clip.stems) == [f"t_{number}" for number in numbers]
+    assert "taken in the order of their names" not in caplog.text
+
+
 def test_frames_named_by_seconds_are_trained_on_in_order(tmp_path):
     write_clip(tmp_path, "a", frames=len(FLOATS))
     write_info(tmp_path)
