@@ -73,3 +73,11 @@ def test_the_charbonnier_loss_has_eps_inside_the_root():
     expected = (math.sqrt(9.01) + math.sqrt(16.01)) / 2
     restored, gt = torch.tensor([1.0, 5.0]), torch.tensor([4.0, 1.0])
     assert loss(restored, gt).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("l1", 3.5), ("l2", 12.5)])
+def test_a_loss_is_the_mean_over_the_differences_of_all_values(name, expected):
+    loss = LOSSES.build({"G_lossfn_type": name}, "train")
+    restored, gt = torch.tensor([1.0, 5.0]), torch.tensor([4.0, 1.0])
+
+    assert loss(restored, gt).item() == expected
