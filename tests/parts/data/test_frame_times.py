@@ -579,6 +579,20 @@ def test_numbers_behind_a_text_that_are_in_order_are_not_doubted(tmp_path, caplo
     assert "taken in the order of their names" not in caplog.text
 
 
+def test_frames_at_one_distance_may_begin_at_any_time(tmp_path):
+    stems = ["432.04", "432.08", "432.12", "432.16"]
+    for stem in stems:
+        write_png(tmp_path / f"in/{stem}.png", np.zeros(SIZE))
+    write_dat(tmp_path / "all.dat", np.zeros((96, *SIZE), np.uint8))
+    exposure = {"start": 0.0, "length": 20.0, "period": 24.0}
+
+    (clip,) = user_clips(
+        tmp_path / "in", tmp_path / "all.dat", spike_options=OPTIONS | {"exposure": exposure}
+    )
+
+    assert planes_of(clip) == [(0, 20), (24, 20), (48, 20), (72, 20)]
+
+
 def test_frames_named_by_seconds_are_trained_on_in_order(tmp_path):
     write_clip(tmp_path, "a", frames=len(FLOATS))
     write_info(tmp_path)
