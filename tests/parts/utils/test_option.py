@@ -383,3 +383,10 @@ def test_a_key_that_its_class_marks_as_a_secret_is_shown_and_saved_nowhere():
     with pytest.raises(OptionError) as error:
         SENDERS.resolve({"type": "mailer", "mailbox": ["canary"]}, "logging.mail")
     assert "canary" not in str(error.value)
+
+
+@pytest.mark.parametrize("character", ["\0", "\\u0000"], ids=["itself", "escaped"])
+def test_a_file_with_the_character_nul_is_refused(file, character):
+    file.write_text(TEXT.replace('"trial"', f'"tri{character}al"'))
+
+    assert "holds the character NUL" in refusal(file)
