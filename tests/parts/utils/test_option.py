@@ -390,3 +390,10 @@ def test_a_file_with_the_character_nul_is_refused(file, character):
     file.write_text(TEXT.replace('"trial"', f'"tri{character}al"'))
 
     assert "holds the character NUL" in refusal(file)
+
+
+@pytest.mark.parametrize("content", ["[1]", "3", "null"])
+def test_a_file_that_holds_no_object_is_refused(file, content):
+    file.write_text(content)
+
+    assert "the option file holds no object" in refusal(file)
