@@ -112,13 +112,20 @@ def _with_form(look: Look, head: bytes, read: Callable[[], bytes], decode: bool)
         # Much may stand before the pixels of a PNG; of other pictures, damage shows nowhere else.
         content = read()
         header = read_header(content)
-    if header is None or not is_png or decode:
+    flaw = ""
+    if header is None or not is_png:
         shape = files.decode_bgr(content, look.entry.path).shape[:2]
     else:
         files.refuse_header(header, look.entry.path)
         shape = header.size
+        if decode:
+            # A picture whose header is sound has its size, whatever is wrong with its pixels.
+            try:
+                shape = files.decode_bgr(content, look.entry.path).shape[:2]
+            except DataError as e:
+                flaw = e.what
     is_reduced = header is not None and (header.bits > 8 or header.is_grey)
-    return look._replace(shape=shape, is_reduced=is_reduced)
+    return look._replace(shape=shape, flaw=flaw, is_reduced=is_reduced)
 
 
 def _look_at_planes(descriptor: int, look: Look) -> Look:

@@ -91,6 +91,16 @@ def test_a_picture_with_damaged_content_is_found_by_decoding(root, damage):
     assert damage != "flipped bits" or check(section(root)).problems == []
 
 
+def test_a_picture_that_cannot_be_decoded_leaves_its_clip_among_those_that_are_shown(root):
+    first = frame(root, "sharp/000000.png")
+    first.write_bytes(first.read_bytes()[:-20])
+
+    report = check(section(root), decode=True)
+
+    assert [problem.where for problem in report.problems] == [str(first)]
+    assert report.counts().startswith("2 clips, 12 frames")
+
+
 def test_spikes_that_look_upside_down_are_a_warning(root, caplog):
     preflight(*options(root))
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
