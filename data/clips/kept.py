@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 # Raise it if the check finds more than before: then stored results of older checks are ignored.
 FORMAT = 7
-LARGEST = 2**30  # bytes of a record; one of Vimeo-90K has 30 million
+LARGEST = 2**30  # bytes of a record; one of 32,000 clips has 36 million
 # Files that a repeated start looks at in any case. Smaller sets are looked at as a whole.
 LEAST_FILES = 4096
 SHARE = 0.01
