@@ -50,12 +50,14 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
         ranks = min(count, int(os.environ.get("LOCAL_WORLD_SIZE") or launch.world_size))
         if gpu_ids[:count] != list(range(ranks)):
             note = (
-                f"gpu_ids [{listed}] has no effect with several ranks: each rank takes the GPU of its local rank; "
+                f"gpu_ids [{listed}] has no effect with several ranks: "
+                "each rank takes the GPU of its local rank; "
                 f"{variable}={listed} in front of the launcher chooses them"
             )
     elif chosen is None and count > 1:
         note = (
-            f"gpu_ids lists {len(gpu_ids)} GPUs; a single process uses the first, GPU {gpu_ids[0]}. To use all: "
+            f"gpu_ids lists {len(gpu_ids)} GPUs; "
+            f"a single process uses the first, GPU {gpu_ids[0]}. To use all: "
             f"{variable}={listed} ./launch_train.sh {count} {opt_path}"
         )
     elif chosen not in (None, listed):
@@ -153,7 +155,10 @@ def claim(store: Store, rank: int, uuid: str) -> None:
     """
     other = store.compare_set(f"gpu/{uuid}", "", str(rank)).decode()
     if other != str(rank):
-        do = "start one rank per visible GPU, with LOCAL_RANK from 0; or make another GPU visible to each rank"
+        do = (
+            "start one rank per visible GPU, with LOCAL_RANK from 0; "
+            "or make another GPU visible to each rank"
+        )
         raise DistError(
             f"ranks {other} and {rank} use the same GPU, {uuid}",
             "the launch",

@@ -142,7 +142,8 @@ PER_PROCESS = (
     ),
     # Hydra, the launcher of MPICH and of Intel MPI.
     PerProcess(
-        "MPICH or Intel MPI", lambda env: env.get("PMI_SIZE", "") if "MPI_LOCALRANKID" in env else "",
+        "MPICH or Intel MPI",
+        lambda env: env.get("PMI_SIZE", "") if "MPI_LOCALRANKID" in env else "",
         var("PMI_RANK"), var("MPI_LOCALRANKID"), var("MPI_LOCALNRANKS"), NOWHERE, MPIEXEC,
     ),
 )  # fmt: skip

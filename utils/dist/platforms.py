@@ -72,9 +72,11 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
         )
         if mode == "platform" and gpu_count > 1 and not env.get(name) and not faults:
             raise DistError(
-                f"WORLD_SIZE is {world_size}, LOCAL_RANK and NPROC_PER_NODE are missing, {gpu_count} GPUs are visible",
+                f"WORLD_SIZE is {world_size}, LOCAL_RANK and NPROC_PER_NODE are missing, "
+                f"{gpu_count} GPUs are visible",
                 f"the environment of rank {rank}",
-                "LOCAL_RANK if the platform starts one process per GPU, NPROC_PER_NODE if it starts one per node",
+                "LOCAL_RANK if the platform starts one process per GPU, "
+                "NPROC_PER_NODE if it starts one per node",
                 f"one process per GPU:  LOCAL_RANK=$((RANK % {gpu_count})) {command}\n"
                 f"{'':<12}one process per node: NPROC_PER_NODE={gpu_count} {command}",
             )
@@ -188,10 +190,12 @@ def _place(env: Mapping[str, str], names: list[str], faults: list[str]) -> tuple
 
 def _refuse(faults: list[str], env: Mapping[str, str]) -> None:
     if faults:
-        where = "the environment of " + (
-            f"rank {env['RANK']}" if env.get("RANK", "").isdigit() else "this process"
+        who = f"rank {env['RANK']}" if env.get("RANK", "").isdigit() else "this process"
+        where = f"the environment of {who}"
+        expected = (
+            "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
+            "as docs/ddp.md describes them"
         )
-        expected = "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as docs/ddp.md describes them"
         do = "correct these variables, or unset WORLD_SIZE to train in one process"
         raise DistError(f"the launch variables are wrong: {'; '.join(faults)}", where, expected, do)
 
@@ -217,12 +221,13 @@ def _numbers_in(part: str) -> int:
 
 def first_host(nodelist: str) -> str:
     """The first host of a SLURM node list, zero padding kept: "gpu[003-007,9],cpu1" -> "gpu003"."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist.strip())
-    return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first[0])
+    first, *_ = re.findall(r"(?:[^,\[]|\[[^\]]*\])*", nodelist.strip())
+    return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first)
 
 
 def _number(
-    env: Mapping[str, str], name: str, faults: list[str], low: int, high: int | None = None, bound: str = "",
+    env: Mapping[str, str], name: str, faults: list[str], low: int, high: int | None = None,
+    bound: str = "",
     default: int | None = None,
 ) -> int:  # fmt: skip
     """The variable as an integer within [low, high]; after a fault, which is added to `faults`,

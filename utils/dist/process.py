@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import FileIO
@@ -118,7 +118,7 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
+def signals_held() -> Generator[None]:
     """These signals wait until the end of the block, in a child forked meanwhile until
     `leave_signals_to_parent`.
     """
@@ -408,6 +408,12 @@ def main_thread_writes() -> bool:
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
+def _handles(status: str, number: signal.Signals) -> bool:
+    """Whether a process handles a signal. status: its /proc/<pid>/status."""
+    found = re.search(r"SigCgt:\s*(\w+)", status)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
 def dump_stacks(file: Any, pid: int | None = None) -> str:
     """Python stacks of this process (pid None) or of another one into `file`, and of its loader
     processes.
@@ -423,11 +429,12 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
         with suppress(OSError):
             status = Path(f"/proc/{asked}/status").read_text()
             if "State:\tT" in status:
-                said = "(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)"
+                said = (
+                    "(the process is stopped by a signal, so it has no stack; "
+                    "kill -CONT lets it go on)"
+                )
                 file.write(f"{title}{said}\n".encode())
-            elif (
-                int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGUSR2 - 1) & 1
-            ):  # or it would end
+            elif _handles(status, signal.SIGUSR2):  # or it would end
                 file.write(title.encode())
                 before = os.fstat(file.fileno()).st_size
                 os.kill(asked, signal.SIGUSR2)

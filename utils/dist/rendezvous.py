@@ -150,7 +150,10 @@ def _connect(launch: LaunchInfo) -> TCPStore:
                 what = (
                     f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({reason})"
                 )
-                do = "check that rank 0 was started, that MASTER_ADDR is its host, and that no firewall blocks the port"
+                do = (
+                    "check that rank 0 was started, that MASTER_ADDR is its host, "
+                    "and that no firewall blocks the port"
+                )
                 raise DistError(
                     what, _place(launch), "rank 0 listening on MASTER_ADDR:MASTER_PORT", do
                 ) from e
@@ -229,7 +232,8 @@ def meet(store: Store, launch: LaunchInfo) -> None:
 
     def missing() -> str:
         ranks = [rank for rank in range(launch.world_size) if not store.check([f"arrived/{rank}"])]
-        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {launch.world_size}"
+        noun = "ranks" if len(ranks) > 1 else "rank"
+        return f"{noun} {', '.join(map(str, ranks))} of {launch.world_size}"
 
     # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 is missing,
     # they report it.
@@ -335,7 +339,8 @@ def wait_for(
 
 
 def _place(launch: LaunchInfo) -> str:
-    return f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} ({launch.mode} launch)"
+    place = f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()}"
+    return f"{place} ({launch.mode} launch)"
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T:

@@ -27,7 +27,7 @@ State = dict[str, Any]
 
 
 class Failure(NamedTuple):
-    """The failure that ends the run: of which rank, with which exit code, reported by which rank."""
+    """The failure that ends the run: its rank, its exit code, and the rank that reports it."""
 
     rank: int
     code: int

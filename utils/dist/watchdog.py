@@ -245,7 +245,7 @@ class Watchdog(threading.Thread):
         }
 
     def _waits_for_terminal(self, now: float) -> bool:
-        """Whether the main thread waits in a write to a paused terminal; says so in the log file."""
+        """Whether the main thread waits in a write to a paused terminal. The log file says so."""
         is_new_phase = now - self.entered < LONG_PHASE_S
         if self.blocked_since is None and is_new_phase:
             return False
@@ -396,9 +396,10 @@ class Watchdog(threading.Thread):
             # Wait for the rank that reports: torchrun ends all ranks when the first has ended.
             time.sleep(2.0)
         elif first is None or launch.by_agent:
+            address = f"{launch.master_addr}:{launch.master_port}"
             error = StallError(
                 what=f"rank {self.rank} has lost the store of the run",
-                where=f"host {self.host}; the store is at {launch.master_addr}:{launch.master_port}",
+                where=f"host {self.host}; the store is at {address}",
                 expected="torchrun's first node alive and connected",
                 do="look at the network and at the logs of that node",
             )
