@@ -163,6 +163,16 @@ def test_tfstp_of_a_regular_train_is_its_rate_and_jitter_is_averaged():
     assert error["tfstp"] < 0.7 * error["tfi"]
 
 
+@pytest.mark.parametrize("interval", [2, 4, 10])
+def test_tfstp_has_the_rate_of_a_pixel_at_its_second_spike(interval):
+    s = np.zeros((interval + 1, 1, 1), np.uint8)
+    s[[0, interval]] = 1
+
+    found = represent("tfstp", s, interval)
+
+    assert found[0, 0, 0] == pytest.approx(1 / interval, rel=1e-5)
+
+
 def moving_edge(rate, planes=161):
     """Light (planes, 16, 24) of an edge that crosses 12 columns, and what a sensor records."""
     steps = np.arange(24)[None, :] < np.linspace(6, 18, planes)[:, None]

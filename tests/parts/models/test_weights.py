@@ -123,6 +123,20 @@ def test_weights_of_another_network_are_refused_and_change_nothing(rgb_net):
     assert all(torch.equal(v, before[k]) for k, v in other.state_dict().items())
 
 
+@pytest.mark.parametrize(("which", "key"), [("netG", "params"), ("netE", "ema_state_dict")])
+def test_each_network_takes_its_own_weights_of_a_file_that_has_both(tmp_path, rgb_net, which, key):
+    state = rgb_net.state_dict()
+    moved = {name: t + 1 if t.is_floating_point() else t for name, t in state.items()}
+    content = {"params": state, "ema_state_dict": moved}
+    torch.save(content, tmp_path / "both.pth")
+    net = VRT(**SMALL)
+
+    load_pretrained(net, str(tmp_path / "both.pth"), True, which)
+
+    wanted = content[key]["conv_first.weight"]
+    assert torch.equal(net.state_dict()["conv_first.weight"], wanted)
+
+
 def test_strict_refuses_a_single_missing_tensor(tmp_path, rgb_net):
     state = rgb_net.state_dict()
     del state["norm.weight"]
