@@ -1,12 +1,13 @@
 """Turn a spike stream into the channels a network reads.
 
-A representation is a function ``(stream, center, **options) -> (S, h, w) float32`` with stream (T, h, w) uint8 in
-{0, 1} and `center` the plane of the sharp frame; S depends on the options only, never on T. Every formula works
-per pixel, so it commutes with cropping, flipping and rotating. To add one, write the function under
-``@representation``; its keyword parameters become option keys.
+A representation is a function ``(stream, center, **options) -> (S, h, w) float32``. The stream is
+(T, h, w) uint8 in {0, 1}, and `center` is the plane of the sharp frame. S depends on the options
+only, never on T. Every formula works per pixel, so it commutes with cropping, flipping and
+rotating. To add one, write the function under ``@representation``; its keyword parameters become
+option keys.
 
-Time reversal is exact: the channels of a clip played backwards are those of the reversed stream around the same
-time. Time t of a stream of T planes is T - 1 - t in the reversed one.
+Time reversal is exact: the channels of a clip played backwards are the channels of the reversed
+stream around the same time. Time t of a stream of T planes is T - 1 - t in the reversed stream.
 """
 
 import itertools
@@ -27,14 +28,18 @@ HALF_TRUST = 4.0  # spikes in the exposure that give `relative` the confidence 1
 class Representation:
     """A registered function and its use of the keys of the `spike` section.
 
-    proportional: its values are firing rates, spikes per tick, to which `rate`, `light` and `gamma` apply.
-    is_ratio: its values are ratios of firing rates, to which `light` and `gamma` apply.
-    between: it accepts a center between two planes, such as 27.5; other functions get the plane after it.
+    proportional: whether its values are firing rates, spikes per tick. `rate`, `light` and `gamma`
+    apply to them.
+    is_ratio: whether its values are ratios of firing rates. `light` and `gamma` apply to them.
+    between: whether it accepts a center between two planes, such as 27.5. Other functions get the
+    plane after it.
     lag: its time minus `center`, in half planes, as a function of its options.
     is_centered: whether it uses `center`, as a function of its options.
-    takes_context: it also uses planes outside of the exposure, and has the option half_exposure.
-    mirrors: whether the channels of the reversed stream are, by definition, its own in reverse order, as a function of
-    its options: for windows spread over the file, whose rounding prefers one direction of time.
+    takes_context: whether it also uses planes outside of the exposure. It has the option
+    half_exposure then.
+    mirrors: whether the channels of the reversed stream are, by definition, its own in reverse
+    order, as a function of its options. This serves windows spread over the file, whose rounding
+    prefers one direction of time.
     """
 
     function: Callable[..., np.ndarray]
@@ -47,16 +52,18 @@ class Representation:
     mirrors: Callable[..., bool] = lambda **_: False
 
     def ignored(self, **options: Any) -> set[str]:
-        """The keys of the `spike` section that have no effect on this representation with these options."""
-        keys = (
-            set()
-            if self.proportional
-            else {"rate"}
-            if self.is_ratio
-            else {"rate", "light", "gamma"}
-        )
-        keys |= set() if self.takes_context else {"context"}
-        return keys if self.is_centered(**options) else keys | {"center"}
+        """Return the keys of the `spike` section that have no effect with these options."""
+        if self.proportional:
+            keys = set()
+        elif self.is_ratio:
+            keys = {"rate"}
+        else:
+            keys = {"rate", "light", "gamma"}
+        if not self.takes_context:
+            keys.add("context")
+        if not self.is_centered(**options):
+            keys.add("center")
+        return keys
 
 
 REPRESENTATIONS: dict[str, Representation] = {}
@@ -65,7 +72,7 @@ REPRESENTATIONS: dict[str, Representation] = {}
 def representation(
     name: str, proportional: bool, **about: Any
 ) -> Callable[..., Callable[..., np.ndarray]]:
-    """Decorator: register a function. about: the other fields of `Representation`."""
+    """Register a representation (a decorator). about: the other fields of `Representation`."""
 
     def add(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         if name in REPRESENTATIONS:
@@ -88,28 +95,33 @@ def represent(
     outside: tuple[int, int] = (0, 0),
     **options: Any,
 ) -> np.ndarray:
-    """Representation `name` of stream (T, h, w) as (S, h, w) float32.
+    """Return representation `name` of stream (T, h, w) as (S, h, w) float32.
 
-    center: the time of the sharp frame in planes of `stream`, a multiple of 0.5.
-    reverse: the channels of the reversed stream around the same time.
-    rate: spikes per tick at full light; a proportional representation is divided by it, so that full light gives 1.
+    center: time of the sharp frame in planes of `stream`, a multiple of 0.5.
+    reverse: whether to return the channels of the reversed stream around the same time.
+    rate: spikes per tick at full light. A proportional representation is divided by it, so that
+    full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
     gamma: the channels are linear light raised to 1 / gamma, as in display values.
-    outside: so many of the first and of the last planes are not of the exposure (context).
-    Raises ValueError where the stream is too short for the representation.
+    outside: numbers of planes at the begin and at the end that are not of the exposure (context).
+    Raises ValueError if the stream is too short for the representation.
     """
     known = REPRESENTATIONS[name]
-    center = center if known.between else math.ceil(center)
+    if not known.between:
+        center = math.ceil(center)
+    last = len(stream) - 1
     if known.takes_context and options.get("half_exposure") is None:
-        options["half_exposure"] = min(
-            center - outside[0] - 1, len(stream) - 1 - outside[1] - center
-        )
+        before, after = outside
+        options["half_exposure"] = min(center - before - 1, last - after - center)
+
     is_mirrored = reverse and known.mirrors(**options)
     if reverse and not is_mirrored:
-        stream, center = stream[::-1], len(stream) - 1 - center - known.lag(**options)
+        stream = stream[::-1]
+        center = last - center - known.lag(**options)
     channels = known.function(stream, center, **options)
     if is_mirrored:
         channels = np.ascontiguousarray(channels[::-1])
+
     if not known.proportional and not known.is_ratio:
         return channels
     if known.proportional and rate != 1.0:
@@ -119,10 +131,9 @@ def represent(
 
 
 def channel_count(name: str, **options: Any) -> int:
-    """S: the number of channels of representation `name` with these options."""
-    stream = np.zeros(
-        (8192, 1, 1), np.uint8
-    )  # longer than any window on files of a few hundred planes
+    """Return S, the number of channels of representation `name` with these options."""
+    # Longer than any window on files of a few hundred planes.
+    stream = np.zeros((8192, 1, 1), np.uint8)
     return len(REPRESENTATIONS[name].function(stream, len(stream) // 2, **options))
 
 
@@ -139,13 +150,15 @@ def tfp(
     offsets: Numbers = (0,),
     num_bins: int | None = None,
 ) -> np.ndarray:
-    """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1], m = center + offsets[i].
+    """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1],
+    m = center + offsets[i].
 
     num_bins: instead of offsets, so many windows spread over the file, as in S-VRT.
 
-    Range [0, 1]. At the ends of the stream the window keeps only the planes that exist. With num_bins B, m is the
-    middle of bin i of B equal bins of T planes, (i + 1 / 2) T / B rounded down, moved into [half_window, T -
-    half_window]. Source: SpikeCV, TFP; without its rounding to 8 bits.
+    Range [0, 1]. At the ends of the stream the window keeps only the planes that exist. With
+    num_bins B, m is the middle of bin i of B equal bins of T planes, (i + 1 / 2) T / B rounded
+    down, moved into [half_window, T - half_window]. Source: SpikeCV, TFP; without its
+    rounding to 8 bits.
     """
     planes = len(stream)
     if num_bins is None:
@@ -160,7 +173,9 @@ def tfp(
         middles = [(2 * i + 1) * planes // (2 * num_bins) for i in range(num_bins)]
         middles = [min(max(m, half_window), planes - half_window) for m in middles]
     channels = []
-    for start, stop in ((m - half_window, m + half_window + 1) for m in middles):
+    for m in middles:
+        start = m - half_window
+        stop = m + half_window + 1
         window = stream[max(start, 0) : max(stop, 0)]
         if not len(window):
             raise ValueError(f"planes {start} to {stop - 1} all lie outside 0 to {planes - 1}")
@@ -169,8 +184,10 @@ def tfp(
 
 
 def _counts(window: np.ndarray) -> np.ndarray:
-    """Spikes of each pixel (h, w) in a window (t, h, w): up to 255 fit into a byte, and numpy sums bytes fastest."""
-    return window.sum(axis=0, dtype=np.uint8 if len(window) < 256 else np.uint32)
+    """Return the number of spikes of each pixel (h, w) in a window (t, h, w)."""
+    # Up to 255 fit into a byte, and numpy sums bytes fastest.
+    fits = len(window) < 256
+    return window.sum(axis=0, dtype=np.uint8 if fits else np.uint32)
 
 
 @representation("voxel", proportional=True, between=True)
@@ -178,8 +195,9 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     """Disjoint bins of equal length, symmetric about the centre c.
 
     They divide the n = 2 min(c, T - 1 - c) + 1 planes around c, of which p is the first:
-    channel b = mean of s over [p + b n / B, p + (b + 1) n / B), B = num_bins. A plane in two bins counts
-    in both in proportion. Range [0, 1]. With c = (T - 1) / 2, the middle of the stream, every plane counts once.
+    channel b = mean of s over [p + b n / B, p + (b + 1) n / B), B = num_bins.
+    A plane in two bins counts in both in proportion. Range [0, 1]. With c = (T - 1) / 2, the
+    middle of the stream, every plane counts once.
     """
     count = int(2 * min(center, len(stream) - 1 - center)) + 1
     if count < num_bins:
@@ -189,7 +207,9 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     edges = [first * num_bins + b * count for b in range(num_bins + 1)]
     channels = []
     for start, stop in itertools.pairwise(edges):
-        lo, hi = -(-start // num_bins), stop // num_bins
+        # The whole planes lo ... hi - 1, then the parts of the planes before and after them.
+        lo = -(-start // num_bins)
+        hi = stop // num_bins
         counts = _counts(stream[lo:hi]).astype(np.uint32) * np.uint32(num_bins)
         if start % num_bins:
             counts += np.uint32(lo * num_bins - start) * stream[lo - 1]
@@ -204,14 +224,18 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
 def tfi(
     stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)
 ) -> np.ndarray:
-    """Texture from intervals: channel i = 1 / (tn - tp) around the time after plane m = center + offsets[i].
+    """Texture from intervals: channel i = 1 / (tn - tp) around the time after plane
+    m = center + offsets[i].
 
-    tp = last spike in [m - half_window + 1, m], tn = first spike in [m + 1, m + half_window]; where one of them is
-    missing the value is 1 / (2 half_window). Range (0, 1]. Planes outside of the stream count as empty.
-    Source: SpikeCV, TFI (which gives uint8, ignores a spike in plane 0 and fails at the last planes).
+    tp = last spike in [m - half_window + 1, m], tn = first spike in [m + 1, m + half_window];
+    where one of them is missing the value is 1 / (2 half_window). Range (0, 1]. Planes outside of
+    the stream count as empty.
+    Source: SpikeCV, TFI (which gives uint8, ignores a spike in plane 0 and fails at the last
+    planes).
     """
     channels = []
-    for middle in (center + offset for offset in offsets):
+    for offset in offsets:
+        middle = center + offset
         before = stream[max(middle - half_window + 1, 0) : max(middle + 1, 0)]
         after = stream[max(middle + 1, 0) : max(middle + 1 + half_window, 0)]
         if not len(before) or not len(after):
@@ -227,24 +251,34 @@ def tfi(
 
 @representation("raw", proportional=False)
 def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
-    """Raw window of odd length L: channels s[center - L // 2 : center + L // 2 + 1], values {0, 1}."""
+    """Raw window of odd length L: channels s[center - L // 2 : center + L // 2 + 1],
+    values {0, 1}.
+    """
     if window < 1 or window % 2 == 0:
         raise ValueError(f"the raw window is an odd number of planes, not {window}")
     first = center - window // 2
-    if first < 0 or first + window > len(stream):
-        raise ValueError(
-            f"planes {first} to {first + window - 1} around {center} reach outside 0 to {len(stream) - 1}"
-        )
-    return stream[first : first + window].astype(np.float32)
+    end = first + window
+    if first < 0 or end > len(stream):
+        planes = f"planes {first} to {end - 1} around {center}"
+        raise ValueError(f"{planes} reach outside 0 to {len(stream) - 1}")
+    return stream[first:end].astype(np.float32)
+
+
+def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
+    """Return the lag of `encoding25` in half planes.
+
+    The common middle of an even number of windows may lie between two planes, because their
+    centres are rounded down.
+    """
+    if num_windows % 2 == 1 or spacing is None:
+        return 0
+    return -(spacing % 2)
 
 
 @representation(
     "encoding25",
     proportional=False,
-    # The common middle of an even number of windows may lie between two planes, as their centres are rounded down.
-    lag=lambda num_windows=1, spacing=None, **_: (
-        -((spacing or 0) % 2) if num_windows % 2 == 0 else 0
-    ),
+    lag=_lag_of_windows,
     is_centered=lambda num_windows=1, spacing=None, **_: num_windows == 1 or spacing is not None,
     mirrors=lambda num_windows=1, spacing=None, **_: num_windows > 1 and spacing is None,
 )
@@ -255,30 +289,31 @@ def encoding25(
     spacing: int | None = None,
     pad: Literal["strict", "edge", "zero"] = "strict",
 ) -> np.ndarray:
-    """Windows of 25 planes for spike optical flow (SCFlow): channels 25 i ... 25 i + 24 = s[m - 12 : m + 13], {0, 1}.
+    """Windows of 25 planes for spike optical flow (SCFlow):
+    channels 25 i ... 25 i + 24 = s[m - 12 : m + 13], {0, 1}.
 
-    spacing: planes from one centre m to the next, around center; null: spread over the file, as in S-VRT. pad: planes
-    outside of the stream: "strict" is an error, "edge" repeats the outermost plane, "zero" is empty.
+    spacing: planes from one centre m to the next, around center; null: spread over the file, as in
+    S-VRT. pad: planes outside of the stream: "strict" is an error, "edge" repeats the outermost
+    plane, "zero" is empty.
 
-    With spacing, m = center + (i - (num_windows - 1) / 2) spacing, rounded down: the same interval in every clip, as
-    the flow weights were trained with. Without, m = round(linspace(12, T - 13, num_windows)), rounded symmetrically
-    about the middle of the file; or center for a single window. "strict" raises ValueError.
+    With spacing, m = center + (i - (num_windows - 1) / 2) spacing, rounded down: the same interval
+    in every clip, as the flow weights were trained with. Without,
+    m = round(linspace(12, T - 13, num_windows)), rounded symmetrically about the middle of the
+    file; or center for a single window. "strict" raises ValueError.
     """
     if num_windows < 1 or (spacing is not None and spacing < 1):
         raise ValueError(f"num_windows {num_windows} and spacing {spacing} are at least 1")
     planes = len(stream)
-    if spacing is not None or num_windows == 1:
-        middles = [
-            center + ((2 * i - num_windows + 1) * (spacing or 0)) // 2 for i in range(num_windows)
-        ]
-    else:  # with m also planes - 1 - m; the middle is planes // 2
-        before = (
-            np.round(np.linspace(12, planes - 13, num_windows)[: num_windows // 2])
-            .astype(int)
-            .tolist()
-        )
+    if num_windows == 1 or spacing is not None:
+        step = spacing or 0
+        middles = [center + (2 * i - num_windows + 1) * step // 2 for i in range(num_windows)]
+    else:
+        # With m there is also planes - 1 - m. The middle is planes // 2.
+        spread = np.linspace(12, planes - 13, num_windows)
+        before = np.round(spread[: num_windows // 2]).astype(int).tolist()
         middle = [planes // 2] if num_windows % 2 else []
-        middles = [*before, *middle, *(planes - 1 - m for m in reversed(before))]
+        after = [planes - 1 - m for m in reversed(before)]
+        middles = [*before, *middle, *after]
     steps = np.concatenate([np.arange(m - 12, m + 13) for m in middles])
     outside = (steps < 0) | (steps >= planes)
     if pad == "strict" and outside.any():
@@ -294,12 +329,14 @@ def encoding25(
 def exposure_rates(
     stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
 ) -> np.ndarray:
-    """Two channels: the light around the sharp frame (short) and over the exposure (long), in spikes per plane.
+    """Two channels: the light around the sharp frame (short) and over the exposure (long), in
+    spikes per plane.
 
-    half_window, half_exposure: planes on each side of center; null: as many as there are, without plane 0.
+    half_window, half_exposure: planes on each side of center; null: as many as there are, without
+    plane 0.
 
-    Light is 1 / interval in all planes between two spikes: where spikes are few, both rates are equal, and the
-    estimate is the blurry frame.
+    Light is 1 / interval in all planes between two spikes: where spikes are few, both rates are
+    equal, and the estimate is the blurry frame.
     """
     if half_exposure is None:
         half_exposure = min(center - 1, len(stream) - 1 - center)
@@ -307,23 +344,27 @@ def exposure_rates(
         raise ValueError(
             f"0 <= half_window {half_window} < half_exposure {half_exposure} is needed"
         )
-    windows = [
-        (max(center - half, 1), min(center + half + 1, len(stream)))
-        for half in (half_window, half_exposure)
-    ]
-    if any(a >= b for a, b in windows):
-        raise ValueError(f"plane {center} has no planes around it within 1 to {len(stream) - 1}")
+    windows = []
+    for half in (half_window, half_exposure):
+        start = max(center - half, 1)
+        stop = min(center + half + 1, len(stream))
+        if start >= stop:
+            last = len(stream) - 1
+            raise ValueError(f"plane {center} has no planes around it within 1 to {last}")
+        windows.append((start, stop))
     light = window_light(stream, windows)
-    return np.stack([part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]).astype(
-        np.float32
-    )
+    rates = [part / (stop - start) for part, (start, stop) in zip(light, windows, strict=True)]
+    return np.stack(rates).astype(np.float32)
 
 
 def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
-    """The sharp frame: blurry light x short rate / long rate, in linear light.
+    """Return the sharp frame: blurry light x short rate / long rate, in linear light.
 
-    blurry (H, W, 3): display values in [0, 1]; rates (2, H, W): short and long, as linear light of any scale. A grey
-    sensor gives one ratio for the three colours. Where the long rate is 0 it is the blurry frame.
+    A grey sensor gives one ratio for the three colours. Where the long rate is 0, the blurry frame
+    is returned.
+
+    blurry: (H, W, 3) display values in [0, 1].
+    rates: (2, H, W), short and long, as linear light of any scale.
     Returns display values (H, W, 3) float32 in [0, 1].
     """
     short, long = rates
@@ -342,36 +383,47 @@ def relative(
     half_exposure: int | None = None,
     num_bins: int = 0,
 ) -> np.ndarray:
-    """Ratios of the light around the sharp frame, and in parts of the exposure, to that of the exposure; a confidence.
+    """Ratios of the light around the sharp frame, and in parts of the exposure, to that of the
+    exposure; a confidence.
 
-    half_windows: planes on each side of center, or below 1 a share of half_exposure; one channel for each, 1 where
-    there are too few spikes. half_exposure: planes of the exposure on each side of center; null: as many as there are,
-    without plane 0. num_bins: channels more, of so many equal parts of the exposure.
+    half_windows: planes on each side of center, or below 1 a share of half_exposure; one channel
+    for each, 1 where there are too few spikes. half_exposure: planes of the exposure on each side
+    of center; null: as many as there are, without plane 0. num_bins: channels more, of so many
+    equal parts of the exposure.
 
     The last channel is n / (n + 4), n spikes in the exposure.
-    Light is 1 / interval in all planes between two spikes, so a window may be shorter than an interval; spike.context
-    completes the intervals at the ends of the exposure. Ratios do not depend on threshold or gain. Blurry x ratio
-    estimates the sharp frame: in linear light with gamma 1, in display values with gamma 2.2.
+    Light is 1 / interval in all planes between two spikes, so a window may be shorter than an
+    interval; spike.context completes the intervals at the ends of the exposure. Ratios do not
+    depend on threshold or gain. Blurry x ratio estimates the sharp frame: in linear light with
+    gamma 1, in display values with gamma 2.2.
     """
     around = min(center - 1, len(stream) - 1 - center)
-    half_exposure = around if half_exposure is None else half_exposure
+    if half_exposure is None:
+        half_exposure = around
     halves = [round(half * half_exposure) if half < 1 else int(half) for half in half_windows]
-    is_whole = all(half < 1 or half % 1 == 0 for half in half_windows)
-    if num_bins < 0 or not (
-        halves and is_whole and 0 <= min(halves) <= max(halves) < half_exposure <= around
-    ):
-        needed = f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} planes"
-        raise ValueError(f"{needed} are needed, whole or below 1, and num_bins {num_bins} >= 0")
-    first, planes = center - half_exposure, 2 * half_exposure + 1
-    windows = [(half_exposure - half, half_exposure + half + 1) for half in halves]
-    windows += [(i * planes // num_bins, -(-(i + 1) * planes // num_bins)) for i in range(num_bins)]
-    spikes, *light = window_light(
-        stream, [(first + a, first + b) for a, b in [(0, planes), *windows]]
-    )
-    means = [part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]
+    are_whole = all(half < 1 or half % 1 == 0 for half in half_windows)
+    fit = bool(halves) and 0 <= min(halves) <= max(halves) < half_exposure <= around
+    if num_bins < 0 or not are_whole or not fit:
+        raise ValueError(
+            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} "
+            f"planes are needed, whole or below 1, and num_bins {num_bins} >= 0"
+        )
+    first = center - half_exposure
+    planes = 2 * half_exposure + 1
+    # In planes of the stream: around the sharp frame, then equal parts of the exposure.
+    windows = [(center - half, center + half + 1) for half in halves]
+    for i in range(num_bins):
+        start = i * planes // num_bins
+        stop = -(-(i + 1) * planes // num_bins)
+        windows.append((first + start, first + stop))
+    exposure = (first, first + planes)
+
+    spikes, *light = window_light(stream, [exposure, *windows])
     long = spikes / planes
+    means = [part / (stop - start) for part, (start, stop) in zip(light, windows, strict=True)]
     ratios = [np.divide(mean, long, out=np.ones_like(long), where=long > 0) for mean in means]
-    return np.stack((*ratios, spikes / (spikes + HALF_TRUST))).astype(np.float32)
+    confidence = spikes / (spikes + HALF_TRUST)
+    return np.stack((*ratios, confidence)).astype(np.float32)
 
 
 @representation("tfstp", proportional=True)
@@ -383,44 +435,55 @@ def tfstp(
     utilisation: float = 0.05,
     offsets: Numbers = (0,),
 ) -> np.ndarray:
-    """Texture from short-term plasticity: channel i = the firing rate at plane center + offsets[i], in (0, 1].
+    """Texture from short-term plasticity: channel i = the firing rate at plane center + offsets[i],
+    in (0, 1].
 
     tau_d, tau_f: in planes; larger values average over more intervals. utilisation: U, in (0, 1).
 
-    Each pixel drives a synapse of Tsodyks and Markram: between two spikes, dt planes apart, the resources R recover to
-    1 with the time constant tau_d, the utilisation u decays to U with tau_f; a spike uses u R and raises u by U (1 -
-    u). Just before the next spike
+    Each pixel drives a synapse of Tsodyks and Markram: between two spikes, dt planes apart, the
+    resources R recover to 1 with the time constant tau_d, the utilisation u decays to U with tau_f;
+    a spike uses u R and raises u by U (1 - u). Just before the next spike
     u' = U + (u + U (1 - u) - U) exp(-dt / tau_f), R' = 1 - (1 - R (1 - u)) exp(-dt / tau_d).
-    For R' = R the rate is 1 / dt = -1 / (tau_d ln((1 - R) / (1 - R (1 - u)))), at most 1 / (planes since the last
-    spike). Pixels of fewer than two spikes: spikes / planes. Only planes 0 ... center + offsets[i] count, so that the
-    result lags behind motion.
+    For R' = R the rate is 1 / dt = -1 / (tau_d ln((1 - R) / (1 - R (1 - u)))),
+    at most 1 / (planes since the last spike). Pixels of fewer than two spikes: spikes / planes.
+    Only planes 0 ... center + offsets[i] count, so that the result lags behind motion.
     Source: Zheng et al., CVPR 2021; Zheng et al., IEEE TPAMI 45(7), 2023.
     """
     if tau_d <= 0 or tau_f <= 0 or not 0 < utilisation < 1:
         raise ValueError(
             f"tau_d {tau_d} and tau_f {tau_f} are positive, utilisation {utilisation} is in (0, 1)"
         )
-    centers, base = [center + offset for offset in offsets], utilisation
-    if outside := [time for time in centers if not 0 <= time < len(stream)]:
-        raise ValueError(f"plane {outside[0]} is outside of 0 to {len(stream) - 1}")
+    centers = [center + offset for offset in offsets]
+    for time in centers:
+        if not 0 <= time < len(stream):
+            raise ValueError(f"plane {time} is outside of 0 to {len(stream) - 1}")
+    # Index dt - 1: an interval of dt planes.
     intervals = np.arange(1, len(stream) + 1, dtype=np.float64)
-    decay_d, decay_f = np.exp(-intervals / tau_d), np.exp(-intervals / tau_f)
-    steady_u = base / (1 - (1 - base) * decay_f)
+    decay_d = np.exp(-intervals / tau_d)
+    decay_f = np.exp(-intervals / tau_f)
+    # The state of a pixel whose spikes are that far apart. It begins there at its second spike.
+    U = utilisation
+    steady_u = U / (1 - (1 - U) * decay_f)
     # 1 - R instead of R: R of a dark pixel is so close to 1 that its logarithm would be lost.
     steady_used = decay_d * steady_u / (1 - decay_d * (1 - steady_u))
-    shape, rates = stream.shape[1:], {}
-    last, spikes = np.full(shape, -1), np.zeros(shape, np.int64)
-    u, used = np.full(shape, base), np.zeros(shape)
+
+    shape = stream.shape[1:]
+    rates = {}
+    last = np.full(shape, -1)  # plane of the last spike
+    spikes = np.zeros(shape, np.int64)
+    u = np.full(shape, U)
+    used = np.zeros(shape)  # 1 - R
     for time, plane in enumerate(stream[: max(centers) + 1]):
         fired = plane > 0
         again = fired & (spikes > 0)
         if again.any():
-            index, before = time - last[again] - 1, u[again]
-            first = spikes[again] == 1
-            facilitated = base + (before + base * (1 - before) - base) * decay_f[index]
+            index = time - last[again] - 1
+            before = u[again]
+            is_second = spikes[again] == 1
+            facilitated = U + (before + U * (1 - before) - U) * decay_f[index]
             depleted = (used[again] * (1 - before) + before) * decay_d[index]
-            u[again] = np.where(first, steady_u[index], facilitated)
-            used[again] = np.where(first, steady_used[index], depleted)
+            u[again] = np.where(is_second, steady_u[index], facilitated)
+            used[again] = np.where(is_second, steady_used[index], depleted)
         last[fired] = time
         spikes += fired
         if time in centers:
