@@ -82,10 +82,16 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
     place, draw, sentence = wrong[0]
     kind, frame = ("frames" if is_own else "training samples"), draw.frames[0]
     name = f"{draw.clip.name}/{draw.clip.stems[frame]}" if is_own else f"Sample {place}"
-    look = f"Look at it: python scripts/show_sample.py --opt {option_file} --index {place} --out page.html"
+    look = (
+        f"Look at it: python scripts/show_sample.py --opt {option_file} --index {place} "
+        "--out page.html"
+    )
     if is_own:
         look = f"What the spikes may be: python scripts/spike_tool.py info {draw.clip.spike[frame]}"
-    return f"spikes and frames of {len(wrong)} of {len(looked)} {kind} do not show the same. {name}: {sentence} {look}"
+    return (
+        f"spikes and frames of {len(wrong)} of {len(looked)} {kind} do not show the same. "
+        f"{name}: {sentence} {look}"
+    )
 
 
 def _spread(count: int, wanted: int) -> list[int]:
@@ -159,7 +165,10 @@ def _what_differs(
             )
             if abs(value) >= 0.35
         ]
-        keys = "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, spike.center)"
+        keys = (
+            "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, "
+            "spike.center)"
+        )
         return f"the spikes are shifted by {' and '.join(sides)}: check spike.calibration of {keys}"
     keys = (
         "spike.calibration, spike.flip"

@@ -33,7 +33,10 @@ from utils.run.checkpoint import DataOrder
 # What torch says where /dev/shm, through which workers hand over their batches, has no room.
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
 FEWER = "lower dataloader_num_workers or dataloader_prefetch_factor"
-LARGER_SHM = f"enlarge /dev/shm (docker run --shm-size=8g; Kubernetes: an emptyDir of medium Memory), or {FEWER}"
+LARGER_SHM = (
+    "enlarge /dev/shm (docker run --shm-size=8g; Kubernetes: an emptyDir of medium "
+    f"Memory), or {FEWER}"
+)
 SOCKET_ROOM = 74  # letters of a folder in which a name of a worker's socket still fits
 
 
@@ -67,7 +70,10 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         self.epoch = self.start_batch = 0
         if dataset_len < self.global_batch:
             what = f"{dataset_len} training samples are fewer than one batch of {self.global_batch}"
-            do = "add clips, lower dataloader_batch_size or the number of ranks, or raise dataloader_epoch_repeat"
+            do = (
+                "add clips, lower dataloader_batch_size or the number of ranks, or raise "
+                "dataloader_epoch_repeat"
+            )
             raise OptionError(
                 what,
                 "datasets.train",
@@ -155,7 +161,7 @@ class TrainLoader:
         )
 
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
-        """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
+        """Return an iterator over the steps of `epoch` from `batch` on, with workers started."""
         self.sampler.seek(epoch, batch)
         with (
             process.signals_held()

@@ -149,10 +149,19 @@ class VRT(nn.Module):
             blocks[i][f"checkpoint_{part}"] = o[f"use_checkpoint_{part}"] and not skips
         for i, (kind, scale) in enumerate(zip(KINDS, STAGE_SCALES, strict=True)):
             stage = Stage(
-                kind, dims[i - 1] if i else dims[0], dims[i], depths[i], heads[i], window,
-                int(depths[i] * o["mul_attn_ratio"]), rates[i], o["pa_frames"], o["deformable_groups"], scale,
+                kind,
+                dims[i - 1] if i else dims[0],
+                dims[i],
+                depths[i],
+                heads[i],
+                window,
+                int(depths[i] * o["mul_attn_ratio"]),
+                rates[i],
+                o["pa_frames"],
+                o["deformable_groups"],
+                scale,
                 **blocks[i],
-            )  # fmt: skip
+            )
             self.add_module(f"stage{i + 1}", stage)
         entry = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
         self.stage8 = nn.ModuleList([entry])
@@ -214,7 +223,8 @@ class VRT(nn.Module):
             spynet_path = str(OWN_FLOW)
             if utils_dist.is_main_process():
                 logger.warning(
-                    "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for it (docs/model.md). "
+                    "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for "
+                    "it (docs/model.md). "
                     "The published weights: %s", PUBLISHED_FLOW, OWN_FLOW.name, PUBLISHED,
                 )  # fmt: skip
         weights = portable.read_weights(spynet_path, key="netG.spynet_path")
@@ -335,18 +345,29 @@ def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) 
 
     Mutual attention needs a whole window at 1/8 scale.
     """
-    window, mutual = o["window_size"], int(o["depths"][3] * o["mul_attn_ratio"]) > 0
-    least = (
-        (UNET_MULTIPLE * window[1], UNET_MULTIPLE * window[2])
-        if mutual
-        else (UNET_MULTIPLE, UNET_MULTIPLE)
-    )
+    frames, height, width = o["window_size"]
+    has_mutual = int(o["depths"][3] * o["mul_attn_ratio"]) > 0
+    if has_mutual:
+        least_size = (UNET_MULTIPLE * height, UNET_MULTIPLE * width)
+    else:
+        least_size = (UNET_MULTIPLE, UNET_MULTIPLE)
     interpolates = o["pa_frames"] == 0
-    frames = o["img_size"][0] if interpolates else max(2 if mutual else 1, o["pa_frames"] // 2 + 1)
+    if interpolates:
+        least_frames = o["img_size"][0]
+    else:
+        least_frames = max(2 if has_mutual else 1, o["pa_frames"] // 2 + 1)
     return InputSpec(
-        UNET_MULTIPLE, tuple(window), least, frames, o["upscale"], image_channels, o["nonblind_denoising"],
-        spike_channels, interpolates, o["out_instants"],
-    )  # fmt: skip
+        stride=UNET_MULTIPLE,
+        window_size=(frames, height, width),
+        least_size=least_size,
+        least_frames=least_frames,
+        scale=o["upscale"],
+        image_channels=image_channels,
+        noise_map=o["nonblind_denoising"],
+        spike_channels=spike_channels,
+        interpolates=interpolates,
+        out_instants=o["out_instants"],
+    )
 
 
 def check_options(o: dict[str, Any], image: int) -> None:

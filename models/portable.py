@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 # What our files say of their network; the last came later than the others.
 LEARNED = ("scale", "netG", "spike_channels", "spike", "spike_data")
 FROM_FILE = "the weights file"
-# Keys under which published files and ours hold the state dict. A file may also be a state dict itself.
+# Keys under which published files and ours hold the state dict. A file may also be a state dict
+# itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
 # If fewer tensors match, the file most likely belongs to another network.
 MIN_MATCHED = 0.9
@@ -39,7 +40,8 @@ LARGEST_NUMBER = 1e30  # its square is a number
 SMALL_BYTES = 2**29  # of a network that is built from any file
 
 _BIG: dict[str, Any] = {
-    "upscale": 4, "depths": [8] * 7 + [4] * 6, "indep_reconsts": [11, 12], "embed_dims": [120] * 7 + [180] * 6,
+    "upscale": 4, "depths": [8] * 7 + [4] * 6, "indep_reconsts": [11, 12],
+    "embed_dims": [120] * 7 + [180] * 6,
     "num_heads": [6] * 13,
 }  # fmt: skip
 _SMALL: dict[str, Any] = {
@@ -48,16 +50,19 @@ _SMALL: dict[str, Any] = {
 }  # fmt: skip
 _DEBLUR: dict[str, Any] = {**_SMALL, "pa_frames": 2, "deformable_groups": 16}
 _VIMEO: dict[str, Any] = {
-    **_BIG, "img_size": [8, 64, 64], "window_size": [8, 8, 8], "pa_frames": 4, "deformable_groups": 16,
+    **_BIG, "img_size": [8, 64, 64], "window_size": [8, 8, 8], "pa_frames": 4,
+    "deformable_groups": 16,
 }  # fmt: skip
 
 # File stem -> arguments of the network. 002 follows its released file; KAIR's option file differs.
 RELEASED: dict[str, dict[str, Any]] = {
     "001_VRT_videosr_bi_REDS_6frames": {
-        **_BIG, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "pa_frames": 2, "deformable_groups": 12,
+        **_BIG, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "pa_frames": 2,
+        "deformable_groups": 12,
     },
     "002_VRT_videosr_bi_REDS_16frames": {
-        **_BIG, "img_size": [16, 64, 64], "window_size": [8, 8, 8], "pa_frames": 6, "deformable_groups": 24,
+        **_BIG, "img_size": [16, 64, 64], "window_size": [8, 8, 8], "pa_frames": 6,
+        "deformable_groups": 24,
     },
     "003_VRT_videosr_bi_Vimeo_7frames": _VIMEO,
     "004_VRT_videosr_bd_Vimeo_7frames": _VIMEO,
@@ -66,13 +71,15 @@ RELEASED: dict[str, dict[str, Any]] = {
     "007_VRT_videodeblurring_REDS": _DEBLUR,
     "008_VRT_videodenoising_DAVIS": {**_DEBLUR, "nonblind_denoising": True},
     "009_VRT_videofi_Vimeo_4frames": {
-        **_SMALL, "img_size": [4, 192, 192], "window_size": [4, 8, 8], "indep_reconsts": [], "pa_frames": 0,
+        **_SMALL, "img_size": [4, 192, 192], "window_size": [4, 8, 8], "indep_reconsts": [],
+        "pa_frames": 0,
     },
 }  # fmt: skip
 
 # The authors' tiles (frames, side); they overlap by 2 frames and 20 pixels.
 RELEASED_TILES = {
-    "001": (40, 128), "002": (40, 128), "003": (32, 128), "004": (32, 128), "005": (12, 256), "006": (18, 192),
+    "001": (40, 128), "002": (40, 128), "003": (32, 128), "004": (32, 128), "005": (12, 256),
+    "006": (18, 192),
     "007": (12, 256), "008": (12, 256), "009": (0, 0),
 }  # fmt: skip
 
@@ -89,7 +96,9 @@ class LoadReport:
 
     @property
     def parts(self) -> set[bool]:
-        """Whether the weights have tensors of the fusion (True), of the transformer (False), or of both."""
+        """Whether the weights have tensors of the fusion (True), of the transformer (False), or of
+        both.
+        """
         return {
             k.startswith("fusion.")
             for k in (*self.matched, *self.widened, *self.mismatched, *self.unexpected)
@@ -97,7 +106,7 @@ class LoadReport:
 
     @property
     def share(self) -> float:
-        """Share of the network's tensors, of those parts of it that the weights have, that were loaded."""
+        """Return the share of tensors that were loaded, in the parts that the weights have."""
         wanted = [k for k in self.missing if k.startswith("fusion.") in self.parts]
         total = len(self.matched) + len(self.widened) + len(wanted) + len(self.mismatched)
         return (len(self.matched) + len(self.widened)) / max(total, 1)
@@ -105,7 +114,8 @@ class LoadReport:
     def __str__(self) -> str:
         part = "fusion" if self.parts == {True} else "network"
         lines = [
-            f"{len(self.matched)} tensors matched, {len(self.widened)} widened ({self.share:.0%} of the {part})"
+            f"{len(self.matched)} tensors matched, {len(self.widened)} widened "
+            f"({self.share:.0%} of the {part})"
         ]
         for name in ("widened", "missing", "mismatched", "unexpected"):
             keys = getattr(self, name)
@@ -118,7 +128,9 @@ class LoadReport:
 def read_weights(
     path: str | Path, prefer: str = "params", key: str = "the path"
 ) -> dict[str, Tensor]:
-    """The state dict in a weights file, on the CPU; the file holds it directly or under one of CONTAINERS.
+    """Return the state dict in a weights file, on the CPU.
+
+    The file holds it directly or under one of CONTAINERS.
 
     prefer: the key to take if the file has several. key: what names the file, for the error.
     Raises CheckpointError if the file is missing or holds no weights.
@@ -169,7 +181,8 @@ def _refuse_repeated_numbers(weights: dict[str, Tensor], path: Path) -> None:
     stated = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     if stated > max(MOST_SHARED * size, SMALL_BYTES):
         raise CheckpointError(
-            what=f"{len(weights)} tensors of {stated / 1e6:.0f} MB in a file of {size / 1e6:.1f} MB",
+            what=f"{len(weights)} tensors of {stated / 1e6:.0f} MB in a file of "
+            f"{size / 1e6:.1f} MB",
             where=str(path),
             expected="a number in the file for each one of a tensor",
             do="save tensor.clone() of each, or download the file again",
@@ -182,7 +195,7 @@ def own_name(key: str) -> str:
 
 
 def file_of(weights: str | Path) -> Path:
-    """Return the path of weights: `weights` itself, or of "vrt/006" the released file, fetched once.
+    """Return the path of weights: `weights` itself, or the file of "vrt/006", fetched once.
 
     Raises CheckpointError if there are no released weights of this name, or they cannot be had.
     """
@@ -238,10 +251,13 @@ def _refuse_other_tensors(path: Path, name: str) -> None:
 def load_weights(
     net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False
 ) -> LoadReport:
-    """Load `weights` into `net` by name; if conv_first has more input channels than its weight, the rest is zero.
+    """Load `weights` into `net` by name.
 
-    where: the source of the weights, for the error. strict: all names and shapes must match; otherwise 90 % of the
-    network's tensors. Raises CheckpointError and leaves the network unchanged.
+    If conv_first has more input channels than its weight, the rest is zero.
+
+    where: the source of the weights, for the error. strict: all names and shapes must match;
+    otherwise 90 % of the network's tensors. Raises CheckpointError and leaves the network
+    unchanged.
     """
     report, fitting = compare_weights(net, weights, where, strict)
     own = net.state_dict()
@@ -289,10 +305,12 @@ def compare_weights(
 
 
 def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
-    """`given` (E, K, 1, 3, 3) with zeros for the new input channels; None if the shapes differ in another way.
+    """Return `given` (E, K, 1, 3, 3) with zeros for the new input channels.
 
-    The input consists of groups of in_chans channels (the frame, then four corners of each of two neighbours), then
-    the noise map. In each group the given channels come first.
+    Returns None if the shapes differ in another way.
+
+    The input consists of groups of in_chans channels (the frame, then four corners of each of two
+    neighbours), then the noise map. In each group the given channels come first.
     """
     if given.shape[0] != wanted.shape[0] or given.shape[2:] != wanted.shape[2:]:
         return None
@@ -313,7 +331,9 @@ def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
 def load_pretrained(
     net: nn.Module, path: str | None, strict: bool, which: str = "netG"
 ) -> LoadReport | None:
-    """Load the weights at `path` (option path.pretrained_<which>), if given, into `net`, and log the report.
+    """Load the weights at `path`, if given, into `net`, and log the report.
+
+    The option is path.pretrained_<which>.
 
     netE takes the averaged weights of a file that has both.
     """
@@ -385,8 +405,10 @@ def _numbers_in(value: Any) -> Iterator[float]:
 class SavedNetwork:
     """A weights file and the network it belongs to.
 
-    netG: options of the network. spike_channels: S. spike: options of the spike representation (None: RGB only).
-    spike_data: rate, light and centre of the training spikes (see data/cameras/spike_source.py); None if unknown.
+    netG: options of the network. spike_channels: S.
+    spike: options of the spike representation, or None for RGB only.
+    spike_data: rate, light and centre of the training spikes (see data/cameras/spike_source.py), or
+    None if they are not known.
     known_from: where the options come from. released: name of the published network, or None.
     """
 
@@ -422,7 +444,10 @@ class SavedNetwork:
             raise CheckpointError(what, str(self.path), e.expected, do) from e
 
     def build(self) -> nn.Module:
-        """The network with its weights, in eval mode on the CPU. Raises CheckpointError if a tensor does not fit."""
+        """Return the network with its weights, in eval mode on the CPU.
+
+        Raises CheckpointError if a tensor does not fit.
+        """
         _refuse_repeated_numbers(self.weights, self.path)
         with torch.device("meta"):  # it takes no memory there, however large it is
             compare_weights(self.network(), self.weights, str(self.path), strict=True)
@@ -434,10 +459,11 @@ class SavedNetwork:
 def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> SavedNetwork:
     """The weights in `path` (the averaged ones if there are any) and their network.
 
-    The network is `network` (Options.portable of an option file) if given, else that of the options in the file, else
-    the published one with exactly these tensors. Raises CheckpointError if the file holds no weights, the network is
-    unknown, or the option file gives spike channels of another kind than those of the training: as many of them would
-    pass unseen. Warns where their other settings differ.
+    The network is `network` (Options.portable of an option file) if given, else that of the options
+    in the file, else the published one with exactly these tensors. Raises CheckpointError if the
+    file holds no weights, the network is unknown, or the option file gives spike channels of
+    another kind than those of the training: as many of them would pass unseen. Warns where their
+    other settings differ.
     """
     path = file_of(path)
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
@@ -454,7 +480,8 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     if not _are_ours(options):
         options = None
     if network is not None:
-        # The weights file describes its training data; the option file may name other data, or none on this machine.
+        # The weights file describes its training data; the option file may name other data, or none
+        # on this machine.
         options = options or {}
         network = {**network, "spike_data": options.get("spike_data") or network["spike_data"]}
         saved = SavedNetwork(path, weights, **network, known_from="the option file")
@@ -470,7 +497,8 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
                 what, str(path), "the same", f"take other weights, or set spike.{key} to {was}"
             )
         changed = ", ".join(
-            f"{key} {was} -> {now}" for key, (was, now) in checkpoint.differences(learned, saved.spike).items()
+            f"{key} {was} -> {now}"
+            for key, (was, now) in checkpoint.differences(learned, saved.spike).items()
             if key.startswith("representation.") or key in ("context", "resize")
         )  # fmt: skip
         if changed and utils_dist.is_main_process():
@@ -482,7 +510,8 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     if options is not None:
         return SavedNetwork(path, weights, **options, known_from=FROM_FILE)
     shapes = _shapes_of(weights)
-    # Networks with the same shapes differ in their training data only: the name of the file selects one.
+    # Networks with the same shapes differ in their training data only: the name of the file selects
+    # one.
     for name in sorted(RELEASED, key=lambda name: (name[:4] != path.name[:4], name)):
         saved = _released(name, path, weights)
         if shapes == _shapes_of(_tensors_of(saved)):

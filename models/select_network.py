@@ -48,7 +48,10 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
         spec = input_spec(NETWORKS.build(netG, "netG", spike_channels=channels))
     _check_task(netG, train, test, val, spec)
     if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
-        what = f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}"
+        what = (
+            f"datasets.test gives {test.spike_channels} spike channels, datasets.train "
+            f"{train.spike_channels}"
+        )
         do = "copy the representation of datasets.train.spike to datasets.test.spike"
         raise OptionError(
             what, "datasets.test.spike", "the same number, because one network takes both", do

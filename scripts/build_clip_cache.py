@@ -49,7 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
     print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
     print(
-        f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": "{command.out}"}}'
+        f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": '
+        f'"{command.out}"}}'
     )
     return 0
 

@@ -86,8 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
     imwrite_rgb(command.overlay, overlay(views[0], command.light, grid))
     top, left, height, width = grid.region
     print(
-        f"{command.out}: the spikes cover {grid.coverage:.1%} of the frame; rows {top} to {top + height - 1}, columns "
-        f"{left} to {left + width - 1} are used for training. Look at {command.overlay}"
+        f"{command.out}: the spikes cover {grid.coverage:.1%} of the frame; rows {top} to "
+        f"{top + height - 1}, columns {left} to {left + width - 1} are used for training. Look at "
+        f"{command.overlay}"
     )
     return 0
 
@@ -97,7 +98,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    text = "spikes, and an image of that time (or a folder or video, of which the mean is taken); may be repeated"
+    text = (
+        "spikes, and an image of that time (or a folder or video, of which the mean is "
+        "taken); may be repeated"
+    )
     pair = {
         "nargs": 2,
         "type": Path,
@@ -222,12 +226,15 @@ def with_geometry(
         )
     angle = np.degrees(np.arctan2(matrix[1, 0], matrix[0, 0]))
     print(
-        f"{inliers} of {matches} features agree; correlation {correlation:.3f}; mirrored: {mirror}; turned by "
+        f"{inliers} of {matches} features agree; correlation {correlation:.3f}; mirrored: "
+        f"{mirror}; turned by "
         f"{angle:.2f} degrees, {scale:.3f} RGB pixels per spike pixel\n"
-        f"residual of {len(distances)} single patches: median {residual:.2f}, 90 % below {p90:.2f} RGB pixels"
+        f"residual of {len(distances)} single patches: median {residual:.2f}, 90 % below "
+        f"{p90:.2f} RGB pixels"
     )
     return Calibration(
-        matrix=matrix[: 3 if model == "homography" else 2].tolist(), mirror=mirror, tick_hz=command.tick_hz,
+        matrix=matrix[: 3 if model == "homography" else 2].tolist(),
+        mirror=mirror, tick_hz=command.tick_hz,
         spike_size=[geometry.height, geometry.width], rgb_size=list(views[0].frame.shape[:2]),
         made={
             "by": "scripts/calibrate.py", "model": model, "pairs": len(views),
@@ -283,9 +290,12 @@ def _from_features(views: Sequence[registration.View], light: str) -> tuple[np.n
     )  # the perspective of a homography is no part of an affine matrix
     cv2.setRNGSeed(0)
     found, used = cv2.estimateAffine2D(
-        *np.array(pairs, np.float64).swapaxes(0, 1).copy(), method=cv2.RANSAC, ransacReprojThreshold=tolerance,
-        maxIters=20000, confidence=0.9999,
-    )  # fmt: skip
+        *np.array(pairs, np.float64).swapaxes(0, 1).copy(),
+        method=cv2.RANSAC,
+        ransacReprojThreshold=tolerance,
+        maxIters=20000,
+        confidence=0.9999,
+    )
     # A mirrored image is tried on its own; what collapses or mirrors is no view of the same scene.
     if found is None or not 1e-3 < np.linalg.det(found[:, :2]) < 1e3:
         return np.eye(3), 0, len(pairs)
@@ -310,13 +320,15 @@ def with_offset(
     offset, error = found.offset, found.errors[1]
     if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
         raise _wrong(
-            f"the scene moves too little: the offset would be {offset:.1f} planes, error {error:.1f}",
+            f"the scene moves too little: the offset would be {offset:.1f} planes, error "
+            f"{error:.1f}",
             where,
         )
     if abs(offset) > search - registration.LEAST_ROOM:
         raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
     print(
-        f"the exposures start {offset:+.2f} planes later than plane {command.planes[0]}, error {error:.2f}"
+        f"the exposures start {offset:+.2f} planes later than plane {command.planes[0]}, error "
+        f"{error:.2f}"
     )
     changes = {"time_offset_planes": round(offset, 3), "tick_hz": command.tick_hz or known.tick_hz}
     return known.model_copy(update=changes)
@@ -324,10 +336,13 @@ def with_offset(
 
 def _wrong(what: str, where: str) -> DataError:
     return DataError(
-        f"the two cameras cannot be calibrated with this pair: {what}", where,
-        "the same moment of one scene with much texture, sharp in both cameras, of which they see a good part together",
-        "use other pairs, check the spike size and flip (spike_tool.py view), or try --model similarity or affine",
-    )  # fmt: skip
+        what=f"the two cameras cannot be calibrated with this pair: {what}",
+        where=where,
+        expected="the same moment of one scene with much texture, sharp in both cameras, of which "
+        "they see a good part together",
+        do="use other pairs, check the spike size and flip (spike_tool.py view), or try --model "
+        "similarity or affine",
+    )
 
 
 def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.ndarray:

@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 
 def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
-    """Write the figure of the runs by name, or the report of the only one, to the new file `out`."""
+    """Write the figure of the runs, or the report of the only run, to the new file `out`."""
     refuse_existing(out, "--out")
     curves, suffix = (
         {name: history.read_history(run) for name, run in runs.items()},
@@ -130,7 +130,8 @@ def check_gain(run: Path, at_least: float) -> int:
     is_enough = restored - blurry >= at_least  # False also for NaN
     judged = "as expected" if is_enough else "NOT as expected"
     print(
-        f"gain after {step} iterations: {restored - blurry:+.2f} dB, {judged}: at least {at_least:g} dB"
+        f"gain after {step} iterations: {restored - blurry:+.2f} dB, {judged}: at least "
+        f"{at_least:g} dB"
     )
     return int(not is_enough)
 
@@ -207,7 +208,10 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
             for clip in {**first_clips, **clips}
             if not is_same_input(first_clips.get(clip), clips.get(clip))
         ]:
-            what = f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}"
+            what = (
+                f"{first} and {name} were not scored on the same frames and input: "
+                f"{', '.join(odd[:5])}"
+            )
             raise DataError(
                 what, name, "tests of the same clips, frames and input", "repeat one of the tests"
             )

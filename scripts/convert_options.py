@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Write an option file of S-VRT (JSON or YAML) as one of this project.
 
-It prints what was renamed, what was dropped because it has no effect here, and what our options cannot say, with the
-size of the effect. Keys without a counterpart stop it; --drop names those that may be left out.
-Files of KAIR need no conversion; docs/coming_from.md has a table for those of BasicSR. Secrets are never copied.
+It prints what was renamed, what was dropped because it has no effect here, and what our options
+cannot say, with the size of the effect. Keys without a counterpart stop it; --drop names those that
+may be left out.
+Files of KAIR need no conversion; docs/coming_from.md has a table for those of BasicSR. Secrets are
+never copied.
 
     python scripts/convert_options.py theirs.json --out ours.json
-    python scripts/convert_options.py theirs.yml path.root=runs --out ours.json --drop train.lora_rank
+    python scripts/convert_options.py theirs.yml path.root=runs --out ours.json \
+        --drop train.lora_rank
 """
 
 import argparse
@@ -45,11 +48,13 @@ OF_SVRT = re.compile(  # how an option begins that only S-VRT has
     r"|spike\.reconstruction|middle_tfp_center|rgb_normalize|input_pack_mode|keep_legacy_l))(\.|$)"
 )
 DROPPED = {  # what the whole key of an option or section matches -> why it is left out
-    r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & Biases; nothing is copied",
+    r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & "
+    "Biases; nothing is copied",
     f".*{KEY.pattern}": "secrets are never copied; give WANDB_API_KEY in the environment",
     r"datasets\.\w+\.keep_legacy_l": "it only kept a second copy of the input in the batch",
     r"datasets\.\w+\.scale": "it follows from the sizes of the frames",
-    r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": "clips are tested one by one, without a loader",
+    r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": "clips are tested one by "
+    "one, without a loader",
 }
 OURS = (
     "type",
@@ -61,14 +66,18 @@ OURS = (
     "center",
     "representation",
 )  # keys of our `spike` section
-ROUNDED = "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on average, at most 0.004"
+ROUNDED = (
+    "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on "
+    "average, at most 0.004"
+)
 STRETCHED = (
-    "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, which loses the "
-    "brightness; here it is the mean of 2 h + 1 planes as it is"
+    "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, "
+    "which loses the brightness; here it is the mean of 2 h + 1 planes as it is"
 )
 NORMALIZED = (
-    "S-VRT scales the input to about [-2.1, 2.6] while the sharp frames stay in [0, 1], and VRT adds its input to its "
-    "output; here both are in [0, 1], and weights trained the other way do not fit"
+    "S-VRT scales the input to about [-2.1, 2.6] while the sharp frames stay in [0, 1], and VRT "
+    "adds its input to its output; here both are in [0, 1], and weights trained the other way do "
+    "not fit"
 )
 
 
@@ -76,8 +85,10 @@ NORMALIZED = (
 class Conversion:
     """The options of a file on their way from S-VRT's keys to ours.
 
-    values: dotted key -> value. renamed, dropped, unsaid: key of S-VRT -> what became of it and why; unsaid: what our
-    options cannot say. problems: key -> (what is wrong, what to do); with any of them nothing is written.
+    values: dotted key -> value.
+    renamed, dropped: key of S-VRT -> what became of it, and why.
+    unsaid: key of S-VRT -> what our options cannot say.
+    problems: key -> (what is wrong, what to do). With any problem nothing is written.
     """
 
     values: dict[str, Any]
@@ -151,7 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not is_svrt and not is_yaml:
         print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion.")
         print(
-            "dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of all GPUs in KAIR."
+            "dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of "
+            "all GPUs in KAIR."
         )
         print(f"nothing was written; train with: ./launch_train.sh N {source}")
         return 0
@@ -248,7 +260,9 @@ def flattened(section: dict[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str, Any]:
-    """The sections of `c` with our keys; what has no counterpart keeps its key, which `judge` then refuses.
+    """Return the sections of `c` with our keys.
+
+    What has no counterpart keeps its key, which `judge` then refuses.
 
     Prints what became of each key.
     """
@@ -292,7 +306,8 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
             )
             if each * gpus != total:
                 c.unsaid[key] = (
-                    f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {each * gpus} in all"
+                    f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is "
+                    f"{each * gpus} in all"
                 )
     values: dict[str, Any] = {}
     for key, value in c.values.items():
@@ -342,7 +357,8 @@ def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> N
     )
     if size and not spike_size:
         c.unsaid[key] = (
-            f"{said}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give --spike-size H W"
+            f"{said}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give "
+            "--spike-size H W"
         )
     if info.light == "display":
         c.values[f"{spike}.gamma"] = 2.2  # 2.2 / gamma = 1: the firing rates stay as S-VRT has them
@@ -374,7 +390,7 @@ def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> N
 
 
 def convert_representation(c: Conversion, split: str) -> None:
-    """`representation`, and `center` where it counts, from spike.reconstruction and the older flat keys."""
+    """Set `representation`, and `center` if it counts, from spike.reconstruction and older keys."""
     key, center_key = f"{split}.spike.reconstruction", f"{split}.middle_tfp_center"
     places = [
         place for place in (key, f"{split}.spike_reconstruction", center_key) if c.below(place)
@@ -401,7 +417,10 @@ def convert_representation(c: Conversion, split: str) -> None:
         "encoding25": ({"type": "encoding25", "num_windows": bins}, None, ""),
     }
     if str(kind) not in counterparts:
-        what = f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and encoding25 do"
+        what = (
+            f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and "
+            "encoding25 do"
+        )
         c.problems[key] = (
             what,
             f"--drop {' '.join(places)}, to write tfp with {bins} bins instead",
@@ -490,7 +509,7 @@ def convert_network(c: Conversion) -> None:
 
 
 def judge(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> None:
-    """Raises OptionError with the problems so far, and with what the option models and the network refuse."""
+    """Raise OptionError with all problems: those so far, of the option models, of the network."""
     from models.select_network import check_options
 
     path = c.values.get("netG.spynet_path")
@@ -510,7 +529,10 @@ def judge(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> No
         rows = "".join(
             f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items()
         )
-        what = f"{len(c.problems)} problem{'s' * (len(c.problems) > 1)} in the option file, nothing was written:{rows}"
+        what = (
+            f"{len(c.problems)} problem{'s' * (len(c.problems) > 1)} in the option file, "
+            f"nothing was written:{rows}"
+        )
         raise OptionError(
             what, str(source), "keys and values that this program has", "answer all in one command"
         )

@@ -85,10 +85,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     make_sample(command.data, DEMO)
     roots = {"gt": RGB, "lq": RGB, "spike": SPIKES}
+    overrides = ["task=demo"]
+    for key, name in roots.items():
+        overrides.append(f"datasets.test.dataroot_{key}={command.data / name / 'test'}")
     code = main_test_vrt.main([
         "--opt", str(ROOT / "options/operators/exposure_alone.json"), "--weights", str(SHIPPED),
         "--output", str(command.output), "--save", "comparison", "--fps", "5", "--overwrite",
-        "task=demo", *(f"datasets.test.dataroot_{key}={command.data / name / 'test'}" for key, name in roots.items()),
+        *overrides,
     ])  # fmt: skip
     if code:
         return code

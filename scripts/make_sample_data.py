@@ -202,7 +202,8 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
         if check_made(root, size, seed, instants):
             return False
         print(
-            f"{root} was made by another version of this script, or without these instants: making it again"
+            f"{root} was made by another version of this script, or without these instants: "
+            "making it again"
         )
     half, sharp = size.side // 2, instant_planes(instants)
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -244,9 +245,11 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
                 write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
         about = {
             "format": 1, "h": half, "w": half, "flip": True, "planes": PLANES,
-            "rate": SENSOR["rate"], "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed,
+            "rate": SENSOR["rate"], "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2,
+            "seed": seed,
             "version": size.version, "files": digest_of(new), "made_by": ME,
-            **({"instants": sharp} if instants else {}), **({"size": size.name} if size.name != "sample" else {}),
+            **({"instants": sharp} if instants else {}),
+            **({"size": size.name} if size.name != "sample" else {}),
         }  # fmt: skip
         (new / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         if root.exists() and any(root.iterdir()):
@@ -292,10 +295,16 @@ def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
         what = "the sample set is not as it was made: files are changed, missing or new"
         expected = "the files that were made"
     elif (about["seed"], about.get("size", "sample")) != (seed, size.name):
-        what = f"the sample set was made with seed {about['seed']} and size {about.get('size', 'sample')}"
+        what = (
+            f"the sample set was made with seed {about['seed']} and size "
+            f"{about.get('size', 'sample')}"
+        )
         expected = f"seed {seed} and size {size.name}"
     if what:
-        do = f"move {root} away and start again, or choose another folder with --root (and change the dataroots)"
+        do = (
+            f"move {root} away and start again, or choose another folder with --root (and "
+            "change the dataroots)"
+        )
         raise DataError(what, str(root), expected, do)
     return about["version"] == size.version and (
         not instants or about.get("instants") == instant_planes(instants)

@@ -55,7 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     todo = [job for job in jobs if plans[job].todo]
     total = sum(plans[job].bytes for job in todo)
     print(
-        f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about {total / 1e9:.2f} GB to write"
+        f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about "
+        f"{total / 1e9:.2f} GB to write"
     )
     if command.dry_run:
         for job, plan in plans.items():
@@ -63,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
             average = job.cut.average if job.cut else recipe.average_of(job.name)
             planes = recipe.planes_of(job.name)
             print(
-                f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file"
+                f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes "
+                "a file"
             )
         return 0
     out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
         [plans[job].frames for job in todo],
     )
     print(
-        f"made {out}: look at it with scripts/show_sample.py, check it with scripts/doctor.py --data --opt FILE"
+        f"made {out}: look at it with scripts/show_sample.py, check it with scripts/doctor.py "
+        "--data --opt FILE"
     )
     return 0
 
@@ -246,7 +249,8 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
         for job, cuts in zip(whole, found, strict=True):
             if isinstance(cuts, DataError):
                 print(
-                    f"{job.name}: left out: {cuts.what}  [{cuts.where}]; expected: {cuts.expected}; {cuts.do}"
+                    f"{job.name}: left out: {cuts.what}  [{cuts.where}]; expected: "
+                    f"{cuts.expected}; {cuts.do}"
                 )
             else:
                 jobs += [
@@ -392,7 +396,8 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT, "h": height, "w": width, "flip": True, "planes": common["planes"],
-        "gt_plane": common["gt_plane"], "rate": rig and rig.rate, "light": rig.light if rig else "linear",
+        "gt_plane": common["gt_plane"], "rate": rig and rig.rate,
+        "light": rig.light if rig else "linear",
         "clips": clips, "recipe": recipe.record(), "made_by": "scripts/prepare_gopro_spike.py",
     }  # fmt: skip
     write_whole(out / INFO, (json.dumps(about, indent=2) + "\n").encode())

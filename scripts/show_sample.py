@@ -57,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--out",
         type=Path,
         metavar="PAGE",
-        help="a new file; default: sample_SPLIT_INDEX.html in this folder, in the repository a temporary one",
+        help="a new file; default: sample_SPLIT_INDEX.html in this folder, in the repository a "
+        "temporary one",
     )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     command = parser.parse_intermixed_args(arguments)
@@ -95,9 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
         found = compare(dataset, draw, MEASURED)
         verdict, kind = found.sentence, "right" if found.is_right else "wrong"
         numbers = (
-            f"Gradients correlate with {found.correlation:.2f}; shift {found.shift[0]:+.2f} px in x, "
-            f"{found.shift[1]:+.2f} px in y (phase correlation, response {found.response:.2f}), over {found.measured} "
-            f"{found.kind} frames before the crop."
+            f"Gradients correlate with {found.correlation:.2f}; shift {found.shift[0]:+.2f} px in "
+            f"x, {found.shift[1]:+.2f} px in y (phase correlation, response {found.response:.2f}), "
+            f"over {found.measured} {found.kind} frames before the crop."
         )
     page = render(
         "sample", title=title, verdict=verdict, verdict_class=kind, numbers=numbers,
@@ -120,8 +121,8 @@ def facts(draw: Any) -> dict[str, str]:
     about = {
         "frames": ", ".join(clip.stems[i] for i in frames)
         + (" (played backwards)" if aug.reverse else ""),
-        "crop": f"rows {aug.top} to {aug.top + aug.height - 1}, columns {aug.left} to {aug.left + aug.width - 1} of "
-        f"{clip.size[0]} x {clip.size[1]}",
+        "crop": f"rows {aug.top} to {aug.top + aug.height - 1}, columns {aug.left} to "
+        f"{aug.left + aug.width - 1} of {clip.size[0]} x {clip.size[1]}",
         "drawn": ", then ".join(name for name, is_on in flips.items() if is_on)
         or "no flip and no rotation",
     }
@@ -129,9 +130,10 @@ def facts(draw: Any) -> dict[str, str]:
         return about
     exposure = clip.exposures[frames[0]]
     about |= {
-        "spikes": f"{in_words(spikes.geometry)}; rate {spikes.rate}, {spikes.light} light, gamma {spikes.gamma:g}",
-        "planes": f"{exposure.own.count} from plane {exposure.own.first} of {clip.planes[frames[0]]}; "
-        f"sharp frame at plane {exposure.origin + exposure.center:g}"
+        "spikes": f"{in_words(spikes.geometry)}; rate {spikes.rate}, {spikes.light} light, "
+        f"gamma {spikes.gamma:g}",
+        "planes": f"{exposure.own.count} from plane {exposure.own.first} of "
+        f"{clip.planes[frames[0]]}; sharp frame at plane {exposure.origin + exposure.center:g}"
         + (", time runs backwards" if draw.backwards[0] else ""),
         "channels": f"{spikes.channels}: {spikes.name} ({in_short(spikes.options)})",
         "camera": in_short(vars(draw.camera)) if draw.camera else "as recorded",
@@ -140,8 +142,9 @@ def facts(draw: Any) -> dict[str, str]:
         grid = clip.grid
         top, left, height, width = grid.region
         about["calibration"] = (
-            f"{spikes.calibration.digest()}: the spikes cover {grid.coverage:.1%} of the frame; crops are drawn from "
-            f"rows {top} to {top + height - 1}, columns {left} to {left + width - 1}"
+            f"{spikes.calibration.digest()}: the spikes cover {grid.coverage:.1%} of the frame; "
+            f"crops are drawn from rows {top} to {top + height - 1}, columns {left} to "
+            f"{left + width - 1}"
         )
     return about
 

@@ -123,7 +123,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             action.add_argument("file", type=Path)
             add_geometry(action)
     add["info"]("--picture", type=Path, help="the frame of the time in the middle of FILE")
-    recon_out = "one plane: the image; several: .png shows them side by side, a folder gets one .png each, .mp4 a video"
+    recon_out = (
+        "one plane: the image; several: .png shows them side by side, a folder gets one "
+        ".png each, .mp4 a video"
+    )
     for name, output in {"view": "image", "recon": recon_out, "play": ".mp4"}.items():
         text = (
             f"{output}; default: FILE's name with _{name}{SUFFIXES[name]}, in this folder, in the "
@@ -135,7 +138,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         text = "what the sensor integrates; default: dataset.json, else linear"
         add[name]("--light", choices=("linear", "display"), help=text)
     for name in ("recon", "play"):
-        text = f"as in main_test_vrt.py --method; tfstp sees the last {HISTORY} planes; default %(default)s"
+        text = (
+            f"as in main_test_vrt.py --method; tfstp sees the last {HISTORY} planes; default "
+            "%(default)s"
+        )
         add[name]("--method", choices=GREY_METHODS, default="tfp", help=text)
         add[name]("--tick-hz", type=float, help="planes per second, to show the time")
         add[name](
@@ -195,7 +201,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def add_geometry(parser: argparse.ArgumentParser) -> None:
     """The options of `geometries`."""
     add = parser.add_argument
-    text = "of a spike plane; default: of an array its own, else dataset.json, else what fits the file size"
+    text = (
+        "of a spike plane; default: of an array its own, else dataset.json, else what fits "
+        "the file size"
+    )
     add("--size", type=int, nargs=2, metavar=("H", "W"), help=text)
     add("--head-columns", type=int, default=0)
     add("--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte")
@@ -211,7 +220,10 @@ def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
     """The only one of `geometries`. Raises DataError where several fit."""
     found = geometries(path, command)
     if len(found) > 1:
-        what = f"several geometries fit the file: {', '.join(f'{g.height} x {g.width} {g.layout}' for g in found)}"
+        what = (
+            "several geometries fit the file: "
+            f"{', '.join(f'{g.height} x {g.width} {g.layout}' for g in found)}"
+        )
         raise DataError(
             what, str(path), "one geometry", "give --size H W; spike_tool.py info ranks them"
         )
@@ -318,7 +330,10 @@ class Candidate:
         self.smooth = smoothness(self.rates)
         self.score = min(self.smooth.values())
         head, is_sps100 = geometry.head_columns, geometry.layout == "sps100"
-        self.name = f"{geometry.height} x {geometry.width}{f' + {head}' if head else ' (SPS100)' * is_sps100}"
+        self.name = (
+            f"{geometry.height} x "
+            f"{geometry.width}{f' + {head}' if head else ' (SPS100)' * is_sps100}"
+        )
 
     def doubts(self, best: "Candidate") -> list[str]:
         """What speaks against this candidate."""
@@ -330,8 +345,10 @@ class Candidate:
             least < best.smooth[name] - SMOOTHER,
         )
         found = {
-            f"{planes} x {h} is the size of a camera: (h, w, planes), where (planes, h, w) is expected": is_turned,
-            f"neighbouring {name} resemble one another less ({least:.2f}, not {best.smooth[name]:.2f})": is_rougher,
+            f"{planes} x {h} is the size of a camera: (h, w, planes), where (planes, h, w) is "
+            "expected": is_turned,
+            f"neighbouring {name} resemble one another less ({least:.2f}, not "
+            f"{best.smooth[name]:.2f})": is_rougher,
             f"neighbouring {name} do not resemble one another": self.score < 0.3,
             "a single plane": planes == 1,
             f"{100 * rate:.0f} % of the pixels fire in each plane": not 0.001 < rate < 0.98,
@@ -440,7 +457,8 @@ def info(command: argparse.Namespace) -> None:
     for one in ranking.shown:
         pixels = f"{one.rates.min():.3f} to {one.rates.max():.3f}"
         print(
-            f"  {one.score:10.3f}  {one.name:>14}  {one.file.planes:6}  {one.rates.mean():.4f} (pixels {pixels})"
+            f"  {one.score:10.3f}  {one.name:>14}  {one.file.planes:6}  {one.rates.mean():.4f} "
+            f"(pixels {pixels})"
         )
         for text in one.doubts(best):
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {text}")
@@ -459,7 +477,8 @@ def info(command: argparse.Namespace) -> None:
     intervals = np.diff(times)[np.diff(pixels) == 0]
     if intervals.size:
         print(
-            f"  planes between spikes: {intervals.min()} to {intervals.max()}, median {np.median(intervals):.0f}"
+            f"  planes between spikes: {intervals.min()} to {intervals.max()}, median "
+            f"{np.median(intervals):.0f}"
         )
     if grey is not None:
         check_same_view(grey.shape, best.rates.shape, str(command.picture))
@@ -468,11 +487,20 @@ def info(command: argparse.Namespace) -> None:
         fit = simulate.fit_light(best.rates, grey)
         errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
         if flipped > upright:
-            text = f"the rows seem upside down: correlation with the picture {upright:.2f}, flipped {flipped:.2f}"
+            text = (
+                f"the rows seem upside down: correlation with the picture {upright:.2f}, "
+                f"flipped {flipped:.2f}"
+            )
         elif fit.is_clear:
-            text = f'for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of the fits: {errors})'
+            text = (
+                f'for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of '
+                f"the fits: {errors})"
+            )
         else:
-            text = f"the picture does not show which light the spikes integrate (error of the fits: {errors})"
+            text = (
+                "the picture does not show which light the spikes integrate (error of the "
+                f"fits: {errors})"
+            )
         print(f"  {text}")
     elif not shape:
         print("  only the image shows whether rows are flipped: spike_tool.py view, or --picture")
@@ -606,8 +634,9 @@ def play(command: argparse.Namespace) -> None:
             )
     slow = f", {command.tick_hz / (step * command.fps):.4g} x slower" if command.tick_hz else ""
     print(
-        f"{command.out}: {len(centers)} video frames of {rendering.size}, planes {centers[0]} to {centers[-1]}, "
-        f"{step} plane{'s' if step > 1 else ''} per video frame{slow}; right: {label}"
+        f"{command.out}: {len(centers)} video frames of {rendering.size}, planes {centers[0]} to "
+        f"{centers[-1]}, {step} plane{'s' if step > 1 else ''} per video frame{slow}; right: "
+        f"{label}"
     )
 
 
@@ -673,7 +702,8 @@ def simulate_stream(command: argparse.Namespace) -> None:
         grey_light(frames, (height, width), command.gamma), len(frames), command.method
     )
     sensor = simulate.IntegrateAndFire(
-        height, width, rate=command.rate, rng=np.random.default_rng(command.seed), shot_noise=command.shot_noise,
+        height, width, rate=command.rate, rng=np.random.default_rng(command.seed),
+        shot_noise=command.shot_noise,
         dark_rate=command.dark_rate, threshold_mismatch=command.threshold_mismatch,
     )  # fmt: skip
     count = len(frames) * command.planes_per_frame

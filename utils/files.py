@@ -212,7 +212,10 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
     """
     wrong = [path for path in dict.fromkeys(paths) if not _is_plain(folder, path)]
     if wrong:
-        what = f"{_some(path.relative_to(folder) for path in wrong)} leads out of the output folder, or is no file"
+        what = (
+            f"{_some(path.relative_to(folder) for path in wrong)} leads out of the output "
+            "folder, or is no file"
+        )
         expected = 'files below the folder, without symbolic links and without ".." in names'
         raise DataError(
             what, str(folder), expected, "choose another output folder, or rename the clip"

@@ -58,7 +58,8 @@ class _SaysOnce(logging.Handler):
             with suppress(OSError):
                 os.write(
                     2,
-                    f"cannot write the log ({self.name}: {error}); the run goes on without it\n".encode(),
+                    f"cannot write the log ({self.name}: {error}); the run goes on without "
+                    "it\n".encode(),
                 )
 
 
@@ -68,7 +69,7 @@ class _LogFile(_SaysOnce, logging.FileHandler):
 
 
 class _Warnings(_LogFile):
-    """Appends warnings and errors as JSON lines {"time", "text"}: the report of a run lists them."""
+    """Appends warnings and errors as JSON lines {"time", "text"}, for the report of a run."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(
@@ -80,7 +81,10 @@ class _Warnings(_LogFile):
 
 
 class _Stdout(_SaysOnce, logging.StreamHandler):
-    """Writes to what is sys.stdout now: an open progress bar replaces it, to stay below the lines."""
+    """Writes to what is sys.stdout now.
+
+    An open progress bar replaces sys.stdout, to stay below the lines.
+    """
 
     stream = property(lambda _: sys.stdout, lambda *_: None)
 

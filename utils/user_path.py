@@ -21,7 +21,8 @@ def expanded(path: str) -> str:
             what="the path is no text in UTF-8",
             where=shown,
             expected="names of files and folders in UTF-8",
-            do="rename the folder or file (convmv renames whole trees), or link to it by another name",
+            do="rename the folder or file (convmv renames whole trees), or link to it by "
+            "another name",
         )
     if os.path.lexists(path):
         return path

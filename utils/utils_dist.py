@@ -61,13 +61,17 @@ PATIENCE_S = 3.0  # for the report of the rank that failed first
 # errors, such as a GPU given to two ranks or a full /dev/shm, concern this rank: each of them is a
 # cause.
 OF_A_PEER = re.compile(
-    r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|client socket has timed out|"
-    r"ncclRemoteError|remote process|communicator was aborted|pair closure"
+    r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|"
+    r"client socket has timed out|ncclRemoteError|remote process|communicator was aborted|"
+    r"pair closure"
 )
 
 
 class _PeerFailed(BaseException):
-    """Another rank failed with this exit code and has reported it; this one ends without a message."""
+    """Another rank failed with this exit code, and has reported it.
+
+    This rank ends without a message.
+    """
 
 
 def get_rank() -> int:
@@ -235,7 +239,9 @@ def init_dist(timeout_s: float = 1800) -> None:
         gpu.claim(RUN.store, launch.rank, gpu.identity(device))
     # Scripts, libraries and DDP itself read these; SLURM sets none of them.
     os.environ |= {
-        "RANK": str(launch.rank), "LOCAL_RANK": str(launch.local_rank), "WORLD_SIZE": str(launch.world_size),
+        "RANK": str(launch.rank),
+        "LOCAL_RANK": str(launch.local_rank),
+        "WORLD_SIZE": str(launch.world_size),
         "MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port),
     }  # fmt: skip
     if rendezvous.is_loopback_name(launch.master_addr):
@@ -256,7 +262,8 @@ def init_dist(timeout_s: float = 1800) -> None:
     text = (
         f"{line}\nDistributed Training Setup\n{line}\n"
         f"Backend: {dist.get_backend()}\nWorld Size: {launch.world_size}\nRank: {launch.rank}\n"
-        f"Local Rank: {launch.local_rank}\nMaster: {launch.master_addr}:{launch.master_port}\n{line}\n"
+        f"Local Rank: {launch.local_rank}\nMaster: "
+        f"{launch.master_addr}:{launch.master_port}\n{line}\n"
     )
     with suppress(OSError):  # the output may go to a full disk
         sys.stdout.flush()
@@ -566,7 +573,10 @@ def _lost_contact(error: BaseException) -> StallError:
             for other, state in after.items()
             if other != get_rank() and state["beat"] == before[other]["beat"]
         )
-    do = f"look into the logs of the other ranks (was the run suspended? raise dist_timeout_s); torch says:\n{error}"
+    do = (
+        "look into the logs of the other ranks (was the run suspended? raise dist_timeout_s); "
+        f"torch says:\n{error}"
+    )
     return StallError(
         "lost contact with another rank",
         suspects or f"rank {get_rank()}",

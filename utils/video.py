@@ -31,7 +31,8 @@ FILM_SUFFIXES = (
 )  # fmt: skip
 # FFmpeg's names of the containers that are read. Others name files of their own, or are no films.
 CONTAINERS = (
-    "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif", "apng",
+    "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif",
+    "apng",
     "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv", "cine", "rm",
 )  # fmt: skip
 # Of the frames before one that a video was wound back to.
@@ -203,7 +204,8 @@ def _other_size(path: str | Path, number: int, frame: Any, first: Any) -> DataEr
     """Return the refusal of a frame of PyAV that has another size than the first one."""
     (height, width), (first_height, first_width) = _upright_size(frame), _upright_size(first)
     return DataError(
-        what=f"frame {number} is {width} x {height}, those before are {first_width} x {first_height}",
+        what=f"frame {number} is {width} x {height}, those before are {first_width} x "
+        f"{first_height}",
         where=str(path),
         expected="frames of one size",
         do="cut the film where its size changes, and give each part as a film of its own",
@@ -231,15 +233,15 @@ def _warn_of_kind(path: str | Path, stream: Any, is_interlaced: bool) -> None:
     transfer = HDR.get(stream.codec_context.color_trc)
     if transfer:
         logger.warning(
-            "%s: the film is HDR (%s): its values are read as they are, so frames look pale; convert "
-            "it to SDR first",
+            "%s: the film is HDR (%s): its values are read as they are, so frames look pale; "
+            "convert it to SDR first",
             path,
             transfer,
         )
     if is_interlaced:
         logger.warning(
-            "%s: the film is interlaced: a frame shows two moments, a row of each in turn; deinterlace "
-            "it first (ffmpeg -i FILM -vf bwdif=send_frame NEW)",
+            "%s: the film is interlaced: a frame shows two moments, a row of each in turn; "
+            "deinterlace it first (ffmpeg -i FILM -vf bwdif=send_frame NEW)",
             path,
         )
 

@@ -46,7 +46,8 @@ class RgbCamera:
     def __post_init__(self) -> None:
         if self.exposure <= 0 or self.exposure * (1 + self.rolling) > 1 + 1e-9:
             raise ValueError(
-                f"exposure {self.exposure} with rolling {self.rolling} does not fit into the interval"
+                f"exposure {self.exposure} with rolling {self.rolling} does not fit into the "
+                "interval"
             )
 
     def develop(self, light: np.ndarray) -> np.ndarray:
@@ -87,9 +88,11 @@ class RgbCamera:
 # per plane, as the real stream of a dim scene. other: aligned, the sensor as another group models
 # it (RSIR: dark current and response of each pixel, display values).
 _PAIR = {
-    "shift_x": 0.6, "shift_y": -0.4, "rotation_deg": 0.15, "scale": 1.003, "lens_blur": 0.5, "parallax": 1.0,
+    "shift_x": 0.6, "shift_y": -0.4, "rotation_deg": 0.15, "scale": 1.003, "lens_blur": 0.5,
+    "parallax": 1.0,
     "time_offset": 1.0, "mix": (0.25, 0.55, 0.2), "dark_rate": 0.0005, "pattern": 0.03,
-    "dead": 0.0005, "hot": 0.0005, "exposure": 0.8, "rolling": 0.1, "contrast": 0.1, "shot": 0.01, "read": 0.002,
+    "dead": 0.0005, "hot": 0.0005, "exposure": 0.8, "rolling": 0.1, "contrast": 0.1, "shot": 0.01,
+    "read": 0.002,
     "jpeg": 95,
 }  # fmt: skip
 NAMED: dict[str, dict[str, Any]] = {
@@ -108,10 +111,13 @@ NAMED: dict[str, dict[str, Any]] = {
 # Uniform between both; the rate and the RGB noise in their logarithms. Wider than the few captures
 # that are known. Mean rates are about 0.4 times the rate at full light: 0.03 to 0.3.
 RANGES: dict[str, tuple[Any, Any]] = {
-    "shift_x": (-2, 2), "shift_y": (-2, 2), "rotation_deg": (-0.5, 0.5), "scale": (0.99, 1.01), "lens_blur": (0, 1),
-    "parallax": (0, 2), "time_offset": (-6, 6), "mix": ((0.2, 0.4, 0.05), (0.4, 0.7, 0.25)), "rate": (0.06, 0.8),
+    "shift_x": (-2, 2), "shift_y": (-2, 2), "rotation_deg": (-0.5, 0.5), "scale": (0.99, 1.01),
+    "lens_blur": (0, 1),
+    "parallax": (0, 2), "time_offset": (-6, 6), "mix": ((0.2, 0.4, 0.05), (0.4, 0.7, 0.25)),
+    "rate": (0.06, 0.8),
     "jitter": (0, 0.06), "dark_rate": (0, 0.002), "dark_spread": (0, 0.5), "pattern": (0, 0.05),
-    "dead": (0, 0.001), "hot": (0, 0.001), "exposure": (0.5, 1), "rolling": (0, 0.3), "gamma": (2, 2.4),
+    "dead": (0, 0.001), "hot": (0, 0.001), "exposure": (0.5, 1), "rolling": (0, 0.3),
+    "gamma": (2, 2.4),
     "contrast": (-0.1, 0.3), "shot": (0.002, 0.02), "read": (0.0005, 0.005), "jpeg": (85, 100),
 }  # fmt: skip
 LOGARITHMIC = ("rate", "shot", "read")

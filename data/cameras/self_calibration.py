@@ -133,10 +133,13 @@ def _with(clip: Clip, found: Found) -> Clip:
     size = (spikes.geometry.height, spikes.geometry.width)
     matrix = found.matrix if changed[0] else nominal(size, clip.size)
     calibration = Calibration(
-        matrix=matrix[:2].round(5).tolist(), spike_size=list(size), rgb_size=list(clip.size),
+        matrix=matrix[:2].round(5).tolist(),
+        spike_size=list(size),
+        rgb_size=list(clip.size),
         time_offset_planes=round(found.offset, 1) if changed[1] else 0.0,
-        exposure_share=round(found.read, 3) if changed[2] else 1.0, made={"by": "spike.calibration auto"},
-    )  # fmt: skip
+        exposure_share=round(found.read, 3) if changed[2] else 1.0,
+        made={"by": "spike.calibration auto"},
+    )
     try:
         own = spikes.changed(calibration)
         exposures = _exposures(clip, own)

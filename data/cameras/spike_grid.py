@@ -418,7 +418,10 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
             f"crop the frames to {seen}, and calibrate with such frames",
         )  # fmt: skip
     if RUN.launch.rank == 0:
-        text = "%s: the spike camera sees %.1f %% of the frame; elsewhere the edge of the spike plane is repeated"
+        text = (
+            "%s: the spike camera sees %.1f %% of the frame; elsewhere the edge of the spike "
+            "plane is repeated"
+        )
         logger.warning(f"{text}. Results hold in %s", what, 100 * grid.coverage, seen)
 
 

@@ -1,4 +1,4 @@
-"""The light of any instant: of a video, by optical flow; of a photograph that a moving camera sees."""
+"""The light of any instant, of a video by optical flow, or of a photograph seen in motion."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -42,8 +42,8 @@ VERSION = 2
 RECORD = "made.json"
 # Settings that have no effect with a rig, and without one.
 RAW_ONLY = {
-    "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise", "dark_rate",
-    "threshold_mismatch", "instants",
+    "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise",
+    "dark_rate", "threshold_mismatch", "instants",
 }  # fmt: skip
 RIG_ONLY = {"rig", "side", "crop", "clips", "frames", "planes"}
 MARGIN = 1.1  # shortest side of the scaled frames in crops, so that the crop can move
@@ -55,7 +55,8 @@ class Recipe(Section):
     average: int | None = Field(
         None,
         ge=1,
-        description="raw frames per exposure, odd; default: from GoPro names, else 7; with a rig 1 to 4",
+        description="raw frames per exposure, odd; default: from GoPro names, else 7; with a "
+        "rig 1 to 4",
     )
     interpolate: int = Field(8, ge=1, description="spike planes per raw frame")
     method: Literal["flow", "linear"] = Field(
@@ -87,8 +88,9 @@ class Recipe(Section):
     )
 
     rig: str = Field(
-        "none", description="two cameras record any video or photograph: ideal, rig, dim, other, or random for each "
-        "clip; also with other values of data/cameras/rig.py: rig,parallax=0,rate=0.2",
+        "none",
+        description="two cameras record any video or photograph: ideal, rig, dim, other, or random "
+        "for each clip; also with other values of data/cameras/rig.py: rig,parallax=0,rate=0.2",
     )  # fmt: skip
     side: int = Field(
         288, ge=16, description="with a rig: shorter side that videos and photographs are scaled to"
@@ -249,7 +251,10 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
             need = "both sides divisible, and their product / ratio^2 by 8"
             raise DataError(what, where, need, "choose another --ratio")
         if recipe.instants > average:
-            what = f"clip {job.name} averages {average} raw frames, fewer than --instants {recipe.instants}"
+            what = (
+                f"clip {job.name} averages {average} raw frames, fewer than --instants "
+                f"{recipe.instants}"
+            )
             raise DataError(
                 what, where, "a raw frame for each instant", "lower --instants, or raise --average"
             )
@@ -309,7 +314,10 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
         except (OSError, ValueError, KeyError, TypeError):
             differing = [f"there is no usable {RECORD}"]
         if differing:
-            what = f"clip {job.name} exists already, but differs from what would be made: {', '.join(differing)}"
+            what = (
+                f"clip {job.name} exists already, but differs from what would be made: "
+                f"{', '.join(differing)}"
+            )
             expected = f"none, or one made from these files with these settings ({RECORD})"
             raise DataError(
                 what, str(folder), expected, "choose another --out, or move the folder away"
@@ -400,9 +408,15 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
     path = LightPath(light, len(frames), recipe.method)
     rng = published_stream(recipe.seed, *clip.encode())
     sensor = IntegrateAndFire(
-        *size, rate=recipe.rate, threshold=recipe.threshold, rng=rng, initial_charge=recipe.initial_charge,
-        shot_noise=recipe.shot_noise, dark_rate=recipe.dark_rate, threshold_mismatch=recipe.threshold_mismatch,
-    )  # fmt: skip
+        *size,
+        rate=recipe.rate,
+        threshold=recipe.threshold,
+        rng=rng,
+        initial_charge=recipe.initial_charge,
+        shot_noise=recipe.shot_noise,
+        dark_rate=recipe.dark_rate,
+        threshold_mismatch=recipe.threshold_mismatch,
+    )
     for number in range(len(frames) // average):
         times = [number * average + p / recipe.interpolate for p in range(planes)]
         stream = (sensor.step(path.at(time))[None] for time in times if time <= len(frames) - 1)

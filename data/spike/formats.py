@@ -40,7 +40,8 @@ PathLike = str | os.PathLike[str]
 
 # Geometries of published data, most common first (height, width, head columns).
 KNOWN_GEOMETRIES = (
-    (250, 400, 0), (360, 640, 0), (250, 400, 16), (180, 320, 0), (384, 384, 0), (256, 256, 0), (1000, 1000, 0),
+    (250, 400, 0), (360, 640, 0), (250, 400, 16), (180, 320, 0), (384, 384, 0), (256, 256, 0),
+    (1000, 1000, 0),
     (1000, 1024, 0), (64, 64, 0),
 )  # fmt: skip
 
@@ -104,7 +105,10 @@ class SpikeGeometry:
             expected = "sizes of at least 1 and head columns of at least 0"
         asked = (self.height, self.width, self.head_columns, self.bit_order)
         if self.layout == "sps100" and asked != (SPS100_SIDE, SPS100_SIDE, 0, "little"):
-            expected = f"{SPS100_SIDE} x {SPS100_SIDE}, no head columns, bit order little for the layout sps100"
+            expected = (
+                f"{SPS100_SIDE} x {SPS100_SIDE}, no head columns, bit order little for "
+                "the layout sps100"
+            )
         if expected:
             raise SpikeFileError(
                 f"{self} is no plane of spikes",
@@ -382,7 +386,10 @@ def _file_errors(path: PathLike) -> Iterator[None]:
         NotImplementedError,
     ) as e:
         reason = e.strerror if isinstance(e, OSError) else None
-        expected = f'packed planes, or an array (planes, h, w); in a .npz named "{NPZ_KEY}", or the only one of 3 axes'
+        expected = (
+            f'packed planes, or an array (planes, h, w); in a .npz named "{NPZ_KEY}", or '
+            "the only one of 3 axes"
+        )
         what, do = (
             f"cannot read spike file: {reason or e}",
             "restore the file, or save the array again",
@@ -399,15 +406,27 @@ def packed_planes(
     found = _sps100_start(data) if SPS100_SIDE in (geometry.height, geometry.width) else None
     if geometry.layout == "sps100":
         if found is None:
-            what = f"no plane of an SPS100 in {len(data)} bytes: no word of line 500, channel 0, with others after it"
-            expected = f"lines of 1024 bits with the sensor's words, {geometry.plane_bytes} bytes per plane"
+            what = (
+                f"no plane of an SPS100 in {len(data)} bytes: no word of line 500, channel "
+                "0, with others after it"
+            )
+            expected = (
+                f"lines of 1024 bits with the sensor's words, {geometry.plane_bytes} "
+                "bytes per plane"
+            )
             raise SpikeFileError(
                 what, str(path), expected, 'check it; "raster" is the layout without these words'
             )
         planes, data = (len(data) - found) // geometry.plane_bytes, data[found:]
     elif found is not None:
-        what = f"the lines of the file end with words of an SPS100 sensor (the first plane starts at byte {found})"
-        do = "use the layout sps100 with planes of 1000 x 1000 (spike.layout, --layout), no head columns"
+        what = (
+            "the lines of the file end with words of an SPS100 sensor (the first plane "
+            f"starts at byte {found})"
+        )
+        do = (
+            "use the layout sps100 with planes of 1000 x 1000 (spike.layout, --layout), no "
+            "head columns"
+        )
         raise SpikeFileError(what, str(path), "raster planes, without words among the pixels", do)
     else:
         planes = _planes_in(len(data), path, geometry, remainder)
@@ -443,16 +462,21 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
         return planes
     shape = f"{geometry.height} x {geometry.line_width}"
     held = f"{planes} planes of {shape} and {left} bytes more" if planes else f"no plane of {shape}"
-    fits = ", ".join(
-        f"{h} x {w}{f' + {head} head columns' if head else ''} ({8 * size // (h * (w + head))} planes)"
-        for h, w, head in KNOWN_GEOMETRIES
-        if size and 8 * size % (h * (w + head)) == 0
-    )
+    known = []
+    for h, w, head in KNOWN_GEOMETRIES:
+        bits = h * (w + head)
+        if size and 8 * size % bits == 0:
+            columns = f" + {head} head columns" if head else ""
+            known.append(f"{h} x {w}{columns} ({8 * size // bits} planes)")
+    fits = ", ".join(known)
     what, do = (
         f"spike file of {size} bytes holds {held}",
         "copy the file again, or correct the spike height and width",
     )
-    expected = f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this size: {fits or 'none'}"
+    expected = (
+        f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this "
+        f"size: {fits or 'none'}"
+    )
     raise SpikeFileError(what, str(path), expected, do)
 
 

@@ -77,7 +77,10 @@ class IntegrateAndFire:
         return fired.astype(np.uint8)
 
     def run(self, lights: Iterable[np.ndarray]) -> np.ndarray:
-        """T light planes (H, W) -> spikes (T, H, W) uint8; the charge continues from the last call."""
+        """Return spikes (T, H, W) uint8 of T light planes (H, W).
+
+        The charge continues from the last call.
+        """
         return np.stack([self.step(light) for light in lights])
 
 

@@ -51,7 +51,10 @@ class Fusion(nn.Module):
             )
         trunk = cls.trunk_channels(spike_channels)
         if in_chans not in (None, trunk):
-            expected = f"{trunk}, which the fusion operator gives for 3 RGB and {spike_channels} spike channels"
+            expected = (
+                f"{trunk}, which the fusion operator gives for 3 RGB and {spike_channels} spike "
+                "channels"
+            )
             raise OptionError(
                 f"netG.in_chans is {in_chans}",
                 "netG.in_chans",

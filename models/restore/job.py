@@ -188,9 +188,14 @@ def restore_share(
             if work.is_whole:
                 finish(job, restorer, clip, more_scores, pace if work.frames else None)
             logger.info(
-                "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left", clip.name, work.frames.start + 1,
-                work.frames.stop, pace, devices.name(utils_dist.get_device()), pace * (total - count),
-            )  # fmt: skip
+                "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left",
+                clip.name,
+                work.frames.start + 1,
+                work.frames.stop,
+                pace,
+                devices.name(utils_dist.get_device()),
+                pace * (total - count),
+            )
 
 
 def finish(

@@ -110,7 +110,9 @@ class Outputs:
         return read_json(path) if path.exists() else None
 
     def write_frame(self, clip: str, stem: str, frame: torch.Tensor) -> None:
-        """Write a restored frame (3 K, H, W) with its K instants; the file of the frame comes last."""
+        """Write a restored frame (3 K, H, W) with its K instants; the file of the frame comes
+        last.
+        """
         instants = frame.unflatten(0, (self.instants, -1))
         for path in self.exact_files(clip, [stem]):
             np.save(content := BytesIO(), instants.numpy())
@@ -165,8 +167,10 @@ def claim_folder(
         ]
     if foreign:
         raise DataError(
-            f"the output folder holds files that no test of this program made: {', '.join(foreign[:5])}", str(folder),
-            f"a new or empty folder, or one of a test, with its {RESULTS}", "choose another, or move these files away",
+            "the output folder holds files that no test of this program made: "
+            f"{', '.join(foreign[:5])}", str(folder),
+            f"a new or empty folder, or one of a test, with its {RESULTS}",
+            "choose another, or move these files away",
         )  # fmt: skip
     if overwrite and known:
         remove_files(folder, made - {mark})

@@ -67,8 +67,10 @@ class Tiling:
             size, overlap = getattr(self, f"{what}_testing"), getattr(self, f"{what}_overlapping")
             if 0 < size <= overlap:
                 raise OptionError(
-                    f"tiles of {size} that overlap by {overlap}", f"val.{what}_testing, val.{what}_overlapping",
-                    "overlap < tile, or tile 0 (the whole)", f"raise {what}_testing or lower {what}_overlapping",
+                    f"tiles of {size} that overlap by {overlap}",
+                    f"val.{what}_testing, val.{what}_overlapping",
+                    "overlap < tile, or tile 0 (the whole)",
+                    f"raise {what}_testing or lower {what}_overlapping",
                 )  # fmt: skip
         side, key = self.size_patch_testing, "val.size_patch_testing"
         for window in self.spec.window_size[1:]:
@@ -175,7 +177,9 @@ def _stream_sequence(
     wanted: range,
     tick: Tick,
 ) -> Iterator[Tensor]:
-    """Restored frames at positions `wanted` of the sequence `order`, computed tile by tile in time."""
+    """Restored frames at positions `wanted` of the sequence `order`, computed tile by tile in
+    time.
+    """
     length, overlap = len(order), tiling.num_frame_overlapping
     size = min(tiling.num_frame_testing or length, length)
     starts = tile_starts(length, size, overlap)
@@ -426,7 +430,8 @@ class Restorer:
                     is_started = True
                     if self.finite_only and not torch.isfinite(frame).all():
                         raise DataError(
-                            f"the network gave NaN or Inf for clip {reader.name}", reader.name, "finite values",
+                            f"the network gave NaN or Inf for clip {reader.name}", reader.name,
+                            "finite values",
                             "use --dtype float32, and check the weights",
                         )  # fmt: skip
                     yield frame[0]

@@ -1,4 +1,4 @@
-"""Parallel warping: aligns features of neighbouring frames by flow-guided deformable convolution."""
+"""Parallel warping: aligns features of neighbouring frames by deformable convolution along flow."""
 
 import math
 from functools import lru_cache

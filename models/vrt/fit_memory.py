@@ -90,12 +90,14 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     need, recomputed = MARGIN * (fixed + peak), sum(getattr(b.owner, b.flag) for b in branches)
     logger.info(
         "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
-        "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a margin)",
+        "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a "
+        "margin)",
         recomputed, len(branches), need / GB, budget_gb, kept / GB, (peak - kept) / GB, fixed / GB,
     )  # fmt: skip
     if need > budget_gb * GB:
         logger.warning(
-            "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every block checkpointed: "
+            "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "
+            "block checkpointed: "
             "reduce gt_size to %.0f %%, or reduce num_frame or the batch", budget_gb, need / GB,
             100 * max(0.0, (budget_gb * GB / MARGIN - fixed) / (need / MARGIN - fixed)) ** 0.5,
         )  # fmt: skip
@@ -210,7 +212,8 @@ def out_of_memory_error(
     ]
     if gpu.is_cuda(device):
         lines.append(
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation"
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against "
+            "fragmentation"
         )
     return SpikeVRTError(
         f"out of memory on rank {utils_dist.get_rank()}{peak}", where,

@@ -173,7 +173,8 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
             1, distance
         ):  # the flow to the last neighbour, then from there to the next one
             for far, last, near in (
-                (far_b, far_b[-1][:, :-1], backward[:, reach:]), (far_f, far_f[-1][:, 1:], forward[:, :-reach]),
+                (far_b, far_b[-1][:, :-1], backward[:, reach:]),
+                (far_f, far_f[-1][:, 1:], forward[:, :-reach]),
             ):  # fmt: skip
                 far.append(
                     last + flow_warp(near.flatten(0, 1), last.flatten(0, 1)).view(near.shape)

@@ -248,7 +248,7 @@ def _queries(
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a tile of queries, and delta = sum(grad * out) of each row. bias: as in forward."""
+    """Store the gradient of a tile of queries, and delta = sum(grad * out) of each row."""
     head, tile, _, first, end = _place(n, walk, HEADS, T // BM)
     m, stride = tile * BM, 3 * HEADS * HD
     for g in range(first, end):

@@ -267,8 +267,9 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     share = utils_dist.gather_objects(alone)[0] / together
     cpu = devices.kind() == "cpu"
     what = (
-        f"{share * world:.2f} x on {world} ranks ({share:.0%}): a step takes {share * together:.2f} s alone, "
-        f"{together:.2f} s together{' (ranks share the cores)' * cpu}"
+        f"{share * world:.2f} x on {world} ranks ({share:.0%}): a step takes "
+        f"{share * together:.2f} s alone, {together:.2f} s "
+        f"together{' (ranks share the cores)' * cpu}"
     )
     if share < 0.85 and not cpu:
         return Finding(WARN, "scaling", what, "the exchange of gradients is slow", "see bandwidth")

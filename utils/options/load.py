@@ -438,7 +438,10 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
 
 
 def _section_of(raw: dict[str, Any], where: str) -> dict[str, Any] | None:
-    """The section at the dotted place, "" the whole; None where there is none, or something else."""
+    """Return the section at the dotted place, or the whole for "".
+
+    Returns None if there is no section.
+    """
     section: Any = raw
     for name in filter(None, where.split(".")):
         section = section.get(name) if isinstance(section, dict) else None

@@ -86,7 +86,8 @@ class PathOptions(Section):
     )
     resume: str | None = Field(
         "auto",
-        description='"auto": go on from the newest checkpoint of this run; null: start anew; or a file.',
+        description='"auto": go on from the newest checkpoint of this run; null: start anew; or '
+        "a file.",
     )
 
 
@@ -94,7 +95,8 @@ class AmpOptions(Section):
     enable: bool = Field(False, description="Mixed precision.")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",
-        description="auto: bfloat16 where all devices compute in it, else float16, with gradient scaling.",
+        description="auto: bfloat16 where all devices compute in it, else float16, with "
+        "gradient scaling.",
     )
 
 
@@ -156,7 +158,8 @@ class TrainOptions(Section):
     compile: bool = Field(False, description="torch.compile the network.")
     tf32: bool | None = Field(
         None,
-        description="float32 products of a GPU in TF32: faster, 10 bits precise. null: as torch, convolutions alone.",
+        description="float32 products of a GPU in TF32: faster, 10 bits precise. null: as "
+        "torch, convolutions alone.",
     )
     empty_cache: bool = Field(
         False, description="Give unused GPU memory back at the start of each epoch; costs time."
@@ -176,7 +179,8 @@ class TrainOptions(Section):
 class ValOptions(Section):
     save_img: bool = Field(
         False,
-        description="Write restored frames; in training those of the clips that rank 0 validates, to images/.",
+        description="Write restored frames; in training those of the clips that rank 0 "
+        "validates, to images/.",
     )
     pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
     flip_seq: bool = Field(
@@ -190,7 +194,8 @@ class ValOptions(Section):
     num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
     size_patch_testing: Literal["auto"] | Count = Field(
         "auto",
-        description='Side of a spatial tile; "auto": 256, halved where memory is short. 0: the whole frame.',
+        description='Side of a spatial tile; "auto": 256, halved where memory is short. 0: the '
+        "whole frame.",
     )
     size_patch_overlapping: int = Field(
         20, ge=0, description="Pixels shared by neighbouring tiles."
@@ -205,7 +210,8 @@ class MetricOptions(Section):
 
     values: Literal["uint8", "clamped", "float"] = Field(
         "uint8",
-        description="What is scored: frames clamped to 0..1 and rounded to 8 bits; clamped alone; or as they are.",
+        description="What is scored: frames clamped to 0..1 and rounded to 8 bits; clamped "
+        "alone; or as they are.",
     )
     mean: Literal["clips", "frames"] = Field(
         "clips",
@@ -219,7 +225,8 @@ class MetricOptions(Section):
 class LoggingOptions(Section):
     progress: Literal["bar", "line", "none"] = Field(
         "bar",
-        description="A bar on a terminal; a plain line at each tenth; nothing, also with TQDM_DISABLE=1.",
+        description="A bar on a terminal; a plain line at each tenth; nothing, also with "
+        "TQDM_DISABLE=1.",
     )
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
     writers: list[str | dict[str, Any]] = Field(
@@ -267,7 +274,8 @@ class WatchdogOptions(Section):
     validate_s: float | None = Field(
         None,
         ge=1,
-        description="Seconds for a tile of a test, or scores of a frame. null: 5 stall_s, at least 1500.",
+        description="Seconds for a tile of a test, or scores of a frame. null: 5 stall_s, at "
+        "least 1500.",
     )
     save_s: float | None = Field(
         None, ge=1, description="Seconds for a checkpoint. null: 3 stall_s, at least 900."
@@ -314,8 +322,8 @@ class Options(Section):
     model: Literal["vrt"] = Field("vrt", description="The training procedure.")
     gpu_ids: list[Count] | None = Field(
         None,
-        description="GPUs that a single process sees; it computes on the first. CUDA_VISIBLE_DEVICES wins; no effect "
-        "with several ranks.",
+        description="GPUs that a single process sees; it computes on the first. "
+        "CUDA_VISIBLE_DEVICES wins; no effect with several ranks.",
     )
     dist: bool = Field(False, description="For the reader only: what the launch says wins.")
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
@@ -348,9 +356,12 @@ class Options(Section):
         section = self.datasets.train or self.datasets.test
         spike = section.spike.plain() if hasattr(section, "spike") else None
         return {
-            "scale": self.scale, "netG": self.netG.plain(), "spike_channels": self.spike_channels, "spike": spike,
+            "scale": self.scale,
+            "netG": self.netG.plain(),
+            "spike_channels": self.spike_channels,
+            "spike": spike,
             "spike_data": section.spike_data if section else None,
-        }  # fmt: skip
+        }
 
     @property
     def folder(self) -> Path:
@@ -403,60 +414,104 @@ class Options(Section):
                 # 0 workers would read the samples in the training process.
                 overrides.append(f"datasets.train.{key}={max(1, value // ranks) if value else 0}")
         return (
-            "This option file has keys that only KAIR has. KAIR divides the loader's numbers among the GPUs; here they "
-            f"are per GPU: {'; '.join(totals)}. For the published totals: {' '.join([*overrides, *kept])}"
+            "This option file has keys that only KAIR has. KAIR divides the loader's numbers among "
+            f"the GPUs; here they are per GPU: {'; '.join(totals)}. For the published totals: "
+            f"{' '.join([*overrides, *kept])}"
         )
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> "Options":
-        """Raises OptionError for values that contradict one another, or the file system."""
-        task, train, static = self.task, self.train, self.use_static_graph
-        try:
-            is_no_folder = task == ".preflight" or len(os.fsencode(task)) > 255
-        except UnicodeEncodeError:  # in an ASCII locale
-            is_no_folder = True
-        timeout_s = (self.datasets.train and self.datasets.train.dataloader_timeout_s) or 0
-        stall_s, steps = self.watchdog.stall_s, train.G_scheduler_milestones
+        """Raise OptionError for values that contradict one another, or the file system."""
+        self._refuse_task()
+        self._refuse_static_graph()
+        self._refuse_steps()
         upscale = getattr(self.netG, "upscale", self.scale)
-        conflicts = (
-            (is_no_folder, f"task is {task[:80]}{'...' * (len(task) > 80)}", "task",
-             f"a folder name: at most 255 bytes in the locale's encoding, {sys.getfilesystemencoding()}, and not "
-             ".preflight, which has the data checks", "choose another name"),
-            (static and self.find_unused_parameters,
-             "use_static_graph and find_unused_parameters are both true", "find_unused_parameters",
-             "one of them: a static graph already copes with unused parameters", "set find_unused_parameters to false"),
-            # pytorch #143580: no_sync() with static_graph crashes, or silently misses reductions.
-            (static and train.accumulation_steps > 1,
-             f"train.accumulation_steps is {train.accumulation_steps} and use_static_graph is true", "use_static_graph",
-             "false with accumulation: DDP cannot skip the reduction of a static graph",
-             "set use_static_graph to false"),
-            (train.total_iter is None and train.epochs is None, "train.total_iter and train.epochs are both null",
-             "train.total_iter", "steps or epochs", "set one of them"),
-            (timeout_s >= stall_s,
-             f"datasets.train.dataloader_timeout_s is {timeout_s:g}, watchdog.stall_s {stall_s:g}",
-             "datasets.train.dataloader_timeout_s",
-             "less than watchdog.stall_s: the loader can name the samples, the watchdog cannot",
-             "lower or remove it, or raise watchdog.stall_s"),
-            (train.G_scheduler_type == "MultiStepLR" and (not steps or steps != sorted(set(steps))),
-             f"train.G_scheduler_milestones is {steps}", "train.G_scheduler_milestones",
-             "rising steps, at least one", "correct them, or choose CosineAnnealingWarmRestarts"),
-            (upscale != self.scale, f"netG.upscale is {upscale}, scale is {self.scale}", "netG.upscale",
-             "the same number", "correct one of them"),
-        )  # fmt: skip
-        for is_wrong, what, where, expected, do in conflicts:
-            if is_wrong:
-                raise OptionError(what, where, expected, do)
+        if upscale != self.scale:
+            raise OptionError(
+                what=f"netG.upscale is {upscale}, scale is {self.scale}",
+                where="netG.upscale",
+                expected="the same number",
+                do="correct one of them",
+            )
         return self
 
+    def _refuse_task(self) -> None:
+        try:
+            is_no_folder = self.task == ".preflight" or len(os.fsencode(self.task)) > 255
+        except UnicodeEncodeError:  # in an ASCII locale
+            is_no_folder = True
+        if is_no_folder:
+            dots = "..." if len(self.task) > 80 else ""
+            raise OptionError(
+                what=f"task is {self.task[:80]}{dots}",
+                where="task",
+                expected="a folder name: at most 255 bytes in the locale's encoding, "
+                f"{sys.getfilesystemencoding()}, and not .preflight, which has the data checks",
+                do="choose another name",
+            )
 
-_FOLDER, _SPLIT = (
-    "the folder is <path.root>/<task>",
-    "datasets.train is for training, datasets.test for testing",
-)
-_INIT, _REGULARIZER = "the network is initialized as VRT is", "there is no such regularizer"
+    def _refuse_static_graph(self) -> None:
+        if not self.use_static_graph:
+            return
+        if self.find_unused_parameters:
+            raise OptionError(
+                what="use_static_graph and find_unused_parameters are both true",
+                where="find_unused_parameters",
+                expected="one of them: a static graph already copes with unused parameters",
+                do="set find_unused_parameters to false",
+            )
+        # pytorch #143580: no_sync() with static_graph crashes, or silently misses reductions.
+        steps = self.train.accumulation_steps
+        if steps > 1:
+            raise OptionError(
+                what=f"train.accumulation_steps is {steps} and use_static_graph is true",
+                where="use_static_graph",
+                expected="false with accumulation: DDP cannot skip the reduction of a static graph",
+                do="set use_static_graph to false",
+            )
+
+    def _refuse_steps(self) -> None:
+        """Refuse a run without an end, a loader slower than the watchdog, and odd milestones."""
+        train = self.train
+        if train.total_iter is None and train.epochs is None:
+            raise OptionError(
+                what="train.total_iter and train.epochs are both null",
+                where="train.total_iter",
+                expected="steps or epochs",
+                do="set one of them",
+            )
+        loader = self.datasets.train
+        timeout_s = (loader.dataloader_timeout_s if loader else None) or 0
+        stall_s = self.watchdog.stall_s
+        if timeout_s >= stall_s:
+            raise OptionError(
+                what=f"datasets.train.dataloader_timeout_s is {timeout_s:g}, "
+                f"watchdog.stall_s {stall_s:g}",
+                where="datasets.train.dataloader_timeout_s",
+                expected="less than watchdog.stall_s: the loader can name the samples, the "
+                "watchdog cannot",
+                do="lower or remove it, or raise watchdog.stall_s",
+            )
+        steps = train.G_scheduler_milestones
+        rise = bool(steps) and steps == sorted(set(steps))
+        if train.G_scheduler_type == "MultiStepLR" and not rise:
+            raise OptionError(
+                what=f"train.G_scheduler_milestones is {steps}",
+                where="train.G_scheduler_milestones",
+                expected="rising steps, at least one",
+                do="correct them, or choose CosineAnnealingWarmRestarts",
+            )
+
+
+_FOLDER = "the folder is <path.root>/<task>"
+_SPLIT = "datasets.train is for training, datasets.test for testing"
+_INIT = "the network is initialized as VRT is"
+_REGULARIZER = "there is no such regularizer"
 _DATASET = {
-    "val_partition": "only VideoRecurrentTrainDataset leaves clips out", "test_mode": _SPLIT, "phase": _SPLIT,
-    "spike_channels": "it follows from the representation", "spike_data": "it follows from the spikes",
+    "val_partition": "only VideoRecurrentTrainDataset leaves clips out",
+    "test_mode": _SPLIT, "phase": _SPLIT,
+    "spike_channels": "it follows from the representation",
+    "spike_data": "it follows from the spikes",
 }  # fmt: skip
 # Keys of KAIR's option files, and of those that former versions saved, that say nothing here unless
 # a registered part knows them: accepted, with one notice. Section -> key -> the reason.
@@ -475,7 +530,8 @@ KAIR_ONLY = {
     "datasets.train": _DATASET,
     "datasets.test": _DATASET,
     "netG": {
-        "init_type": _INIT, "init_bn_type": _INIT, "init_gain": _INIT, "recal_all_flows": "it never had an effect",
+        "init_type": _INIT, "init_bn_type": _INIT, "init_gain": _INIT,
+        "recal_all_flows": "it never had an effect",
     },
 }  # fmt: skip
 # Of these, the ones that former versions saved, which say nothing about where a file comes from.

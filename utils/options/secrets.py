@@ -21,8 +21,8 @@ _NAME = (
 KEY = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
 # What a person may have misspelt; compared in messages only.
 SPELLED = (
-    "wandb_api_key", "api_key", "access_key", "secret_key", "private_key", "token", "auth_token", "password",
-    "passphrase", "secret", "credentials",
+    "wandb_api_key", "api_key", "access_key", "secret_key", "private_key", "token", "auth_token",
+    "password", "passphrase", "secret", "credentials",
 )  # fmt: skip
 # A number under such a key is a count if one of these words precedes it ("num_tokens"), or if it is
 # shorter than any secret.
@@ -45,7 +45,8 @@ _TOKEN = re.compile(
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
 # "token: value" in text that is no JSON, or "--token value" on a command line; for messages.
 _IN_TEXT = re.compile(
-    rf"""(?<![^\W_])({_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}|--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =])"""
+    rf"""(?<![^\W_])({_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}|"""
+    rf"""--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =])"""
     r"""("(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}\]]+)"""
 )
 

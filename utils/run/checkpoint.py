@@ -115,7 +115,10 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         os.replace(sidecar_temp, sidecar)
         _sync(path.parent)
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
-        room = f"a writable folder with room for {need_mb:.0f} MB ({free_bytes(path.parent) / 2**20:.0f} MB are free)"
+        room = (
+            f"a writable folder with room for {need_mb:.0f} MB "
+            f"({free_bytes(path.parent) / 2**20:.0f} MB are free)"
+        )
         raise CheckpointError(f"cannot write the checkpoint: {e}", str(path), room, ROOM) from e
     finally:
         with suppress(OSError):  # the error of the body names a folder that cannot be written
@@ -148,7 +151,10 @@ def load(path: Path) -> dict[str, Any]:
         logger.warning("%s is damaged (%s)", candidate, fault)
         faults.append(f"{candidate.name}: {fault}")
     expected = "a file of this project, sha256 as its sidecar says"
-    do = "go on from another checkpoint of this run (--resume .../checkpoint_best.pth), or choose another task name"
+    do = (
+        "go on from another checkpoint of this run (--resume .../checkpoint_best.pth), or "
+        "choose another task name"
+    )
     raise CheckpointError(f"no readable checkpoint: {'; '.join(faults)}", str(path), expected, do)
 
 
@@ -185,7 +191,9 @@ def _fault(path: Path) -> str | None:
 
 
 def _sweep(path: Path) -> None:
-    """Remove our temporary files of saves that failed or were killed, or they would fill the disk."""
+    """Remove our temporary files of saves that failed or were killed, or they would fill the
+    disk.
+    """
     for left in path.parent.glob(f".{path.stem}*.tmp"):
         if TEMPORARY.fullmatch(left.name) and left.lstat().st_uid == os.geteuid():
             left.unlink(missing_ok=True)
@@ -278,7 +286,9 @@ class DataOrder:
 
 @contextmanager
 def restoring(resumed: "Resumed | None") -> Iterator[None]:
-    """Within the block a checkpoint is restored: what does not fit in it becomes a CheckpointError."""
+    """Within the block a checkpoint is restored: what does not fit in it becomes a
+    CheckpointError.
+    """
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as e:
@@ -358,7 +368,8 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     else:
         state = _read_state(latest)
     logger.warning(
-        "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that file, choose another "
+        "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that "
+        "file, choose another "
         "task name", named, state["step"],
     )  # fmt: skip
     return Resumed(latest, state)
@@ -493,7 +504,9 @@ def _forget_best_of_others(
 
 
 def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
-    """Optimizer steps of the whole run: `total_iter`, or those of `epochs` where these are fewer."""
+    """Optimizer steps of the whole run: `total_iter`, or those of `epochs` where these are
+    fewer.
+    """
     if train.epochs is None:
         return train.total_iter
     # Counted from where the run stands: its former epochs may have had another length.
@@ -553,10 +566,13 @@ def _find_place(
     changed += ["other clips, frames or spikes"] * is_other
     if (is_other or now != before) and not resumed.is_named:
         raise (DataError if is_other else OptionError)(
-            f"the training data or the batch are not those of the checkpoint: {', '.join(changed)}", str(resumed.path),
-            f"the same clips, frames, sizes, dataset.json and calibration, and {before} samples a step, as before",
-            "bring the files back, and choose ranks x datasets.train.dataloader_batch_size x train.accumulation_steps "
-            f"= {before}; or, to continue with the present ones from a new epoch: --resume {resumed.path}",
+            "the training data or the batch are not those of the checkpoint: "
+            f"{', '.join(changed)}", str(resumed.path),
+            f"the same clips, frames, sizes, dataset.json and calibration, and {before} samples "
+            "a step, as before",
+            "bring the files back, and choose ranks x datasets.train.dataloader_batch_size x "
+            f"train.accumulation_steps = {before}; or, to continue with the present ones from a "
+            f"new epoch: --resume {resumed.path}",
         )  # fmt: skip
     if not changed and progress.batch > order.steps:
         changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
@@ -564,12 +580,14 @@ def _find_place(
         progress.next_epoch()
     if changed and utils_dist.is_main_process():
         logger.warning(
-            "the training data or the batch changed since the checkpoint (%s): epoch %d begins with its first sample",
+            "the training data or the batch changed since the checkpoint (%s): epoch %d begins "
+            "with its first sample",
             ", ".join(changed), progress.epoch + 1,
         )  # fmt: skip
     elif ranks != ranks_then and utils_dist.is_main_process():
         logger.warning(
-            "%d ranks now, %d before: the same samples in the same order, but sums round differently",
+            "%d ranks now, %d before: the same samples in the same order, but sums round "
+            "differently",
             ranks,
             ranks_then,
         )

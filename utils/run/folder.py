@@ -27,7 +27,10 @@ PATIENCE_WITH_HOSTS_S = 180.0
 
 
 class FolderMovedError(OptionError):
-    """The folder of the run is no longer where the run found it. now: where it is; None: nowhere."""
+    """The folder of the run is no longer where the run found it.
+
+    now: where the folder is, or None if it is nowhere.
+    """
 
     def __init__(self, folder: Path, now: Path | None, saved: Path | None = None) -> None:
         """saved: the checkpoint that the run saved there before it ends."""

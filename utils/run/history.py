@@ -363,7 +363,8 @@ def _curves(
 
 
 def _empty_figure(
-    histories: Mapping[str, History], titles: Sequence[str], columns: int, size: tuple[float, float],
+    histories: Mapping[str, History], titles: Sequence[str], columns: int,
+    size: tuple[float, float],
     margins: dict[str, float] | None = None,
 ) -> tuple[Any, list[Any]]:  # fmt: skip
     """A figure with an empty panel of `size` (inches) for each title and, where there are several,

@@ -73,7 +73,9 @@ class Span:
         return time.perf_counter() - self.begin - self.paused
 
     def values(self) -> dict[str, float]:
-        """Iterations per second and, per part, its share of the time (0..1); empty without a step."""
+        """Iterations per second and, per part, its share of the time (0..1); empty without a
+        step.
+        """
         if not self.steps:
             return {}
         seconds = self.seconds
@@ -266,7 +268,8 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
         if use := devices.memory_gb(device):
             memory["GPU"] = use
     return Measured(
-        socket.gethostname(), system.cores(), steps, seconds, data_s, forward_s,
+        socket.gethostname(), system.cores(), steps, seconds, data_s,
+        forward_s,
         timed.get("compute_share", 0.0) * seconds, values, memory, gpu.usage(device),
     )  # fmt: skip
 
@@ -317,8 +320,9 @@ class Health:
             return
         self._warn(
             "learning rate",
-            "the learning rate is at its floor from iter %d on, for %.0f %% of the run, in which hardly anything is "
-            "learned: stretch %s to the end (iter %d), or set train.total_iter=%d",
+            "the learning rate is at its floor from iter %d on, for %.0f %% of the run, in which "
+            "hardly anything is learned: stretch %s to the end (iter %d), or set "
+            "train.total_iter=%d",
             lr_floor, 100 * (1 - lr_floor / self.total_iter), key, self.total_iter, lr_floor,
         )  # fmt: skip
 
@@ -335,18 +339,20 @@ class Health:
             if now > NORM_FACTOR * before:
                 self._warn(
                     "gradient norm",
-                    "the gradient norm explodes: median %.3g over the last %d steps, %.3g before: lower "
-                    "train.G_optimizer_lr (now %g), or set train.G_optimizer_clipgrad=%.1g",
+                    "the gradient norm explodes: median %.3g over the last %d steps, %.3g before: "
+                    "lower train.G_optimizer_lr (now %g), or set train.G_optimizer_clipgrad=%.1g",
                     now, recent, before, self.train.G_optimizer_lr, 2 * before,
                 )  # fmt: skip
         for kind, do in (
             (
                 "GPU",
-                'netG.checkpoint="auto" with netG.memory_budget_gb={:.3g} or less, or a smaller gt_size',
+                'netG.checkpoint="auto" with netG.memory_budget_gb={:.3g} or less, or a smaller '
+                "gt_size",
             ),
             (
                 "host",
-                "lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory",
+                "lower datasets.train.dataloader_num_workers (now {workers}), or ask for more "
+                "memory",
             ),
         ):
             known = [(rank.memory[kind], i) for i, rank in enumerate(ranks) if kind in rank.memory]
@@ -355,7 +361,8 @@ class Health:
             )
             if used / total > MEMORY:
                 self._warn(
-                    f"memory {kind}", "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
+                    f"memory {kind}", "the memory of the %s is nearly full on rank %d, host %s: "
+                    "%.1f of %.1f GB: %s",
                     kind, fullest, ranks[fullest].host, used, total,
                     do.format(0.85 * total, workers=self.datasets.train.dataloader_num_workers),
                 )  # fmt: skip
@@ -385,7 +392,8 @@ class Health:
         cores = [(rank.host, rank.cores) for rank in last]
         own = max(1, len(last[worst].cores) // cores.count(cores[worst]))
         findings = [(
-            "data", share > DATA_WAIT, "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
+            "data", share > DATA_WAIT, "rank %d on %s waits for data %.0f %% of the time, and "
+            "all others with it: %s",
             worst, last[worst].host, 100 * share, loader_advice(self.datasets.train, share, own),
         )]  # fmt: skip
         alone = [wait + forward for wait, forward in zip(waits, forwards, strict=True)]
@@ -394,9 +402,10 @@ class Health:
             is_slow = mine > SLOWER * others and mine - others > LEAST_EFFECT * seconds[rank]
             findings.append((
                 f"slow rank {rank}", is_slow,
-                "rank %d on %s is slower than the others, which wait for it at every step: data %.3f s + forward "
-                "%.3f s a step, the others %.3f s in all. On %s look for other programs on its GPU, cores and disk "
-                "and for heat (nvidia-smi -q -d PERFORMANCE), or leave that host out",
+                "rank %d on %s is slower than the others, which wait for it at every step: data "
+                "%.3f s + forward %.3f s a step, the others %.3f s in all. On %s look for other "
+                "programs on its GPU, cores and disk and for heat (nvidia-smi -q -d PERFORMANCE), "
+                "or leave that host out",
                 rank, last[rank].host, waits[rank], forwards[rank], others, last[rank].host,
             ))  # fmt: skip
         for name, is_bad, text, *values in findings:
@@ -422,9 +431,10 @@ class Health:
             return
         self._warn(
             "overfitting",
-            "the validation PSNR falls while the loss falls: %s dB, loss %.4f to %.4f: the network overfits, or the "
-            "test clips differ from the training clips. checkpoint_best.pth keeps the best weights; add clips, set "
-            "datasets.train.use_hflip=true and use_rot=true, or compare the two splits with scripts/show_sample.py",
+            "the validation PSNR falls while the loss falls: %s dB, loss %.4f to %.4f: the network "
+            "overfits, or the test clips differ from the training clips. checkpoint_best.pth keeps "
+            "the best weights; add clips, set datasets.train.use_hflip=true and use_rot=true, or "
+            "compare the two splits with scripts/show_sample.py",
             " > ".join(f"{psnr:.2f}" for psnr in psnrs), last[0][1], last[-1][1],
         )  # fmt: skip
 
@@ -451,8 +461,8 @@ class Health:
         if room < min(SAVES, left):
             self._warn(
                 "disk",
-                "the disk of %s has room for %d more saves of %.3g GB, the run makes %d: free some space, or raise "
-                "train.checkpoint_save (now %d)",
+                "the disk of %s has room for %d more saves of %.3g GB, the run makes %d: free some "
+                "space, or raise train.checkpoint_save (now %d)",
                 self.folder, room, weights / 1e9, left, self.train.checkpoint_save,
             )  # fmt: skip
 

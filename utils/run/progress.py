@@ -72,7 +72,8 @@ class Bar(ExitStack):
                 self.callback(above.finish)
                 self.enter_context(redirect(above))
         self._bar: Any = tqdm(
-            total=total, desc=name, unit=f" {unit}", file=terminal, leave=is_kept, dynamic_ncols=True, miniters=0,
+            total=total, desc=name, unit=f" {unit}", file=terminal, leave=is_kept,
+            dynamic_ncols=True, miniters=0,
             bar_format=FORM, **options,
         )  # fmt: skip
 
@@ -149,7 +150,8 @@ class Lines:
             duration(max(self.total - self.done, 0) / rate),
         )
         self._say(
-            f"{self.name}: {int(100 * share)} %, {done} of {self.total} {self.unit}, {pace}, {left} left"
+            f"{self.name}: {int(100 * share)} %, {done} of {self.total} {self.unit}, {pace}, "
+            f"{left} left"
         )
 
 

@@ -14,7 +14,8 @@ MOST = 2**40
 Count = Annotated[int, Field(ge=0, le=MOST)]
 # The parts that training restores -> whether an older or another run may lack them.
 TABLES = {
-    "options": False, "model_state_dict": False, "optimizer": False, "ema_state_dict": True, "scaler": True,
+    "options": False, "model_state_dict": False, "optimizer": False, "ema_state_dict": True,
+    "scaler": True,
 }  # fmt: skip
 DO = "go on from another checkpoint of this run, such as checkpoint_latest_previous.pth"
 

@@ -46,8 +46,10 @@ WRITERS = Registry("log writer")  # of `logging.writers`; the others have keys o
 
 # What a run writes into its folder.
 WRITTEN = (
-    "log", "options", "checkpoints", "models", "images", history.LINES_NAME, history.HISTORY_NAME, history.CURVES_NAME,
-    history.REPORT_NAME, history.ENVIRONMENT_NAME, status.STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
+    "log", "options", "checkpoints", "models", "images", history.LINES_NAME, history.HISTORY_NAME,
+    history.CURVES_NAME,
+    history.REPORT_NAME, history.ENVIRONMENT_NAME, status.STATUS_NAME, "tb_logger", "wandb",
+    ".lock", "nonfinite_*.json",
 )  # fmt: skip
 # second of the start, host, process, number
 EVENTS_NAME = re.compile(r"events\.out\.tfevents\.(?P<second>\d{10})\.(?P<rest>.+)")
@@ -331,9 +333,9 @@ class TensorBoardWriter:
 def put_before_now(folder: Path) -> None:
     """Rename the files of earlier starts so that their names sort before the one of a file of now.
 
-    TensorBoard reads a folder in the order of the names, which begin with the second of their start.
-    If the clock went back, or two starts share a second, it would take the newer file for the older
-    one, and hide what the older one holds.
+    TensorBoard reads a folder in the order of the names, which begin with the second of their
+    start. If the clock went back, or two starts share a second, it would take the newer file for
+    the older one, and hide what the older one holds.
     """
     latest = int(time.time()) - 1
     for path in sorted(folder.glob("events.out.tfevents.*"), reverse=True):
@@ -366,8 +368,10 @@ class WandbWriter:
         # wandb copies the command line into its files.
         sys.argv = [shown_argument(argument) for argument in sys.argv]
         about = {
-            "project": section.wandb_project, "entity": section.wandb_entity, "name": options["task"],
-            "dir": str(folder), "id": run_id, "resume": "allow" if run_id else None, "config": options,
+            "project": section.wandb_project, "entity": section.wandb_entity,
+            "name": options["task"],
+            "dir": str(folder), "id": run_id, "resume": "allow" if run_id else None,
+            "config": options,
         }  # fmt: skip
         self.image_of, stdin = wandb.Image, sys.stdin
         try:
@@ -380,7 +384,8 @@ class WandbWriter:
         except wandb.Error as e:  # no key, a wrong one, or no network
             self.run = wandb.init(**about, mode="offline")
             logger.warning(
-                "W&B cannot be used (%s): this run is recorded offline; upload it later with: wandb sync %s",
+                "W&B cannot be used (%s): this run is recorded offline; upload it later with: "
+                "wandb sync %s",
                 str(e).splitlines()[0], Path(self.run.dir).parent,
             )  # fmt: skip
         self.scalars, self.close = self.run.log, self.run.finish
