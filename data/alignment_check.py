@@ -62,19 +62,23 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
     source: a training set, of this option file; or the list of a user's own clips.
     """
     is_own = isinstance(source, list)
-    every: Sequence[Any] = (
-        range(len(source)) if isinstance(source, TrainClips) and source.clips[0].spikes else ()
-    )
+    every: Sequence[Any] = ()
+    if isinstance(source, TrainClips) and source.clips[0].spikes:
+        every = range(len(source))
     if is_own:
         every = [
             (clip, index) for clip in source if clip.clip.spikes for index in range(len(clip.stems))
         ]
     looked, wrong = _spread(len(every), SAMPLES), []
-    for place in (every[number] for number in looked):
-        dataset, which = (
-            (place[0].dataset, (place[0].index, place[1], 1)) if is_own else (source, ((0, place),))
-        )
-        draw = dataset.draw(*which)
+    for number in looked:
+        place: Any = every[number]
+        if is_own:
+            reader, index = place
+            dataset = reader.dataset
+            draw = dataset.draw(reader.index, index, 1)
+        else:
+            dataset = source
+            draw = dataset.draw((0, place))
         found = compare(dataset, draw, FRAMES)
         wrong += [] if found.is_right else [(place, draw, found.sentence)]
     if len(looked) < 2 or len(wrong) < LEAST_WRONG * len(looked):

@@ -123,10 +123,10 @@ class CameraDraw:
         """The blurry frame (H, W, 3) uint8, B, G, R, as this camera records it; depends on (seed,
         frame) only.
         """
+        assert self.rgb is not None  # it is asked only of a camera that records frames
         light = to_linear(picture[..., ::-1] / np.float32(255))
-        return self.rgb.frame(light, random_stream("noise of a frame", *self.seed, frame))[
-            ..., ::-1
-        ]
+        rng = random_stream("noise of a frame", *self.seed, frame)
+        return self.rgb.frame(light, rng)[..., ::-1]
 
 
 @CAMERAS.register("perturb")

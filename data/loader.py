@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -113,13 +113,13 @@ class TrainLoader:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Any,
         section: LoaderOptions,
         accumulation_steps: int,
         seed: int,
         stall_s: float = 300,
     ) -> None:
-        """stall_s: time limit of the watchdog.
+        """dataset: a torch Dataset with a length. stall_s: time limit of the watchdog.
 
         The loader, which can name the samples, must raise its error earlier.
         """
@@ -187,7 +187,7 @@ class TrainLoader:
                 step = []
 
     @contextmanager
-    def deaths_named(self) -> Iterator[None]:
+    def deaths_named(self) -> Generator[None]:
         """Name a loader worker that dies while something else than this loader waits.
 
         torch's signal handler raises its error wherever the main thread is then, within a step for
@@ -258,9 +258,9 @@ class _Batches(Dataset):
 
     dataset: Dataset
 
-    def __getitem__(self, sample_ids: list[tuple[int, int]]) -> Any:
+    def __getitem__(self, index: list[tuple[int, int]]) -> Any:
         items = []
-        for sample_id in sample_ids:
+        for sample_id in index:
             try:
                 items.append(self.dataset[sample_id])
             except SpikeVRTError as e:

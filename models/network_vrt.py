@@ -199,6 +199,7 @@ class VRT(nn.Module):
         zero flow.
         """
         nn.init.zeros_(self.conv_last.weight)
+        assert self.conv_last.bias is not None
         nn.init.zeros_(self.conv_last.bias)
         if not self.pa_frames:
             return
@@ -206,7 +207,8 @@ class VRT(nn.Module):
             self.notes.append(
                 "netG.spynet_path is null: optical flow starts at zero and is learned"
             )
-            for level in self.spynet.basic_module:  # a random flow would misalign the features
+            levels: Any = self.spynet.basic_module
+            for level in levels:  # a random flow would misalign the features
                 nn.init.zeros_(level.basic_module[-1].weight)
                 nn.init.zeros_(level.basic_module[-1].bias)
             return
@@ -426,7 +428,11 @@ def check_options(o: dict[str, Any], image: int) -> None:
         f"{dims[7:]} in stage 8",
         "one width for all layers of stage 8",
     )
-    has_budget = o["checkpoint"] != "auto" or o["memory_budget_gb"] is not None or devices.count()
+    has_budget = (
+        o["checkpoint"] != "auto"
+        or o["memory_budget_gb"] is not None
+        or devices.count() > 0
+    )
     _need(
         has_budget,
         "memory_budget_gb",

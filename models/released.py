@@ -10,7 +10,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
@@ -113,7 +113,7 @@ def _download(address: str, part: Path, most: int) -> None:
 
 
 @contextmanager
-def _one_at_a_time(file: Path) -> Iterator[None]:
+def _one_at_a_time(file: Path) -> Generator[None]:
     """Hold the lock of a file that is fetched, among the processes of this machine."""
     file.parent.mkdir(parents=True, exist_ok=True)
     path = file.with_name(f".{file.name}.lock")

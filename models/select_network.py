@@ -28,7 +28,7 @@ def define_G(
     datasets are not read).
     Raises OptionError if the options do not fit together.
     """
-    section = opt.netG if isinstance(opt, Options) else opt.get("netG")
+    section: Any = opt.netG if isinstance(opt, Options) else opt.get("netG")
     if spike_channels is None:
         spike_channels = opt.spike_channels if isinstance(opt, Options) else 0
     net = NETWORKS.build(section, "netG", spike_channels=spike_channels)
@@ -56,8 +56,11 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
         raise OptionError(
             what, "datasets.test.spike", "the same number, because one network takes both", do
         )
-    spikes = {"train": getattr(train, "spike", None), "test": getattr(test, "spike", None)}
-    operator = getattr(netG, "fusion", None)
+    spikes: dict[str, Any] = {
+        "train": getattr(train, "spike", None),
+        "test": getattr(test, "spike", None),
+    }
+    operator: Any = getattr(netG, "fusion", None)
     wanted = operator.constructor.representation if operator else None
     for name, spike in spikes.items():
         if spike and wanted not in (None, spike.representation.type):
@@ -126,7 +129,8 @@ def _check_task(
                 if spec.interpolates
                 else "restores every frame of a clip"
             )
-            what = f"datasets.{name} is {section.dataset_type}, and the network {does}"
+            kind = section.plain()["dataset_type"]
+            what = f"datasets.{name} is {kind}, and the network {does}"
             expected = f"a dataset with{'' if spec.interpolates else 'out'} temporal_scale 2"
             do = f"choose another, or netG.pa_frames {'2, 4 or 6' if spec.interpolates else '0'}"
             raise OptionError(what, f"datasets.{name}.dataset_type", expected, do)
@@ -143,18 +147,22 @@ def _check_task(
                 f"{expected}, every second one is given",
                 f"set it to {frames}",
             )
-        if train and getattr(netG, "out_chans", 3) != 3:
-            expected = "3: one new frame is trained"
+        out_chans = getattr(netG, "out_chans", 3)
+        if train and out_chans != 3:
             raise OptionError(
-                f"netG.out_chans is {netG.out_chans}", "netG.out_chans", expected, "set it to 3"
+                what=f"netG.out_chans is {out_chans}",
+                where="netG.out_chans",
+                expected="3: one new frame is trained",
+                do="set it to 3",
             )
         if val.flip_seq or val.pad_seq or getattr(test, "pad_sequence", False):
             what = "val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates"
             raise OptionError(
                 what, "val", "each new frame is made from its neighbours alone", "set them to false"
             )
-    if hasattr(train, "sigma_max") and not spec.noise_map:
-        what = f"{train.dataset_type} gives a noise map, which the network does not take"
+    if train is not None and hasattr(train, "sigma_max") and not spec.noise_map:
+        kind = train.plain()["dataset_type"]
+        what = f"{kind} gives a noise map, which the network does not take"
         raise OptionError(
             what, "netG.nonblind_denoising", "true", "set it to true, or choose another dataset"
         )

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from pydantic import create_model
 from pydantic.fields import FieldInfo
@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from models.optim import OPTIMIZERS
 from models.schedules import SCHEDULES
 from utils.options.models import TrainOptions
+from utils.options.section import literal_of
 
 
 def train_section() -> type[TrainOptions]:
@@ -38,7 +39,7 @@ def _new_keys(function: Callable[..., Any], keys: tuple[str, ...]) -> dict[str, 
 
 def _choice(key: str, names: tuple[str, ...]) -> tuple[Any, FieldInfo]:
     known = TrainOptions.model_fields[key]
-    return Literal[names], FieldInfo(default=known.default, description=known.description)
+    return literal_of(*names), FieldInfo(default=known.default, description=known.description)
 
 
 def _default_of(parameter: inspect.Parameter) -> Any:

@@ -102,14 +102,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "spikes, and an image of that time (or a folder or video, of which the mean is "
         "taken); may be repeated"
     )
-    pair = {
-        "nargs": 2,
-        "type": Path,
-        "action": "append",
-        "required": True,
-        "metavar": ("SPIKES", "FRAME"),
-    }
-    add("--pair", dest="pairs", **pair, help=text)
+    add(
+        "--pair",
+        dest="pairs",
+        nargs=2,
+        type=Path,
+        action="append",
+        required=True,
+        metavar=("SPIKES", "FRAME"),
+        help=text,
+    )
     add_geometry(parser)
     add(
         "--planes",

@@ -120,13 +120,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name, setting in Recipe.model_fields.items():
         kind = int if setting.default is None else type(setting.default)
         choices = get_args(setting.annotation) or None if kind is str else None
-        how = {
-            "type": kind,
-            "default": setting.default,
-            "choices": choices,
-            "help": setting.description,
-        }
-        add(f"--{name.replace('_', '-')}", **how)
+        add(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            default=setting.default,
+            choices=choices,
+            help=setting.description,
+        )
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -308,8 +308,13 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
         workers, prepare.plan_clip, [(job, recipe) for job in jobs], "checking", "clips"
     )
     found: dict[Job, Plan | DataError] = dict(zip(jobs, results, strict=True))
-    errors = {job: error for job, error in found.items() if isinstance(error, DataError)}
-    plans = {job: plan for job, plan in found.items() if job not in errors}
+    errors: dict[Job, DataError] = {}
+    plans: dict[Job, Plan] = {}
+    for job, plan in found.items():
+        if isinstance(plan, DataError):
+            errors[job] = plan
+        else:
+            plans[job] = plan
     common = Counter(plan.size for plan in plans.values()).most_common(1)
     for job, plan in plans.items():
         if plan.size != common[0][0]:

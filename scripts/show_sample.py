@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise OptionError(
             f"no datasets.{command.split}", command.opt, "a data set", "choose another --split"
         )
-    dataset = build_dataset(section, command.split, opt.train.manual_seed)
+    dataset: Any = build_dataset(section, command.split, opt.train.manual_seed)
     if not 0 <= command.index < len(dataset) or command.epoch < 0:
         what = f"sample {command.index} of epoch {command.epoch} does not exist"
         expected = f"an index of 0 to {len(dataset) - 1}, an epoch of at least 0"

@@ -77,12 +77,6 @@ class FrameReader(Protocol):
         """
         ...
 
-    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """Return display values (H, W) >= 0 that spikes (S, H, W) of a frame show of its sharp
-        instant.
-        """
-        ...
-
 
 class ClipReader(FrameReader, Protocol):
     """A clip to test on.
@@ -103,6 +97,12 @@ class ClipReader(FrameReader, Protocol):
 
     @property
     def origin(self) -> dict[str, str]: ...
+
+    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        """Return display values (H, W) >= 0 that spikes (S, H, W) of a frame show of its sharp
+        instant.
+        """
+        ...
 
     def digest(self) -> str:
         """Return 16 hex digits that change with the name, size or modification time of any file of

@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path, PurePath
@@ -147,7 +147,7 @@ def writing(
     path: Path,
     do: str = "free some space or choose another folder, then start the same command again",
     errors: tuple[type[Exception], ...] = (OSError,),
-) -> Iterator[None]:
+) -> Generator[None]:
     """One of `errors` in the block becomes a DataError about the file or folder `path`. do: its
     advice.
     """

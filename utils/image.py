@@ -84,7 +84,7 @@ def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
     return encoded.tobytes()
 
 
-def data_uri(kind: str, content: bytes | np.ndarray) -> str:
+def data_uri(kind: str, content: bytes) -> str:
     """The content of a file, inline in a page. kind: its MIME type."""
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
@@ -97,7 +97,7 @@ def jpeg_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
     _, encoded = cv2.imencode(
         ".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 93]
     )
-    return data_uri("image/jpeg", encoded)
+    return data_uri("image/jpeg", encoded.tobytes())
 
 
 def comparison(

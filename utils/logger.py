@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _unwritten: set[str] = set()  # what could not be written at the last attempt
 
 
 @contextmanager
-def best_effort(what: str, *errors: type[Exception]) -> Iterator[None]:
+def best_effort(what: str, *errors: type[Exception]) -> Generator[None]:
     """The body writes what the run does not need: on an error of writing, or one of `errors`, warn
     once and go on.
     """

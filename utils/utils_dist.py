@@ -15,7 +15,7 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -92,7 +92,7 @@ def get_device() -> torch.device:
 
 
 @contextmanager
-def ranks(log: bool = True) -> Iterator[None]:
+def ranks(log: bool = True) -> Generator[None]:
     """Wrap the whole program in it: the ranks meet, and end together with one message and one exit
     code. Collective.
 
@@ -440,7 +440,7 @@ def check_same_on_all_ranks(
 
 
 @contextmanager
-def all_ranks_or_none() -> Iterator[None]:
+def all_ranks_or_none() -> Generator[None]:
     """Run the body on every rank.
 
     If any rank fails, all end, and the lowest one that failed reports it. Collective.
@@ -466,7 +466,7 @@ def all_ranks_or_none() -> Iterator[None]:
 
 
 @contextmanager
-def closed_after_report(resource: Any) -> Iterator[Any]:
+def closed_after_report(resource: Any) -> Generator[Any]:
     """As contextlib.closing; an error in the block is reported before `resource.close()`, which may
     hang.
 

@@ -7,7 +7,7 @@ Images are (H, W, 3) uint8 RGB.
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
@@ -120,12 +120,13 @@ class VideoReader:
             self.pixel_aspect = _upright_aspect(stream, first)
             _warn_of_kind(path, stream, is_interlaced)
         self.num_frames, self.fps = len(stamps), float(fps)
-        if None in stamps or stamps != sorted(set(stamps)):
+        times = [stamp for stamp in stamps if stamp is not None]
+        if len(times) < len(stamps) or times != sorted(set(times)):
             logger.warning(
                 "%s: the frames have no usable time stamps; taken as %.3f a second", path, self.fps
             )
-            stamps = [i / fps for i in range(len(stamps))]
-        self.times: list[Fraction] = stamps
+            times = [i / fps for i in range(len(stamps))]
+        self.times = times
         self._frames: Iterator[np.ndarray] | None = None
         self._next = 0
         self._kept: dict[int, np.ndarray] = {}
@@ -152,7 +153,7 @@ class VideoReader:
         return self._kept[index]
 
     @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
+    def _errors(self, what: str) -> Generator[None]:
         try:
             yield
         except FFMPEG_ERRORS as e:
@@ -295,7 +296,7 @@ class VideoWriter(AbstractContextManager):
     def __init__(
         self,
         path: str | Path,
-        fps: float,
+        fps: float | Fraction,
         *,
         times: Sequence[Fraction] | None = None,
         chroma: str = "420",

@@ -88,8 +88,13 @@ def grey_light(
     light.
     """
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
-    how = {"dsize": size[::-1], "interpolation": cv2.INTER_AREA}
-    return lambda number: cv2.resize(to_grey(cv2.LUT(frames.read(number), curve)), **how)
+    height, width = size
+
+    def light(number: int) -> np.ndarray:
+        grey = to_grey(cv2.LUT(frames.read(number), curve))
+        return cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
+
+    return light
 
 
 @dataclass(frozen=True)

@@ -212,10 +212,8 @@ class Job:
     @property
     def folders(self) -> tuple[Path, Path]:
         """Of the frames, and of the spikes."""
-        return tuple(
-            self.out / name / self.split / self.name
-            for name in ("GOPRO_Large", "GOPRO_Large_spike_seq")
-        )
+        place = Path(self.split) / self.name
+        return self.out / "GOPRO_Large" / place, self.out / "GOPRO_Large_spike_seq" / place
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ read, because a small file may state, or unpack to, more than the memory holds.
 import io
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +92,7 @@ class ArrayFile:
         return self._whole
 
     @contextmanager
-    def _opened(self) -> Iterator[IO[bytes]]:
+    def _opened(self) -> Generator[IO[bytes]]:
         """Open the member of a .npz."""
         with zipfile.ZipFile(self.path) as archive, archive.open(f"{self.member}.npy") as file:
             yield file

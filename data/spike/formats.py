@@ -23,7 +23,7 @@ import tempfile
 import uuid
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +197,7 @@ class SpikeFile:
             raise SpikeFileError(f"{crop} reaches outside the plane", self.path, expected)
         if self.packed is not None:
             return _unpack(self.packed[first : first + count], self.geometry, crop)
+        assert self.array is not None  # a file is packed, or an array
         with _file_errors(self.path):
             spikes = self.array.read(first, count, *crop.slices)
         return self._checked(spikes)
@@ -371,7 +372,7 @@ def array_shape(path: PathLike) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def _file_errors(path: PathLike) -> Iterator[None]:
+def _file_errors(path: PathLike) -> Generator[None]:
     """What a missing, unreadable or damaged file raises becomes a SpikeFileError."""
     try:
         yield

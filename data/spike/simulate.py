@@ -278,5 +278,5 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
         errors[light] = float(
             np.sqrt(((rates - rate * seen) ** 2).sum() / max((rates * rates).sum(), 1e-12))
         )
-    best = min(errors, key=errors.get)
+    best = min(errors, key=lambda light: errors[light])
     return LightFit(best, found[best], errors, errors[best] < CLEAR * max(errors.values()))

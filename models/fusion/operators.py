@@ -158,6 +158,7 @@ class GatedFusion(ImageFusion):
         self.value = nn.Conv2d(features, 3, 3, 1, 1)
         self.gate = nn.Conv2d(features, 3, 3, 1, 1)
         nn.init.zeros_(self.gate.weight)
+        assert self.gate.bias is not None  # a Conv2d has a bias if it is not told otherwise
         nn.init.constant_(self.gate.bias, gate_bias)
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
@@ -248,6 +249,7 @@ class ExposureFusion(ImageFusion):
         self.weight = nn.Conv2d(features, 1 + count, 3, 1, 1)
         self.value = nn.Conv2d(features, 3, 3, 1, 1)
         nn.init.zeros_(self.value.weight)
+        assert self.value.bias is not None
         nn.init.zeros_(self.value.bias)
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:

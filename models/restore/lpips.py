@@ -2,6 +2,7 @@
 AlexNet.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,10 @@ class Lpips(nn.Module):
     per channel.
     """
 
-    def __init__(self, files: list[str | Path]) -> None:
+    shift: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, files: Sequence[str | Path]) -> None:
         """files: torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file
         with both.
 

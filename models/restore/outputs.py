@@ -38,10 +38,15 @@ VIDEOS = ("video", "comparison", "slowmotion")
 # network gave them, until its clip is finished.
 PLACES = {
     "exact": ".work/{clip}/{stem}.npy",
-    "frame": "{clip}/{stem}.png", "instant": "instants/{clip}/{stem}_{k}.png", "strip": "strips/{clip}/{stem}.png",
-    "clip": "clips/{clip}.json", "example": "clips/{clip}.png", "video": "{clip}.mp4",
-    "comparison": "{clip}_comparison.mp4", "slowmotion": "{clip}_slowmotion.mp4",
-}  # fmt: skip
+    "frame": "{clip}/{stem}.png",
+    "instant": "instants/{clip}/{stem}_{k}.png",
+    "strip": "strips/{clip}/{stem}.png",
+    "clip": "clips/{clip}.json",
+    "example": "clips/{clip}.png",
+    "video": "{clip}.mp4",
+    "comparison": "{clip}_comparison.mp4",
+    "slowmotion": "{clip}_slowmotion.mp4",
+}
 OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 
 
@@ -74,12 +79,13 @@ class Outputs:
         )
 
     def frame_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """The restored frames with these names, each after its instants where there are several."""
-        several = range(self.instants if self.instants > 1 else 0)
-        return [
-            path for stem in stems
-            for path in (*(self.file("instant", clip, stem, k) for k in several), self.file("frame", clip, stem))
-        ]  # fmt: skip
+        """Return the restored frames with these names, each after its instants if it has some."""
+        files = []
+        for stem in stems:
+            if self.instants > 1:
+                files += [self.file("instant", clip, stem, k) for k in range(self.instants)]
+            files.append(self.file("frame", clip, stem))
+        return files
 
     def exact_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """What else is kept of the restored frames with these names until their clip is scored."""
@@ -110,9 +116,7 @@ class Outputs:
         return read_json(path) if path.exists() else None
 
     def write_frame(self, clip: str, stem: str, frame: torch.Tensor) -> None:
-        """Write a restored frame (3 K, H, W) with its K instants; the file of the frame comes
-        last.
-        """
+        """Write a restored frame (3 K, H, W) with its K instants, the file of the frame last."""
         instants = frame.unflatten(0, (self.instants, -1))
         for path in self.exact_files(clip, [stem]):
             np.save(content := BytesIO(), instants.numpy())
@@ -167,11 +171,12 @@ def claim_folder(
         ]
     if foreign:
         raise DataError(
-            "the output folder holds files that no test of this program made: "
-            f"{', '.join(foreign[:5])}", str(folder),
-            f"a new or empty folder, or one of a test, with its {RESULTS}",
-            "choose another, or move these files away",
-        )  # fmt: skip
+            what="the output folder holds files that no test of this program made: "
+            f"{', '.join(foreign[:5])}",
+            where=str(folder),
+            expected=f"a new or empty folder, or one of a test, with its {RESULTS}",
+            do="choose another, or move these files away",
+        )
     if overwrite and known:
         remove_files(folder, made - {mark})
     elif known:

@@ -13,9 +13,11 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -88,7 +90,8 @@ class Tiling:
         """The tiles of the options `val` for a network with `spec`; changes: fields with other
         values.
         """
-        fields = {key: value for key, value in val.plain().items() if key != "save_img"} | changes
+        fields: dict[str, Any] = val.plain() | changes
+        del fields["save_img"]
         auto = {
             "num_frame": (AUTO_FRAMES, spec.window_size[0]),
             "size_patch": (AUTO_SIDE, spec.multiple),
@@ -231,21 +234,21 @@ def restore_space(
     # KAIR trims overlap / 2 output pixels at any scale; a ramp must span the whole overlap in
     # output pixels.
     overlap = tiling.size_patch_overlapping * (s if tiling.blend == "smooth" else 1)
-    total, total_weight = None, torch.zeros(height * s, width * s)
+    total = torch.empty(0)  # its size follows from the first output
+    total_weight = torch.zeros(height * s, width * s)
     tiles = list(itertools.product(enumerate(tops), enumerate(lefts)))
     for first in range(0, len(tiles), tiling.batch_tiles):
         batch = tiles[first : first + tiling.batch_tiles]
-        cuts = [
-            (..., slice(top, top + rows), slice(left, left + cols)) for (_, top), (_, left) in batch
-        ]
-        outs = _run(net, tuple(torch.cat([x[cut] for cut in cuts]) for x in inputs), tiling).split(
-            len(inputs[0])
-        )
+        cuts = []
+        for (_, top), (_, left) in batch:
+            cuts.append((..., slice(top, top + rows), slice(left, left + cols)))
+        stacked = tuple(torch.cat([x[cut] for cut in cuts]) for x in inputs)
+        outs = _run(net, stacked, tiling).split(len(inputs[0]))
+        if first == 0:
+            total = outs[0].new_zeros(*outs[0].shape[:-2], height * s, width * s)
         for ((row, top), (col, left)), out in zip(batch, outs, strict=True):
             weight = _blend_weights(tops, row, rows * s, overlap, tiling.blend)[:, None]
             weight = weight * _blend_weights(lefts, col, cols * s, overlap, tiling.blend)
-            if total is None:
-                total = out.new_zeros(*out.shape[:-2], height * s, width * s)
             place = (..., slice(top * s, (top + rows) * s), slice(left * s, (left + cols) * s))
             total[place] += out * weight.to(out.dtype)
             total_weight[place] += weight
@@ -315,19 +318,22 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
 
 
 class FrameCache:
-    """The frames `numbers` of a clip, the last ones of which are kept: where tiles overlap, a frame
-    is decoded once.
+    """The frames `numbers` of a clip. The last ones read are kept.
+
+    Where tiles overlap, a frame is decoded once.
     """
 
     def __init__(
         self, clip: FrameReader, capacity: int, numbers: Sequence[int] | None = None
     ) -> None:
-        """numbers: in any order, also several times; None: all frames."""
-        self.name, self.stems = clip.name, clip.stems if numbers is None else numbers
-        self._numbers, self._frame = numbers, lru_cache(capacity)(clip.frame)
+        """numbers: in any order, also several times, or None for all frames."""
+        self.name = clip.name
+        self._numbers = range(len(clip.stems)) if numbers is None else numbers
+        self.stems = [clip.stems[number] for number in self._numbers]
+        self._frame = lru_cache(capacity)(clip.frame)
 
-    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        return self._frame(index if self._numbers is None else self._numbers[index], reverse)
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
+        return self._frame(self._numbers[index], reverse)
 
 
 class Restorer:
@@ -364,15 +370,13 @@ class Restorer:
         """The reader with a cache for the frames of one tile in time; after `frames`, it has the
         last input.
         """
-        is_cached = (
-            isinstance(reader, FrameCache) or self.tiling.spec.interpolates
-        )  # which has a cache of its own
+        # A reader for a network that interpolates has a cache of its own.
+        if isinstance(reader, FrameCache) or self.tiling.spec.interpolates:
+            return reader
         capacity = (self.tiling.num_frame_testing or len(reader.stems)) + 2
-        return reader if is_cached else FrameCache(reader, capacity)
+        return FrameCache(reader, capacity)
 
-    def frames(
-        self, reader: FrameReader, wanted: range, tick: Tick = lambda _: None
-    ) -> Iterator[Tensor]:
+    def frames(self, reader: Any, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
         A network that interpolates takes an InterpolatedClip or LeftOutFrames: given frames come
@@ -466,66 +470,96 @@ class Restorer:
 
 
 class InterpolatedClip:
-    """A clip of n frames as one of 2 n - 1: the new frame between "000003" and "000004" is
-    "000003_5". Without gt.
+    """A clip of n frames as a clip of 2 n - 1 frames, without gt.
 
-    given: the frames of `clip` between which others are made. gaps: of each frame, the gap between
-    them in which it lies, 0 for the first; None for a given frame. frame: the given frame at or
-    before that time, to compare with.
+    The new frame between "000003" and "000004" is "000003_5".
+
+    given: the frames of `clip` between which others are made.
+    gaps: for each frame the gap in which it lies, 0 for the first gap, or None for a given frame.
     """
 
     def __init__(self, clip: ClipReader) -> None:
-        self.clip, self.name, self.origin = clip, clip.name, {"input": clip.origin["input"]}
-        self.given, self.times, self.digest = range(len(clip.stems)), None, clip.digest
-        self.fps = None if clip.fps is None else 2 * clip.fps
+        self.clip = clip
+        self.name = clip.name
+        self.origin = {"input": clip.origin["input"]}
         self.pixel_aspect = clip.pixel_aspect
-        if clip.times is not None:
-            between = [(a + b) / 2 for a, b in itertools.pairwise(clip.times)]
-            self.times = [t for pair in zip(clip.times, between, strict=False) for t in pair] + [
-                clip.times[-1]
-            ]
-        self.stems = [f"{stem}{half}" for stem in clip.stems for half in ("", "_5")][:-1]
-        self.gaps = [i // 2 if i % 2 else None for i in range(len(self.stems))]
+        self.fps = None if clip.fps is None else 2 * clip.fps
+        self.times = None if clip.times is None else _with_middles(clip.times)
+        self.given = range(len(clip.stems))
+        self.stems: list[str] = []
+        self.gaps: list[int | None] = []
+        for number, stem in enumerate(clip.stems):
+            self.stems += [stem, f"{stem}_5"]
+            self.gaps += [None, number]
+        # There is no gap behind the last frame.
+        del self.stems[-1], self.gaps[-1]
 
-    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
+        """Return the given frame at or before the time of frame `index`, to compare with."""
         return {"lq": self.clip.frame(index // 2)["lq"]}
+
+    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        return self.clip.spike_light(index // 2, spike)
+
+    def digest(self) -> str:
+        return self.clip.digest()
+
+
+def _with_middles(times: Sequence[Fraction]) -> list[Fraction]:
+    """Return times with the middle of each two neighbours between them."""
+    found = [times[0]]
+    for before, after in itertools.pairwise(times):
+        found += [(before + after) / 2, after]
+    return found
 
 
 class LeftOutFrames:
-    """To score an interpolation: every second frame of a clip is given, the frames between are made
-    and compared.
+    """A clip whose every second frame is given, to score an interpolation.
 
-    Only the frames with `length` / 2 given frames on either side count: im4 of im1 ... im7 for
-    length 4, as published for Vimeo-90K. given, gaps: see InterpolatedClip. frame: gt, and as lq
-    the mean of the two frames beside the gap, the simplest interpolation. Raises DataError for a
-    clip that is too short.
+    The frames between are made and compared. Only the frames with `length` / 2 given frames on
+    either side count: im4 of im1 ... im7 for length 4, as published for Vimeo-90K.
+
+    given, gaps: see InterpolatedClip.
     """
 
-    fps = times = None
+    fps = None
+    times = None
 
     def __init__(self, clip: ClipReader, length: int) -> None:
-        """length: frames that the network takes."""
-        self.clip, self.name, self.origin, self.digest = clip, clip.name, clip.origin, clip.digest
+        """length: number of frames that the network takes. Raises DataError for a short clip."""
+        self.clip = clip
+        self.name = clip.name
+        self.origin = clip.origin
         self.pixel_aspect = clip.pixel_aspect
-        self.given, first = range(0, len(clip.stems), 2), length // 2 - 1
+        self.given = range(0, len(clip.stems), 2)
+        first = length // 2 - 1
         self.gaps = range(first, first + len(self.given) - length + 1)
         if not self.gaps:
-            expected = f"at least {2 * length - 1}: {length} given frames and those between"
             raise DataError(
-                f"clip {clip.name} has {len(clip.stems)} frames",
-                clip.name,
-                expected,
-                "leave it out",
+                what=f"clip {clip.name} has {len(clip.stems)} frames",
+                where=clip.name,
+                expected=f"at least {2 * length - 1}: {length} given frames and those between",
+                do="leave it out",
             )
         self.stems = [clip.stems[2 * gap + 1] for gap in self.gaps]
 
-    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        before, made, after = (self.clip.frame(2 * self.gaps[index] + i) for i in range(3))
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
+        """Return gt, and as lq the mean of both neighbours, the simplest interpolation."""
+        first = 2 * self.gaps[index]
+        before = self.clip.frame(first)
+        made = self.clip.frame(first + 1)
+        after = self.clip.frame(first + 2)
         return {"lq": (before["lq"] + after["lq"]) / 2, "gt": made["gt"]}
+
+    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        return self.clip.spike_light(2 * self.gaps[index] + 1, spike)
+
+    def digest(self) -> str:
+        return self.clip.digest()
 
 
 def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipReader]:
     """Clips with sharp frames as a network with `spec` is scored on them."""
-    return (
-        [LeftOutFrames(clip, spec.least_frames) for clip in clips] if spec.interpolates else clips
-    )
+    if not spec.interpolates:
+        return clips
+    return [LeftOutFrames(clip, spec.least_frames) for clip in clips]

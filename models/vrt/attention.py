@@ -27,7 +27,8 @@ def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     queries of the other.
     """
     if not mutual:
-        return qkv.transpose(1, 3).unbind(2)
+        q, k, v = qkv.transpose(1, 3).unbind(2)
+        return q, k, v
     q, k, v = qkv.unflatten(1, (2, -1)).transpose(2, 4).unbind(3)
     return q.flip(1).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 

@@ -20,7 +20,7 @@ from models.vrt.layers import Seed, compute_dtype, recomputed
 from models.vrt.windows import Chunk, take
 
 Kernels = Literal["auto", "plain"]
-Weights = dict[str, Tensor | None]
+Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
 
 # Tokens of a chunk on a CPU, whose widest intermediate should fit the last-level cache, and on a
 # GPU.
@@ -132,7 +132,9 @@ class InChunks(torch.autograd.Function):
             if needs
         }
         wanted = [key for key in sums if key not in ("fc2", "fc2_bias")]
-        w = {key: None if t is None else t.detach() for key, t in cast(weights, x.dtype).items()}
+        w: Weights = {}
+        for key, weight in cast(weights, x.dtype).items():
+            w[key] = None if weight is None else weight.detach()
         for key in wanted:
             w[key].requires_grad_()
         grad_x = torch.empty_like(x)
@@ -141,17 +143,22 @@ class InChunks(torch.autograd.Function):
             g = take(grad[sample], chunk.results)
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
-            outputs, gradients = ([], []) if y is None else ([y], [g])
+            outputs: list[Tensor] = []
+            gradients: list[Tensor] = []
+            if y is not None:
+                outputs.append(y)
+                gradients.append(g)
             if h is not None:
                 g = scaled(g, factors[1])
                 if "fc2" in sums:
                     sums["fc2"] += g.t() @ h.detach()
                 if "fc2_bias" in sums:
                     sums["fc2_bias"] += g.sum(0)
-                outputs, gradients = [*outputs, h], [*gradients, g @ w["fc2"]]
+                outputs.append(h)
+                gradients.append(g @ w["fc2"])
             inputs = [tokens, *(w[key] for key in wanted)]
             with torch.enable_grad():
-                seed = Seed.apply(*outputs, *gradients)
+                seed: Any = Seed.apply(*outputs, *gradients)
             grad_tokens, *found = torch.autograd.grad(seed, inputs, allow_unused=True)
             for key, value in zip(wanted, found, strict=True):
                 if value is not None:  # a branch that stochastic depth drops
@@ -165,7 +172,7 @@ def scaled(x: Tensor, factor: float | Tensor | None) -> Tensor:
     return x if factor is None else (x * factor).to(x.dtype)
 
 
-def _put(out: Tensor, rows: slice | Tensor, values: Tensor) -> None:
+def _put(out: Tensor, rows: slice | Tensor, values: Any) -> None:
     if isinstance(rows, slice):
         out[rows] = values
     else:
@@ -214,7 +221,8 @@ class GatedMlp(nn.Module):
             )
         rows = x.to(compute_dtype(x)).flatten(0, -2)
         step = CPU_TOKENS if in_cpu_form(x) else gpu_tokens(rows)
-        chunks = [Chunk(*[slice(first, first + step)] * 2) for first in range(0, len(rows), step)]
+        spans = [slice(first, first + step) for first in range(0, len(rows), step)]
+        chunks = [Chunk(rows=span, results=span) for span in spans]
         work = Work(
             lambda tokens, chunk, factors, w, tape: (None, gated(tokens, w, False)),
             chunks,

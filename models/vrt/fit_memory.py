@@ -4,7 +4,7 @@ to change.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ class Branch(NamedTuple):
     recompute them.
     """
 
-    owner: nn.Module
+    owner: Any  # a Block, or the GatedMlp of a stage
     flag: str
     bytes: int
     flops: float
@@ -109,10 +109,10 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
 
     Returns the moments in the order of the forward pass; the last is the end of it.
     """
-    owners = [m for m in net.modules() if isinstance(m, Block)]
+    owners: list[Any] = [m for m in net.modules() if isinstance(m, Block)]
     owners += [m.pa_fuse for m in net.modules() if isinstance(m, Stage) and m.aligns]
     aligns = [m for m in net.modules() if isinstance(m, DeformAlign)]
-    seen: list[tuple[nn.Module, Tensor, int]] = []
+    seen: list[tuple[Any, Tensor, int]] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
         x = args[1] if module in aligns else args[0]
@@ -139,7 +139,7 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
 
 
 @contextmanager
-def saved_bytes(net: nn.Module) -> Iterator[dict[int, int]]:
+def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
     """Bytes of each storage that autograd saves for the backward pass, by address, without
     parameters and buffers.
     """
@@ -159,7 +159,7 @@ def saved_bytes(net: nn.Module) -> Iterator[dict[int, int]]:
 
 
 def _moment(
-    net: nn.Module, owner: nn.Module, x: Tensor, saved: int, known: dict[tuple, list[int]]
+    net: nn.Module, owner: Any, x: Tensor, saved: int, known: dict[tuple, list[int]]
 ) -> Moment:
     """known: bytes that are saved in addition when the flags are cleared one by one, of each kind
     and size of owner.

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +85,9 @@ class SpyNet(nn.Module):
     pixels.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
@@ -125,7 +129,8 @@ class SpyNet(nn.Module):
         # one pixel.
         up = flow = torch.zeros_like(ref[0][:, :2])
         flows = []
-        for level, module in enumerate(self.basic_module):
+        modules: Any = self.basic_module
+        for level, module in enumerate(modules):
             if level > 0:
                 up = 2.0 * F.interpolate(flow, scale_factor=2, mode="bilinear", align_corners=True)
             warped = flow_warp(supp[level], up, padding="border")
@@ -146,7 +151,8 @@ class SpyNet(nn.Module):
 
     def forward(self, ref: Tensor, supp: Tensor) -> list[Tensor]:
         """ref, supp: (n, 3, h, w) in [0, 1] -> list of flows, finest first."""
-        return self.estimate(self.pyramid(ref), self.pyramid(supp), tuple(ref.shape[-2:]))
+        height, width = ref.shape[-2:]
+        return self.estimate(self.pyramid(ref), self.pyramid(supp), (height, width))
 
 
 # Of each level, finest first: (backward, forward), nearest neighbour first. backward[d][:, i] warps

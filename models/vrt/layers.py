@@ -2,7 +2,7 @@
 frame.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 import torch
@@ -45,14 +45,14 @@ class LayerNorm(nn.LayerNorm):
     the first stage and cast before each linear layer.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.to(compute_dtype(x))
+    def forward(self, input: Tensor) -> Tensor:
+        x = input.to(compute_dtype(input))
         with torch.autocast(x.device.type, enabled=False):
             return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 @contextmanager
-def tf32(is_on: bool) -> Iterator[None]:
+def tf32(is_on: bool) -> Generator[None]:
     """Convolutions and matrix products of float32 inside use TF32, or do not; the settings come
     back.
     """
@@ -154,5 +154,5 @@ class FrameConv(nn.Conv3d):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, (1, 3, 3), padding=(0, 1, 1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(x, self.weight[:, :, 0], self.bias, padding=1)
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(input, self.weight[:, :, 0], self.bias, padding=1)

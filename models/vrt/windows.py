@@ -3,9 +3,11 @@ blocks.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +36,8 @@ class Chunk:
     kept: positions of the rows that are no padding; results: their tokens. spans: of the windows.
     """
 
-    rows: Tensor | slice
-    results: Tensor | slice
+    rows: Any  # a Tensor, or a slice of any rows
+    results: Any
     padding: Tensor | None = None
     kept: Tensor | None = None
     spans: tuple[Span, ...] = ()
@@ -54,7 +56,8 @@ class _Take(torch.autograd.Function):
         return x.index_select(0, rows)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx, *grads: Tensor):
+        (grad,) = grads
         return grad.new_zeros(ctx.shape).index_copy_(0, *ctx.saved_tensors, grad), None
 
 
@@ -87,8 +90,8 @@ def window_chunks(
     each pattern is one span.
     """
     fits = [s <= w for s, w in zip(size, window, strict=True)]
-    window = tuple(s if f else w for s, w, f in zip(size, window, fits, strict=True))
-    shift = tuple(0 if f else s for s, f in zip(shift, fits, strict=True))
+    window = _triple(s if f else w for s, w, f in zip(size, window, fits, strict=True))
+    shift = _triple(0 if f else s for s, f in zip(shift, fits, strict=True))
     padded = tuple(-(-s // w) * w for s, w in zip(size, window, strict=True))
     counts = [p // w for p, w in zip(padded, window, strict=True)]
     tokens, pixels = math.prod(window), math.prod(size)
@@ -112,9 +115,8 @@ def window_chunks(
             [torch.where(part < 0, part, part + sample * pixels) for sample in range(batch)]
         )
         last = [len(axis) == 2 and piece == axis[1] for axis, piece in zip(cuts, cut, strict=True)]
-        mask = _mask(
-            window, tuple(s if at_end else 0 for s, at_end in zip(shift, last, strict=True))
-        )
+        moved = _triple(s if at_end else 0 for s, at_end in zip(shift, last, strict=True))
+        mask = _mask(window, moved)
         if len(part):
             spans.append(Span(start, start + len(part), None if mask is None else mask.to(device)))
             parts.append(part)
@@ -136,6 +138,11 @@ def window_chunks(
             padding, results = (rows < 0)[:, None].to(device), rows[kept].to(device)
             chunks.append(Chunk(real, results, padding, kept.to(device), within))
     return tuple(chunks)
+
+
+def _triple(sizes: Iterable[int]) -> tuple[int, int, int]:
+    frames, height, width = sizes
+    return frames, height, width
 
 
 def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor | None:

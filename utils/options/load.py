@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import json5
 
@@ -49,9 +49,11 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
     parser.add_argument("--opt", "-opt", required=True, metavar="FILE", help="option file")
     add_flag = partial(parser.add_argument, dest="flags", action="append", default=[])
-    resume = {"metavar": "auto|none|PATH", "help": "checkpoint to resume from (path.resume)"}
     add_flag(
-        "--resume", type=lambda path: f"path.resume={'null' if path == 'none' else path}", **resume
+        "--resume",
+        type=lambda path: f"path.resume={'null' if path == 'none' else path}",
+        metavar="auto|none|PATH",
+        help="checkpoint to resume from (path.resume)",
     )
     add_flag(
         "--use_amp",
@@ -84,7 +86,7 @@ class OptionParser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
         self.expected, self.do = expected, do
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         raise OptionError(redact(message, shown="***"), "the command line", self.expected, self.do)
 
 
@@ -220,8 +222,7 @@ def _with_whole_characters(value: Any) -> Any:
         return [_with_whole_characters(item) for item in value]
     if isinstance(value, dict):
         return {
-            _with_whole_characters(key): _with_whole_characters(item)
-            for key, item in value.items()
+            _with_whole_characters(key): _with_whole_characters(item) for key, item in value.items()
         }
     return value
 
@@ -298,7 +299,7 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     *sections, last = key.split(".")
     target = raw
     for depth, name in enumerate(sections):
-        inner = target.get(name, {})
+        inner: Any = target.get(name, {})
         if isinstance(inner, str):
             inner = {"type": inner}  # a part given by its name alone
         if not isinstance(inner, dict):

@@ -58,11 +58,8 @@ class LoaderOptions(Section):
     @property
     def spike_channels(self) -> int:
         """S, the spike channels of the dataset's samples; 0 for RGB. Its class says so."""
-        return (
-            self.constructor.spike_channels(self)
-            if hasattr(self.constructor, "spike_channels")
-            else 0
-        )
+        kind = self.constructor
+        return kind.spike_channels(self) if hasattr(kind, "spike_channels") else 0
 
     @property
     def spike_data(self) -> dict[str, Any] | None:
@@ -70,9 +67,8 @@ class LoaderOptions(Section):
 
         Reads dataset.json.
         """
-        return (
-            self.constructor.spike_data(self) if hasattr(self.constructor, "spike_data") else None
-        )
+        kind = self.constructor
+        return kind.spike_data(self) if hasattr(kind, "spike_data") else None
 
 
 class PathOptions(Section):
@@ -354,7 +350,8 @@ class Options(Section):
     def portable(self) -> dict[str, Any]:
         """What a weights file says of its network: plain types, no paths of the training data."""
         section = self.datasets.train or self.datasets.test
-        spike = section.spike.plain() if hasattr(section, "spike") else None
+        own: Any = getattr(section, "spike", None)  # a key of datasets with spikes
+        spike = own.plain() if hasattr(section, "spike") else None
         return {
             "scale": self.scale,
             "netG": self.netG.plain(),

@@ -55,9 +55,8 @@ class Section(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
-    constructor: ClassVar[Callable[..., Any] | None] = (
-        None  # of the registered part, where the section names one
-    )
+    # What is registered under the name that the section has. None if it names no part.
+    constructor: ClassVar[Any] = None
 
     def plain(self) -> dict[str, Any]:
         """The section as an option file holds it: plain types, nested sections as objects."""
@@ -247,7 +246,7 @@ class Registry:
         constructor.
         """
         if name not in self._models:
-            fields: dict[str, Any] = {self.type_key: (Literal[name], ...)}
+            fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}
             shared = []  # sections whose keys stand beside the others
             for key, parameter in self._parameters(name).items():
                 default = ... if parameter.default is inspect.Parameter.empty else parameter.default
@@ -266,7 +265,7 @@ class Registry:
             self._models[name] = model
         return self._models[name]
 
-    def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Section:
+    def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Any:
         """`section` checked and completed with the constructor's defaults; what is resolved already
         stays.
 
@@ -333,6 +332,11 @@ class Registry:
             if key not in given
             and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
+
+
+def literal_of(*values: str) -> Any:
+    """Return the type Literal["a", "b"] of values that are known when the program runs."""
+    return Literal[values]
 
 
 def import_parts(package: str, pattern: str) -> None:

@@ -14,12 +14,13 @@ steps and the position in the data.
 import errno
 import json
 import logging
+import math
 import os
 import re
 import shutil
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -285,7 +286,7 @@ class DataOrder:
 
 
 @contextmanager
-def restoring(resumed: "Resumed | None") -> Iterator[None]:
+def restoring(resumed: "Resumed | None") -> Generator[None]:
     """Within the block a checkpoint is restored: what does not fit in it becomes a
     CheckpointError.
     """
@@ -504,14 +505,13 @@ def _forget_best_of_others(
 
 
 def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
-    """Optimizer steps of the whole run: `total_iter`, or those of `epochs` where these are
-    fewer.
-    """
-    if train.epochs is None:
-        return train.total_iter
-    # Counted from where the run stands: its former epochs may have had another length.
-    of_epochs = progress.step + (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
-    return of_epochs if train.total_iter is None else min(train.total_iter, of_epochs)
+    """Return the optimizer steps of the whole run: `total_iter` or `epochs`, what ends first."""
+    total = math.inf if train.total_iter is None else train.total_iter
+    if train.epochs is not None:
+        # Counted from where the run stands: its former epochs may have had another length.
+        left = (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
+        total = min(total, progress.step + left)
+    return int(total)  # the options have one of both
 
 
 def differences(

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -87,7 +87,7 @@ class RunFolder:
 @contextmanager
 def only_run_in(
     folder: Path, names: Sequence[str], appended: Sequence[str]
-) -> Iterator[RunFolder | None]:
+) -> Generator[RunFolder | None]:
     """Mark the folder of the run, and hold it inside the block. Collective.
 
     A second run there would delete the first one's temporary files and mix their logs.

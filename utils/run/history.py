@@ -334,7 +334,7 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
     return image.getvalue()
 
 
-def smoothed(values: Sequence[float]) -> tuple[np.ndarray, int]:
+def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     """Centred running mean, (n,), and its number of entries; NaN is left out, and the window is
     shorter at the ends.
     """
@@ -386,7 +386,8 @@ def _empty_figure(
         axis.set_title(title, loc="left", fontweight="bold", fontsize="large")
         axis.set_xlabel("iteration")
         axis.xaxis.set_major_formatter("{x:,.0f}")
-        axis.xaxis.get_major_locator().set_params(integer=True)  # no tick between two iterations
+        locator: Any = axis.xaxis.get_major_locator()  # a MaxNLocator, by default
+        locator.set_params(integer=True)  # no tick between two iterations
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     if len(histories) > 1:
@@ -406,18 +407,25 @@ def further_metrics(tags: Iterable[str]) -> list[str]:
     return sorted(set(names) - {"psnr", "ssim"})
 
 
+def _by_step(history: History, tag: str) -> dict[float, float]:
+    columns: dict[float, float] = {}
+    for step, value in history.get(tag, []):
+        columns[step] = value
+    return columns
+
+
 def build_report(folder: Path, history: History, curves: bytes) -> str:
     """One self-contained page on the run in `folder`. curves: a PNG."""
     further = further_metrics(history)
     columns = []
     for name in ("psnr", "ssim", *further):
-        columns.append(dict(history.get(f"val/{name}", [])))
-        columns.append(dict(history.get(f"val/{name}_input", [])))
+        columns.append(_by_step(history, f"val/{name}"))
+        columns.append(_by_step(history, f"val/{name}_input"))
     steps, scores = (
         list(columns[0]),
         {step: psnr for step, psnr in columns[0].items() if math.isfinite(psnr)},
     )
-    best = max(scores, key=scores.get, default=None)
+    best = max(scores, key=lambda step: scores[step], default=None)
     state = [
         f"iteration {max(entries[-1][0] for entries in history.values()):,}"
         if history

@@ -12,7 +12,7 @@ import socket
 import statistics
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +101,7 @@ class StepTimer:
         self._recent = (0.0, 0.0)  # steps and seconds before the last log line, fading
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: str) -> Generator[None]:
         """The body is a part of the steps, or one of PAUSES between them, which does not count."""
         begin = time.perf_counter()
         try:
@@ -165,7 +165,7 @@ class DeviceClock:
         self.events: deque[tuple[torch.Event, torch.Event]] = deque()
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
+    def measured(self) -> Generator[None]:
         if self.device.type == "cpu":
             begin = time.perf_counter()
             yield
@@ -257,7 +257,8 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
     """Of this rank. model_log: `current_log` of the model. timed: `StepTimer.read`, of `steps`
     steps.
     """
-    values, device = model_log | timed, utils_dist.get_device()
+    values: dict[str, Any] = model_log | timed
+    device = utils_dist.get_device()
     forward_s, norms = values.pop("forward_s"), values.pop("grad_norms")
     if norms:
         values["grad_norm"] = statistics.median(norms)

@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 def open_progress(
     kind: str, total: int, name: str, unit: str = "it", *,
     say: Callable[[str], object] = logger.info, quiet_s: float = QUIET_S, is_kept: bool = False,
-) -> Iterator["Bar | Lines"]:  # fmt: skip
+) -> Generator["Bar | Lines"]:  # fmt: skip
     """kind: "bar" (lines where stderr is no terminal), "line", "none". TQDM_DISABLE=1 means none.
 
     say: takes a line. quiet_s: seconds before the first line. is_kept: the finished bar stays on
@@ -68,7 +68,7 @@ class Bar(ExitStack):
         terminal = sys.stderr.stream if isinstance(sys.stderr, AboveBars) else sys.stderr
         if terminal is sys.stderr:  # else another bar is open already
             for redirect, stream in ((redirect_stderr, terminal), (redirect_stdout, sys.stdout)):
-                above = AboveBars(stream, terminal)
+                above: Any = AboveBars(stream, terminal)  # has what a stream needs to be written to
                 self.callback(above.finish)
                 self.enter_context(redirect(above))
         self._bar: Any = tqdm(

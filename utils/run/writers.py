@@ -146,10 +146,14 @@ class Experiment:
             further += f", {name}: {value:.4f} (input {of_input:.4f})"
         logger.info(
             "Epoch: %d, Iter: %d, validation PSNR: %.2f dB, SSIM: %.4f (input %.2f, %.4f)%s",
-            progress.epoch + 1, progress.step,
-            scalars["val/psnr"], scalars["val/ssim"], scalars["val/psnr_input"], scalars["val/ssim_input"],
+            progress.epoch + 1,
+            progress.step,
+            scalars["val/psnr"],
+            scalars["val/ssim"],
+            scalars["val/psnr_input"],
+            scalars["val/ssim_input"],
             further,
-        )  # fmt: skip
+        )
         self.health.validated(scalars["val/psnr"])
         for name, images in panels.items():
             strip = comparison_strip(images)
@@ -367,12 +371,15 @@ class WandbWriter:
             os.environ["WANDB_API_KEY"] = key
         # wandb copies the command line into its files.
         sys.argv = [shown_argument(argument) for argument in sys.argv]
-        about = {
-            "project": section.wandb_project, "entity": section.wandb_entity,
+        about: dict[str, Any] = {
+            "project": section.wandb_project,
+            "entity": section.wandb_entity,
             "name": options["task"],
-            "dir": str(folder), "id": run_id, "resume": "allow" if run_id else None,
+            "dir": str(folder),
+            "id": run_id,
+            "resume": "allow" if run_id else None,
             "config": options,
-        }  # fmt: skip
+        }
         self.image_of, stdin = wandb.Image, sys.stdin
         try:
             # On a terminal, without a key, wandb would wait for one, and store it.
