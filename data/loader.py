@@ -139,10 +139,11 @@ class TrainLoader:
         self.timeout_s = section.dataloader_timeout_s or 0.8 * stall_s
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
+        samples: Any = self.sampler  # of (epoch, index): torch's annotation knows numbers alone
         self.loader = DataLoader(
             _Batches(dataset),
             batch_size=None,  # _Batches makes them
-            sampler=BatchSampler(self.sampler, section.dataloader_batch_size, drop_last=False),
+            sampler=BatchSampler(samples, section.dataloader_batch_size, drop_last=False),
             num_workers=workers,
             pin_memory=devices.pins_memory(utils_dist.get_device()),
             # Also limits the wait between two epochs with persistent workers, where torch waits for

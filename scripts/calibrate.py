@@ -164,20 +164,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def view_of(
     path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace
 ) -> registration.View:
-    first, count = command.planes or (0, None)
     if command.search_planes:  # the change in time is measured around each plane
+        first, count = command.planes  # given, as _arguments makes sure
+        end = first + count
         around = command.search_planes + registration.STEP
-        begin, end = (
-            max(first - around, 0),
-            min(first + count + around, count_planes(path, geometry)),
-        )
-        stream, before = (
-            read_spikes(path, geometry, begin, max(end, first + count) - begin),
-            first - begin,
-        )
+        begin = max(first - around, 0)
+        last = max(min(end + around, count_planes(path, geometry)), end)
+        stream = read_spikes(path, geometry, begin, last - begin)
+        before = first - begin
     else:
-        stream = read_spikes(path, geometry, first, count).sum(axis=0, dtype=np.uint32)[None]
-        before, count = 0, 1
+        first, planes = command.planes or (0, None)
+        stream = read_spikes(path, geometry, first, planes).sum(axis=0, dtype=np.uint32)[None]
+        before = 0
+        count = 1
     frames = FrameSource(frame)
     image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
     return registration.View((image + 0.5).astype(np.uint8), stream, before, count)
@@ -271,7 +270,7 @@ def _from_features(views: Sequence[registration.View], light: str) -> tuple[np.n
     for spikes, grey in (images_of(view, light) for view in views):
         factor, features = max(1, round(grey.shape[1] / FEATURE_WIDTH)), []
         small = cv2.resize(grey, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
-        sift = cv2.SIFT_create(nfeatures=5000, contrastThreshold=0.02)
+        sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
         for image in (cv2.GaussianBlur(spikes, (0, 0), 0.8), small):
             low, high = np.percentile(image, (0.5, 99.5))
             stretched = 255 * np.clip((image - low) / max(high - low, 1e-6), 0, 1)

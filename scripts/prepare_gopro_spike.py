@@ -223,7 +223,7 @@ def run_counted(
                     "lower --workers, then start the same command again",
                 )
                 raise DataError(
-                    "a process of the pool died", function.__name__, expected, do
+                    "a process of the pool died", getattr(function, "__name__", ""), expected, do
                 ) from e
             except BaseException:
                 for process in multiprocessing.active_children():

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -262,10 +263,11 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
         return SpikeGeometry(*(command.size or shape[1:]), head_columns=head)
     sps100 = (formats.SPS100_SIDE, formats.SPS100_SIDE)
     size = command.size or (sps100 if command.layout == "sps100" else (about.h, about.w))
-    if not all(size):
+    height, width = size
+    if not height or not width:
         return None
     flip = is_flipped(path, command)
-    return SpikeGeometry(*size, flip, head, command.bit_order, command.layout)
+    return SpikeGeometry(height, width, flip, head, command.bit_order, command.layout)
 
 
 def is_flipped(path: Path, command: argparse.Namespace) -> bool:
@@ -533,7 +535,7 @@ class Rendering:
         best = max(found, key=lambda one: one.score)
         white, gamma = max(float(np.percentile(best.rates, 99.5)), 1e-6), simulate.DISPLAY_GAMMA
         light = command.light or about.light or "linear"
-        self.how = {
+        self.how: dict[str, Any] = {
             "rate": command.rate or about.rate or white,
             "light": light,
             "gamma": gamma,

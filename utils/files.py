@@ -155,7 +155,8 @@ def writing(
         yield
     except errors as e:
         needed = "room on the disk, and permission to write"
-        raise DataError(f"cannot write: {e.strerror or e}", str(path), needed, do) from e
+        cause = getattr(e, "strerror", None) or e
+        raise DataError(f"cannot write: {cause}", str(path), needed, do) from e
 
 
 def free_bytes(folder: Path) -> float:

@@ -472,7 +472,12 @@ def closed_after_report(resource: Any) -> Generator[Any]:
 
     This rank then ends within CLOSE_S, whether it hangs or not.
     """
-    limit = threading.Timer(CLOSE_S, lambda: watchdog.leave(RUN.reported[1], RUN.store))
+
+    def leave() -> None:
+        reported: Any = RUN.reported  # started only after an error has been reported
+        watchdog.leave(reported[1], RUN.store)
+
+    limit = threading.Timer(CLOSE_S, leave)
     limit.daemon = True
     with ExitStack() as last:
         last.callback(limit.cancel)

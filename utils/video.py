@@ -75,7 +75,8 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
         open_plain(path).close()
     place = f"file:{path}"  # else "12:30:05.mp4" is a protocol named 12
     if mode != "r":
-        return av.open(place, mode, **options)
+        av_open: Any = av.open  # its overloads know literal modes alone
+        return av_open(place, mode, **options)
     limits = {
         "format_whitelist": ",".join(CONTAINERS),
         "protocol_whitelist": "file",

@@ -497,8 +497,8 @@ class State:
         count = 7 if with_times else 4  # changes; J has five more columns, the mix
 
         # The normal equations, summed over the views.
-        H: np.ndarray | float = 0.0
-        g: np.ndarray | float = 0.0
+        H = np.zeros((count + 5, count + 5))
+        g = np.zeros(count + 5)
         of_tiles = []  # g of each tile, because the errors of its pixels are correlated
         time_noise = np.zeros(3)  # part of the diagonal of H for the times that is only noise
         unexplained = 0.0  # gradient of the residual by the length, removed from g
@@ -540,8 +540,7 @@ class State:
         if not with_times:
             return np.concatenate((change, np.zeros(3)))
         self._change_times(step[4:7])
-        of_tiles = np.array(of_tiles)
-        self.time_errors = self._time_errors(H, A, of_tiles, time_noise, unexplained)
+        self.time_errors = self._time_errors(H, A, np.array(of_tiles), time_noise, unexplained)
         return np.concatenate((change, step[4:7]))
 
     def _jacobian(self, row: "Row", mix: np.ndarray, count: int) -> np.ndarray:

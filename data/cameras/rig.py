@@ -76,10 +76,10 @@ class RgbCamera:
             light = light + deviation * rng.standard_normal(light.shape, dtype=np.float32)
         picture = self.develop(light)
         if self.jpeg:
-            coded = cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, self.jpeg])[
-                1
-            ]
-            picture = np.ascontiguousarray(cv2.imdecode(coded, cv2.IMREAD_COLOR)[..., ::-1])
+            quality = [cv2.IMWRITE_JPEG_QUALITY, self.jpeg]
+            _, coded = cv2.imencode(".jpg", picture[..., ::-1], quality)
+            decoded: Any = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+            picture = np.ascontiguousarray(decoded[..., ::-1])
         return picture
 
 
@@ -148,7 +148,7 @@ class Rig(RgbCamera):
     lens_blur: float = 0.0
     parallax: float = 0.0
     time_offset: float = 0.0
-    mix: tuple[float, float, float] = tuple(float(weight) for weight in LUMA)
+    mix: tuple[float, float, float] = (float(LUMA[0]), float(LUMA[1]), float(LUMA[2]))
     rate: float = 0.9
     light: Literal["linear", "display"] = "linear"
     jitter: float = 0.0
@@ -176,13 +176,13 @@ class Rig(RgbCamera):
                 if name == "random"
                 else cls(seed=int(rng.integers(2**31)), **NAMED[name])
             )
-            numbers = {
-                key: float(value) for key, _, value in (change.partition("=") for change in changes)
-            }
-            whole = {
-                key: int(number) for key, number in numbers.items() if number.is_integer()
-            }  # as jpeg wants it
-            return cls(**asdict(own) | numbers | whole)
+            values: dict[str, Any] = asdict(own)
+            for change in changes:
+                key, _, value = change.partition("=")
+                number = float(value)
+                # A whole number is an integer, as jpeg wants it.
+                values[key] = int(number) if number.is_integer() else number
+            return cls(**values)
         except (KeyError, TypeError, ValueError) as e:
             expected = (
                 f"{', '.join(NAMED)} or random, and behind it field=number of data/cameras/rig.py"
@@ -241,7 +241,8 @@ class Rig(RgbCamera):
                 sigma = self.lens_blur * rgb[1] / spike[1]
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
             if not is_aligned:
-                grey = cv2.remap(grey, *places, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
+                x, y = places
+                grey = cv2.remap(grey, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
             yield cv2.resize(grey, spike[::-1], interpolation=cv2.INTER_AREA)
 
     def _places(self, spike: Size, rgb: Size, fine: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import cv2
 import numpy as np
@@ -44,7 +45,7 @@ class LightPath:
     ) -> None:
         self.light, self.count, self.method = lru_cache(2)(light), count, method
         self._flows: tuple[int, np.ndarray, np.ndarray] | None = None
-        self._dis = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
+        self._dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
 
     def at(self, time: float) -> np.ndarray:
         """Light at `time` in frames, as a frame's; constant before the first and after the last
@@ -130,10 +131,8 @@ def find_cuts(
     MOST_AVERAGE, drawn for each part.
     """
     steps, before = [], None
-    dis, side = (
-        cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST),
-        min(sides[1], *frames.size),
-    )
+    dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
+    side = min(sides[1], *frames.size)
     for number in range(len(frames)):
         grey = cv2.cvtColor(scaled(frames.read(number), side), cv2.COLOR_RGB2GRAY)
         if before is not None:

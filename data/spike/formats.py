@@ -27,7 +27,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -223,6 +223,7 @@ class SpikeFile:
         )
 
     def _array_parts(self, first: int, count: int) -> Iterator[np.ndarray]:
+        assert self.array is not None
         with _file_errors(self.path):
             for part in self.array.parts(first, count):
                 yield self._checked(np.array(part[:, :, : self.size[1]]))
@@ -348,9 +349,9 @@ def write_spikes(
                 np.lib.format.write_array_header_1_0(array, header | {"shape": (planes, *size)})
             if is_zipped:
                 array.flush()
-                np.savez_compressed(
-                    file, **{NPZ_KEY: np.memmap(array, np.uint8, "r", start, (planes, *size))}
-                )
+                mapped = np.memmap(array, np.uint8, "r", start, (planes, *size))
+                arrays: dict[str, Any] = {NPZ_KEY: mapped}
+                np.savez_compressed(file, **arrays)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

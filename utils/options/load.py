@@ -297,11 +297,11 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         raise OptionError(f"cannot read {shown!r}", "the command line", "section.key=value", do)
     value = _value_of(text)
     *sections, last = key.split(".")
-    target = raw
+    target: dict[str, Any] = raw
     for depth, name in enumerate(sections):
-        inner: Any = target.get(name, {})
-        if isinstance(inner, str):
-            inner = {"type": inner}  # a part given by its name alone
+        held: Any = target.get(name, {})
+        # A part may be given by its name alone.
+        inner: Any = {"type": held} if isinstance(held, str) else held
         if not isinstance(inner, dict):
             name, where = ".".join(sections[: depth + 1]), f"the command line ({shown})"
             raise OptionError(f"{name} has no keys", where, f"{name}=value", "correct the override")

@@ -336,7 +336,8 @@ class Registry:
 
 def literal_of(*values: str) -> Any:
     """Return the type Literal["a", "b"] of values that are known when the program runs."""
-    return Literal[values]
+    literal: Any = Literal
+    return literal[values]
 
 
 def import_parts(package: str, pattern: str) -> None:

@@ -425,7 +425,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         list(columns[0]),
         {step: psnr for step, psnr in columns[0].items() if math.isfinite(psnr)},
     )
-    best = max(scores, key=lambda step: scores[step], default=None)
+    best: Any = max(scores, key=lambda step: scores[step]) if scores else None
     state = [
         f"iteration {max(entries[-1][0] for entries in history.values()):,}"
         if history

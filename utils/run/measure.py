@@ -361,11 +361,13 @@ class Health:
                 known, key=lambda found: found[0][0] / found[0][1], default=((0.0, 1.0), 0)
             )
             if used / total > MEMORY:
+                loader = self.datasets.train
+                workers = loader.dataloader_num_workers if loader is not None else 0
                 self._warn(
                     f"memory {kind}", "the memory of the %s is nearly full on rank %d, host %s: "
                     "%.1f of %.1f GB: %s",
                     kind, fullest, ranks[fullest].host, used, total,
-                    do.format(0.85 * total, workers=self.datasets.train.dataloader_num_workers),
+                    do.format(0.85 * total, workers=workers),
                 )  # fmt: skip
         self.window.append(ranks)
         if sum(line[0].steps for line in self.window) < WINDOW_STEPS:
@@ -392,7 +394,7 @@ class Health:
         # SLURM may give each rank cores of its own; otherwise the ranks of a host share them.
         cores = [(rank.host, rank.cores) for rank in last]
         own = max(1, len(last[worst].cores) // cores.count(cores[worst]))
-        findings = [(
+        findings: list[tuple[Any, ...]] = [(
             "data", share > DATA_WAIT, "rank %d on %s waits for data %.0f %% of the time, and "
             "all others with it: %s",
             worst, last[worst].host, 100 * share, loader_advice(self.datasets.train, share, own),

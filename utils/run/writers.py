@@ -325,8 +325,9 @@ class TensorBoardWriter:
             )  # indented: verbatim
             # add_hparams would write a second run. TensorBoard takes the metrics from the scalars
             # of this one.
+            file_writer: Any = self.writer.file_writer  # open until `close`
             for part in summary.hparams(values, dict.fromkeys(METRICS)):
-                self.writer.file_writer.add_summary(part)
+                file_writer.add_summary(part)
             self.scalars(repeated or {}, step)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
