@@ -2,9 +2,11 @@
 test.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.metrics import OF_TESTS, Scores, add_scores, chosen_metrics
+from models.metrics import OF_TESTS, Metric, Scores, add_scores, chosen_metrics
 from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
@@ -47,17 +49,20 @@ PLACES = {
     "comparison": "{clip}_comparison.mp4",
     "slowmotion": "{clip}_slowmotion.mp4",
 }
+MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # see `add_scores`
 OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The output folder, and which of "frames", "video", "comparison", "slowmotion" to save; strips
-    are always saved.
+    """The output folder of a test, and what is saved there.
 
-    fps: of the videos where the input has no frame rate. instants: restored for each frame; of
-    several, "frame" is the middle one. metric: how the frames are scored. The folder is new, or one
-    of an earlier test: see `claim_folder`.
+    folder: a new folder, or the folder of an earlier test, see `claim_folder`.
+    save: which of "frames", "video", "comparison", "slowmotion". Strips are always saved.
+    fps: frame rate of the videos if the input has none.
+    instants: number of sharp instants restored for each frame. Of several, "frame" is the middle
+    one.
+    metric: how the frames are scored.
     """
 
     folder: Path
@@ -67,16 +72,14 @@ class Outputs:
     metric: MetricOptions = field(default_factory=MetricOptions)
 
     def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
-        """kind: of PLACES.
+        """Return the place of a file. kind: a key of PLACES.
 
         Without "frames" in `save`, frames are removed once their clip is finished.
         """
-        passes = kind in ("frame", "instant") and "frames" not in self.save
-        return (
-            self.folder
-            / (".work" if passes else "")
-            / PLACES[kind].format(clip=clip, stem=stem, k=k)
-        )
+        place = PLACES[kind].format(clip=clip, stem=stem, k=k)
+        if kind in ("frame", "instant") and "frames" not in self.save:
+            return self.folder / ".work" / place
+        return self.folder / place
 
     def frame_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Return the restored frames with these names, each after its instants if it has some."""
@@ -88,43 +91,49 @@ class Outputs:
         return files
 
     def exact_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """What else is kept of the restored frames with these names until their clip is scored."""
-        return (
-            []
-            if self.metric.values == "uint8"
-            else [self.file("exact", clip, stem) for stem in stems]
-        )
+        """Return what else is kept of the restored frames until their clip is scored."""
+        if self.metric.values == "uint8":
+            return []
+        return [self.file("exact", clip, stem) for stem in stems]
 
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """The files to save of a clip with these frames."""
+        """Return the files to save of a clip with these frames."""
         frames = self.frame_files(clip, stems) if "frames" in self.save else []
-        return frames + [self.file(kind, clip) for kind in VIDEOS if kind in self.save]
+        videos = [self.file(kind, clip) for kind in VIDEOS if kind in self.save]
+        return frames + videos
 
     def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Every file written for a clip with these frames, each once."""
+        """Return every file written for a clip with these frames, each once."""
         files = [
             *self.results(clip, stems),
             *self.frame_files(clip, stems),
             *self.exact_files(clip, stems),
+            *(self.file("strip", clip, stems[i]) for i in spaced(len(stems))),
+            self.file("clip", clip),
+            self.file("example", clip),
         ]
-        files += [self.file("strip", clip, stems[i]) for i in spaced(len(stems))]
-        return list(dict.fromkeys([*files, self.file("clip", clip), self.file("example", clip)]))
+        return list(dict.fromkeys(files))
 
     def load_clip(self, clip: str) -> dict[str, Any] | None:
-        """What the file of a finished clip holds; None where it is not finished."""
+        """Return what the file of a finished clip holds, or None if it is not finished."""
         path = self.file("clip", clip)
         return read_json(path) if path.exists() else None
 
     def write_frame(self, clip: str, stem: str, frame: torch.Tensor) -> None:
         """Write a restored frame (3 K, H, W) with its K instants, the file of the frame last."""
-        instants = frame.unflatten(0, (self.instants, -1))
+        instants = frame.unflatten(0, (self.instants, -1))  # (K, 3, H, W)
         for path in self.exact_files(clip, [stem]):
-            np.save(content := BytesIO(), instants.numpy())
+            content = BytesIO()
+            np.save(content, instants.numpy())
             write_whole(path, content.getvalue())
         images = [*tensor_to_uint8(instants)]
-        images += [images[len(images) // 2]] if len(images) > 1 else []
+        if len(images) > 1:
+            images.append(images[len(images) // 2])
         for path, image in zip(self.frame_files(clip, [stem]), images, strict=True):
             imwrite_rgb(path, image)
+
+
+# ---- The folder ------------------------------------------------------------------------------
 
 
 def claim_folder(
@@ -134,41 +143,101 @@ def claim_folder(
     stems: Mapping[str, Sequence[str]],
     overwrite: bool,
 ) -> None:
-    """Take the output folder for one test: its earlier results are kept, those of another test are
-    refused.
+    """Take the output folder for one test.
 
-    settings: everything that the results depend on; inputs: clip -> digest of its files. Both are
-    kept in run.json, with the names of all results; it marks the folder as ours. stems: clip ->
-    frames to restore. overwrite: remove the results that are there.
+    Earlier results of this test are kept. Results of another test are refused.
+
+    settings: everything that the results depend on.
+    inputs: clip -> digest of its files. run.json holds settings, inputs and the names of all
+    results; it marks the folder as ours.
+    stems: clip -> frames to restore.
+    overwrite: whether the results that are there are removed.
     Raises OptionError for results of other settings or inputs and for the folder of a training run,
     DataError for a folder with other files, for links under the names of results, and for two
     results of the same name.
     """
-    folder, mark = outputs.folder, outputs.folder / RESULTS
-    if (folder / MARK).is_file():
-        what, do = (
-            "--output is the folder of a training run",
-            f"choose another folder, such as {folder / 'test'}",
-        )
-        raise OptionError(what, f"--output {folder}", "a folder for results alone", do)
-    known = read_json(mark) if mark.is_file() and not mark.is_symlink() else {}
-    is_ours = isinstance(known, dict) and all(
-        isinstance(known.get(key), dict) for key in ("settings", "inputs")
-    )
-    known, made = (known, _made(outputs, known, stems)) if is_ours else ({}, set())
-    foreign = (
-        sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not known else []
-    )
+    folder = outputs.folder
+    mark = folder / RESULTS
+    _refuse_training_run(folder)
+    known = _read_mark(mark)
     planned = {name: outputs.planned(name, of) for name, of in stems.items()}
-    if not foreign:
-        owned = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
-        owned |= {f"clip {name}": files for name, files in planned.items()}
-        every = [path for files in owned.values() for path in files]
-        _refuse_same_names(owned, folder)
-        refuse_links(folder, every)
-        foreign = [
-            str(path.relative_to(folder)) for path in every if path not in made and path.exists()
-        ]
+    owners = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
+    for name, files in planned.items():
+        owners[f"clip {name}"] = files
+
+    if known is None:
+        if folder.is_dir():
+            _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
+        _refuse_occupied(owners, set(), folder)
+    else:
+        made = _made(outputs, known, stems)
+        _refuse_occupied(owners, made, folder)
+        if overwrite:
+            remove_files(folder, made - {mark})
+        else:
+            _refuse_another_test(known, settings, inputs, folder)
+            for name in sorted(known["inputs"].keys() - stems):
+                owners[f"clip {name}, which is there already"] = outputs.planned(name, ())
+            _refuse_same_names(owners, folder)
+            inputs = known["inputs"] | inputs
+
+    files_of = {} if overwrite or known is None else known.get("files", {})
+    for name, files in planned.items():
+        files_of[name] = [str(path.relative_to(folder)) for path in files]
+    write_whole(mark, json_bytes({"settings": settings, "inputs": inputs, "files": files_of}))
+
+
+def _read_mark(mark: Path) -> dict[str, Any] | None:
+    """Return what run.json holds, or None if it is no file of ours."""
+    if not mark.is_file() or mark.is_symlink():
+        return None
+    known = read_json(mark)
+    if not isinstance(known, dict):
+        return None
+    is_ours = all(isinstance(known.get(key), dict) for key in ("settings", "inputs"))
+    return known if is_ours else None
+
+
+def _made(outputs: Outputs, known: dict[str, Any], stems: Mapping[str, Sequence[str]]) -> set[Path]:
+    """Return what the tests of run.json (`known`) wrote.
+
+    The run.json of an earlier version does not name the files of its clips, so they are derived.
+    """
+    files = known.get("files", {})
+    made = {outputs.folder / file for file in OF_ALL_CLIPS}
+    for of_clip in files.values():
+        made |= {outputs.folder / file for file in of_clip}
+    older = replace(outputs, save=tuple(known["settings"].get("save", ())))
+    for name in known["inputs"].keys() - files.keys():
+        finished = outputs.load_clip(name)
+        its_stems = stems.get(name, ()) if finished is None else finished["stems"]
+        made |= {*older.planned(name, its_stems)}
+    return made
+
+
+def _refuse_training_run(folder: Path) -> None:
+    if (folder / MARK).is_file():
+        raise OptionError(
+            what="--output is the folder of a training run",
+            where=f"--output {folder}",
+            expected="a folder for results alone",
+            do=f"choose another folder, such as {folder / 'test'}",
+        )
+
+
+def _refuse_occupied(owners: Mapping[str, Sequence[Path]], made: set[Path], folder: Path) -> None:
+    """Refuse links and files that are not ours under the names of results.
+
+    owners: owner -> its files. made: the files that earlier tests wrote.
+    """
+    every = [path for files in owners.values() for path in files]
+    _refuse_same_names(owners, folder)
+    refuse_links(folder, every)
+    foreign = [path for path in every if path not in made and path.exists()]
+    _refuse_foreign([str(path.relative_to(folder)) for path in foreign], folder)
+
+
+def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
     if foreign:
         raise DataError(
             what="the output folder holds files that no test of this program made: "
@@ -177,203 +246,221 @@ def claim_folder(
             expected=f"a new or empty folder, or one of a test, with its {RESULTS}",
             do="choose another, or move these files away",
         )
-    if overwrite and known:
-        remove_files(folder, made - {mark})
-    elif known:
-        unsaid = {"metric.values": "uint8", "metric.more": []}  # of older tests
-        changed = _differences(unsaid | known["settings"], unsaid | settings)
-        old = [
-            name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest
-        ]
-        if changed := changed + [f"the files of clip {name} have changed" for name in old]:
-            what = f"the folder holds results of another test: {'; '.join(changed[:3])}"
-            do = "choose another --output, or add --overwrite"
-            raise OptionError(
-                what, str(folder), "the same settings and input files, to continue that test", do
-            )
-        earlier = sorted(known["inputs"].keys() - stems)
-        there = {
-            f"clip {name}, which is there already": outputs.planned(name, ()) for name in earlier
-        }
-        _refuse_same_names(owned | there, folder)
-        inputs = known["inputs"] | inputs
-    files = {} if overwrite else known.get("files", {})
-    files |= {name: [str(path.relative_to(folder)) for path in of] for name, of in planned.items()}
-    write_whole(mark, json_bytes({"settings": settings, "inputs": inputs, "files": files}))
 
 
-def _made(outputs: Outputs, known: dict[str, Any], stems: Mapping[str, Sequence[str]]) -> set[Path]:
-    """What the tests of run.json (`known`) wrote; that of an earlier version does not name the
-    files of its clips.
-    """
-    files, older = (
-        known.get("files", {}),
-        replace(outputs, save=tuple(known["settings"].get("save", ()))),
-    )
-    made = {outputs.folder / file for of in (OF_ALL_CLIPS, *files.values()) for file in of}
-    for name in known["inputs"].keys() - files.keys():
-        made |= {
-            *older.planned(
-                name, (outputs.load_clip(name) or {"stems": stems.get(name, ())})["stems"]
-            )
-        }
-    return made
+def _refuse_another_test(
+    known: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
+) -> None:
+    unsaid = {"metric.values": "uint8", "metric.more": []}  # what older tests did not record
+    changed = _differences(unsaid | known["settings"], unsaid | settings)
+    for name, digest in known["inputs"].items():
+        if inputs.get(name, digest) != digest:
+            changed.append(f"the files of clip {name} have changed")
+    if changed:
+        raise OptionError(
+            what=f"the folder holds results of another test: {'; '.join(changed[:3])}",
+            where=str(folder),
+            expected="the same settings and input files, to continue that test",
+            do="choose another --output, or add --overwrite",
+        )
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
-    """Raises DataError where two results, or a file and a folder, would have one name. planned:
-    owner -> its files.
+    """Raise DataError if two results, or a file and a folder, would have one name.
+
+    planned: owner -> its files.
     """
     owners: dict[Path, str] = {}
     twice = []
     for owner, files in planned.items():
-        twice += [(path, owner) for path in files if owners.setdefault(path, owner) != owner]
-    twice += [
-        (parent, owner)
-        for path, owner in owners.items()
-        for parent in path.parents
-        if parent in owners
-    ]
+        for path in files:
+            if owners.setdefault(path, owner) != owner:
+                twice.append((path, owner))
+    for path, owner in owners.items():
+        twice += [(parent, owner) for parent in path.parents if parent in owners]
     for path, owner in twice:
-        what, do = (
-            f"two results would have the name {path.relative_to(folder)}",
-            "rename one of the clips",
-        )
         raise DataError(
-            what,
-            f"{owners[path]}, {owner}",
-            "one file for every name",
-            f"{do}, or save less of them",
+            what=f"two results would have the name {path.relative_to(folder)}",
+            where=f"{owners[path]}, {owner}",
+            expected="one file for every name",
+            do="rename one of the clips, or save less of them",
         )
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
-    """ "key was OLD, is NEW" for every value that differs, with dotted keys."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = [*new, *(k for k in old if k not in new)]
-        return [
-            d
-            for k in keys
-            for d in _differences(old.get(k), new.get(k), f"{key}.{k}" if key else str(k))
-        ]
-    return [] if old == new else [f"{key} was {old}, is {new}"]
+    """Return "key was OLD, is NEW" for every value that differs, with dotted keys."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return [] if old == new else [f"{key} was {old}, is {new}"]
+    found = []
+    for k in [*new, *(k for k in old if k not in new)]:
+        dotted = f"{key}.{k}" if key else str(k)
+        found += _differences(old.get(k), new.get(k), dotted)
+    return found
+
+
+# ---- A finished clip -------------------------------------------------------------------------
 
 
 def finish_clip(
     clip: ClipReader,
     indices: Sequence[int],
     outputs: Outputs,
-    more_scores: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None,
+    more_scores: MoreScores | None,
     notes: Mapping[str, Any],
     is_grey: bool = False,
 ) -> None:
-    """Score the restored frames `indices` of a clip, write strips and videos, then the JSON that
-    marks it as finished.
+    """Score the restored frames of a clip, write strips and videos, then the JSON of the clip.
 
-    more_scores: see `add_scores`. notes: further entries of the JSON. is_grey: only the luma is
-    scored. The input is scored too where it has the size of the sharp frame, and each instant where
-    it has a sharp frame of its own. Each image, and the end of each video, counts as progress for
-    the watchdog.
+    The JSON marks the clip as finished. The input is scored too if it has the size of the sharp
+    frame, and each instant if it has a sharp frame of its own. Each image, and the end of each
+    video, counts as progress for the watchdog.
+
+    indices: the restored frames.
+    more_scores: see `add_scores`.
+    notes: further entries of the JSON.
+    is_grey: whether the luma alone is scored.
     """
-    scores: Scores = {}
-    values = outputs.metric.values
-    metrics = chosen_metrics(OF_TESTS, outputs.metric.more)
-    # Grey frames have a luma alone.
-    of_restored = [metric for metric in metrics if metric.on_luma] if is_grey else metrics
-    of_instants = chosen_metrics(("psnr",), ())
-    strips, example = {indices[i] for i in spaced(len(indices))}, indices[len(indices) // 2]
+    scorer = _Scorer(outputs.metric, more_scores, is_grey)
+    strips = {indices[i] for i in spaced(len(indices))}
+    example = indices[len(indices) // 2]
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
-            item, stem = clip.frame(index), clip.stems[index]
-            *instants, restored = (
-                imread_rgb(path) for path in outputs.frame_files(clip.name, [stem])
-            )
-            images = instants or [restored]  # as they are scored
-            blurry, sharp = (
-                tensor_to_uint8(item["lq"][:3]),
-                tensor_to_uint8(item["gt"]) if "gt" in item else None,
-            )
+            stem = clip.stems[index]
+            item = clip.frame(index)
+            files = outputs.frame_files(clip.name, [stem])
+            *instants, restored = (imread_rgb(path) for path in files)
+            scored: Any = instants or [restored]
             for path in outputs.exact_files(clip.name, [stem]):
-                images = scored_values(torch.from_numpy(np.load(path)), values)
+                scored = scored_values(torch.from_numpy(np.load(path)), outputs.metric.values)
             watchdog.go_on()
-            if sharp is not None:
-                truth = scored_values(item["gt"], values)
-                middle = images[len(images) // 2]
-                add_scores(scores, "restored", middle, truth, of_restored, more_scores)
-                watchdog.go_on()
-                if blurry.shape == sharp.shape:
-                    add_scores(
-                        scores,
-                        "input",
-                        scored_values(item["lq"][:3], values),
-                        truth,
-                        metrics,
-                        more_scores,
-                    )
-            if instants and "gt_instants" in item:
-                truth = scored_values(item["gt_instants"].unflatten(0, (len(instants), -1)), values)
-                for number, pair in enumerate(zip(images, truth, strict=True)):
-                    add_scores(scores, f"instant {number}", *pair, of_instants)
+            scorer.add(item, scored)
             watchdog.go_on()
+
             if "video" in videos:
                 videos["video"].write(restored)
-            for image in instants if "slowmotion" in videos else ():
-                videos["slowmotion"].write(image)
+            if "slowmotion" in videos:
+                for image in instants:
+                    videos["slowmotion"].write(image)
             if "comparison" in videos or index in strips:
-                spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
-                panels = comparison(blurry, spikes, restored, sharp)
-            if index in strips:
-                imwrite_rgb(outputs.file("strip", clip.name, stem), comparison_strip(panels))
-            if "comparison" in videos:
-                panels.pop(ERROR, None)
-                videos["comparison"].write(comparison_strip(panels))
+                panels = comparison_of(clip, index, item, restored)
+                if index in strips:
+                    imwrite_rgb(outputs.file("strip", clip.name, stem), comparison_strip(panels))
+                if "comparison" in videos:
+                    panels.pop(ERROR, None)
+                    videos["comparison"].write(comparison_strip(panels))
             if index == example:
                 imwrite_rgb(outputs.file("example", clip.name), restored)
+
     about = {
-        "name": clip.name, "frames": len(indices), "stems": [clip.stems[i] for i in indices],
-        "example": clip.stems[example], "per_frame": scores,
-    }  # fmt: skip
+        "name": clip.name,
+        "frames": len(indices),
+        "stems": [clip.stems[i] for i in indices],
+        "example": clip.stems[example],
+        "per_frame": scorer.scores,
+    }
     write_whole(outputs.file("clip", clip.name), json_bytes({**about, **notes}))
-    passing = [] if "frames" in outputs.save else outputs.frame_files(clip.name, clip.stems)
-    remove_files(outputs.folder, passing + outputs.exact_files(clip.name, clip.stems))
+    passing = outputs.exact_files(clip.name, clip.stems)
+    if "frames" not in outputs.save:
+        passing += outputs.frame_files(clip.name, clip.stems)
+    remove_files(outputs.folder, passing)
+
+
+class _Scorer:
+    """Collects the scores of the frames of one clip. For the arguments see `finish_clip`."""
+
+    def __init__(
+        self, metric: MetricOptions, more_scores: MoreScores | None, is_grey: bool
+    ) -> None:
+        self.values = metric.values
+        self.more_scores = more_scores
+        self.of_input = chosen_metrics(OF_TESTS, metric.more)
+        self.of_restored = self.of_input
+        if is_grey:  # such frames have a luma alone
+            self.of_restored = [metric for metric in self.of_input if metric.on_luma]
+        self.of_instants = chosen_metrics(("psnr",), ())
+        self.scores: Scores = {}
+
+    def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
+        """Add a frame. item: its input and sharp frames. images: its instants, or itself."""
+        if "gt" in item:
+            sharp = scored_values(item["gt"], self.values)
+            middle = images[len(images) // 2]
+            self._add("restored", middle, sharp, self.of_restored)
+            watchdog.go_on()
+            blurry = item["lq"][:3]
+            if blurry.shape == item["gt"].shape:
+                self._add("input", scored_values(blurry, self.values), sharp, self.of_input)
+        if len(images) > 1 and "gt_instants" in item:
+            instants = item["gt_instants"].unflatten(0, (len(images), -1))  # (K, 3, H, W)
+            truth = scored_values(instants, self.values)
+            for number, (image, sharp) in enumerate(zip(images, truth, strict=True)):
+                add_scores(self.scores, f"instant {number}", image, sharp, self.of_instants)
+
+    def _add(
+        self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]
+    ) -> None:
+        add_scores(self.scores, kind, image, sharp, metrics, self.more_scores)
+
+
+def comparison_of(
+    clip: ClipReader, index: int, item: dict[str, Any], restored: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the restored frame beside its input, its spikes and its sharp frame."""
+    spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
+    sharp = tensor_to_uint8(item["gt"]) if "gt" in item else None
+    return comparison(tensor_to_uint8(item["lq"][:3]), spikes, restored, sharp)
 
 
 def spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
-    """At most `most` positions, evenly spaced over `count` frames or clips: those of the strips."""
+    """Return at most `most` positions, evenly spaced over `count` frames or clips.
+
+    Strips are written at these positions.
+    """
     return np.linspace(0, count - 1, min(most, count)).round().astype(int).tolist()
 
 
 def _open_videos(
     clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack
 ) -> dict[str, VideoWriter]:
-    """The videos to save, by kind; with the time stamps of the clip only where all `count` frames
-    are restored.
+    """Open the videos to save, by kind.
+
+    They have the time stamps of the clip only if all frames are restored. count: number of restored
+    frames.
     """
-    times, k = list(clip.times or ()) if count == len(clip.stems) else [], outputs.instants
-    # Slow motion shows every instant for as long as a frame was shown; the last frame as long as
-    # the one before it.
-    ends = [*times[1:], 2 * times[-1] - times[-2]] if len(times) > 1 else []
-    slow = [
-        k * begin + i * (end - begin)
-        for begin, end in zip(times, ends, strict=False)
-        for i in range(k)
-    ]
+    times: list[Fraction] = []
+    if clip.times is not None and count == len(clip.stems):
+        times = list(clip.times)
     videos = {}
-    for kind in (kind for kind in VIDEOS if kind in outputs.save):
-        stamps, chroma = (
-            slow if kind == "slowmotion" else times,
-            "420" if kind == "comparison" else "444",
-        )
+    for kind in VIDEOS:
+        if kind not in outputs.save:
+            continue
+        stamps = times
+        if kind == "slowmotion":
+            stamps = _slow_times(times, outputs.instants)
         video = VideoWriter(
             outputs.file(kind, clip.name),
             clip.fps or outputs.fps,
             times=stamps or None,
-            chroma=chroma,
+            chroma="420" if kind == "comparison" else "444",
             pixel_aspect=clip.pixel_aspect,
         )
         videos[kind] = stack.enter_context(video)
-        stack.callback(
-            watchdog.go_on
-        )  # closing a video encodes the last frames and reads the file back
+        # Closing a video encodes the last frames and reads the file back.
+        stack.callback(watchdog.go_on)
     return videos
+
+
+def _slow_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
+    """Return the times of slow motion, [] if there are fewer than two times.
+
+    Every instant is shown for as long as its frame was, the last frame as long as the one before.
+    """
+    if len(times) < 2:
+        return []
+    end = 2 * times[-1] - times[-2]
+    stamps = []
+    for begin, after in itertools.pairwise([*times, end]):
+        for i in range(instants):
+            stamps.append(instants * begin + i * (after - begin))
+    return stamps
