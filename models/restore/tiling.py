@@ -1,5 +1,6 @@
-"""Restores clips of any length and size in tiles of time and space, with memory bounded by the
-tile.
+"""Restores clips of any length and size in tiles of time and space.
+
+A tile bounds the memory.
 
 Two blends: "kair", as published, equal weights with trimmed borders; "smooth", ramps over the
 overlap, which leave no visible seam. Networks that take the frames around a gap (VRT with pa_frames
@@ -31,28 +32,34 @@ from utils.options.models import ValOptions
 Moment = tuple[int, bool]
 # Moments -> lq (B, n, C, H, W) and, where there are any, spike (B, n, S, H, W), in this order.
 Reader = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
-# Frames and side of an "auto" tile, on every machine: no score depends on how much memory it has,
-# see docs/testing.md.
-AUTO_FRAMES, AUTO_SIDE = 12, 256
+# An "auto" tile, on every machine: no score depends on how much memory it has, see
+# docs/testing.md.
+AUTO = {"num_frame_testing": 12, "size_patch_testing": 256}
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a clip is cut into tiles and blended again. Sizes in input pixels, lengths in frames.
+    """How a clip is cut into tiles and blended again.
 
-    num_frame_testing, size_patch_testing: length and side of a tile; 0: the whole.
+    Sizes are in input pixels, lengths in frames.
+
+    spec: what the network requires. Tiles are padded accordingly.
+    num_frame_testing, size_patch_testing: length and side of a tile, or 0 for the whole.
     num_frame_overlapping, size_patch_overlapping: overlap of neighbouring tiles.
     blend: "kair" or "smooth".
-    flip_seq: restore the clip followed by its time-reversed copy, spikes included, and average.
-    pad_seq: repeat the last frame before restoring; the result for the copy is dropped.
-    center_frame_only: restore only frame n // 2 of n.
-    batch_tiles: spatial tiles per pass of the network; faster on a GPU, uses more memory.
-    is_halved: after an out-of-memory error, smaller tiles are tried.
+    flip_seq: whether the clip is restored with its time-reversed copy behind it, spikes included,
+    and averaged.
+    pad_seq: whether the last frame is repeated before restoring. The result for the copy is
+    dropped.
+    center_frame_only: whether only frame n // 2 of n is restored.
+    batch_tiles: number of spatial tiles per pass of the network. More are faster on a GPU, and use
+    more memory.
+    is_halved: whether smaller tiles are tried after an out-of-memory error.
     """
 
-    spec: InputSpec  # of the network; tiles are padded accordingly
+    spec: InputSpec
     num_frame_testing: int = 0
     num_frame_overlapping: int = 2
     size_patch_testing: int = 0
@@ -66,49 +73,46 @@ class Tiling:
 
     def __post_init__(self) -> None:
         for what in ("num_frame", "size_patch"):
-            size, overlap = getattr(self, f"{what}_testing"), getattr(self, f"{what}_overlapping")
+            size = getattr(self, f"{what}_testing")
+            overlap = getattr(self, f"{what}_overlapping")
             if 0 < size <= overlap:
                 raise OptionError(
-                    f"tiles of {size} that overlap by {overlap}",
-                    f"val.{what}_testing, val.{what}_overlapping",
-                    "overlap < tile, or tile 0 (the whole)",
-                    f"raise {what}_testing or lower {what}_overlapping",
-                )  # fmt: skip
-        side, key = self.size_patch_testing, "val.size_patch_testing"
+                    what=f"tiles of {size} that overlap by {overlap}",
+                    where=f"val.{what}_testing, val.{what}_overlapping",
+                    expected="overlap < tile, or tile 0 (the whole)",
+                    do=f"raise {what}_testing or lower {what}_overlapping",
+                )
+        side = self.size_patch_testing
         for window in self.spec.window_size[1:]:
             if side % window:
-                near = f"use {-(-side // window) * window}"
                 raise OptionError(
-                    f"{key} {side} is not a multiple of {window}",
-                    key,
-                    "a multiple of the window",
-                    near,
+                    what=f"val.size_patch_testing {side} is not a multiple of {window}",
+                    where="val.size_patch_testing",
+                    expected="a multiple of the window",
+                    do=f"use {-(-side // window) * window}",
                 )
 
     @classmethod
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":
-        """The tiles of the options `val` for a network with `spec`; changes: fields with other
-        values.
+        """Return the tiles of the options `val` for a network with `spec`.
+
+        changes: fields with other values.
         """
         fields: dict[str, Any] = val.plain() | changes
         del fields["save_img"]
-        auto = {
-            "num_frame": (AUTO_FRAMES, spec.window_size[0]),
-            "size_patch": (AUTO_SIDE, spec.multiple),
-        }
-        for what, (size, multiple) in auto.items():
-            if fields[key := f"{what}_testing"] == "auto":
-                fields = (
-                    {"blend": "smooth", "is_halved": True}
-                    | fields
-                    | {key: -(-size // multiple) * multiple}
-                )
+        multiples = {"num_frame_testing": spec.window_size[0], "size_patch_testing": spec.multiple}
+        for key, multiple in multiples.items():
+            if fields[key] == "auto":
+                fields[key] = -(-AUTO[key] // multiple) * multiple
+                fields.setdefault("blend", "smooth")
+                fields.setdefault("is_halved", True)
         if spec.interpolates:  # each window of frames around a gap is one tile in time
-            fields |= {"num_frame_testing": spec.least_frames, "num_frame_overlapping": 0}
+            fields["num_frame_testing"] = spec.least_frames
+            fields["num_frame_overlapping"] = 0
         return cls(spec, **fields)
 
     def describe(self) -> str:
-        """The tiles in words, for the log and the protocol."""
+        """Return the tiles in words, for the log and the protocol."""
         frames = f"{self.num_frame_testing} frames" if self.num_frame_testing else "the whole clip"
         side = f"{self.size_patch_testing} px" if self.size_patch_testing else "the whole frame"
         parts = [f"tiles of {frames} x {side}"]
@@ -116,12 +120,16 @@ class Tiling:
             parts.append(
                 f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px"
             )
-        parts += [f"{self.batch_tiles} at once"] if self.batch_tiles > 1 else []
+        if self.batch_tiles > 1:
+            parts.append(f"{self.batch_tiles} at once")
         parts.append(f"{self.blend} blend")
-        parts += [
-            name for name in ("flip_seq", "pad_seq", "center_frame_only") if getattr(self, name)
-        ]
+        for name in ("flip_seq", "pad_seq", "center_frame_only"):
+            if getattr(self, name):
+                parts.append(name)
         return ", ".join(parts)
+
+
+# ---- Time ------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -133,39 +141,44 @@ def stream_clip(
     wanted: range,
     tick: Tick = lambda part: None,
 ) -> Iterator[Tensor]:
-    """The restored frames `wanted`, (B, C', sH, sW) each, in order, on the CPU.
+    """Yield the restored frames `wanted` in order, (B, C', sH, sW) each, on the CPU.
 
-    Memory holds one tile in time.
+    Memory holds one tile in time. Only the tiles that contain wanted frames are computed (with
+    flip_seq all tiles). The frames equal those of a run over the whole clip bit for bit. The
+    network must be in eval mode.
 
-    Only the tiles that contain wanted frames are computed (with flip_seq all tiles). The frames
-    equal those of a run over the whole clip bit for bit. The network must be in eval mode. tick:
-    takes the part, 0..1, that was done.
+    tick: takes the share, 0..1, that was done since the last call.
     """
     order = [(index, False) for index in range(num_frames)]
-    order += order[-1:] if tiling.pad_seq else []
+    if tiling.pad_seq:
+        order.append(order[-1])
     if not tiling.flip_seq:
         yield from _stream_sequence(net, read, order, tiling, wanted, tick)
         return
     both = order + [(index, True) for index, _ in reversed(order)]
-    with tempfile.TemporaryFile() as store:  # the partner of the first frame comes last
+    # The partner of the first frame comes last, so all frames wait in a file.
+    with tempfile.TemporaryFile() as store:
+        frame = torch.empty(0)
         for frame in _stream_sequence(net, read, both, tiling, range(len(both)), tick):
             store.write(frame.numpy().tobytes())
+
+        def stored(position: int) -> Tensor:
+            store.seek(position * frame.nbytes)
+            content = bytearray(store.read(frame.nbytes))
+            return torch.frombuffer(content, dtype=frame.dtype).reshape(frame.shape)
+
         for index in wanted:
-            halves = []
-            for position in (index, len(both) - 1 - index):
-                store.seek(position * frame.nbytes)
-                stored = torch.frombuffer(bytearray(store.read(frame.nbytes)), dtype=frame.dtype)
-                halves.append(stored.reshape(frame.shape))
+            forward = stored(index)
+            backward = stored(len(both) - 1 - index)
             # In the channels of the copy, the instants of a frame are in the opposite order.
-            yield (
-                halves[0]
-                + halves[1].unflatten(-3, (tiling.spec.out_instants, -1)).flip(-4).flatten(-4, -3)
-            ) / 2
+            instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))
+            yield (forward + instants.flip(-4).flatten(-4, -3)) / 2
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
-    """Starts of the tiles along one axis; the last tile ends with the axis, so it may overlap more
-    than the others.
+    """Return the starts of the tiles along one axis.
+
+    The last tile ends with the axis, so it may overlap more than the others.
     """
     if length <= size:
         return [0]
@@ -180,24 +193,23 @@ def _stream_sequence(
     wanted: range,
     tick: Tick,
 ) -> Iterator[Tensor]:
-    """Restored frames at positions `wanted` of the sequence `order`, computed tile by tile in
-    time.
-    """
-    length, overlap = len(order), tiling.num_frame_overlapping
+    """Yield the restored frames at positions `wanted` of the sequence, tile by tile in time."""
+    length = len(order)
     size = min(tiling.num_frame_testing or length, length)
-    starts = tile_starts(length, size, overlap)
-    needed = [
-        (n, at) for n, at in enumerate(starts) if at + size > wanted.start and at < wanted.stop
-    ]
+    starts = tile_starts(length, size, tiling.num_frame_overlapping)
+    # KAIR trims the borders in space, not in time.
+    overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
+    needed = []
+    for number, start in enumerate(starts):
+        if start + size > wanted.start and start < wanted.stop:
+            needed.append((number, start))
+
     pending: deque[tuple[Tensor, float]] = deque()  # weighted sums and weights, from `start` on
     for number, start in needed:
-        clip = restore_space(
-            net, read(order[start : start + size]), tiling, lambda part: tick(part / len(needed))
-        )
-        # KAIR trims the borders in space, not in time.
-        weights = _blend_weights(
-            starts, number, size, overlap if tiling.blend == "smooth" else 0, tiling.blend
-        )
+        inputs = read(order[start : start + size])
+        clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed)))
+        del inputs
+        weights = _blend_weights(starts, number, size, overlap, tiling.blend)
         for position, weight in enumerate(weights.tolist()):
             frame = clip[:, position] * weight
             if position < len(pending):
@@ -205,11 +217,15 @@ def _stream_sequence(
                 pending[position] = (total.add_(frame), total_weight + weight)
             else:
                 pending.append((frame, weight))
-        del clip
-        for position in range(start, starts[number + 1] if number + 1 < len(starts) else length):
+        del clip  # the next tile is computed without it in memory
+        next_start = starts[number + 1] if number + 1 < len(starts) else length
+        for position in range(start, next_start):
             total, total_weight = pending.popleft()
             if position in wanted:
                 yield total / total_weight
+
+
+# ---- Space -----------------------------------------------------------------------------------
 
 
 def restore_space(
@@ -218,12 +234,15 @@ def restore_space(
     tiling: Tiling,
     tick: Tick = lambda part: None,
 ) -> Tensor:
-    """One tile in time, restored tile by tile in space: see `Reader` -> (B, n, C', sH, sW) on the
-    CPU.
+    """Restore one tile in time, tile by tile in space: (B, n, C', sH, sW) on the CPU.
+
+    inputs: see `Reader`.
     """
     height, width = inputs[0].shape[-2:]
-    patch, s = tiling.size_patch_testing, tiling.spec.scale
-    rows, cols = min(patch or height, height), min(patch or width, width)
+    patch = tiling.size_patch_testing
+    s = tiling.spec.scale
+    rows = min(patch or height, height)
+    cols = min(patch or width, width)
     tops = tile_starts(height, rows, tiling.size_patch_overlapping)
     lefts = tile_starts(width, cols, tiling.size_patch_overlapping)
     if len(tops) == len(lefts) == 1:
@@ -257,17 +276,19 @@ def restore_space(
 
 
 def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blend: str) -> Tensor:
-    """Weights (size,) of tile `number` along one axis; 1 where the tile meets an end of the axis.
+    """Return the weights (size,) of tile `number` along one axis.
 
-    kair: 0 over half of the overlap, rounded down at the start and up at the end, else 1.
-    smooth: a raised cosine over the overlap, never 0, so that no sum of weights is 0.
+    They are 1 where the tile meets an end of the axis. With the blend "kair" they are 0 over half
+    of the overlap, rounded down at the start and up at the end, else 1. With "smooth" they are a
+    raised cosine over the overlap, never 0, so that no sum of weights is 0.
     """
     if blend == "smooth":
         overlap = min(overlap, size)
         begin = 0.5 - 0.5 * torch.cos(torch.pi * (torch.arange(overlap) + 0.5) / max(overlap, 1))
         end = begin.flip(0)
     else:
-        begin, end = torch.zeros(overlap // 2), torch.zeros(math.ceil(overlap / 2))
+        begin = torch.zeros(overlap // 2)
+        end = torch.zeros(math.ceil(overlap / 2))
     weights = torch.ones(size)
     if number > 0:
         weights[: len(begin)] *= begin
@@ -277,20 +298,24 @@ def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blen
 
 
 def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling) -> Tensor:
-    """One pass of the network over a tile, padded by reflection to a size that it takes; cropped,
-    on the CPU.
+    """Run the network once over a tile, which is padded to a size that it takes.
+
+    The edge is mirrored, as often as needed. The result is cropped, on the CPU.
     """
-    spec, (frames, height, width) = tiling.spec, (inputs[0].shape[axis] for axis in (1, 3, 4))
-    step_t, *steps = spec.window_size
-    shorter = frames < tiling.num_frame_testing and tiling.blend == "smooth"
-    pads_time = tiling.num_frame_testing == 0 or shorter
-    steps = (step_t if pads_time else 1, *(math.lcm(step, spec.stride) for step in steps))
-    least, padded = (spec.least_frames, *spec.least_size), []
+    spec = tiling.spec
+    frames, height, width = (inputs[0].shape[axis] for axis in (1, 3, 4))
+    window_frames, *window_sides = spec.window_size
+    is_shorter = frames < tiling.num_frame_testing and tiling.blend == "smooth"
+    pads_time = tiling.num_frame_testing == 0 or is_shorter
+    frames_step = window_frames if pads_time else 1
+    steps = (frames_step, *(math.lcm(side, spec.stride) for side in window_sides))
+    least = (spec.least_frames, *spec.least_size)
+    padded = []
     for x in inputs:
-        for axis, step, low in zip((1, 3, 4), steps, least, strict=True):
+        for axis, step, least_length in zip((1, 3, 4), steps, least, strict=True):
             length = x.shape[axis]
-            size = max(-(-length // step) * step, low)
-            if size != length:  # the edge is repeated, as often as needed
+            size = max(-(-length // step) * step, least_length)
+            if size != length:
                 index = torch.arange(size, device=x.device) % (2 * length)
                 x = x.index_select(axis, torch.where(index < length, index, 2 * length - 1 - index))
         padded.append(x)
@@ -298,8 +323,11 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
     return out if out.dtype == torch.float64 else out.float()
 
 
+# ---- Clips -----------------------------------------------------------------------------------
+
+
 def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
-    """The next tiling to try after an out-of-memory error, None after the smallest.
+    """Return the next tiling to try after an out-of-memory error, or None after the smallest.
 
     First fewer tiles per pass, then half the side, then half the length.
     """
@@ -339,9 +367,11 @@ class FrameCache:
 class Restorer:
     """A network with its tiles on a device.
 
-    tiling: the one in use, which is_halved changes. dtype: of autocast; None: float32. noise_sigma:
-    noise level 0..255, a further input channel of non-blind denoisers. finite_only: NaN or Inf in a
-    restored frame is an error. do: advice in the error for out of memory.
+    tiling: the tiles in use. They become smaller if is_halved is set and memory is full.
+    dtype: dtype of autocast, or None for float32.
+    noise_sigma: noise level 0..255, a further input channel of non-blind denoisers.
+    finite_only: whether NaN or Inf in a restored frame is an error.
+    do: advice in the error for out of memory.
     """
 
     def __init__(
@@ -355,20 +385,21 @@ class Restorer:
         finite_only: bool = True,
         do: str = "use --tile auto, smaller tiles (--tile 6,128), or --dtype bfloat16",
     ) -> None:
-        self.net, self.tiling, self.device, self.dtype = (
-            net.to(device).eval(),
-            tiling,
-            device,
-            dtype,
-        )
-        self.noise_sigma, self.finite_only, self.do = noise_sigma, finite_only, do
+        self.net = net.to(device).eval()
+        self.tiling = tiling
+        self.device = device
+        self.dtype = dtype
+        self.noise_sigma = noise_sigma
+        self.finite_only = finite_only
+        self.do = do
 
     def describe(self) -> str:
         return self.tiling.describe()
 
     def cached(self, reader: FrameReader) -> FrameReader:
-        """The reader with a cache for the frames of one tile in time; after `frames`, it has the
-        last input.
+        """Return the reader with a cache for the frames of one tile in time.
+
+        After `frames`, the cache has the last input.
         """
         # A reader for a network that interpolates has a cache of its own.
         if isinstance(reader, FrameCache) or self.tiling.spec.interpolates:
@@ -377,78 +408,75 @@ class Restorer:
         return FrameCache(reader, capacity)
 
     def frames(self, reader: Any, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
-        """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
+        """Yield the restored frames `wanted` of a clip, each (C, sH, sW) float32 on the CPU.
 
-        A network that interpolates takes an InterpolatedClip or LeftOutFrames: given frames come
+        A network that interpolates takes an InterpolatedClip or LeftOutFrames. Given frames come
         back unchanged.
         """
-        if not self.tiling.spec.interpolates:
+        if self.tiling.spec.interpolates:
+            yield from self._interpolated(reader, wanted, tick)
+        else:
             yield from self._restored(reader, wanted, tick)
-            return
-        # The network takes `length` frames, half of them before the gap; at the ends of the clip,
+
+    def _interpolated(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
+        # The network takes `length` frames, half of them before the gap. At the ends of the clip,
         # frames are repeated.
         length = self.tiling.spec.least_frames
-        gaps = [gap for index in wanted if (gap := reader.gaps[index]) is not None]
-        window, last = range(1 - length // 2, 1 - length // 2 + length), len(reader.given) - 1
-        numbers = [reader.given[min(max(gap + i, 0), last)] for gap in gaps for i in window]
+        first = 1 - length // 2
+        last_given = len(reader.given) - 1
+        numbers = []
+        for index in wanted:
+            gap = reader.gaps[index]
+            if gap is not None:
+                for place in range(gap + first, gap + first + length):
+                    numbers.append(reader.given[min(max(place, 0), last_given)])
         windows = FrameCache(reader.clip, length + 2, numbers)
-        made = self._restored(
+        restored = self._restored(
             windows, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers))
         )
-        made = itertools.islice(made, 0, None, length)
+        made = itertools.islice(restored, 0, None, length)  # one frame of each window
         for index in wanted:
-            yield reader.frame(index)["lq"] if reader.gaps[index] is None else next(made)
+            if reader.gaps[index] is None:
+                yield reader.frame(index)["lq"]
+            else:
+                yield next(made)
 
     def _restored(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
-        """What the network makes of the frames `wanted`, in memory that is bounded by the tile in
-        time.
+        """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
 
-        Where the tiles are halved, smaller ones follow an out-of-memory error; all of a clip have
-        the same size, so if memory suffices for the first frame, it does for the last.
+        If the tiles are halved, smaller tiles follow an out-of-memory error. All tiles of a clip
+        have the same size, so if memory suffices for the first frame, it does for the last.
         """
         cache = self.cached(reader)
-
-        def read(moments: Sequence[Moment]) -> tuple[Tensor, ...]:
-            items = [cache.frame(*moment) for moment in moments]
-            lq, *spike = (
-                torch.stack([i[key] for i in items])[None]
-                for key in ("lq", "spike")
-                if key in items[0]
-            )
-            if self.noise_sigma is not None:
-                lq = torch.cat((lq, torch.full_like(lq[:, :, :1], self.noise_sigma / 255)), dim=2)
-            return lq, *spike
-
         is_started = False
         while wanted:
-            shrunk = None
+            frames = stream_clip(
+                self._run,
+                lambda moments: self._read(cache, moments),
+                len(cache.stems),
+                self.tiling,
+                wanted,
+                lambda done: tick(done * len(wanted)),
+            )
             try:
-                for frame in stream_clip(
-                    self._run,
-                    read,
-                    len(cache.stems),
-                    self.tiling,
-                    wanted,
-                    lambda part: tick(part * len(wanted)),
-                ):
+                for frame in frames:
                     is_started = True
-                    if self.finite_only and not torch.isfinite(frame).all():
-                        raise DataError(
-                            f"the network gave NaN or Inf for clip {reader.name}", reader.name,
-                            "finite values",
-                            "use --dtype float32, and check the weights",
-                        )  # fmt: skip
+                    self._refuse_nonfinite(frame, reader.name)
                     yield frame[0]
                 return
             except (RuntimeError, MemoryError) as e:
                 if not devices.is_out_of_memory(e):
                     raise
+                shrunk = None
                 if self.tiling.is_halved and not is_started:
-                    shrunk = smaller(self.tiling, *cache.frame(0)["lq"].shape[-2:])
+                    height, width = cache.frame(0)["lq"].shape[-2:]
+                    shrunk = smaller(self.tiling, height, width)
                 if shrunk is None:
-                    what = f"the network with {self.tiling.describe()}"
                     raise DataError(
-                        "out of memory", what, "tiles that fit into memory", self.do
+                        what="out of memory",
+                        where=f"the network with {self.tiling.describe()}",
+                        expected="tiles that fit into memory",
+                        do=self.do,
                     ) from e
             # After the except block, because the traceback keeps the tensors that filled the
             # memory.
@@ -456,17 +484,35 @@ class Restorer:
             self.tiling = shrunk
             logger.warning("out of memory; trying again with %s", shrunk.describe())
 
+    def _read(self, cache: FrameReader, moments: Sequence[Moment]) -> tuple[Tensor, ...]:
+        """Return lq (1, n, C, H, W) and, if there are any, spike (1, n, S, H, W)."""
+        items = [cache.frame(index, reverse) for index, reverse in moments]
+        lq = torch.stack([item["lq"] for item in items])[None]
+        if self.noise_sigma is not None:
+            noise_map = torch.full_like(lq[:, :, :1], self.noise_sigma / 255)
+            lq = torch.cat((lq, noise_map), dim=2)
+        if "spike" not in items[0]:
+            return (lq,)
+        return lq, torch.stack([item["spike"] for item in items])[None]
+
+    def _refuse_nonfinite(self, frame: Tensor, clip: str) -> None:
+        if self.finite_only and not torch.isfinite(frame).all():
+            raise DataError(
+                what=f"the network gave NaN or Inf for clip {clip}",
+                where=clip,
+                expected="finite values",
+                do="use --dtype float32, and check the weights",
+            )
+
     def _run(self, *inputs: Tensor) -> Tensor:
-        """The network on padded tiles, in its dtype."""
+        """Run the network on padded tiles, in its dtype."""
         watchdog.go_on()  # each tile counts as progress: it may take long, and a clip may have many
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             out = self.net(*(x.to(self.device, non_blocking=True) for x in inputs))
+        if not self.tiling.spec.interpolates:
+            return out
         # The one new frame, repeated for every input frame, as the tiles expect it.
-        return (
-            out[:, :1].expand(-1, inputs[0].shape[1], -1, -1, -1)
-            if self.tiling.spec.interpolates
-            else out
-        )
+        return out[:, :1].expand(-1, inputs[0].shape[1], -1, -1, -1)
 
 
 class InterpolatedClip:
@@ -559,7 +605,7 @@ class LeftOutFrames:
 
 
 def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipReader]:
-    """Clips with sharp frames as a network with `spec` is scored on them."""
+    """Return clips with sharp frames as a network with `spec` is scored on them."""
     if not spec.interpolates:
         return clips
     return [LeftOutFrames(clip, spec.least_frames) for clip in clips]
