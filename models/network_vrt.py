@@ -429,9 +429,7 @@ def check_options(o: dict[str, Any], image: int) -> None:
         "one width for all layers of stage 8",
     )
     has_budget = (
-        o["checkpoint"] != "auto"
-        or o["memory_budget_gb"] is not None
-        or devices.count() > 0
+        o["checkpoint"] != "auto" or o["memory_budget_gb"] is not None or devices.count() > 0
     )
     _need(
         has_budget,
