@@ -13,7 +13,6 @@ from typing import Any
 
 import cv2
 import numpy as np
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

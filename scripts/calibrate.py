@@ -24,6 +24,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -198,18 +199,18 @@ def with_geometry(
         ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs),
         command.model,
     )
-    mirrors = ("none", "columns") if command.mirror == "auto" else (command.mirror,)
+    mirrors: tuple[Any, ...] = (command.mirror,)
+    if command.mirror == "auto":
+        mirrors = ("none", "columns")
     starts = {mirror: _from_features(mirrored(views, mirror), command.light) for mirror in mirrors}
     mirror = max(starts, key=lambda name: starts[name][1])
     start, inliers, matches = starts[mirror]
     if inliers < LEAST_INLIERS:
         raise _wrong(f"only {inliers} of {matches} features match in one position", where)
     found = registration.fit(mirrored(views, mirror), start, command.light, model, most_offset=0.0)
-    matrix, correlation, distances = (
-        found.matrix,
-        float(np.sqrt(max(found.explained, 0))),
-        found.residuals,
-    )
+    matrix = found.matrix
+    correlation = float(np.sqrt(max(found.explained, 0)))
+    distances = found.residuals
     if found.explained < registration.LEAST_EXPLAINED:
         raise _wrong(f"the correlation of the aligned images is {correlation:.2f}", where)
     if len(distances) < LEAST_PATCHES:

@@ -349,7 +349,8 @@ class VideoWriter(AbstractContextManager):
                     self._stream.width - frame.shape[1],
                 )
                 frame = cv2.copyMakeBorder(frame, 0, below, 0, beside, cv2.BORDER_REPLICATE)
-            image = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            rgb: Any = frame  # uint8
+            image = av.VideoFrame.from_ndarray(rgb, format="rgb24")
             image = image.reformat(
                 format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG"
             )

@@ -216,10 +216,12 @@ def out_of_memory_error(
             "fragmentation"
         )
     return SpikeVRTError(
-        f"out of memory on rank {utils_dist.get_rank()}{peak}", where,
-        f"a step within the {devices.total_gb(device):.1f} GB of the device, less what other processes use",
-        "\n".join(["one of these, or several:", *(f"{'':<12}{line}" for line in lines)]),
-    )  # fmt: skip
+        what=f"out of memory on rank {utils_dist.get_rank()}{peak}",
+        where=where,
+        expected=f"a step within the {devices.total_gb(device):.1f} GB of the device, less what "
+        "other processes use",
+        do="\n".join(["one of these, or several:", *(f"{'':<12}{line}" for line in lines)]),
+    )
 
 
 def suggest_changes(

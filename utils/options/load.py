@@ -217,7 +217,7 @@ def _with_whole_characters(value: Any) -> Any:
         try:
             return value.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError as e:
-            raise ValueError(f"{ascii(value)} holds half of a character") from e
+            raise ValueError(f"{value!a} holds half of a character") from e
     if isinstance(value, list):
         return [_with_whole_characters(item) for item in value]
     if isinstance(value, dict):
