@@ -203,7 +203,7 @@ def with_geometry(
     if command.mirror == "auto":
         mirrors = ("none", "columns")
     starts = {mirror: _from_features(mirrored(views, mirror), command.light) for mirror in mirrors}
-    mirror = max(starts, key=lambda name: starts[name][1])
+    mirror: Any = max(starts, key=lambda name: starts[name][1])
     start, inliers, matches = starts[mirror]
     if inliers < LEAST_INLIERS:
         raise _wrong(f"only {inliers} of {matches} features match in one position", where)
