@@ -7,7 +7,6 @@ attention, whatever its options.
 
 import logging
 import math
-import os
 import socket
 import statistics
 import time
