@@ -28,8 +28,8 @@ from torch.autograd.function import once_differentiable
 
 from models.vrt.windows import Span
 
-# A kernel is read by Triton, in whose language a call or a sum means something else than in Python's:
-# no type of Python is true there.
+# A kernel is read by Triton, in whose language a call or a sum means something else than in
+# Python's: no type of Python is true there.
 tl: Any = triton.language
 jit: Any = triton.jit
 LOG2_E = tl.constexpr(1.4426950408889634)

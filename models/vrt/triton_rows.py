@@ -16,8 +16,8 @@ import triton.language
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# A kernel is read by Triton, in whose language a call or a sum means something else than in Python's:
-# no type of Python is true there.
+# A kernel is read by Triton, in whose language a call or a sum means something else than in
+# Python's: no type of Python is true there.
 tl: Any = triton.language
 jit: Any = triton.jit
 # Programs that walk over rows: 4 for each of the 132 multiprocessors of an H100.
