@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from data.clip_dataset import TrainClips
 from data.clips.io_backend import build_cache
 from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
@@ -125,7 +126,8 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
     """The network ("ours") and, with --against naive, the naive VRT with the same weights."""
     torch.manual_seed(0)
     # On a CPU stochastic depth skips branches, and all of them are to be measured.
-    net = VRT(**{**options, "drop_path_rate": 0.0, **(CHECKPOINTED if args.checkpoint else {})})
+    changes: dict[str, Any] = {"drop_path_rate": 0.0} | (CHECKPOINTED if args.checkpoint else {})
+    net = VRT(**(options | changes))
     nn.init.normal_(net.conv_last.weight, std=0.01)  # zero weights would hide every difference
     found: dict[str, nn.Module] = {"ours": net}
     if args.against:
@@ -186,7 +188,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         figures["flops_per_s"] = found["model_flops"] / figures["median_s"]
         figures["share_of_matmul_rate"] = figures["flops_per_s"] / found["matmul_flops_per_s"]
     print(
-        f"{args.config}, {args.command}, {args.dtype}, batch x frames x height x width = {clip.size}"
+        f"{args.config}, {args.command}, {args.dtype}, "
+        f"batch x frames x height x width = {clip.size}"
     )
     keys = list(found["runs"]["ours"])
     print(
@@ -206,7 +209,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_data(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds per sample: decoding its PNGs only, RGB, RGB + spikes, and both from the cache."""
+    """Milliseconds per sample: decoding its PNGs, RGB, RGB + spikes, and both from the cache."""
     cv2.setNumThreads(0)  # one thread, as in a loader worker
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -214,13 +217,21 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         for clip in range(args.clips):
             make_clip(root, f"GOPR{clip:04d}_11_00", 2 * args.frames, clip)
         rgb = {"dataset_type": "VideoRecurrentTrainDataset"}
+        size = {"h": HEIGHT // RATIO, "w": WIDTH // RATIO}
         spikes = {
-            "dataset_type": "TrainDatasetRGBSpike", "dataroot_spike": str(root / "GOPRO_Large_spike_seq/train"),
-            "spike": {"type": "dat", "h": HEIGHT // RATIO, "w": WIDTH // RATIO, "representation": "voxel"},
-        }  # fmt: skip
-        both = dict.fromkeys(("dataroot_gt", "dataroot_lq"), str(root / "GOPRO_Large/train"))
-        both |= {"num_frame": args.frames, "gt_size": args.crop, "use_hflip": True, "use_rot": True}
-        both |= {"random_reverse": True}
+            "dataset_type": "TrainDatasetRGBSpike",
+            "dataroot_spike": str(root / "GOPRO_Large_spike_seq/train"),
+            "spike": {"type": "dat", **size, "representation": "voxel"},
+        }
+        both: dict[str, Any] = {
+            "dataroot_gt": str(root / "GOPRO_Large/train"),
+            "dataroot_lq": str(root / "GOPRO_Large/train"),
+            "num_frame": args.frames,
+            "gt_size": args.crop,
+            "use_hflip": True,
+            "use_rot": True,
+            "random_reverse": True,
+        }
         options = DATASETS.resolve(both | spikes, "datasets.train")
         build_cache(options.constructor.sources_of(options)[0], str(root / "cache"))
         cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
@@ -230,9 +241,11 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
             "cache, RGB": rgb | cached,
             "cache, RGB + spikes": spikes | cached,
         }
-        datasets = {
-            name: build_dataset(both | changes, "train", 0) for name, changes in kinds.items()
-        }
+        datasets = {}
+        for name, changes in kinds.items():
+            dataset = build_dataset(both | changes, "train", 0)
+            assert isinstance(dataset, TrainClips)
+            datasets[name] = dataset
         clip, turn = datasets["png"].clips[0], iter(range(10**9))
         paths = [*clip.lq[: args.frames], *clip.gt[: args.frames]]
         runs: dict[str, Callable[[], Any]] = {
@@ -244,7 +257,8 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     best = {name: 1e3 * figures["median_s"] for name, figures in found.items()}
     decode = best["OpenCV decodes the PNGs"]
     print(
-        f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, {PLANES} planes of 640 x 360 each"
+        f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, "
+        f"{PLANES} planes of 640 x 360 each"
     )
     rows = [
         [name, f"{ms:.1f}", f"{1e3 / ms:.1f}", f"{ms / decode:.3f}"] for name, ms in best.items()
