@@ -21,6 +21,7 @@ import cv2
 import numpy as np
 
 from data.clip import checked_name
+from data.clips import lmdb_sizes
 from data.clips.threads import mapped
 from data.spike.formats import FORMATS, SpikeFile, SpikeGeometry, open_spikes, packed_planes
 from utils.errors import DataError, OptionError, address_of
@@ -378,14 +379,17 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
     keys = [_lmdb_key(line.strip()) for line in lines if line.strip()]
     root = root.rstrip("/")
     found: dict[str, dict[str, FileEntry]] = {}
-    with _transaction(root) as transaction:
-        for key in keys:
-            clip, _, stem = key.rpartition("/")
-            if names is None or clip in names:
-                value = transaction.get(key.encode())
-                # A listed key without a value appears as an empty file, which every check refuses.
-                entry = FileEntry(f"{root}::{key}", 0 if value is None else len(value), changed_ns)
-                found.setdefault(clip, {})[stem] = entry
+    if names is not None:
+        keys = [key for key in keys if key.rpartition("/")[0] in names]
+    _environment(root)  # says what is wrong with the file as a whole
+    try:
+        sizes = lmdb_sizes.sizes(root, keys)
+    except lmdb_sizes.DamagedLmdbError as e:
+        raise _damaged_lmdb(root, e) from e
+    for key, size in zip(keys, sizes, strict=True):
+        clip, _, stem = key.rpartition("/")
+        # A listed key without a value appears as an empty file, which every check refuses.
+        found.setdefault(clip, {})[stem] = FileEntry(f"{root}::{key}", max(0, size), changed_ns)
     for clip, entries in found.items():
         prefix = f"{root}::{clip}/" if clip else f"{root}::"
         text = "".join(f"{stem}/" for stem in entries)
@@ -418,12 +422,16 @@ def _transaction(root: str) -> Iterator[Any]:
         with environment.begin(buffers=True) as transaction:
             yield transaction
     except lmdb.Error as e:
-        raise DataError(
-            what=f"the LMDB is damaged: {e}",
-            where=root,
-            expected="an LMDB whose keys are those of its meta_info.txt",
-            do="copy it again (mdb_copy -c compacts it), or make it again",
-        ) from e
+        raise _damaged_lmdb(root, e) from e
+
+
+def _damaged_lmdb(root: str, error: Exception) -> DataError:
+    return DataError(
+        what=f"the LMDB is damaged: {error}",
+        where=root,
+        expected="an LMDB whose keys are those of its meta_info.txt",
+        do="copy it again (mdb_copy -c compacts it), or make it again",
+    )
 
 
 def _environment(root: str) -> Any:

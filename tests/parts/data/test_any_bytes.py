@@ -132,6 +132,47 @@ def test_a_damaged_film(tmp_path, films, data, name):
     read_or_refused(read_film, tmp_path / name, content)
 
 
+def lmdb_bytes(folder: Path) -> bytes:
+    """data.mdb with twenty small values and one of several pages."""
+    environment = lmdb.open(str(folder), map_size=2**20)
+    with environment, environment.begin(write=True) as out:
+        for number in range(20):
+            out.put(f"clip/{number:08d}".encode(), bytes(500))
+        out.put(b"clip/00000020", bytes(20_000))
+    return (folder / "data.mdb").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def lmdb_content(tmp_path_factory):
+    return lmdb_bytes(tmp_path_factory.mktemp("whole.lmdb"))
+
+
+@examples(40)
+@given(data=st.data())
+def test_a_damaged_lmdb(tmp_path, lmdb_content, data):
+    root = tmp_path / f"{len(list(tmp_path.iterdir()))}.lmdb"  # an LMDB stays open in this process
+    root.mkdir()
+    (root / "meta_info.txt").write_text("".join(f"clip/{n:08d}.png (1,2,3) 1\n" for n in range(21)))
+    (root / "data.mdb").write_bytes(data.draw(damaged(lmdb_content)))
+    try:
+        listing = files.list_root(str(root), "blur", (".png",))
+        for entry in listing["clip"].values():
+            files.read_bytes(entry.path)
+    except DataError as e:
+        assert str(root) in e.where and e.what and e.expected and e.do
+
+
+def test_numbers_of_an_lmdb_that_point_out_of_the_file_end_no_process(tmp_path, lmdb_content):
+    root = tmp_path / "a.lmdb"
+    root.mkdir()
+    (root / "meta_info.txt").write_text("clip/00000020.png (1,2,3) 1\n")
+    size = (20_000).to_bytes(4, "little")
+    assert lmdb_content.count(size) == 1
+    (root / "data.mdb").write_bytes(lmdb_content.replace(size, (2**31).to_bytes(4, "little")))
+    with pytest.raises(DataError, match="the LMDB is damaged: its numbers point out of the file"):
+        files.list_root(str(root), "blur", (".png",))
+
+
 def test_a_damaged_page_of_an_lmdb_is_said(tmp_path):
     root = tmp_path / "a.lmdb"
     names = [f"clip/{number:08d}" for number in range(40)]
