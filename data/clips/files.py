@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -56,7 +56,8 @@ OTHER_KINDS = {
     rb"(?i)\s*<(!doctype|html)": "a web page",
 }
 FROM_START = (
-    "every frame reads the file of its clip from the start, which is slow for long clips: convert it to .dat "
+    "every frame reads the file of its clip from the start, which is slow for long clips: "
+    "convert it to .dat "
     "(scripts/spike_tool.py convert), or build a clip cache (scripts/build_clip_cache.py)"
 )
 # Folders within a clip, never clips of their own.
@@ -176,7 +177,7 @@ def state_of(path: str) -> State:
 @contextmanager
 def reading(
     path: str, expected: str = "a readable file", do: str = "restore the file, or remove its clip"
-) -> Iterator[None]:
+) -> Generator[None]:
     """Raise an OSError in the block as a DataError with the system's reason."""
     try:
         yield
@@ -413,7 +414,7 @@ def _lmdb_key(line: str) -> str:
 
 
 @contextmanager
-def _transaction(root: str) -> Iterator[Any]:
+def _transaction(root: str) -> Generator[Any]:
     """Open an LMDB to read. Raises DataError, also for what the block finds damaged in it."""
     environment = _environment(root)
     import lmdb
@@ -538,7 +539,8 @@ def refuse_header(header: Header, path: str) -> None:
     if header.is_too_large:
         million = header.height * header.width / 1e6
         raise DataError(
-            what=f"cannot read image: {header.height} x {header.width}, {million:.0f} million pixels",
+            what=f"cannot read image: {header.height} x {header.width}, "
+            f"{million:.0f} million pixels",
             where=path,
             expected=f"at most {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)",
             do="restore the file, or make the picture smaller",
@@ -680,7 +682,7 @@ class FrameSource:
             self._warn()
 
     def _warn(self) -> None:
-        """Warn of files of the folder that are left out, and of what reading the first one loses."""
+        """Warn of files of the folder that are left out, and of what the first one loses."""
         if self.path.is_dir():
             others = set(self.path.iterdir()) - set(self.files)
             names = [path.name for path in others if path.is_file() and _may_be_frames(path)]
@@ -700,7 +702,7 @@ class FrameSource:
 
 
 def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
-    """The files of a folder with these endings, by default its images, in the order of their names."""
+    """Return the files of a folder with these endings, by default its images, by their names."""
     found = [
         path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.name[0] != "."
     ]
@@ -765,5 +767,8 @@ def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str)
             f"spikes of {h} x {w} for frames of {height} x {width}",
             "the same ratio of height to width",
         )
-        do = "correct the size of the spike planes; for a camera with another view, give spike.calibration"
+        do = (
+            "correct the size of the spike planes; "
+            "for a camera with another view, give spike.calibration"
+        )
         raise DataError(what, where, expected, do)

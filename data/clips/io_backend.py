@@ -100,7 +100,10 @@ class DiskFiles:
         ]
         total = sum(map(math.prod, shapes)) + sum(kept.size for kept in self._kept.values())
         if total > 0.8 * (memory := os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE):
-            text = "cache_data is ignored: it would keep %.1f GB of images, this host has %.1f GB of memory; "
+            text = (
+                "cache_data is ignored: it would keep %.1f GB of images, "
+                "this host has %.1f GB of memory; "
+            )
             logger.warning(text + 'use io_backend "cache" instead', total / 1e9, memory / 1e9)
             self.cache_data = False
             return clips
@@ -191,10 +194,12 @@ class CacheReader:
             logger.info(
                 "the source of cache %s is not on this machine: not checked for changes", self.path
             )
-        unused = {kind: () for kind in ("gt", "gt_instants", "spike") if kind not in kinds}
+        unused: dict[str, Any] = {
+            kind: () for kind in ("gt", "gt_instants", "spike") if kind not in kinds
+        }
         clips = []
         for record in index["clips"]:
-            values = {
+            values: dict[str, Any] = {
                 key: tuple(value) if isinstance(value, list) else value
                 for key, value in record.items()
             }
@@ -341,21 +346,22 @@ def _write_clip(clip: Clip, folder: Path) -> None:
             for path in clip.spike_files:
                 planes = files.open_spike_file(path, geometry, clip.spikes.remainder)
                 if planes.packed is not None and geometry == stored:
-                    file.write(planes.packed)
+                    file.write(planes.packed.data)
                 else:
-                    file.writelines(pack(part, stored) for part in planes.parts(0, planes.planes))
+                    for part in planes.parts(0, planes.planes):
+                        file.write(pack(part, stored).data)
     (folder / clip.name).parent.mkdir(parents=True, exist_ok=True)
     os.replace(temporary, folder / clip.name)
 
 
 def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
     """Kind of array -> its shape."""
-    shapes = {kind: (len(getattr(clip, kind)), *clip.size_of(kind), 3) for kind in clip.image_kinds}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for kind in clip.image_kinds:
+        shapes[kind] = (len(getattr(clip, kind)), *clip.size_of(kind), 3)
     if clip.spike:
-        shapes["spike"] = (
-            sum(clip.spike_files.values()),
-            clip.spikes.geometry.stored_as_raster.plane_bytes,
-        )
+        plane_bytes = clip.spikes.geometry.stored_as_raster.plane_bytes
+        shapes["spike"] = (sum(clip.spike_files.values()), plane_bytes)
     return shapes
 
 
