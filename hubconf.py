@@ -1,6 +1,7 @@
 """The shipped networks for torch.hub:
 
     net = torch.hub.load("REPOSITORY", "operator", source="local")
+    net = torch.hub.load("REPOSITORY", "motion", source="local")
     net = torch.hub.load("REPOSITORY", "vrt_small", source="local")
 
 net(lq, spike): blurry frames (B, T, 3, H, W) in [0, 1] and spike channels (B, T, S, H, W) -> sharp
@@ -25,6 +26,17 @@ def operator(pretrained: bool = True) -> torch.nn.Module:
     pretrained: whether it has the weights of weights/operator.pth, or fresh ones.
     """
     return _network(read_saved(WEIGHTS / "operator.pth"), pretrained)
+
+
+def motion(pretrained: bool = True) -> torch.nn.Module:
+    """Return the fusion operator "motion", 125 thousand parameters, likewise.
+
+    net(lq, spike) is its first estimate, that of the operator. `net.fusion.steps(z_0, equations)`
+    takes the learned steps on the equations of an exposure (data.motion.joint.Equations), which
+    need all planes of the spikes; main_test_vrt.py takes them for whole clips.
+    pretrained: whether it has the weights of weights/motion.pth, or fresh ones.
+    """
+    return _network(read_saved(WEIGHTS / "motion.pth"), pretrained)
 
 
 def vrt_small(pretrained: bool = True) -> torch.nn.Module:

@@ -370,7 +370,9 @@ def with_motion(start: Method, saved: SavedNetwork) -> Method:
         assert net is not None
         return net.steps.to(device)
 
-    solver = Solver(groups=fusion.groups, linearisations=1, steps=fusion.proposal_steps)
+    solver = Solver(
+        groups=fusion.groups, linearisations=fusion.linearisations, steps=fusion.proposal_steps
+    )
     return LearnedMotion(start, steps, solver)
 
 

@@ -1,15 +1,23 @@
 #!/usr/bin/env python3
-"""Gain of `--method joint` over the shipped operator: by clip, with one setting, nothing told.
+"""Gain over the shipped operator of the frames along the motion of the spikes: of `--method joint`
+and of weights/motion.pth, by clip, with one setting, nothing told.
 
     python lab/joint_gain.py --videos VIDEOS [--part report] [--conditions ideal rig]
+    python lab/joint_gain.py --videos VIDEOS --ways motion [--part photos]
 
-The parts `choose` and `report` are the test sets of lab/quality.py. `seven` has the videos on which
-the operator was trained, with seven real frames in an exposure instead of one to four, so that less
-of the light in between is made by optical flow. Both methods read the clips with
+The parts:
+    choose, report  the test sets of lab/quality.py
+    seven           the training videos with seven real frames in an exposure instead of one to
+                    four, so that less of the light in between is made by optical flow
+    seven_others    the videos of choose and report, likewise; nothing was trained on them
+    photos          photographs under exact motion: layers that cover each other, no optical flow
+
+The conditions are those of data/cameras/rig.py, and false models of the frame: `means` of display
+values instead of light, and another `curve`. All methods read the clips with
 spike.calibration=auto, which finds place, time and length of the exposures.
 
-Writes <out>/joint_<part>_<condition>.json and prints a table. docs/benchmarks/quality.md has the
-figures. Clips and frames that are there are not made again.
+Writes <out>/<way>_<part>_<condition>.json, with the way as file name, and prints a table.
+docs/benchmarks/quality.md has the figures. Clips and frames that are there are not made again.
 """
 
 import argparse
@@ -17,25 +25,46 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lab.quality import CLIPS, CONDITIONS, FRAMES, VIDEOS, _cell, call, difference, moving_psnr
+from lab.quality import (
+    CLIPS,
+    CONDITIONS,
+    FRAMES,
+    PHOTOS,
+    VIDEOS,
+    _cell,
+    call,
+    difference,
+    moving_psnr,
+)
 from lab.tools import ROOT, environment
 from scripts.make_sample_data import RGB, SPIKES
 from utils.results import markdown_table, read_json
 
 OPERATOR = str(ROOT / "weights/operator.pth")
 FORMULAS = {"exposure": ("--method", "exposure"), "joint": ("--method", "joint")}
+START = "operator"
 WAYS = {
-    "operator": ("--weights", OPERATOR),
+    START: ("--weights", OPERATOR),
     "joint from operator": ("--method", "joint", "--weights", OPERATOR),
+    "motion": ("--weights", str(ROOT / "weights/motion.pth")),
 }
-PARTS = ("choose", "report", "seven")
-# Of the part "seven": real frames in an exposure, clips of a video, frames of a clip.
-AVERAGE, SEVEN_CLIPS, SEVEN_FRAMES = 7, 2, 4
+# Of each part its videos, or photographs, and how its clips are made.
+SEVEN = {"clips": 2, "frames": 4, "average": 7}
+PARTS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
+    "choose": (VIDEOS["choose"], {"clips": CLIPS["choose"], "frames": FRAMES}),
+    "report": (VIDEOS["report"], {"clips": CLIPS["report"], "frames": FRAMES}),
+    "seven": (VIDEOS["train"], SEVEN),
+    "seven_others": (VIDEOS["choose"] + VIDEOS["report"], SEVEN),
+    "photos": ((), {"clips": 2, "frames": 3}),
+}
+# Rigs of the conditions that have other names.
+FALSE_FRAMES = {"means": "ideal,sum_gamma=2.2", "curve": "ideal,gamma=1.8,contrast=0.3"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,15 +74,18 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
     add("--part", choices=PARTS, default="report", help="default %(default)s")
-    add("--conditions", nargs="+", default=CONDITIONS, metavar="NAME", help="of a rig; default all")
+    names = f"{', '.join((*CONDITIONS, *FALSE_FRAMES))}; default the first four"
+    add("--conditions", nargs="+", default=CONDITIONS, metavar="NAME", help=names)
+    add("--ways", nargs="+", default=list(WAYS)[1:], metavar="NAME", help="default %(default)s")
     add("--formulas", action="store_true", help="also the methods exposure and joint alone")
     add("--out", type=Path, help="results folder (default experiments/joint_gain)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
-    sources = linked_videos(args.videos, out / "sources" / args.part, args.part)
-    ways = WAYS
+    sources = linked_sources(args.videos, out / "sources" / args.part, args.part)
+    asked = {START, *args.ways}
+    ways = {way: flags for way, flags in WAYS.items() if way in asked}
     if args.formulas:
-        ways = FORMULAS | WAYS
+        ways = FORMULAS | ways
     found: dict[str, dict[str, Any]] = {}
     for condition in args.conditions:
         folder = made_clips(out, args.part, condition, sources)
@@ -63,34 +95,40 @@ def main(argv: Sequence[str]) -> int:
             found[condition][way] = scores(out, folder, results, flags)
         about = {"measured": environment(), "part": args.part, "condition": condition}
         text = json.dumps({**about, "ways": found[condition]}, indent=1)
-        (out / f"joint_{folder.name}.json").write_text(text + "\n")
+        last = list(ways)[-1].partition(" ")[0]
+        (out / f"{last}_{folder.name}.json").write_text(text + "\n")
     print(table_of(found))
     return 0
 
 
-def linked_videos(videos: Path, folder: Path, part: str) -> Path:
-    """A folder with links to the videos of a part."""
-    names = VIDEOS["train" if part == "seven" else part]
+def linked_sources(videos: Path, folder: Path, part: str) -> Path:
+    """A folder with links to the videos or photographs of a part."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
+    files = []
+    for name in PARTS[part][0]:
         found = sorted(videos.glob(f"{name}.*"))
         if not found:
             sys.exit(f"--videos {videos} has no {name}")
-        link = folder / found[0].name
-        link.exists() or link.symlink_to(found[0].resolve())
+        files.append(found[0])
+    if part == "photos":
+        for name, photos in PHOTOS.items():
+            package = find_spec(name)
+            assert package is not None and package.origin is not None
+            files += [next(Path(package.origin).parent.rglob(photo)) for photo in photos]
+    for file in files:
+        link = folder / file.name
+        link.exists() or link.symlink_to(file.resolve())
     return folder
 
 
 def made_clips(out: Path, part: str, condition: str, sources: Path) -> Path:
     """The folder of the clips of a condition, made as lab/quality.py makes them."""
     folder = out / "data" / f"{part}_{condition}"
-    clips, frames, more = CLIPS.get(part), FRAMES, []
-    if part == "seven":
-        clips, frames, more = SEVEN_CLIPS, SEVEN_FRAMES, ["--average", str(AVERAGE)]
-    how = {"source": sources, "rig": condition, "clips": clips, "frames": frames, "out": folder}
+    rig = FALSE_FRAMES.get(condition, condition)
+    how = {"source": sources, "rig": rig, "out": folder, **PARTS[part][1]}
     words = [word for key, value in how.items() for word in (f"--{key}", str(value))]
     fixed = ["--test-share", "0", "--workers", "1"]
-    call("scripts/prepare_gopro_spike.py", out, folder.name, *words, *fixed, *more)
+    call("scripts/prepare_gopro_spike.py", out, folder.name, *words, *fixed)
     return folder
 
 
@@ -113,22 +151,26 @@ def scores(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> dict
 
 
 def table_of(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """The table in Markdown. found: condition -> way -> see `scores`."""
+    """The table in Markdown; its gains are those of the last way.
+
+    found: condition -> way -> see `scores`.
+    """
     rows = []
+    last = list(next(iter(found.values())))[-1]
     for condition, ways in found.items():
         psnr = {way: {clip: s["psnr"] for clip, s in clips.items()} for way, clips in ways.items()}
         moving = {
             way: {clip: s["moving"] for clip, s in clips.items()} for way, clips in ways.items()
         }
-        start, joint = psnr["operator"], psnr["joint from operator"]
-        gains = {clip: joint[clip] - start[clip] for clip in joint}
+        start, best = psnr[START], psnr[last]
+        gains = {clip: best[clip] - start[clip] for clip in best}
         least, worst = min((gain, clip) for clip, gain in gains.items())
-        of_moving = [moving["joint from operator"][c] - moving["operator"][c] for c in gains]
-        blurry = statistics.fmean(s["blurry"] for s in ways["operator"].values())
-        seconds = [s["s_per_frame"] for s in ways["joint from operator"].values()]  # of one thread
+        of_moving = [moving[last][c] - moving[START][c] for c in gains]
+        blurry = statistics.fmean(s["blurry"] for s in ways[START].values())
+        seconds = [s["s_per_frame"] for s in ways[last].values()]  # of one thread
         row = [condition, f"{blurry:.2f}"]
         row += [f"{statistics.fmean(psnr[way].values()):.2f}" for way in ways]
-        row += [_cell(difference(joint, start), "+"), f"{statistics.fmean(of_moving):+.2f}"]
+        row += [_cell(difference(best, start), "+"), f"{statistics.fmean(of_moving):+.2f}"]
         row += [f"{least:+.2f} ({worst})", f"{statistics.median(seconds):.2f}"]
         rows.append(row)
     ways = next(iter(found.values()))

@@ -67,8 +67,8 @@ class MotionSteps(nn.Module):
         self.head = nn.Conv2d(HALF**2 * AT_PIXELS + AT_HALF, features, 3, 1, 1)
         self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
         self.tail = nn.Conv2d(features, HALF**2 * (3 + GATES), 3, 1, 1)
-        nn.init.zeros_(self.tail.weight)
-        nn.init.zeros_(self.tail.bias)
+        for parameter in self.tail.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, z_0: Tensor, equations: JointEquations) -> Tensor:
         """(3, H, W) in [0, 1] -> the same shape."""
@@ -142,8 +142,9 @@ class MotionFusion(ExposureFusion):
     the blurry frame and of the spikes, which need all planes: main_test_vrt.py takes them, and
     lab/train_motion.py trains them. main_train_vrt.py trains the first estimate alone.
 
-    groups: number of groups of planes that move as one. proposal_steps: number of steps of conjugate
-    gradients of the first solution. step_features, step_layers: size of the conv net of the steps.
+    groups: number of groups of planes that move as one. linearisations, proposal_steps: how often
+    the first solution linearises the equations, and its steps of conjugate gradients after each.
+    step_features, step_layers: size of the conv net of the steps.
     step_count: number of steps. The rest: as in "exposure".
     """
 
@@ -153,7 +154,8 @@ class MotionFusion(ExposureFusion):
         layers: Positive = 4,
         estimates: int | None = None,
         colour_radius: Positive = 4,
-        groups: Positive = 12,
+        groups: Positive = 16,
+        linearisations: Positive = 2,
         proposal_steps: Positive = 8,
         step_features: Positive = 40,
         step_layers: Positive = 3,
@@ -162,7 +164,9 @@ class MotionFusion(ExposureFusion):
         spike_channels: int = 0,
     ) -> None:
         super().__init__(features, layers, estimates, colour_radius, base, spike_channels)
-        self.groups, self.proposal_steps = groups, proposal_steps
+        self.groups = groups
+        self.linearisations = linearisations
+        self.proposal_steps = proposal_steps
         self.steps = MotionSteps(step_features, step_layers, step_count)
 
 

@@ -34,8 +34,9 @@ class Scene:
     velocity: x and y in pixels per exposure. turn_deg: x towards y per exposure, about the middle.
     light: what the spike camera integrates. exposure: share of the planes of a frame, in their
     middle, during which it is exposed. rolling: share of the exposure by which the last row is
-    exposed later than the first. spot: side of a square in the middle that moves by `spot_velocity`
-    in front of the rest.
+    exposed later than the first. averaged: what the blurry frame is the mean of, "light" or, as no
+    camera does it, "display" values. spot: side of a square in the middle that moves by
+    `spot_velocity` in front of the rest.
     """
 
     velocity: tuple[float, float] = (0.0, 0.0)
@@ -49,6 +50,7 @@ class Scene:
     light: str = "linear"
     exposure: float = 1.0
     rolling: float = 0.0
+    averaged: str = "light"
     spot: int = 0
     spot_velocity: tuple[float, float] = (0.0, 0.0)
 
@@ -113,7 +115,12 @@ class Scene:
         lights = self.lights()
         for frame in range(self.frames):
             exposure = [next(lights) for _ in range(self.planes)]
-            blurry = np.einsum("ty,tyxc->yxc", self._shares(), np.stack(exposure))
+            summed = np.stack(exposure)
+            if self.averaged == "display":
+                summed = to_display(summed)
+            blurry = np.einsum("ty,tyxc->yxc", self._shares(), summed)
+            if self.averaged == "display":
+                blurry = to_linear(blurry)
             pictures = {"blur": blurry, "sharp": exposure[self.sharp_plane]}
             for kind, light in pictures.items():
                 picture = to_uint8(to_display(light))[..., ::-1]

@@ -1,4 +1,4 @@
-"""lab/joint_gain.py: the table says how much the joint solution gains, and where it gains least."""
+"""lab/joint_gain.py: the table says how much the last method gains, and where it gains least."""
 
 from lab.joint_gain import WAYS, table_of
 
@@ -13,7 +13,7 @@ def test_the_table_has_the_gain_with_its_interval_and_names_the_worst_clip():
         for way in WAYS
     }
     for clip, gain in gains.items():
-        found["joint from operator"][clip] |= {"psnr": 25.0 + gain, "moving": 26.0}
+        found["motion"][clip] |= {"psnr": 25.0 + gain, "moving": 26.0}
     lines = table_of({"dim": found}).splitlines()
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells[:2] == ["dim", "20.00"]

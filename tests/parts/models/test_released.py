@@ -180,7 +180,7 @@ def test_the_addresses_are_those_of_the_page_of_the_release():
     assert ADDRESS.replace("/download/", "/tag/") in text
 
 
-@pytest.mark.parametrize("name", ["operator", "vrt_small"])
+@pytest.mark.parametrize("name", ["operator", "motion", "vrt_small"])
 def test_torch_hub_gives_the_shipped_networks(name, tmp_path):
     script = f"""
 import torch

@@ -90,7 +90,7 @@ def test_an_operator_trained_alone_starts_the_fusion_of_a_network(tmp_path):
         load_weights(net, operator.state_dict(), "operator.pth", strict=True)
 
 
-@pytest.mark.parametrize("name", ["operator", "vrt_small"])
+@pytest.mark.parametrize("name", ["operator", "motion", "vrt_small"])
 def test_shipped_weights_hold_their_network_and_restore_in_float32(name):
     saved = read_saved(ROOT / f"weights/{name}.pth")
     frames, ratios = (

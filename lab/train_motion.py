@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""Train the steps of the fusion "motion" behind the shipped operator: weights/motion.pth.
+
+    python lab/train_motion.py --videos VIDEOS [--steps 2000] [--out FOLDER] [--seed 0]
+
+One thread of a CPU. Trained on the training videos of lab/quality.py with seven real frames in an
+exposure, on their frames under exact motion (`photo_scene`: layers that cover each other, no
+optical flow), in all lights, and on what a user may get wrong: other cameras, a spike camera that
+is not calibrated, blurry frames that are means of display values, and wrong motion. Nothing of the
+videos to choose by and to report is seen. Sets and samples that are there are not made again.
+
+Writes <out>/motion.pth, every 500 steps and at the end, and prints how much the steps gain over the
+operator.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data.clips.clip_reader import user_clips
+from data.clips.files import FrameSource
+from data.motion.flow import Motion, motion_of
+from data.motion.joint import Equations, Solver, SpikePixels
+from data.motion.recording import RecordedClip, Recording, View
+from lab.quality import VIDEOS, call
+from lab.tools import ROOT
+from models.fusion.fusion_motion import MotionFusion, MotionSteps, Turn
+from models.portable import SavedNetwork, read_saved
+from models.select_network import NETWORKS
+from scripts.make_sample_data import RGB, SPIKES
+from utils.image import imwrite_rgb
+
+OPERATOR = ROOT / "weights/operator.pth"
+CPU = torch.device("cpu")
+SEVEN = 7  # real frames in an exposure
+# Of each video two frames become stills, at these shares of its length.
+STILLS = (1 / 6, 1 / 2)
+# Proposals of the training. Those of the test are twice as good in twice the time, and the steps
+# trust them as well (docs/benchmarks/quality.md).
+SOLVER = Solver(groups=12, linearisations=1, steps=8)
+# How often another motion than the measured one is put in.
+WRONG = 0.2
+# Of the loss: weights of the frames after each step; what a square of so many pixels that became
+# worse counts; added to squared errors, about that of 8 bits.
+OF_STEPS = (0.25, 1.0)
+SQUARE, OF_WORSE = 12, 0.5
+FLOOR = 2e-5
+# Of the optimizer.
+RATE, BETAS, LARGEST_GRADIENT, WARM_UP = 2e-3, (0.9, 0.99), 1.0, 50
+LAST_RATE = 0.02  # share of the rate at the end
+AVERAGED = 0.01  # share of the newest weights in the averaged ones
+SAVED_EACH = 500  # steps
+
+
+@dataclass(frozen=True)
+class Set:
+    """A set of clips, and its share of the samples.
+
+    source: "videos" or "stills". rig, clips, frames, average, crop: see
+    scripts/prepare_gopro_spike.py. calibration: how its spikes are read.
+    """
+
+    source: str
+    rig: str
+    clips: int
+    frames: int
+    share: int
+    average: int | None = None
+    crop: int = 144
+    calibration: str | None = "auto"
+
+
+SETS = {
+    "seven_ideal": Set("videos", "ideal", 2, 4, 3, SEVEN, 192),
+    "seven_rig": Set("videos", "rig", 2, 4, 3, SEVEN, 192),
+    "seven_dim": Set("videos", "dim", 2, 4, 3, SEVEN, 192),
+    "seven_random": Set("videos", "random", 1, 3, 2, SEVEN),
+    "seven_means": Set("videos", "ideal,sum_gamma=2.2", 1, 2, 2, SEVEN),
+    "usual_other": Set("videos", "other", 1, 3, 2),
+    "stills_ideal": Set("stills", "ideal", 1, 3, 2),
+    "stills_other": Set("stills", "other", 1, 3, 2),
+    "stills_dim": Set("stills", "dim", 1, 3, 2),
+    "stills_random": Set("stills", "random", 1, 3, 2, calibration=None),
+}
+
+
+@dataclass
+class Sample:
+    """A frame with all that its equations are made of. z_0, proposal, sharp: (3, H, W)."""
+
+    recording: Recording
+    view: View
+    motion: Motion
+    gain: np.ndarray
+    is_good: np.ndarray
+    z_0: Tensor
+    proposal: Tensor
+    sharp: Tensor
+    equations: Equations | None = None  # kept after the first use
+
+    def equations_along(self, motion: Motion, solver: Solver) -> Equations:
+        """Return its equations along any motion."""
+        pixels = SpikePixels(self.view, CPU)
+        return Equations(self.recording, pixels, motion, self.gain, self.is_good, solver, CPU)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
+    add("--steps", type=int, default=2000, help="optimizer steps, default %(default)s")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, help="results folder (default experiments/train_motion)")
+    args = parser.parse_args(argv)
+    out = (args.out or ROOT / "experiments/train_motion").resolve()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    torch.manual_seed(args.seed)
+
+    operator = read_saved(OPERATOR)
+    saved, net = motion_network(operator)
+    folders = made_sets(out, args.videos)
+    samples = {name: samples_of(out, name, folders[name], operator, SOLVER) for name in SETS}
+    parameters = sum(p.numel() for p in net.steps.parameters())
+    print(f"{sum(map(len, samples.values()))} samples, {parameters:,} parameters", flush=True)
+
+    _, averaged = motion_network(operator)
+
+    def save(weights: Mapping[str, Tensor], step: int) -> None:
+        averaged.steps.load_state_dict(weights)
+        write_weights(out / "motion.pth", saved, averaged, step)
+
+    train(net.steps, samples, SOLVER, args.steps, args.seed, save)
+    return 0
+
+
+def motion_network(operator: SavedNetwork) -> tuple[SavedNetwork, MotionFusion]:
+    """The network "motion" that begins as the operator: its description and the fusion."""
+    fusion = {**operator.netG["fusion"], "type": "motion"}
+    netG = NETWORKS.resolve({**operator.netG, "fusion": fusion}, "netG").plain()
+    saved = replace(operator, netG=netG)
+    net = NETWORKS.build(netG, "netG", spike_channels=saved.spike_channels)
+    net.load_state_dict(operator.weights, strict=False)
+    return saved, net.fusion
+
+
+def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, steps: int) -> None:
+    """Write the weights as main_train_vrt.py writes those of a run."""
+    about = {key: getattr(saved, key) for key in ("scale", "netG", "spike_channels", "spike")}
+    options = {**about, "spike_data": saved.spike_data}
+    params = {f"fusion.{name}": value for name, value in net.state_dict().items()}
+    torch.save({"params": params, "options": options, "iter": steps}, file)
+
+
+# ---- Data ------------------------------------------------------------------------------------
+
+
+def made_sets(out: Path, videos: Path) -> dict[str, Path]:
+    """Make the clips of all sets. Returns their folders."""
+    sources = {"videos": out / "sources/videos", "stills": out / "sources/stills"}
+    for folder in sources.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    for name in VIDEOS["train"]:
+        [video] = sorted(videos.glob(f"{name}.*"))
+        link = sources["videos"] / video.name
+        link.exists() or link.symlink_to(video.resolve())
+        frames = FrameSource(video)
+        for number, share in enumerate(STILLS):
+            still = sources["stills"] / f"{name}_{number}.png"
+            still.exists() or imwrite_rgb(still, frames.read(int(share * len(frames))))
+    folders = {}
+    for name, each in SETS.items():
+        folders[name] = out / "data" / name
+        how = {"source": sources[each.source], "out": folders[name], "average": each.average}
+        how |= {key: getattr(each, key) for key in ("rig", "clips", "frames", "crop")}
+        given = {key: value for key, value in how.items() if value is not None}
+        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+        fixed = ["--test-share", "0", "--workers", "1"]
+        call("scripts/prepare_gopro_spike.py", out, name, *words, *fixed)
+    return folders
+
+
+def samples_of(
+    out: Path, name: str, folder: Path, operator: SavedNetwork, solver: Solver
+) -> list[Sample]:
+    """All frames of a set, from <out>/samples where they are there."""
+    file = out / "samples" / f"{name}.pt"
+    if file.exists():
+        return [Sample(**values) for values in torch.load(file, weights_only=False)]
+    assert operator.spike is not None
+    frames, spikes = str(folder / RGB / "train"), str(folder / SPIKES / "train")
+    spike = {key: value for key, value in operator.spike.items() if key not in OF_OTHER_DATA}
+    spike["calibration"] = SETS[name].calibration
+    net = operator.build()
+    found = []
+    for reader in user_clips(frames, spikes, frames, spike, 1, operator.spike_data):
+        clip = RecordedClip(reader, None)
+        gain, is_good = clip.gain()
+        for number in range(clip.frames):
+            frame = reader.frame(number)
+            with torch.no_grad():
+                estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
+            recording = clip.read(number)
+            motion = motion_of(recording, clip.view, gain)
+            z_0 = estimate.clamp(0, 1)
+            sample = Sample(
+                recording, clip.view, motion, gain, is_good, z_0, z_0, frame["gt"].clone()
+            )
+            sample.proposal = sample.equations_along(motion, solver).proposal(z_0)
+            found.append(sample)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save([vars(sample) for sample in found], file)
+    print(f"{name}: {len(found)} samples", flush=True)
+    return found
+
+
+# Keys of the spike options that say something about other data.
+OF_OTHER_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
+
+
+# ---- Wrong motion ----------------------------------------------------------------------------
+
+
+def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
+    """Return a motion that is wrong in one of five ways. Its expected error stays as it was.
+
+    other: that of another frame.
+    """
+    shifts, size = motion.shifts, motion.shifts.shape[1:3]
+    time = (motion.times / np.abs(motion.times).max()).astype(np.float32)[:, None, None, None]
+    kind = int(rng.integers(5))
+    if kind == 0:  # too short, too long, or none
+        wrong = shifts * np.float32(rng.uniform(0, 1.8))
+    elif kind == 1 and other.shifts.shape == shifts.shape:
+        wrong = other.shifts
+    elif kind <= 2:  # of smooth fields
+        size_px = np.exp(rng.uniform(np.log(0.5), np.log(8)))
+        field = np.stack([clouds(size, rng.uniform(6, 24), rng) for _ in range(2)], axis=-1)
+        wrong = shifts + time * (size_px * field).astype(np.float32)
+    else:  # of a part, which moves as it should not, or stands still
+        cloud = clouds(size, 16, rng)
+        part = (cloud > np.quantile(cloud, rng.uniform(0.3, 0.9))).astype(np.float32)
+        part = cv2.GaussianBlur(part, (0, 0), 2)[None, ..., None]
+        speed = rng.uniform(-10, 10, 2).astype(np.float32)
+        wrong = shifts * (1 - part) if kind == 3 else shifts + part * time * speed
+    return replace(motion, shifts=np.ascontiguousarray(wrong, np.float32))
+
+
+def clouds(size: tuple[int, int], sigma: float, rng: np.random.Generator) -> np.ndarray:
+    """Smooth noise (H, W) of mean 0 and deviation 1; sigma: of its structures in pixels."""
+    small = rng.standard_normal((size[0] // 4, size[1] // 4)).astype(np.float32)
+    field = cv2.resize(cv2.GaussianBlur(small, (0, 0), sigma / 4), size[::-1])
+    return (field - field.mean()) / field.std()
+
+
+# ---- Training --------------------------------------------------------------------------------
+
+
+def train(
+    net: MotionSteps,
+    samples: Mapping[str, list[Sample]],
+    solver: Solver,
+    steps: int,
+    seed: int,
+    save: Callable[[Mapping[str, Tensor], int], None],
+) -> None:
+    """Train on one frame a step. save: takes the averaged weights and the number of steps."""
+    rng = np.random.default_rng(seed)
+    order = random.Random(seed)
+    names, shares = list(SETS), [each.share for each in SETS.values()]
+    optimizer = torch.optim.Adam(net.parameters(), RATE, betas=BETAS)
+    averaged = {name: value.clone() for name, value in net.state_dict().items()}
+    gains: dict[str, list[float]] = {}
+    begin = time.time()
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate_of(step, steps)
+        [name] = order.choices(names, shares)
+        sample = order.choice(samples[name])
+        is_wrong = order.random() < WRONG
+        if is_wrong:
+            motion = wrong_motion(sample.motion, order.choice(samples[name]).motion, rng)
+            equations = sample.equations_along(motion, solver)
+            proposal = equations.proposal(sample.z_0)
+        else:
+            sample.equations = sample.equations or sample.equations_along(sample.motion, solver)
+            equations, proposal = sample.equations, sample.proposal
+        turn = Turn(*(order.random() < 0.5 for _ in Turn._fields))
+        frames = net.all_steps(sample.z_0, proposal, equations, turn)
+        loss, gain = loss_of(frames, sample.z_0, sample.sharp)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
+        optimizer.step()
+        for key, value in net.state_dict().items():
+            averaged[key].lerp_(value, max(AVERAGED, 1 / (step + 1)))
+        gains.setdefault(f"{name}{' wrong' if is_wrong else ''}", []).append(gain)
+        if (step + 1) % 100 == 0:
+            means = ", ".join(f"{key} {np.mean(each):+.2f}" for key, each in sorted(gains.items()))
+            print(f"{step + 1} of {steps}, {time.time() - begin:.0f} s: {means}", flush=True)
+            gains = {}
+        if (step + 1) % SAVED_EACH == 0 or step + 1 == steps:
+            save(averaged, step + 1)
+
+
+def rate_of(step: int, steps: int) -> float:
+    """Return the rate of a step: a cosine after a warm-up."""
+    cosine = 0.5 * (1 + np.cos(np.pi * step / steps))
+    return RATE * min(1, (step + 1) / WARM_UP) * max(LAST_RATE, cosine)
+
+
+def loss_of(frames: Sequence[Tensor], z_0: Tensor, sharp: Tensor) -> tuple[Tensor, float]:
+    """Return the loss of the frames (3, H, W) after each step, and the gain of the last in dB.
+
+    The loss is the logarithm of the error relative to that of z_0, so that bright and dim samples
+    count alike; and by how much squares are worse than in z_0, so that losses count more than
+    gains.
+    """
+    before = (z_0 - sharp) ** 2
+    mean_before = before.mean() + FLOOR
+    total = torch.zeros(())
+    for weight, frame in zip(OF_STEPS, frames, strict=True):
+        after = (frame - sharp) ** 2
+        worse = F.relu(squares(after) - squares(before)).mean() / mean_before
+        total = total + weight * (((after.mean() + FLOOR) / mean_before).log() + OF_WORSE * worse)
+    ratio = (after.detach().mean() + 1e-7) / (before.mean() + 1e-7)
+    return total, float(-10 * ratio.log10())
+
+
+def squares(errors: Tensor) -> Tensor:
+    """Return the means of (3, H, W) over squares of the frame."""
+    return F.avg_pool2d(errors.mean(0)[None, None], SQUARE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""lab/train_motion.py: the steps of weights/motion.pth are trained on frames of clips."""
+
+import numpy as np
+import pytest
+import torch
+
+from data.motion.flow import motion_of
+from data.motion.joint import Solver
+from data.motion.recording import RecordedClip
+from lab.train_motion import (
+    OPERATOR,
+    SETS,
+    Sample,
+    loss_of,
+    motion_network,
+    train,
+    write_weights,
+    wrong_motion,
+)
+from models.portable import read_saved
+from tests.helpers.moving_scene import Scene, reader_of
+
+SOLVER = Solver(groups=6, linearisations=1, steps=4)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """The middle frame of a clip that moves. Its first estimate is the blurry frame."""
+    reader = reader_of(
+        Scene(velocity=(9.0, -4.0), size=(64, 64)).write(tmp_path_factory.mktemp("a") / "b")
+    )
+    clip = RecordedClip(reader, None)
+    gain, is_good = clip.gain()
+    frame, recording = reader.frame(1), clip.read(1)
+    motion = motion_of(recording, clip.view, gain)
+    z_0 = frame["lq"].clone()
+    found = Sample(recording, clip.view, motion, gain, is_good, z_0, z_0, frame["gt"].clone())
+    found.proposal = found.equations_along(motion, SOLVER).proposal(z_0)
+    return found
+
+
+def test_training_lowers_the_loss_and_is_repeated_by_its_seed(sample):
+    operator = read_saved(OPERATOR)
+    saved = {}
+    for run in ("first", "again"):
+        torch.manual_seed(0)
+        _, net = motion_network(operator)
+        before, _ = loss_of([sample.z_0] * net.steps.count, sample.z_0, sample.sharp)
+        train(
+            net.steps, {name: [sample] for name in SETS}, SOLVER, 12, 0,
+            lambda weights, step, run=run: saved.update({run: dict(weights)}),
+        )  # fmt: skip
+        equations = sample.equations_along(sample.motion, SOLVER)
+        with torch.no_grad():
+            frames = net.steps.all_steps(sample.z_0, sample.proposal, equations)
+        after, gain = loss_of(frames, sample.z_0, sample.sharp)
+        assert after < before and gain > 0.5
+    assert all(torch.equal(saved["first"][key], saved["again"][key]) for key in saved["first"])
+
+
+def test_the_weights_are_read_again_and_begin_as_the_operator(tmp_path):
+    operator = read_saved(OPERATOR)
+    saved, net = motion_network(operator)
+    write_weights(tmp_path / "motion.pth", saved, net, 3)
+    again = read_saved(tmp_path / "motion.pth")
+    assert again.spike == operator.spike and again.netG["fusion"]["type"] == "motion"
+    built = again.build().state_dict()
+    assert all(torch.equal(built[key], value) for key, value in operator.weights.items())
+
+
+def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better(sample):
+    sharp, z_0 = torch.full((3, 24, 24), 0.5), torch.full((3, 24, 24), 0.6)
+    better, mixed = torch.full_like(z_0, 0.55), torch.full_like(z_0, 0.5)
+    mixed[:, :12, :12] = 0.6 + 0.02
+    error = [float(((each - sharp) ** 2).mean()) for each in (better, mixed)]
+    assert error[0] < error[1] * 1.05
+    losses = [float(loss_of([each, each], z_0, sharp)[0]) for each in (better, mixed)]
+    assert losses[0] < losses[1]
+
+
+def test_wrong_motion_differs_and_keeps_its_expected_error(sample):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        wrong = wrong_motion(sample.motion, sample.motion, rng)
+        assert wrong.shifts.shape == sample.motion.shifts.shape
+        assert wrong.shifts.dtype == np.float32 and np.isfinite(wrong.shifts).all()
+        assert wrong.errors is sample.motion.errors

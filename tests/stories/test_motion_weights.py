@@ -1,0 +1,74 @@
+"""weights/motion.pth: sharp frames by learned steps along the motion that the spikes show."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.helpers.moving_scene import Scene
+from tests.helpers.weights_files import metrics, restore
+from utils.image import imread_rgb
+
+MOTION, OPERATOR = "weights/motion.pth", "weights/operator.pth"
+MOVING = Scene(velocity=(11.0, -5.0))
+# Most that a clip may lose in dB where the motion or the model of the frame is wrong.
+MOST_LOST = 0.2
+
+
+def restored(clip, out, weights, *more):
+    """The mean PSNR in dB of the restored frames, and what the report says of the method."""
+    places = {"--input": clip / "blur", "--spike": clip / "spike", "--gt": clip / "sharp"}
+    words = [word for place in places.items() for word in place]
+    restore("--weights", weights, *words, "--output", out, "--save", "frames", *more)
+    about = metrics(out)
+    return about["averages"]["restored"]["psnr"], about["protocol"]
+
+
+def gain(scene, folder):
+    """By how many dB motion.pth is better than operator.pth on a scene."""
+    clip = scene.write(folder / "clip")
+    better, _ = restored(clip, folder / "motion", MOTION)
+    start, _ = restored(clip, folder / "operator", OPERATOR)
+    return better - start
+
+
+def test_a_clip_that_moves_is_sharper_than_by_the_operator(tmp_path):
+    assert gain(MOVING, tmp_path) > 1
+
+
+def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
+    clip = Scene().write(tmp_path / "clip")
+    psnr, _ = restored(clip, tmp_path / "out", MOTION)
+    assert psnr > 42
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        Scene(velocity=(3.0, 1.0), spot=14, spot_velocity=(-36.0, 10.0)),
+        replace(MOVING, averaged="display"),
+        replace(MOVING, exposure=0.8),
+        replace(MOVING, rate=0.05),
+    ],
+    ids=["small and fast", "means of display values", "exposure not told", "dim"],
+)
+def test_a_wrong_motion_or_a_false_model_of_the_frame_loses_hardly_anything(scene, tmp_path):
+    assert gain(scene, tmp_path) > -MOST_LOST
+
+
+def test_a_frame_does_not_depend_on_which_others_are_restored_and_the_report_names_the_steps(
+    tmp_path,
+):
+    clip = MOVING.write(tmp_path / "clip")
+    _, protocol = restored(clip, tmp_path / "all", MOTION)
+    restored(clip, tmp_path / "middle", MOTION, "--center-frame-only")
+    [file] = sorted((tmp_path / "middle/clip").glob("*.png"))
+    assert np.array_equal(imread_rgb(file), imread_rgb(tmp_path / "all/clip" / file.name))
+    assert "motion" in protocol and protocol["weights"].startswith(MOTION)
+
+
+def test_the_joint_solution_without_learned_steps_begins_at_its_first_estimate(tmp_path):
+    clip = MOVING.write(tmp_path / "clip")
+    by_motion, protocol = restored(clip, tmp_path / "a", MOTION, "--method", "joint")
+    by_operator, _ = restored(clip, tmp_path / "b", OPERATOR, "--method", "joint")
+    assert by_motion == by_operator and "motion" not in protocol
