@@ -252,7 +252,8 @@ class VRT(nn.Module):
             )
         # All blocks share one code object, which is compiled again per width, mask, size, and
         # mutual or self attention.
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        config: Any = torch._dynamo.config  # its attributes have the types of their defaults
+        config.recompile_limit = max(64, config.recompile_limit)
         for block in (m for m in self.modules() if isinstance(m, Block)):
             block.forward_plain = torch.compile(block.forward_plain, *args, **options)
             block.is_compiled = True

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -662,7 +663,9 @@ class FrameSource:
             raise DataError(
                 "no such file or folder", str(path), "a video, or images", "check the path"
             )
-        self.path, self.size, self.fps, self.times = path, None, None, None
+        self.path = path
+        self.fps: float | None = None
+        self.times: list[Fraction] | None = None
         self.pixel_aspect = SQUARE
         self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
         if self.is_video:
@@ -677,9 +680,14 @@ class FrameSource:
             if not self.files:
                 expected = f"frames as {', '.join(IMAGE_SUFFIXES)}"
                 raise DataError("the folder holds no images", str(path), expected, "check the path")
-        self.size = self.read(0).shape[:2]
+        self.size: tuple[int, int] = self._size_of_first()
         if not self.is_video:
             self._warn()
+
+    def _size_of_first(self) -> tuple[int, int]:
+        first = self._video.read(0) if self.is_video else read_bgr(str(self.files[0]))
+        height, width = first.shape[:2]
+        return height, width
 
     def _warn(self) -> None:
         """Warn of files of the folder that are left out, and of what the first one loses."""

@@ -22,14 +22,21 @@ def mapped(
 ) -> Iterator[Result]:
     """Yield function(item) of each item, in the order of the items, from threads.
 
-    at_once: number of items of one job. go_on: called after each job.
+    at_once: number of items of one job. go_on: called after each item, by the thread that did it.
     The first error is raised, and what has not begun then is left undone.
     """
     todo = iter(items)
 
+    def done(some: list[Item]) -> list[Result]:
+        results = []
+        for item in some:
+            results.append(function(item))
+            go_on()
+        return results
+
     def next_job() -> Future[list[Result]] | None:
         some = list(itertools.islice(todo, at_once))
-        return pool.submit(lambda: [function(item) for item in some]) if some else None
+        return pool.submit(done, some) if some else None
 
     with ThreadPoolExecutor(THREADS) as pool:
         jobs: deque[Future[list[Result]]] = deque()
@@ -40,7 +47,6 @@ def mapped(
                     jobs.append(job)
             while jobs:
                 yield from jobs.popleft().result()
-                go_on()
                 job = next_job()
                 if job is not None:
                     jobs.append(job)

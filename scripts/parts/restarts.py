@@ -39,4 +39,5 @@ def only_after_faults_that_pass(exit_file: Path) -> None:
             exit_file.write_text("\n", encoding="ascii")
             super()._restart_workers(worker_group)
 
-    api.LocalElasticAgent = Agent  # torch has no argument for it
+    launcher: Any = api  # torch has no argument for the class of the agent
+    launcher.LocalElasticAgent = Agent

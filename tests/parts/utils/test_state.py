@@ -111,9 +111,22 @@ def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
             }
             own = (stored | {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}) - declared
+            others = other_names_in(node)
             for first, *rest in filter(None, map(dotted, targets_in(node))):
+                first, *rest = [*others.get(first, [first]), *rest]
                 if first in names.keys() - own and (rest or first not in packages):
                     yield names[first] if names[first] in STATE else ".".join([names[first], *rest])
+
+
+def other_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
+    """{name: what it stands for} of each `name: Any = a.b` in a function."""
+    found = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            value = dotted(node.value) if node.value is not None else None
+            if value:
+                found[node.target.id] = value
+    return found
 
 
 def names_of(module: str, tree: ast.Module) -> tuple[dict[str, str], set[str]]:
