@@ -29,15 +29,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from data.clips.files import read_bgr
 from lab.tools import ROOT
 from main_train_vrt import read_options
 from models.optim import group_names
 from models.select_network import define_G
 from scripts.make_sample_data import RGB, SPIKES
 from utils.dist.process import die_with_parent
+from utils.options.load import Sources, read_with_base
 from utils.results import markdown_table as table
 from utils.results import read_json
-from utils.options.load import Sources, read_with_base
 from utils.run.history import read_history
 
 COMMITTED = ROOT / "docs/benchmarks/quality"
@@ -114,7 +115,8 @@ def main(argv: list[str]) -> int:
     for method in methods:
         if method.work != methods[0].work:
             sys.exit(
-                f"a step of {method.name} sees {method.work} pixels, one of {methods[0].name} {methods[0].work}"
+                f"a step of {method.name} sees {method.work} pixels, "
+                f"one of {methods[0].name} {methods[0].work}"
             )
     for seed in args.seeds:
         for method in methods:
@@ -172,13 +174,21 @@ def make_made(out: Path) -> Data:
     return Data({folder: 1}, {"recorded": folder}, "test", "sample")
 
 
+def _folder_of(package: str) -> Path:
+    """Return the folder of an installed package. Ends the program if there is none."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        sys.exit(f"the package {package}, whose photographs are used, is not installed")
+    return Path(spec.origin).parent
+
+
 def make_real(out: Path, args: argparse.Namespace) -> Data:
     """All sets of the suite `real`; scripts/prepare_gopro_spike.py keeps those that are there."""
     videos = {path.stem: path for path in sorted(args.videos.iterdir())} if args.videos else {}
     if lacking := {name for names in VIDEOS.values() for name in names} - videos.keys():
         sys.exit(f"--videos {args.videos} has no {', '.join(sorted(lacking))}")
     sources = {part: [videos[name] for name in names] for part, names in VIDEOS.items()}
-    packages = {name: Path(find_spec(name).origin).parent for name in PHOTOS}
+    packages = {name: _folder_of(name) for name in PHOTOS}
     sources["photos"] = [
         next(packages[name].rglob(photo)) for name, photos in PHOTOS.items() for photo in photos
     ]
@@ -242,8 +252,9 @@ def read_method(file: Path, data: Data, steps: int) -> Method:
     places = [roots(folder, "train") for folder in data.train]
     changes = {
         **{f"datasets.train.{key}": [each[key] for each in places] for key in places[0]},
-        "datasets.train.dataroot_share": list(data.train.values()), "datasets.train.spike.calibration": "recorded",
-        "datasets.test": None, "train.total_iter": steps, "train.epochs": None, "train.G_scheduler_periods": steps,
+        "datasets.train.dataroot_share": list(data.train.values()),
+        "datasets.train.spike.calibration": "recorded", "datasets.test": None,
+        "train.total_iter": steps, "train.epochs": None, "train.G_scheduler_periods": steps,
         "train.checkpoint_print": max(1, min(10, steps // 2)), "logging.use_tensorboard": False,
         "logging.use_wandb": False,
     }  # fmt: skip
@@ -251,17 +262,17 @@ def read_method(file: Path, data: Data, steps: int) -> Method:
         changes["train.fix_iter"] = steps + 1
     overrides = tuple(f"{key}={json.dumps(value)}" for key, value in changes.items())
     opt = read_options(["--opt", str(file), *overrides])
-    loader = opt.datasets.train
+    clips = opt.plain()["datasets"]["train"]
     net, train = define_G(opt), opt.train
     frozen = (
         group_names(net, train.fix_iter, train.fix_keys)[1] if (train.fix_iter or 0) > steps else ()
     )
     parameters = sum(p.numel() for key, p in net.named_parameters() if key not in frozen)
     work = (
-        loader.dataloader_batch_size
+        clips["dataloader_batch_size"]
         * opt.train.accumulation_steps
-        * loader.num_frame
-        * loader.gt_size**2
+        * clips["num_frame"]
+        * clips["gt_size"] ** 2
     )
     about = {k: v for k, v in raw.items() if k not in ("task", "path", "logging", "$schema")}
     about["datasets"] = {
@@ -331,7 +342,7 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     found: dict[str, list[float]] = {"restored": [], "input": []}
     for file in sorted((clip / "sharp").iterdir()):
         sharp, blurry, own = (
-            cv2.imread(str(path)).astype(np.float32)
+            read_bgr(str(path)).astype(np.float32)
             for path in (file, clip / "blur" / file.name, restored / file.name)
         )
         moves = (np.abs(blurry - sharp).max(axis=2) > MOVES).astype(np.uint8)
@@ -350,7 +361,8 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         done = subprocess.run(
-            [sys.executable, str(ROOT / program), *arguments], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
+            [sys.executable, str(ROOT / program), *arguments],
+            cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"}, preexec_fn=die_with_parent, check=False,
         )  # fmt: skip
     if done.returncode:
@@ -434,8 +446,9 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
     base = next((o for o in reversed(outcomes) if o.name.startswith("concat")), None)
     sections, rows = [], []
     for o in outcomes:
-        gains = [c["restored"]["psnr"] - c["input"]["psnr"] for run in o.runs.values() for c in run["clips"].values()
-                 if "psnr" in c["restored"]]  # fmt: skip
+        clips = [clip for run in o.runs.values() for clip in run["clips"].values()]
+        scored = [clip for clip in clips if "psnr" in clip["restored"]]
+        gains = [clip["restored"]["psnr"] - clip["input"]["psnr"] for clip in scored]
         more = o.parameters / base.parameters - 1 if base and o.parameters else 0.0
         seconds, below = o.seconds(), f"{sum(gain < 0 for gain in gains)} of {len(gains)}"
         count = (f"{o.parameters:,}" if o.parameters else "-") + ", NOT ALIKE" * (abs(more) > ALIKE)
