@@ -3,9 +3,8 @@
 
 usage:
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=2 main_train_vrt.py --opt FILE
-    python scripts/torchrun_quiet.py --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d
-    --rdzv_endpoint=HOST:29500 \\
-        main_train_vrt.py --opt FILE
+    python scripts/torchrun_quiet.py --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d \\
+        --rdzv_endpoint=HOST:29500 main_train_vrt.py --opt FILE
 
 Takes torchrun's arguments (`torchrun --help` lists them). torchrun itself turns every exit code of
 a worker into 1 and ends with its own traceback. SIGUSR1 reaches the ranks, and after a signal they
@@ -49,10 +48,10 @@ def main(argv: list[str]) -> int:
 
     # SIGNALS and GRACE_S by torchrun's own flags where this version has them.
     known = run.get_args_parser().format_help()
-    is_nohup = (
-        signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    )  # the ranks inherit it where torchrun leaves it alone
-    own, handled = [], SIGNALS if is_nohup else f"{SIGNALS},SIGHUP"
+    # nohup lets a program ignore SIGHUP. The ranks inherit that if torchrun leaves it alone.
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = SIGNALS if is_nohup else f"{SIGNALS},SIGHUP"
+    own = []
     if "--signals-to-handle" in known:
         own.append(f"--signals-to-handle={handled}")
     else:  # torch 2.8: torchrun handles all but SIGUSR1

@@ -118,26 +118,36 @@ STEPS = 2.0**32
 
 
 def plane_light(stream: np.ndarray) -> np.ndarray:
-    """The light of each plane of stream (T, h, w), in thresholds per plane: (T, h, w) float32.
+    """Return the light of each plane of a stream, in thresholds per plane.
 
-    Times are counted from both sides, from -T on and back from 2 T + 1, where all of them are
-    positive. So the time of a spike, 0 where there is none, takes effect by a maximum, which is
-    many times as fast as np.where.
+    stream: spikes (T, h, w). The light at a plane is 1 / n, if n planes lie between the spike
+    before it and the spike at or after it. Returns (T, h, w) float32.
+
+    The times of these two spikes are found by running maxima, which are many times as fast as
+    np.where. For a maximum, a time must be positive, and 0 must mean "no spike". So the time of the
+    next spike is counted back from 2 T + 1, and the time of the last spike from -T on.
     """
-    planes, (ends, begin, end) = len(stream), _outer_times(stream)
+    planes = len(stream)
+    ends, begin, end = _outer_times(stream)
     whole = 3 * planes + 1
     kind = np.int16 if whole <= np.iinfo(np.int16).max else np.int32
     numbers = np.arange(planes, dtype=kind)[:, None, None]
-    left, lefts = (2 * planes + 1 - end).astype(kind), stream * (kind(2 * planes) - numbers)
-    for plane in reversed(lefts):
-        left = np.maximum(left, plane, out=plane)
-    # The interval of a plane begins after the spikes of the planes before it.
-    gones = np.concatenate(
-        ((begin + planes).astype(kind)[None], stream[:-1] * (numbers[:-1] + kind(planes + 1)))
-    )
-    for before, plane in itertools.pairwise(gones):
-        np.maximum(before, plane, out=plane)
-    return ends.any(axis=0).astype(np.float32) / (kind(whole) - gones - lefts).astype(np.float32)
+
+    # The next spike. In place, each row takes the maximum with the row after it.
+    next_spike = stream * (kind(2 * planes) - numbers)
+    row_after = (2 * planes + 1 - end).astype(kind)
+    for row in reversed(next_spike):
+        row_after = np.maximum(row_after, row, out=row)
+
+    # The last spike. The interval of a plane begins after the spikes of the planes before it.
+    first_row = (begin + planes).astype(kind)[None]
+    last_spike = np.concatenate((first_row, stream[:-1] * (numbers[:-1] + kind(planes + 1))))
+    for row_before, row in itertools.pairwise(last_spike):
+        np.maximum(row_before, row, out=row)
+
+    lengths = kind(whole) - last_spike - next_spike
+    has_interval = ends.any(axis=0)
+    return has_interval.astype(np.float32) / lengths.astype(np.float32)
 
 
 def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:

@@ -31,7 +31,8 @@ def layer_norm(
         from models.vrt import triton_rows  # Triton is not everywhere
 
         return triton_rows.layer_norm(x, weight, bias, eps)
-    # A CPU sums the gradients of weight and bias in their dtype: bfloat16 would be 40 % off.
+    # On a CPU weight and bias keep float32, because their gradients are summed in their dtype:
+    # in bfloat16 these sums would be 40 % off. Elsewhere they take the dtype of x.
     if not in_cpu_form(x):
         weight, bias = weight.to(x.dtype), bias.to(x.dtype)
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -75,27 +76,27 @@ def tf32(is_on: bool) -> Generator[None]:
 def recomputed(
     function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor], when: bool = True
 ) -> Tensor:
-    """function(*args); in backward, if one can follow, it is recomputed under the same autocast.
+    """Return function(*args) without keeping what it computes on the way; backward computes it
+    again, under the same autocast.
 
-    No random numbers.
-
-    weights: all that it takes beside args. when: whether to recompute. torch's own checkpoint
-    serves torch.compile
-    alone: it imports the compiler, which takes two seconds of each process.
+    function: must draw no random numbers. weights: tensors that it uses beside args, so that they
+    get gradients. when: if false, everything is kept, as usual.
     """
     if not when or not torch.is_grad_enabled():
         return function(*args)
+    # torch's own checkpoint imports the compiler, which takes two seconds of each process. So it
+    # serves torch.compile alone.
     if torch.compiler.is_compiling():
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return Recomputed.apply(function, len(args), *args, *weights)
 
 
 class Seed(torch.autograd.Function):
-    """Of n outputs and their n gradients: a zero from which a backward pass starts with these
-    gradients.
+    """Starts a backward pass from given gradients.
 
-    torch.autograd.grad(outputs, inputs, gradients) does so too, and imports sympy for it: a quarter
-    of a second.
+    Seed.apply(*outputs, *gradients) returns a scalar 0. Its backward hands each output the gradient
+    at the same place. torch.autograd.grad(outputs, inputs, gradients) does so too, but imports
+    sympy for it: a quarter of a second.
     """
 
     @staticmethod
