@@ -4,6 +4,7 @@
 # make test     all tests
 # make versions the fast tests with other versions of torch (lab/try_versions.sh; 5 GB each)
 # make gpu      on a new GPU: are results right, how fast is it; writes gpu.json (docs/gpu.md)
+# make app      a page to try it in a browser, on this machine alone (app.py)
 # make lint     linter, formatter, types, shell scripts, spelling
 # make faults   the whole fault suite (an hour), and docs/reliability.md
 PYTHON ?= python3
@@ -14,7 +15,7 @@ REQUIREMENTS ?= requirements.txt
 VENV := .venv
 SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 
-.PHONY: demo sample quick test versions gpu lint faults clean
+.PHONY: demo sample quick test versions gpu app lint faults clean
 
 demo: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/demo.py
@@ -63,6 +64,9 @@ gpu: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m cuda
 	$(VENV)/bin/python lab/gpu.py --out gpu.json
 
+app: $(VENV)/.installed-app
+	@$(VENV)/bin/python app.py
+
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --quiet .
 	$(VENV)/bin/ruff format --quiet --check .
@@ -78,6 +82,10 @@ $(VENV)/.installed: $(REQUIREMENTS)
 
 $(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed
 	$(VENV)/bin/python -m pip install --quiet -r requirements-test.txt
+	touch $@
+
+$(VENV)/.installed-app: requirements-app.txt $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --quiet -r requirements-app.txt
 	touch $@
 
 # Results and data stay: whoever made them decides. A $(VENV) that make did not fill stays as well.

@@ -1,6 +1,7 @@
 """What the documents name must be there, and the two READMEs must say the same."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -92,6 +93,21 @@ def test_the_code_of_the_page_on_python_and_of_the_notebook_runs(tmp_path, monke
         assert len(parts) > 5
         monkeypatch.chdir(folder)
         exec("\n".join(parts), {"__name__": "page"})
+
+
+def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
+    if not (ROOT / ".git").exists():
+        pytest.skip("no repository to clone from")
+    book = json.loads((ROOT / "notebooks/restore.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    env = {**os.environ, "MPLBACKEND": "Agg", "GIT_CONFIG_COUNT": "1"}
+    env |= {"GIT_CONFIG_KEY_0": f"url.file://{ROOT}.insteadOf"}
+    env |= {"GIT_CONFIG_VALUE_0": "https://github.com/OWNER/SpikeVRT.git"}
+    fetched = "\n".join(cells[:2])
+    code = f"{fetched}\nfrom models.portable import read_saved\nprint(ROOT)"
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert said.stdout.split() == [str(tmp_path / "SpikeVRT")], said.stderr
 
 
 def test_the_commands_that_make_data_run_as_the_quick_start_gives_them(tmp_path, monkeypatch):
