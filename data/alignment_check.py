@@ -29,9 +29,8 @@ SAMPLES, FRAMES = 4, 2  # about a second with frames of 720p
 LEAST_WRONG = 0.75
 
 Pair = tuple[np.ndarray, np.ndarray]  # display values (H, W) float32 of the spikes and of the frame
-Measures = tuple[
-    float, tuple[float, float], float
-]  # correlation, shift and response, see `Comparison`
+# Correlation, shift and response, see `Comparison`
+Measures = tuple[float, tuple[float, float], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +109,8 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """
     grid, spikes = draw.clip.grid, draw.clip.spikes
     region, kind = Augment(*grid.region), "gt" if draw.clip.gt else "lq"
-    if (
-        kind == "lq"
-    ):  # one channel, the mean of all planes of a frame, is as blurry as the RGB frame
+    # One channel, the mean of all planes of a frame, is as blurry as the RGB frame
+    if kind == "lq":
         spikes = spikes.changed(
             name="voxel", options={"num_bins": 1}, channels=1, ignored=frozenset(), rate=1.0
         )

@@ -163,9 +163,8 @@ class TrainLoader:
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
         """Return an iterator over the steps of `epoch` from `batch` on, with workers started."""
         self.sampler.seek(epoch, batch)
-        with (
-            process.signals_held()
-        ):  # not within the generator, which would start them at its first next()
+        # Not within the generator, which would start them at its first next()
+        with process.signals_held():
             iterator = self._answer_of(lambda: iter(self.loader), 0)
         return self._steps(iterator)
 

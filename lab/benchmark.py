@@ -143,9 +143,8 @@ def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
     batch, frames, height, width = size
     without = {"in_chans": 3, "nonblind_denoising": False, "fusion": "none", "spike_channels": 0}
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        naive = NaiveVRT(**{**options, **without}).to(
-            "meta"
-        )  # and its tables, which are made on the CPU
+        # And its tables, which are made on the CPU
+        naive = NaiveVRT(**{**options, **without}).to("meta")
         naive(torch.rand(batch, frames, 3, height, width))
     return counter.get_total_flops()
 

@@ -29,10 +29,11 @@ RUN, STRIP = Path("experiments/000_train_vrt_sample_rgbspike"), "images/SAMPLE00
 SPIKES = "trainsets/demo/GOPRO_Large_spike_seq/test/DEMO01_test/spike/000004.dat"
 CLIPS, PANELS = ("DEMO01_test", "DEMO00_test"), ("blurry", "spikes", "restored", "sharp")
 SHOWN = ("train/loss", "train/lr", "train/grad_norm", "val/psnr", "val/ssim", "ranks/forward_s/0")
+# Of the run on a terminal; the picture shows it with the last such bar
 STEPS, LAST = (
     30,
     rb" [78]\d%\|",
-)  # of the run on a terminal; the picture shows it with the last such bar
+)
 STYLE = (
     "body{margin:0;background:#1e1e1e;color:#ddd} "
     "pre{margin:0;padding:10px;font:13px/1.4 monospace}"

@@ -37,10 +37,11 @@ from utils.options.section import Registry, Section, describe
 
 MARK = "Written by lab/make_options_doc.py; edit the models and docstrings instead."
 MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"
+# Keywords of VS Code
 OF_KAIR = {
     "deprecationMessage": "A key of KAIR; no effect here.",
     "doNotSuggest": True,
-}  # keywords of VS Code
+}
 KEYS_IN_TEXT = re.compile(r"(?:^|(?<=[.;)] ))(\w+(?:, \w+)*): ")
 CHINESE = json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8"))
 Schema = dict[str, Any]
@@ -265,11 +266,12 @@ def without_references(schema: Any, definitions: Schema) -> Any:
         schema = definitions[schema["$ref"].rpartition("/")[2]] | {
             k: v for k, v in schema.items() if k != "$ref"
         }
+    # Where they are no keys of options, which have an object
     dropped = (
         "title",
         "pattern",
         "required",
-    )  # where they are no keys of options, which have an object
+    )
     return {
         k: without_references(v, definitions)
         for k, v in schema.items()

@@ -63,15 +63,17 @@ CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}  # of a
 SHARES = {"made": 3, "random": 4, "photos": 2, "ideal": 3}  # of the training samples
 CONDITIONS = ("ideal", "other", "rig", "dim")
 FRAMES = 8  # of a clip
+# main_test_vrt.py --method; exposure: the ratio formula of S-SDM, in linear light
 METHODS = (
     "tfp",
     "tfi",
     "exposure",
-)  # main_test_vrt.py --method; exposure: the ratio formula of S-SDM, in linear light
+)
+# A pixel moves where blurry and sharp differ by so many levels, and so many pixels around it
 MOVES, AROUND = (
     12,
     7,
-)  # a pixel moves where blurry and sharp differ by so many levels, and so many pixels around it
+)
 ALIKE = 0.05  # largest difference in parameters of methods that are compared
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more,
 # which is too wide.
@@ -299,9 +301,8 @@ def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
     run = out / "runs" / name
     task = [f"task={name}", f"path.root={out / 'runs'}", f"train.manual_seed={seed}"]
     call("main_train_vrt.py", out, name, "--opt", str(method.file), *method.overrides, *task)
-    weights = str(
-        run / "checkpoints/checkpoint_latest.pth"
-    )  # the averaged ones, where the file asks for them
+    # The averaged ones, where the file asks for them
+    weights = str(run / "checkpoints/checkpoint_latest.pth")
     speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
     s_per_step = statistics.median(1 / speed for speed in speeds) if speeds else None
     about = {"method": method.name, "seed": seed, "s_per_step": s_per_step}

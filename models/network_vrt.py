@@ -322,9 +322,8 @@ class VRT(nn.Module):
         """
         b, n = x.shape[:2]
         first = self.conv_first(x.flatten(0, 1)).permute(0, 2, 3, 1)
-        x = first = self.fusion.on_features(
-            first.reshape(b, n, *first.shape[1:]), spike
-        )  # tokens (B, N, H, W, E)
+        # Tokens (B, N, H, W, E)
+        x = first = self.fusion.on_features(first.reshape(b, n, *first.shape[1:]), spike)
         skips = []
         for number, scale in enumerate(STAGE_SCALES, start=1):
             if (
@@ -447,10 +446,11 @@ def check_options(o: dict[str, Any], image: int) -> None:
     got, expected = f"{instants}", "an odd number: the middle instant is that of gt"
     _need(instants >= 1 and instants % 2 == 1, "out_instants", got, expected)
     if o["pa_frames"]:
+        # distance: of the farthest aligned neighbour
         distance, groups = (
             o["pa_frames"] // 2,
             o["deformable_groups"],
-        )  # distance: of the farthest aligned neighbour
+        )
         _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
         for i, dim in enumerate(dims[:7]):
             _need(

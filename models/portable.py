@@ -469,9 +469,8 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
     content = load_content(path, mmap=is_zip(path))
     options = content.get("network", content.get("options"))  # a full checkpoint has both
-    if isinstance(options, dict) and isinstance(
-        datasets := options.get("datasets"), dict
-    ):  # of an earlier version
+    # Of an earlier version
+    if isinstance(options, dict) and isinstance(datasets := options.get("datasets"), dict):
         section = datasets.get("train") or datasets.get("test")
         section = section if isinstance(section, dict) else {}
         about = {key: section.get(key) for key in ("spike", "spike_data")}

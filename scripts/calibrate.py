@@ -62,9 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     for path, flag in ((command.out, "--out"), (command.overlay, "--overlay")):
         refuse_existing(path, flag)
-    encode_rgb(
-        command.overlay, np.zeros((1, 1, 3), np.uint8)
-    )  # refuses an unknown suffix before the work
+    # Refuses an unknown suffix before the work
+    encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))
     with spike_errors_as_data_errors():
         geometry = the_geometry(command.pairs[0][0], command)
         views = [view_of(spikes, frame, geometry, command) for spikes, frame in command.pairs]
@@ -287,9 +286,8 @@ def _from_features(views: Sequence[registration.View], light: str) -> tuple[np.n
                 pairs.append((ours[first.queryIdx].pt, place))
     if len(pairs) < 4:
         return np.eye(3), 0, len(pairs)
-    tolerance = 0.008 * max(
-        views[0].frame.shape[:2]
-    )  # the perspective of a homography is no part of an affine matrix
+    # The perspective of a homography is no part of an affine matrix
+    tolerance = 0.008 * max(views[0].frame.shape[:2])
     cv2.setRNGSeed(0)
     found, used = cv2.estimateAffine2D(
         *np.array(pairs, np.float64).swapaxes(0, 1).copy(),

@@ -56,6 +56,7 @@ DROPPED = {  # what the whole key of an option or section matches -> why it is l
     r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": "clips are tested one by "
     "one, without a loader",
 }
+# Keys of our `spike` section
 OURS = (
     "type",
     "h",
@@ -65,7 +66,7 @@ OURS = (
     "gamma",
     "center",
     "representation",
-)  # keys of our `spike` section
+)
 ROUNDED = (
     "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on "
     "average, at most 0.004"

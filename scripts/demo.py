@@ -97,9 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
         return code
     page = (command.output / "report.html").resolve()
     print(f"\nopen {page}")
-    if (
-        os.environ.get("DISPLAY") or sys.platform == "darwin"
-    ):  # elsewhere a browser might take the terminal
+    # Elsewhere a browser might take the terminal
+    if os.environ.get("DISPLAY") or sys.platform == "darwin":
         webbrowser.open(page.as_uri())
     if command.train_s <= 0:
         return 0

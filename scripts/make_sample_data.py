@@ -46,9 +46,8 @@ ME = "scripts/make_sample_data.py"
 # See IntegrateAndFire; rate: spikes per plane at full light.
 SENSOR = {"rate": 0.9, "shot_noise": 0.03, "dark_rate": 0.001, "threshold_mismatch": 0.01}
 
-Scene = Callable[
-    [int], np.ndarray
-]  # plane -> linear light (side, side, 3) float32; above 1 is saturated
+# Plane -> linear light (side, side, 3) float32; above 1 is saturated
+Scene = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -254,9 +253,8 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
         (new / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         if root.exists() and any(root.iterdir()):
             check_made(root, size, seed)
-            root.rename(
-                Path(temporary, "old")
-            )  # of an older version, or without the instants, and unchanged since
+            # Of an older version, or without the instants, and unchanged since
+            root.rename(Path(temporary, "old"))
         new.rename(root)
     return True
 

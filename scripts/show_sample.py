@@ -35,9 +35,8 @@ MEASURED = 5  # frames of which the alignment is measured, and the middle one
 LEAST_WIDTH = 256  # smaller images are enlarged by repetition
 YELLOW, CYAN, GREEN = (255, 220, 0), (0, 220, 255), (0, 255, 60)
 
-Rows = list[
-    tuple[str, list[tuple[str, np.ndarray]]]
-]  # names, each of a few images (H, W, 3) uint8 with their names
+# Names, each of a few images (H, W, 3) uint8 with their names
+Rows = list[tuple[str, list[tuple[str, np.ndarray]]]]
 
 
 @with_exit_code

@@ -59,11 +59,12 @@ GREY_METHODS = ("tfp", "tfi", "tfstp")  # of data/reconstruct.py
 LEAST_HEIGHT = 320  # smaller images are enlarged by repetition, to see single pixels
 HISTORY = 128  # planes on either side that a method without a window gets
 LONGEST = 500  # video frames of `play`, unless --step says otherwise
+# Of the file that a command writes by default
 SUFFIXES = {
     "view": ".png",
     "recon": ".png",
     "play": ".mp4",
-}  # of the file that a command writes by default
+}
 ALLOWED = {
     "recon": ("", *IMAGE_SUFFIXES, *VIDEO_SUFFIXES),
     "play": VIDEO_SUFFIXES,

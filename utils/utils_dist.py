@@ -506,9 +506,8 @@ def _report(error: BaseException) -> int:
         # that started later reports again.
         env = os.environ
         size = processes_said(env)
-        place = re.sub(
-            r"rank \d+", "rank", getattr(error, "where", "")
-        )  # what differs between ranks is no other place
+        # What differs between ranks is no other place
+        place = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
         said = f"{getattr(error, 'what', error)} {place} {os.getppid()}"
         is_first = size == 1 or process.first_to_claim(said)
     else:
@@ -550,9 +549,8 @@ def _report(error: BaseException) -> int:
         watchdog.say(text)
         with suppress(RuntimeError):
             if RUN.store is not None:
-                RUN.store.set(
-                    watchdog.REPORTED, "1"
-                )  # the other ranks wait for this before they end
+                # The other ranks wait for this before they end
+                RUN.store.set(watchdog.REPORTED, "1")
     RUN.reported = error, code
     return code
 
@@ -638,9 +636,8 @@ def stop_vote() -> Callable[[], bool]:
     # the last step.
     flag = torch.full((), float(RUN.stop_requested > 0), device=device)
     if dist.is_initialized():
-        work = dist.all_reduce(
-            flag, async_op=True
-        )  # a sum: gloo's MAX loses NaN, and sums do as well
+        # A sum: gloo's MAX loses NaN, and sums do as well
+        work = dist.all_reduce(flag, async_op=True)
     if devices.pins_memory(device):
         # Copied before the step's own work, so that the answer waits for no more than this.
         if work is not None:

@@ -341,9 +341,8 @@ class CalibratedGrid:
 
     def window(self, aug: Crop) -> CalibratedWindow:
         place = (aug.top, aug.left, aug.height, aug.width)
-        if (
-            self._last is None or self._last[0] != place
-        ):  # all frames of a sample have the same crop
+        # All frames of a sample have the same crop
+        if self._last is None or self._last[0] != place:
             shifts, (height, width) = (
                 (np.arange(self._samples) + 0.5) / self._samples - 0.5,
                 self._plane,

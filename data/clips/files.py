@@ -67,9 +67,8 @@ _LMDB_END = re.compile(r"\)(?: \d+)?$")  # of "<key>.<ext> (<shape>) <compressio
 _FIND = "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
 
 _environments: dict[str, Any] = {}  # LMDBs that this process has open
-_opening = (
-    threading.Lock()
-)  # a process may open an LMDB only once, and the data check reads in several threads
+# A process may open an LMDB only once, and the data check reads in several threads
+_opening = threading.Lock()
 
 
 def _close_environments() -> None:

@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 IO_BACKENDS = Registry("io backend", "type")
 FORMAT = 1
 INDEX = "index.json"
+# Fields of each clip
 STORED = (
     "name",
     "stems",
@@ -58,7 +59,7 @@ STORED = (
     "size",
     "gt_size",
     "gt_instants",
-)  # fields of each clip
+)
 BUILD = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 
 
@@ -75,10 +76,11 @@ class DiskFiles:
     _kept: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
+        # Only forked processes share memory; others read the files
         return {
             "cache_data": False,
             "_kept": {},
-        }  # only forked processes share memory; others read the files
+        }
 
     def clips(self, source: Source) -> Sequence[Clip]:
         """The clips of the source, checked: as this run has found them, else as they are now.

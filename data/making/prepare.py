@@ -262,9 +262,8 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
                 f"at least {average}, for one exposure",
             )
             raise DataError(what, where, need, "lower --average, or remove the clip")
-        digest = (
-            hashlib.sha256()
-        )  # changes with the name, size or time of change of any file of the source
+        # Changes with the name, size or time of change of any file of the source
+        digest = hashlib.sha256()
         files = source.files if source else sorted(path.iterdir()) if path.is_dir() else [path]
         for file in dict.fromkeys(files):
             digest.update(
@@ -288,9 +287,8 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
                 )
     except DataError as e:
         return e
-    each = (
-        recipe.planes_of(job.name) * height * width // 8
-    )  # bytes of the spikes of a frame, and of its three images
+    # Bytes of the spikes of a frame, and of its three images
+    each = recipe.planes_of(job.name) * height * width // 8
     each += (
         len(cv2.imencode(".png", source.read(0))[1]) * (3 + recipe.instants)
         if source

@@ -153,9 +153,8 @@ def _shifts(
     height, width = a.shape
     below, right = max(LEAST_SIDE - height, 0), max(LEAST_SIDE - width, 0)
     a, b, begin = (
-        cv2.copyMakeBorder(
-            each, 0, below, 0, right, cv2.BORDER_REPLICATE
-        )  # a copy: DIS writes to it
+        # A copy: DIS writes to it
+        cv2.copyMakeBorder(each, 0, below, 0, right, cv2.BORDER_REPLICATE)
         for each in (a, b, start)
     )
     return np.ascontiguousarray(dis.calc(a, b, begin)[:height, :width])

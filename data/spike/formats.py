@@ -324,9 +324,8 @@ def write_spikes(
         path.suffix.lower() == ".npz",
         {"descr": "|u1", "fortran_order": False, "shape": (0, *size)},
     )
-    temporary = path.with_name(
-        f".{path.name}.{uuid.uuid4().hex[:8]}"
-    )  # one of tempfile ignores the umask
+    # One of tempfile ignores the umask
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with (
             open(temporary, "x+b") as file,

@@ -170,9 +170,8 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
             last = ends[a:b].max(axis=0)
             begin = np.where(last, last, begin)
             count += stream[a:b].sum(axis=0, dtype=count.dtype)
-        passed = np.divide(
-            b - begin, following[b] - begin, dtype=np.float64
-        )  # of the interval at b: 0 to 1
+        # Of the interval at b: 0 to 1
+        passed = np.divide(b - begin, following[b] - begin, dtype=np.float64)
         light[b] = count + np.rint(passed * STEPS) / STEPS
     is_lit = count > 0
     return [(light[b] - light[a]) * is_lit for a, b in windows]
@@ -244,9 +243,8 @@ def change_threshold(
         if dark:
             light += np.float32(dark)
         for plane, is_darker in zip(light, has_decreased, strict=True):
-            if (
-                is_one
-            ):  # else less than 1 remains, and less than 1 is added: neither limit has an effect
+            # Else less than 1 remains, and less than 1 is added: neither limit has an effect
+            if is_one:
                 charge -= is_darker & (charge >= one)  # it is below 2
             charge += plane
             spent = np.floor(charge, out=plane)

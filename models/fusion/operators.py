@@ -192,9 +192,8 @@ LUMA = (0.299, 0.587, 0.114)  # Rec. 601, what a grey sensor sees of the three c
 # in noise, colour follows the mean colour of the window.
 FLAT = 3e-4
 DARK = 1e-3  # least luma by which a colour is divided
-CACHED = (
-    2**16
-)  # pixels at a time on a CPU: 4 frames of 256 x 256 at once take three times as long as one by one
+# Pixels at a time on a CPU: 4 frames of 256 x 256 at once take three times as long as one by one
+CACHED = 2**16
 
 
 @FUSIONS.register("exposure", given=("spike_channels",))
@@ -280,9 +279,8 @@ class ExposureFusion(ImageFusion):
             self.colour_radius,
         )
         for kernel, pad in (((2 * radius + 1, 1), (radius, 0)), ((1, 2 * radius + 1), (0, radius))):
-            means = F.avg_pool2d(
-                means, kernel, 1, pad, count_include_pad=False
-            )  # without what lies outside of it
+            # Without what lies outside of it
+            means = F.avg_pool2d(means, kernel, 1, pad, count_include_pad=False)
         colour, product, grey, square = means.split((3, 3, 1, 1), dim=1)
         proportional = colour / grey.clamp(min=DARK)
         slope = (product - colour * grey + FLAT * proportional) / (square - grey * grey + FLAT)

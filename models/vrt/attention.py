@@ -60,9 +60,8 @@ def window_attention(
     for part, span in zip(
         qkv.split([span.stop - span.start for span in spans]), spans, strict=True
     ):
-        mask = (
-            None if span.mask is None else span.mask[:t, :t]
-        )  # within a frame, it is that of both
+        # Within a frame, it is that of both
+        mask = None if span.mask is None else span.mask[:t, :t]
         if tape is not None:
             out = CpuAttention.apply(part, bias, mask, scale, mutual, tape)
         else:
@@ -119,9 +118,8 @@ class CpuAttention(torch.autograd.Function):
     ) -> Tensor:
         q, k, v = heads_of(qkv, mutual)
         key = bias is None, None if mask is None else mask.data_ptr()
-        if (
-            key not in tape.offsets
-        ):  # for all windows that are computed at once, (windows * heads, T, T), or None
+        # For all windows that are computed at once, (windows * heads, T, T), or None
+        if key not in tape.offsets:
             added = logit_offset(bias, mask, q.dtype, LOG2_E)
             if added is not None:
                 added = added.expand(windows_at_once(q), q.shape[1], *added.shape[2:]).flatten(0, 1)

@@ -38,10 +38,11 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     # One grid_sample and one matrix product: 3 times faster than torchvision's scalar loops, 7
     # times with gradients.
     n, c, h, w = x.shape
+    # A product of two dtypes is five times as slow
     groups, mask = (
         mask.shape[1] // TAPS,
         mask.to(offset.dtype),
-    )  # a product of two dtypes is five times as slow
+    )
     dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)
     base_y, base_x = _tap_positions(h, w, offset.dtype, x.device)
     scale_y, scale_x = 2.0 / max(h - 1, 1), 2.0 / max(w - 1, 1)

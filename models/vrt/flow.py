@@ -93,17 +93,15 @@ class SpyNet(nn.Module):
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
         self.basic_module = nn.ModuleList()
-        for _ in range(
-            LEVELS
-        ):  # (n, 8, h, w): reference, warped neighbour, upsampled flow -> residual (n, 2, h, w)
+        # (n, 8, h, w): reference, warped neighbour, upsampled flow -> residual (n, 2, h, w)
+        for _ in range(LEVELS):
             layers = [
                 (nn.Conv2d(inputs, outputs, 7, 1, 3), nn.ReLU())
                 for inputs, outputs in pairwise(WIDTHS)
             ]
             level = nn.Sequential(*[layer for pair in layers for layer in pair][:-1])
-            self.basic_module.append(
-                nn.ModuleDict({"basic_module": level})
-            )  # as the checkpoints name it
+            # As the checkpoints name it
+            self.basic_module.append(nn.ModuleDict({"basic_module": level}))
 
     def pyramid(self, frames: Tensor) -> list[Tensor]:
         """Normalised frames at six scales, coarsest first. frames: (n, 3 or 1, h, w) -> (n, 3,
@@ -175,9 +173,8 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     for found in spynet.estimate(ref, supp, (height, width)):
         backward, forward = found.view(2, b, n - 1, *found.shape[1:])
         far_b, far_f = [backward], [forward]
-        for reach in range(
-            1, distance
-        ):  # the flow to the last neighbour, then from there to the next one
+        # The flow to the last neighbour, then from there to the next one
+        for reach in range(1, distance):
             for far, last, near in (
                 (far_b, far_b[-1][:, :-1], backward[:, reach:]),
                 (far_f, far_f[-1][:, 1:], forward[:, :-reach]),

@@ -195,9 +195,8 @@ def _one_pass(
     tl.static_assert(BN == T and T // BM <= 2)
     head, _, group, first, end = _place(n, walk, HEADS, 1)
     stride = 3 * HEADS * HD
-    sum0 = tl.zeros(
-        (BN, BM), tl.float32
-    )  # of the bias, by tile of queries: Triton has no arrays of registers
+    # Of the bias, by tile of queries: Triton has no arrays of registers
+    sum0 = tl.zeros((BN, BM), tl.float32)
     sum1 = tl.zeros((BN, BM), tl.float32)
     for g in range(first, end):
         k = _load(_rows(qkv + HEADS * HD, g * T, stride, head, BN, HD, PAD), HD, PAD)

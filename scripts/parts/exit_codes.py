@@ -62,14 +62,12 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
                 sys.stdout.flush()  # while the error can be answered; Python itself flushes later
         except BrokenPipeError:
             poll = select.poll()
-            poll.register(
-                sys.stdout.fileno(), 0
-            )  # POLLERR, that nobody reads stdout, is reported in any case
+            # POLLERR, that nobody reads stdout, is reported in any case
+            poll.register(sys.stdout.fileno(), 0)
             if not any(event & select.POLLERR for _, event in poll.poll(0)):
                 raise  # the pipe is another one, to a process of the script
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # for what is still in the buffer
+            # For what is still in the buffer
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
 
     return run

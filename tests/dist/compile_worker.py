@@ -25,9 +25,8 @@ DEBUGGING_AID = "debug_backend_override"
 def train(*overrides: str) -> tuple[list[float], Tensor]:
     """Loss of each step, and the last gradient."""
     model = ModelVRT(load_options(sys.argv[1], overrides, PARTS))
-    torch.nn.init.normal_(
-        model.netG.conv_last.weight, std=0.1
-    )  # zero would leave nothing to the blocks
+    # Zero would leave nothing to the blocks
+    torch.nn.init.normal_(model.netG.conv_last.weight, std=0.1)
     model.init_train()
     losses = []
     for step, side in enumerate(SIDES, 1):
@@ -41,9 +40,8 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
 
 
 def main() -> None:
-    if "eager" in sys.argv and hasattr(
-        torch._dynamo.config, DEBUGGING_AID
-    ):  # not in all versions of torch
+    # Not in all versions of torch
+    if "eager" in sys.argv and hasattr(torch._dynamo.config, DEBUGGING_AID):
         setattr(torch._dynamo.config, DEBUGGING_AID, ">=0:eager")
     with utils_dist.ranks(log=False):
         utils_dist.init_dist(300)

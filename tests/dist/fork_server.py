@@ -83,9 +83,8 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # it has ended, which its server has not told yet
+            # It has ended, which its server has not told yet
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
@@ -248,9 +247,8 @@ def main() -> types.CodeType | None:
     # its end
     gc.freeze()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # nohup of the tests is none of those that they start
+    # Nohup of the tests is none of those that they start
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     argv = serve(listener)
     sys.argv = argv
     path = ROOT / argv[0]

@@ -182,9 +182,8 @@ def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(
     ), cut.text
     second = odd(options, *args)
     files = files_of_run(experiment(options))
-    third = odd(
-        options, *args, "datasets.test.num_frame=1"
-    )  # the best PSNR of another crop would not count
+    # The best PSNR of another crop would not count
+    third = odd(options, *args, "datasets.test.num_frame=1")
     assert [r.exit_codes for r in (cut, second, third)] == [[code], [0], [0]], (
         cut.text + second.text
     )

@@ -21,13 +21,11 @@ def test_collectives_give_the_same_on_every_rank(n):
     assert result.exit_codes == [0] * n
     for found in result.jsons:
         assert found["gathered"] == [{"rank": rank} for rank in range(n)]
-        assert (
-            found["store_s"] == 60
-        )  # NCCL's exchange of ids through the store has the time of the group
+        # NCCL's exchange of ids through the store has the time of the group
+        assert found["store_s"] == 60
     for rank, out in enumerate(result.stdout if n > 1 else ()):  # the set-up, in one piece
-        lines = [
-            line for line in out.splitlines() if not line.startswith("[Gloo]")
-        ]  # torch 2.8's own
+        # Torch 2.8's own
+        lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
         assert lines[:5] == [
             "=" * 40,
             "Distributed Training Setup",

@@ -84,9 +84,8 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert log.read_text() == before
     cluster.run("scontrol", "resume", job)
     first = wait_for(log, "stopped by a signal at iter", 120)
-    cluster.run(
-        "scontrol", "update", f"JobId={job}", "TimeLimit=10"
-    )  # no further signal of the limit, however slow
+    # No further signal of the limit, however slow
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")
     second = cluster.wait_for_life(log, 2, "Iter: ", 180)
     cluster.submit(
         "--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true"
@@ -124,9 +123,8 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder
     write_command(
         tmp_path / "bin/scontrol", "echo slurm_load_jobs error: Socket timed out >&2; exit 1"
     )
-    cluster.submit(
-        f"--output={tmp_path / 'busy.out'}", path, *own, str(script), "mine.json"
-    )  # SLURM does not answer
+    # SLURM does not answer
+    cluster.submit(f"--output={tmp_path / 'busy.out'}", path, *own, str(script), "mine.json")
     assert "cpus 3 threads 3 of -u main_train_vrt.py --opt mine.json" in wait_for(
         tmp_path / "busy.out", "cpus", 30
     )

@@ -55,9 +55,8 @@ def test_a_validation_keeps_one_tile_of_a_clip_and_each_tile_is_a_sign_of_life(t
     )
     clips = [Clip(number, frames) for number, frames in enumerate((12, 3, 3))]
     found = validate(model, clips)
-    assert (
-        max(clip.most for clip in clips) <= 7
-    )  # a tile of 4 frames and 2 more, however long the clip
+    # A tile of 4 frames and 2 more, however long the clip
+    assert max(clip.most for clip in clips) <= 7
     assert len(ticks) == 5 + 1 + 1  # 12 frames in tiles of 4 that share 2: 5 tiles
     assert sorted(found.panels) == ["clip0", "clip1", "clip2"] and model.netG.training
     watchdog.phase("start")
@@ -66,9 +65,8 @@ def test_a_validation_keeps_one_tile_of_a_clip_and_each_tile_is_a_sign_of_life(t
 def test_one_and_two_ranks_validate_alike(tmp_path):
     # 3 clips on 2 ranks: padding to 4 would count one twice.
     options = write_odd(tmp_path)
-    results = [
-        odd(options, "train.total_iter=1", ranks=ranks) for ranks in (1, 2)
-    ]  # the second run finds it finished
+    # The second run finds it finished
+    results = [odd(options, "train.total_iter=1", ranks=ranks) for ranks in (1, 2)]
     assert [result.exit_codes for result in results] == [[0], [0, 0]], results[1].text
     pattern = r"test split after 1 iterations:\n(.*?)\n\["
     one, two = (re.search(pattern, result.text, re.DOTALL)[1] for result in results)

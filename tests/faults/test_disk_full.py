@@ -51,9 +51,8 @@ def full_in_the_middle(folder):
 
 
 def full_at_the_sidecar(folder):
-    for number in range(
-        os.statvfs(folder).f_ffree - 1
-    ):  # one file more is allowed: the checkpoint itself
+    # One file more is allowed: the checkpoint itself
+    for number in range(os.statvfs(folder).f_ffree - 1):
         (folder / f"other{number}").touch()
     return state(2)
 

@@ -58,9 +58,8 @@ def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(
     with Ranks(1, MAIN, *command, prefix=prefix) as running:
         running.wait_for("Iter: 1,", 0, 120)
         for name in names.split():
-            send = (
-                os.killpg if name == "SIGHUP" else os.kill
-            )  # the system sends it to all that the run started
+            # The system sends it to all that the run started
+            send = os.killpg if name == "SIGHUP" else os.kill
             send(running.processes[0].pid, getattr(signal, name))
             time.sleep(0.02)  # apart, or the system makes one of two
         result = running.wait(60)

@@ -67,9 +67,8 @@ def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
     for n in (8, 64):
         ranks = [Simulated(rank, n, PrefixStore(f"start{n}", server)) for rank in range(n)]
         in_threads(*(rank.start for rank in ranks))
-        assert all(
-            rank.store.keys == rank.store.requests for rank in ranks
-        )  # one key at a time, also while waiting
+        # One key at a time, also while waiting
+        assert all(rank.store.keys == rank.store.requests for rank in ranks)
         most[n] = {
             name: max(rank.store.requests[name] for rank in ranks)
             for name in ("add", "compare_set")

@@ -147,9 +147,10 @@ def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
     assert not list(tmp_path.glob("spikevrt-*"))
 
 
+# Of torchrun: tests/dist/test_torchrun.py
 def test_ranks_of_one_launch_report_the_same_error_once(
     tmp_path,
-):  # of torchrun: tests/dist/test_torchrun.py
+):
     env = {"SPIKEVRT_JOIN_TIMEOUT": "abc", "TMPDIR": str(tmp_path)}
     result = run_ranks(2, MAIN, "--opt", "nothere.json", env=env)
     assert set(result.exit_codes) == {2}
@@ -205,9 +206,8 @@ def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
 
 
 def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name():
-    trial = break_file(
-        "cut spikes", ranks=2
-    )  # other damages: tests/parts/data/test_io_backend.py, tests/faults/trials.py
+    # Other damages: tests/parts/data/test_io_backend.py, tests/faults/trials.py
+    trial = break_file("cut spikes", ranks=2)
     assert trial.is_named and "loader worker" in trial.text and "Traceback" not in trial.text, (
         trial.text
     )

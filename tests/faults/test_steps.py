@@ -24,11 +24,12 @@ from utils.run.steps import StepLog
 
 def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
     options = write_odd(tmp_path)
+    # The weights of the ranks
     changes = (
         "datasets.test={}",
         "train.checkpoint_save=1",
         "debug.compare_every=1",
-    )  # the weights of the ranks
+    )
     result = odd(options, *changes, case="once", struck=(1, 2), ranks=2)
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("step skipped on all ranks") == 1  # the other rank is silent

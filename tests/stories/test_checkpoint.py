@@ -226,9 +226,8 @@ def test_a_new_file_leaves_the_former_ones_and_nothing_of_a_killed_save(
     path = tmp_path / "folder" / "checkpoint_latest.pth"
     for step, keep in ((1, 1), (2, 1), (3, 0)):
         checkpoint.save(state(step), path, keep=keep)
-        (path.parent / ".checkpoint_latest.pth.123.tmp").write_bytes(
-            b"half"
-        )  # as a killed save leaves it
+        # As a killed save leaves it
+        (path.parent / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")
     checkpoint.save(state(3), path, keep=0)
 
     newest, former = (

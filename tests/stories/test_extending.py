@@ -168,9 +168,8 @@ def used(tmp_path_factory):
     for number in range(2):
         write_clip(folder, f"clip{number}", frames=2, h=20, w=20, seed=number)
     write_clip(folder, "clip2", split="test", frames=2, h=20, w=20, seed=2)
-    write_info(
-        folder, h=20, w=20
-    )  # frames of 40 x 40, no multiple of the stride of the new network
+    # Frames of 40 x 40, no multiple of the stride of the new network
+    write_info(folder, h=20, w=20)
     spikes = {"spike": {"type": "inverted", "representation": {"type": "count", "parts": 3}}}
     train, test = move_clips(folder, "train"), move_clips(folder, "test")
     options = {

@@ -73,9 +73,8 @@ def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((out / "metrics.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("number", "frames"), [("001", 6), ("008", 6), ("009", 2)]
-)  # REDS x4, noise, interpolation
+# REDS x4, noise, interpolation
+@pytest.mark.parametrize(("number", "frames"), [("001", 6), ("008", 6), ("009", 2)])
 def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_path):
     check_kind(prepare(tmp_path, number), frames)
 

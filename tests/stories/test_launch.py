@@ -234,9 +234,8 @@ def test_where_ranks_and_nodes_cannot_be_told_apart_the_line_for_each_is_given()
         read_launch(env, gpu_count=8, command=command)
     assert f"LOCAL_RANK=$((RANK % 8)) {command}\n" in str(error.value)
     assert str(error.value).endswith(f"NPROC_PER_NODE=8 {command}")
-    assert (
-        read_launch(env, gpu_count=1).world_size == 2
-    )  # one GPU for each process: nothing is unclear
+    # One GPU for each process: nothing is unclear
+    assert read_launch(env, gpu_count=1).world_size == 2
 
 
 @pytest.mark.parametrize(
@@ -391,9 +390,8 @@ def fake_python(tmp_path):
 def test_the_launcher_sets_what_the_user_has_not_set_and_ends_with_the_code_of_the_run(
     tmp_path, count, fake_python
 ):
-    write_command(
-        tmp_path / "bin/getconf", "echo 100000"
-    )  # so many cores that most of them are idle
+    # So many cores that most of them are idle
+    write_command(tmp_path / "bin/getconf", "echo 100000")
     own = {"CUDA_DEVICE_MAX_CONNECTIONS": "7", "NCCL_DEBUG": "INFO"}
 
     result = run_command(

@@ -554,9 +554,8 @@ def test_the_demo_restores_both_clips_and_shows_them(tmp_path):
         assert scores["restored"]["psnr"] > scores["input"]["psnr"] + 6
         video = VideoReader(tmp_path / f"out/{name}_comparison.mp4")
         height, width = video.read(0).shape[:2]
-        assert (
-            video.num_frames == 8 and width > 4 * 256 and height > 256
-        )  # blurry, spikes, restored, sharp
+        # Blurry, spikes, restored, sharp
+        assert video.num_frames == 8 and width > 4 * 256 and height > 256
     page = (tmp_path / "out/report.html").read_text()
     assert len(clips) == 2 and page.count('class="slider') == 2
     assert page.count('data-show="spikes"') == 2 and page.count('src="data:video/mp4;base64,') == 2

@@ -163,9 +163,8 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     }
     assert found and not [path for path, content in found.items() if key.encode() in content]
     records = [content for path, content in found.items() if path.suffix == ".wandb"]
-    assert records and all(
-        b"G_optimizer_lr" in content for content in records
-    )  # the options, as W&B's config
+    # The options, as W&B's config
+    assert records and all(b"G_optimizer_lr" in content for content in records)
 
 
 def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):

@@ -248,9 +248,8 @@ def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(home, tmp_path):
         ]
         out = tmp_path / f"out{number}"
         restore(*args, "--output", out, *exposure)
-        found.append(
-            {path.relative_to(out): path.read_bytes() for path in out.rglob("*.png")}
-        )  # strips have the input
+        # Strips have the input
+        found.append({path.relative_to(out): path.read_bytes() for path in out.rglob("*.png")})
         assert len(list((out / "clip").iterdir())) == 4
         assert ("each exposure" in metrics(out)["protocol"]["frames"]) == bool(exposure)
     assert found[0] == found[1] == found[2]

@@ -130,9 +130,8 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
     compute_XY (PTX) on every later GPU (CUDA C++ programming guide, 5.8).
     """
     found = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
-    archs = [
-        (kind, (int(major), int(minor))) for kind, major, minor in found
-    ]  # none: for GPUs of another maker
+    # none: for GPUs of another maker
+    archs = [(kind, (int(major), int(minor))) for kind, major, minor in found]
     if not archs or any(
         a <= capability and (kind == "compute" or a[0] == capability[0]) for kind, a in archs
     ):

@@ -150,9 +150,8 @@ def first_to_claim(name: str) -> bool:
     its process ends.
     """
     claim = socket.socket(socket.AF_UNIX)
-    text = f"{os.getuid()} {machine()} {name}".encode(
-        errors="replace"
-    )  # containers may share addresses
+    # Containers may share addresses
+    text = f"{os.getuid()} {machine()} {name}".encode(errors="replace")
     address = f"\0spikevrt-{hashlib.sha256(text).hexdigest()}"
     try:
         claim.bind(address)
@@ -191,9 +190,8 @@ def outlast_siblings(mark: str | None = None) -> None:
         return
     deadline = time.monotonic() + CLAIM_S
     with suppress(ValueError):  # in another thread than the main one
-        signal.signal(
-            signal.SIGTERM, signal.SIG_IGN
-        )  # torchrun sends it as soon as one of the others has gone
+        # Torchrun sends it as soon as one of the others has gone
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while time.monotonic() < deadline:
         for pid in set(children_of(os.getppid())) - {os.getpid(), *children_of(os.getpid())}:
             with suppress(OSError):  # it is gone
@@ -270,10 +268,11 @@ def write_exit_file(code: int) -> None:
     """
     if path := os.environ.get("SPIKEVRT_EXIT_FILE"):
         # The first line counts: the rank that failed writes before those that end because of it.
+        # A full disk must not change the code
         with (
             suppress(OSError),
             open(path, "a", encoding="ascii") as file,
-        ):  # a full disk must not change the code
+        ):
             file.write(f"{code}\n")
 
 

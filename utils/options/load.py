@@ -33,10 +33,11 @@ TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
 LARGEST = 2**20  # bytes of an option file; the longest of ours has 10,000
 LARGEST_JSON5 = 2**14
 DEEPEST = 64  # brackets within one another; ours need 6
+# The JSON Schema for editors; the version that wrote a record of options
 NO_OPTIONS = (
     "$schema",
     "$version",
-)  # the JSON Schema for editors; the version that wrote a record of options
+)
 
 
 def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:
@@ -72,9 +73,8 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     overrides = [*args.overrides, *args.flags]
     given = dict(override.partition("=")[::2] for override in overrides)
     if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
-        overrides.append(
-            "train.total_iter=null"
-        )  # the file must not end the run before these epochs
+        # The file must not end the run before these epochs
+        overrides.append("train.total_iter=null")
     return args.opt, overrides
 
 

@@ -282,9 +282,8 @@ class WatchdogOptions(Section):
         return getattr(self, name) or MULTIPLES[name] * max(300.0, self.stall_s)
 
     def of(self, name: str) -> float:
-        outermost = name.partition(":")[0].rpartition(" in ")[
-            2
-        ]  # what follows the colon names a clip
+        # What follows the colon names a clip
+        outermost = name.partition(":")[0].rpartition(" in ")[2]
         return max(self.stall_s, self.limit(LIMITS[outermost]) if outermost in LIMITS else 0.0)
 
     def timeout_s(self, least_s: float) -> float:
@@ -375,9 +374,8 @@ class Options(Section):
         name>_<time>.json; gives the path.
         """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
-        starts = sum(
-            path.name.startswith(name) for path in folder.glob("*.json")
-        )  # within this second
+        # Within this second
+        starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))
         target = folder / f"{name}{f'_{starts + 1}' if starts else ''}.json"
         write_whole(
             target,

@@ -105,11 +105,12 @@ def _error_of(
     error: ErrorDetails, model: type[Section], values: Mapping[str, Any], where: str, kind: str
 ) -> OptionError:
     names = [str(part) for part in error["loc"]]
+    # The model that the wrong key belongs to, how deep it lies, its section
     owner, depth, value = (
         model,
         0,
         values,
-    )  # the model that the wrong key belongs to, how deep it lies, its section
+    )
     while depth < len(names) - 1 and (inner := _model_of(owner, names[depth])) is not None:
         owner, value, depth = inner, value[names[depth]], depth + 1
     key, section = names[depth], ".".join([where, *names[:depth]]).strip(".")

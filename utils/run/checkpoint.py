@@ -223,11 +223,12 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as e:
+        # Some file systems sync no folders
         if e.errno not in (
             errno.EINVAL,
             errno.ENOTSUP,
             errno.ENOSYS,
-        ):  # some file systems sync no folders
+        ):
             raise
     finally:
         os.close(descriptor)
@@ -448,11 +449,12 @@ def restore_progress(
     progress = Progress(
         **{field.name: state.get(field.name, field.default) for field in fields(Progress)}
     )
+    # Older versions did not write it, newer ones may write more
     was = (
         DataOrder(**{field.name: state["order"][field.name] for field in fields(DataOrder)})
         if state.get("order")
         else None
-    )  # older versions did not write it, newer ones may write more
+    )
     if progress.batch == (was or order).steps:
         progress.next_epoch()
     changes = differences(state["options"], options)

@@ -105,9 +105,8 @@ class AboveBars:
     def write(self, text: str) -> int:
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
-            with tqdm.external_write_mode(
-                file=self.terminal
-            ):  # clears the bars there, and draws them again
+            # Clears the bars there, and draws them again
+            with tqdm.external_write_mode(file=self.terminal):
                 self.stream.write("".join(f"{line}\n" for line in lines))
                 self.stream.flush()
         return len(text)
@@ -136,9 +135,8 @@ class Lines:
     def update(self, count: float = 1) -> None:
         before, self.done = self.done, self.done + count
         now = time.monotonic()
-        share, former = (
-            (done + 1e-6) / self.total for done in (self.done, before)
-        )  # thirds do not add up to 1
+        # Thirds do not add up to 1
+        share, former = ((done + 1e-6) / self.total for done in (self.done, before))
         is_tenth = int(LINES * share) > int(LINES * former)
         if now < self._quiet_until or not (is_tenth or now >= self._due):
             return
@@ -211,9 +209,8 @@ class RunProgress(ExitStack):
             return ""
         seconds = (self.total_iter - step) * pace
         for kind, every in self.every.items():
-            if every and (
-                known := self.timer.pauses.get(kind)
-            ):  # those of `step` itself are still to come
+            # Those of `step` itself are still to come
+            if every and (known := self.timer.pauses.get(kind)):
                 seconds += (last // every - (step - 1) // every + 1) * statistics.fmean(known)
         return duration(seconds)
 

@@ -101,9 +101,8 @@ class Experiment:
             fields,
         )
         tagged = {f"train/{name}": value for name, value in values.items()}
-        for name in (
-            ("data_s", "forward_s", "compute_s") if ranks[0].steps else ()
-        ):  # seconds per step of each rank
+        # Seconds per step of each rank
+        for name in ("data_s", "forward_s", "compute_s") if ranks[0].steps else ():
             tagged |= {
                 f"ranks/{name}/{i}": getattr(rank, name) / rank.steps
                 for i, rank in enumerate(ranks)
@@ -320,9 +319,8 @@ class TensorBoardWriter:
         lines = json.dumps(options, indent=2).splitlines()
         values = {key: value for name in HPARAMS for key, value in flat(options.get(name), name)}
         with best_effort(str(folder)):
-            self.writer.add_text(
-                "options", "\n".join(f"    {line}" for line in lines), step
-            )  # indented: verbatim
+            # indented: verbatim
+            self.writer.add_text("options", "\n".join(f"    {line}" for line in lines), step)
             # add_hparams would write a second run. TensorBoard takes the metrics from the scalars
             # of this one.
             file_writer: Any = self.writer.file_writer  # open until `close`

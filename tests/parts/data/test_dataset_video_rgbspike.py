@@ -208,9 +208,8 @@ def test_a_resume_sees_other_planes_and_another_rate_of_the_same_frames(tmp_path
 
 def test_the_representation_uses_rate_and_centre_of_the_data(clips, tmp_path):
     spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 2}}
-    at_12 = build(clips, "test", spike=spike)[0][
-        "spike"
-    ]  # gt_plane 12: no pixel of a level up to 12 fires later
+    # gt_plane 12: no pixel of a level up to 12 fires later
+    at_12 = build(clips, "test", spike=spike)[0]["spike"]
     at_5 = build(clips, "test", spike={**spike, "center": 5})[0]["spike"]
     at_file = build(clips, "test", spike={**spike, "center": "file"})[0]["spike"]
 
@@ -302,11 +301,12 @@ def test_keys_without_effect_are_refused(clips):
             build(
                 clips, "test", spike={"type": "dat", key: value, "representation": representation}
             )
+    # Where no rate is divided out
     camera = {
         "type": "perturb",
         "threshold_prob": 1.0,
         "known_rate": True,
-    }  # where no rate is divided out
+    }
     for spike in ({"type": "dat", "rate": "match"}, {"type": "dat", "representation": raw}):
         with pytest.raises(OptionError, match=r"camera\.known_rate has no effect"):
             build(clips, "test", spike=spike, camera=camera)

@@ -26,9 +26,8 @@ K = 3
 def clips(tmp_path_factory):
     root = tmp_path_factory.mktemp("clips")
     write_clip(root, "clip0", frames=4, instants=K)
-    write_clip(
-        root, "clip1", frames=2, first=47, seed=1, instants=K
-    )  # shorter than a sample: played back and forth
+    # Shorter than a sample: played back and forth
+    write_clip(root, "clip1", frames=2, first=47, seed=1, instants=K)
     write_info(root)
     return root
 
@@ -61,10 +60,11 @@ def test_instants_are_turned_with_the_frame_and_reversed_with_its_time(clips):
 
 
 def test_samples_from_a_cache_and_from_memory_are_those_from_the_files(clips, tmp_path):
+    # 0: as former versions saved
     plain, kept = (
         build(clips, rate_windows=0),
         build(clips, cache_data=True),
-    )  # 0: as former versions saved
+    )
     from_cache = build(
         clips, io_backend=cached(with_instants(clips), tmp_path / "cache")["io_backend"]
     )

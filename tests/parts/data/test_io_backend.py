@@ -103,9 +103,8 @@ def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root):
     assert torch.equal(build(root, io_backend="lmdb")[(0, 0)]["lq"], expected)
     with pytest.raises(OptionError, match=r"io_backend\.type is 'lmbd'.*"):
         build(root, io_backend={"type": "lmbd"})
-    write_files(
-        root / "flat.lmdb", {"baboon.png": b"1234", "my clip/0 1.png": b""}
-    )  # one without clips is one clip
+    # One without clips is one clip
+    write_files(root / "flat.lmdb", {"baboon.png": b"1234", "my clip/0 1.png": b""})
     listing = list_root(str(root / "flat.lmdb"), "blur", (".png",))
     assert listing["flat"]["baboon"].size == 4 and list(listing["my clip"]) == ["0 1"]
 

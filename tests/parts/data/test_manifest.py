@@ -415,9 +415,8 @@ def test_shares_say_how_many_samples_each_root_gives(roots, share, counts):
         begun = [names[dataset.place_of(epoch, index)] for index in range(len(dataset))]
         assert tuple(sum(name.startswith(root) for name, _ in begun) for root in "01") == counts
         used.update(begun)
-    for root, count in zip(
-        "01", counts, strict=True
-    ):  # every frame of a root as often as the others
+    # Every frame of a root as often as the others
+    for root, count in zip("01", counts, strict=True):
         often = [used[name] for name in names if name[0].startswith(root)]
         assert max(often) - min(often) <= 1 and sum(often) == 6 * count
     again = set_for_training(joined(roots, dataroot_share=share))

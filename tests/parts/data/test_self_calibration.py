@@ -141,9 +141,8 @@ def test_each_clip_is_fitted_once_by_one_of_the_ranks_and_kept_beside_the_run(ho
         assert result.exit_codes == [0] * ranks and all(word in result.text for word in words), (
             result.text
         )
-        assert all(
-            found == result.json for found in result.jsons
-        )  # each rank trains with the same numbers
+        # Each rank trains with the same numbers
+        assert all(found == result.json for found in result.jsons)
         return result.json
 
     first = calibrations(1, 2, "5 clips fitted in", "0 known from an earlier run")

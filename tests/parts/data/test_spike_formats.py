@@ -109,9 +109,8 @@ def test_a_capture_of_the_sps100_may_start_within_a_plane(tmp_path):
     (tmp_path / "a.dat").write_bytes(content[80_016:128_000] + content + content[:4000])
     file = open_spikes(tmp_path / "a.dat", SPS100)
     assert file.planes == 2 and np.array_equal(file.read(), spikes)
-    assert np.array_equal(
-        file.read(1, 1, Crop(7, 495, 2, 10)), spikes[1:, 7:9, 495:505]
-    )  # across the words
+    # Across the words
+    assert np.array_equal(file.read(1, 1, Crop(7, 495, 2, 10)), spikes[1:, 7:9, 495:505])
     for geometry in (
         SpikeGeometry(1000, 1024),
         SpikeGeometry(1000, 1000),

@@ -83,9 +83,8 @@ def test_a_window_gives_what_files_of_these_planes_give_in_both_directions(
     window = build(whole, first=5, count=15, center=center, representation=representation)
     expected = build(cut, center=7 if center == 12 else center, representation=representation)
     assert same(window, expected) and same(window, expected, reverse=True)
-    if (
-        representation["type"] == "voxel" and center == "file"
-    ):  # symmetric: the bins in the opposite order
+    # symmetric: the bins in the opposite order
+    if representation["type"] == "voxel" and center == "file":
         forward, backward = (
             window.read_frames(0, 1, 1, reverse=r)["spike"][0] for r in (False, True)
         )

@@ -76,9 +76,8 @@ def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt_and_exact_in_reverse(p
     s, half, bins = stream(planes=planes), 20, 4
     edges = np.linspace(0, planes, bins + 1)
     middles = np.clip((edges[:-1] + edges[1:]) / 2, half, planes - half).astype(int)
-    expected = np.stack(
-        [s[m - half : m + half + 1].mean(0) for m in middles]
-    )  # a slice ends with the file
+    # A slice ends with the file
+    expected = np.stack([s[m - half : m + half + 1].mean(0) for m in middles])
     options: dict[str, Any] = {"half_window": half, "num_bins": bins}
 
     found = represent("tfp", s, planes // 2, rate=0.5, **options)
@@ -144,9 +143,10 @@ def test_tfstp_solves_the_equations_of_the_synapse():
     assert found.ravel() == pytest.approx(expected, rel=1e-4)
     later = s.copy()
     later[50:] = 1 - later[50:]
+    # Causal
     assert np.array_equal(
         represent("tfstp", later, 49, tau_d=4.0, tau_f=15.0, utilisation=0.2)[0], found
-    )  # causal
+    )
 
 
 def test_tfstp_of_a_regular_train_is_its_rate_and_jitter_is_averaged():
@@ -187,9 +187,8 @@ def test_exposure_rates_are_the_mean_light_of_the_windows():
     light = plane_light(s)
     rates = exposure_rates(s, 20, half_window=4, half_exposure=15)
     assert np.allclose(rates, [light[16:25].mean(0), light[5:36].mean(0)])
-    assert np.allclose(
-        exposure_rates(s, 12, half_window=4)[1], light[1:24].mean(0)
-    )  # as long as both sides allow
+    # As long as both sides allow
+    assert np.allclose(exposure_rates(s, 12, half_window=4)[1], light[1:24].mean(0))
 
     # One spike shows no change; none is no light.
     short, long = exposure_rates(s, 20, half_window=4)
@@ -370,9 +369,8 @@ def test_reversed_time_shows_the_same_instants_in_reverse_exactly(
             return None  # too few planes around this centre, in both directions
 
     reverse = channels(center, reverse=True)
-    if (
-        name == "tfstp"
-    ):  # it knows the past only, in reversed time the future: see the last comparison
+    # It knows the past only, in reversed time the future: see the last comparison
+    if name == "tfstp":
         forward = reverse
     elif (
         name == "relative" and reverse is not None

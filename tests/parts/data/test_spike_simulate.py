@@ -78,9 +78,8 @@ def test_the_charge_goes_on_from_one_file_to_the_next_and_noise_keeps_the_mean()
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
     assert a.mean() == pytest.approx(0.5 * 0.4 + 0.01, rel=0.05)
-    assert (
-        np.ptp(a.sum(0)) > 4
-    )  # fixed pattern: pixels differ by more than the one spike of a clean sensor
+    # Fixed pattern: pixels differ by more than the one spike of a clean sensor
+    assert np.ptp(a.sum(0)) > 4
 
 
 def light_by_definition(spikes: list[int]) -> list[Fraction]:
@@ -217,9 +216,8 @@ def test_a_camera_follows_from_the_seed_and_stays_the_same_within_a_sample():
     assert one == same and one != other
     a, b = one.apply(stream, 4), one.apply(stream, 5)
     assert np.array_equal(a, same.apply(stream, 4)) and not np.array_equal(a, b)
-    rows = [
-        frame[~(~frame.any(axis=(1, 2)))].all(axis=0) for frame in (a, b)
-    ]  # hot pixels, in planes not lost
+    # Hot pixels, in planes not lost
+    rows = [frame[~(~frame.any(axis=(1, 2)))].all(axis=0) for frame in (a, b)]
     assert rows[0].any() and np.array_equal(rows[0] & rows[1], rows[0])
 
 

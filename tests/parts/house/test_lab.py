@@ -102,9 +102,8 @@ def test_the_score_of_moving_pixels_leaves_still_ones_out(tmp_path):
     for kind, error in (("sharp", 0), ("blur", 20), ("restored", 10)):
         picture = np.full((64, 64, 3), 100, np.uint8)
         picture[:32, :32] += np.uint8(error)  # moves
-        picture[60:] += np.uint8(
-            error // 2
-        )  # differs by less than what counts as motion, and far from it
+        # Differs by less than what counts as motion, and far from it
+        picture[60:] += np.uint8(error // 2)
         imwrite_rgb(tmp_path / kind / "0.png", picture)
     pixels = 39 * 39 / 32**2  # 7 pixels around the square count as well
     expected = [20 * np.log10(255 / error) + 10 * np.log10(pixels) for error in (10, 20)]

@@ -20,9 +20,8 @@ MODULES = modules_below(ROOT, FOLDERS)
 OWN = FOLDERS | {"tests", "lab", "main_train_vrt", "main_test_vrt", "app"}
 PRODUCT = OWN - {"tests", "lab", "app"}
 MAY_IMPORT = {"utils": {"utils"}, "data": {"data", "utils"}, "models": {"models", "utils"}}
-MAY_IMPORT |= dict.fromkeys(
-    ("scripts", "main_train_vrt", "main_test_vrt", "app"), PRODUCT
-)  # lab/ may import all
+# lab/ may import all
+MAY_IMPORT |= dict.fromkeys(("scripts", "main_train_vrt", "main_test_vrt", "app"), PRODUCT)
 # Lowest first; a module belongs to the longest of these names that it begins with.
 LAYERS = [
     [{"utils"}, {"utils.options"}, {"utils.dist", "utils.utils_dist"}, {"utils.run"}],

@@ -73,9 +73,8 @@ def poison() -> None:
     unwritten is found.
     """
     pieces = [torch.full((2**26,), float("nan"), device="cuda") for _ in range(8)]
-    pieces += [
-        torch.full((2**17,), float("nan"), device="cuda") for _ in range(64)
-    ]  # of torch's small tensors
+    # Of torch's small tensors
+    pieces += [torch.full((2**17,), float("nan"), device="cuda") for _ in range(64)]
     del pieces
 
 

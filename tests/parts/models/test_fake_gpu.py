@@ -65,9 +65,8 @@ def test_a_step_holds_little_more_than_it_keeps_and_copies_nothing_from_the_host
     # The emulated autocast keeps what torch's own keeps: `held` has the flows and the loss besides.
     assert step["kept_gb"] < step["held_gb"] < step["kept_gb"] + 0.2
     assert step["peak_gb"] < step["held_gb"] + 1.6
-    assert (
-        step["moved_gb"] < 260
-    )  # docs/gpu.md predicts the time of a step from that of all blocks, 650
+    # docs/gpu.md predicts the time of a step from that of all blocks, 650
+    assert step["moved_gb"] < 260
     assert step["copies_from_host"] == 0
 
 

@@ -99,9 +99,8 @@ def test_shipped_weights_hold_their_network_and_restore_in_float32(name):
     )
     with torch.no_grad():
         restored = saved.build()(frames, ratios)
-    assert (
-        restored.dtype == torch.float32 and (restored - frames).abs().max() < 0.1
-    )  # nothing moves
+    # Nothing moves
+    assert restored.dtype == torch.float32 and (restored - frames).abs().max() < 0.1
 
 
 def test_an_operator_alone_is_not_begun_with_half_of_its_tensors():
@@ -209,9 +208,8 @@ def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(tmp_pa
 
 def saved_as(path, released):
     """A file `path` with tensors of the shapes of a released network, as `read_saved` takes it."""
-    torch.save(
-        {"params": released_tensors(released), "options": {"lr": 1e-4}}, path
-    )  # the options are those of another program
+    # The options are those of another program
+    torch.save({"params": released_tensors(released), "options": {"lr": 1e-4}}, path)
     return read_saved(path)
 
 

@@ -11,9 +11,8 @@ from tests.dist.launching import ROOT, run_ranks
 from tests.helpers.train_files import write_options
 
 DOCTOR = "scripts/doctor.py"
-LINES = json.loads(
-    (ROOT / "tests/data/log_lines.json").read_text(encoding="utf-8")
-)  # line -> its finding
+# Line -> its finding
+LINES = json.loads((ROOT / "tests/data/log_lines.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("line", "name"), LINES.items())

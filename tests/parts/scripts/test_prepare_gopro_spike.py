@@ -107,11 +107,12 @@ def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(
     linear = ((frames[5:10] / 255) ** 2.2).mean(0) ** (1 / 2.2) * 255
     assert np.abs(picture["blur_gamma"] - linear).max() <= 0.51
     about = json.loads((tmp_path / "out/GOPRO_Large_spike_seq/dataset.json").read_text())
+    # 4 n - 4
     assert about["clips"]["GOPR0002_05_00"] == {
         "split": "train",
         "planes": 40,
         "gt_plane": 16,
-    }  # 4 n - 4
+    }
     path = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0002_05_00/spike/000001.dat"
     spikes = read_spikes(path, SpikeGeometry(16, 16))
     seen = represent("tfp", spikes, 16, half_window=12, rate=0.9)[0]
@@ -138,12 +139,10 @@ def test_running_again_gives_the_same_files_and_a_killed_run_goes_on(raw, tmp_pa
     prepare("--source", raw, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == before
     spikes = tmp_path / "out/GOPRO_Large_spike_seq/train"
-    os.rename(
-        spikes / "GOPR0001_03_00", spikes / ".GOPR0001_03_00.tmp"
-    )  # as a killed run leaves it
-    assert (
-        prepare("--source", raw, "--out", tmp_path / "out") == 3
-    )  # without the mark it is somebody else's
+    # As a killed run leaves it
+    os.rename(spikes / "GOPR0001_03_00", spikes / ".GOPR0001_03_00.tmp")
+    # Without the mark it is somebody else's
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
     assert (spikes / ".GOPR0001_03_00.tmp/made.json").exists()
     (spikes / ".GOPR0001_03_00.tmp" / MARK).touch()
     prepare("--source", raw, "--out", tmp_path / "out")
@@ -381,9 +380,8 @@ def test_an_error_ends_the_other_processes_at_once_and_a_process_that_dies_is_re
 def test_any_video_and_photograph_becomes_clips_of_a_rig_that_training_reads(tmp_path, capsys):
     source, out = tmp_path / "sources", tmp_path / "out"
     shown = np.repeat(np.repeat(moving_frames(16, step=1.5), 2, 1), 2, 2)
-    write_folder(
-        source / "train/walk", np.concatenate((shown, 255 - shown[:9]))
-    )  # a cut after 16 frames
+    # A cut after 16 frames
+    write_folder(source / "train/walk", np.concatenate((shown, 255 - shown[:9])))
     write_folder(source / "train/tiny", moving_frames(9))
     (source / "test").mkdir()
     cv2.imwrite(

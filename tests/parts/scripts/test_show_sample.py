@@ -80,9 +80,8 @@ def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
             shown.shape == (288, 288, 3)
             and np.abs(shown[3::6, 3::6].astype(int) - expected).mean() < 3
         )
-    assert (
-        len(re.findall(r"channel [012]: ", page)) == 2 * 3 * 3
-    )  # alt and caption of every channel of 3 frames
+    # Alt and caption of every channel of 3 frames
+    assert len(re.findall(r"channel [012]: ", page)) == 2 * 3 * 3
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page) and "http" not in page
 
 

@@ -22,6 +22,7 @@ from utils.image import imread_rgb
 from utils.video import VideoReader
 
 PLANE = SpikeGeometry(250, 400)
+# See tests/parts/data/test_published_streams.py
 CAMERA = (
     "--size",
     250,
@@ -30,7 +31,7 @@ CAMERA = (
     0.6,
     "--light",
     "display",
-)  # see tests/parts/data/test_published_streams.py
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +67,8 @@ def test_info_lists_what_fits_and_finds_the_picture_among_it(tmp_path, capsys):
     assert "360 x 640      32" in said and "180 x 320     128" in said
     assert "most likely 180 x 320" in said
     write_clips(tmp_path, "clip0")
-    assert "8 x 12      24" in info(
-        tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat"
-    )  # dataset.json
+    # dataset.json
+    assert "8 x 12      24" in info(tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat")
     light = np.broadcast_to(np.linspace(0.1, 0.7, 1000)[:, None], (1000, 1000))
     spikes = np.stack([np.floor((t + 1) * light) > np.floor(t * light) for t in range(2)])
     (tmp_path / "a.dat").write_bytes(sps100_bytes(spikes))
@@ -327,16 +327,16 @@ def test_play_shows_each_plane_beside_its_reconstruction(published, tmp_path, ca
     assert len(frames) == 4 and frames[0].shape == (LABEL + 250, 802)
     for frame, plane in zip(frames, (2, 5, 8, 11), strict=True):
         dots, picture = frame[LABEL:, :400], frame[LABEL:, 402:]
-        assert (
-            np.abs(dots - 255 * stream[plane]).mean() < 6
-        )  # white where a pixel fired, up to the video's loss
+        # White where a pixel fired, up to the video's loss
+        assert np.abs(dots - 255 * stream[plane]).mean() < 6
         assert np.abs(picture - expected(published, "tfi", plane, half_window=9)).mean() < 3
         assert frame[:LABEL].max() > 200  # the number of the plane
     assert not np.array_equal(frames[0][:LABEL], frames[1][:LABEL])
+    # Tfi ends with 39 and 40: nothing fires after plane 41
     for method, count in (
         ("tfi", 2),
         ("tfp", 3),
-    ):  # tfi ends with 39 and 40: nothing fires after plane 41
+    ):
         end = tmp_path / f"{method}.mp4"
         assert (
             tool("play", published, *CAMERA, "--first", 39, "--out", end, "--method", method) == 0

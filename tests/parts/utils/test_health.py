@@ -92,9 +92,8 @@ def test_psnr_that_falls_while_the_loss_falls_is_named(health, caplog):
             health.logged([measured(loss=loss)], [1.0])
             health.validated(psnr)
 
-    validate(
-        [30.0, 30.5, 30.45, 30.4, 30.6], [0.5, 0.4, 0.3, 0.2, 0.2]
-    )  # two falls, and better again
+    # Two falls, and better again
+    validate([30.0, 30.5, 30.45, 30.4, 30.6], [0.5, 0.4, 0.3, 0.2, 0.2])
     validate([30.5, 30.4, 30.3, 30.2], [0.2, 0.3, 0.4, 0.5])  # the loss rises too: no overfitting
     assert warnings(caplog) == []
     validate([30.1, 30.0, 29.9], [0.4, 0.3, 0.2])
@@ -268,9 +267,8 @@ def test_a_wrong_size_of_a_plane_is_named_before_the_users_own_frames_are_restor
     home, tmp_path, capfd
 ):
     frames, spikes = home / "GOPRO_Large/train/clip0/blur", tmp_path / "spike"
-    shutil.copytree(
-        home / "GOPRO_Large_spike_seq/train/clip0/spike", spikes
-    )  # away from dataset.json
+    # Away from dataset.json
+    shutil.copytree(home / "GOPRO_Large_spike_seq/train/clip0/spike", spikes)
 
     def look(method, side):
         out = tmp_path / f"{method}{side}"

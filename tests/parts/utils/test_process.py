@@ -62,10 +62,11 @@ sys.stdout = SlowTerminal()
 threading.Thread(target=watchdog.leave, args=(70, None)).start()
 time.sleep(60)
 """
+# env: no fork of a process with torch in it
 FRESH, LINUX = (
     ("env",),
     "SpikeVRT runs on Linux and macOS (on Windows: in WSL)",
-)  # env: no fork of a process with torch in it
+)
 LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
 heavy = {"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"}
@@ -175,7 +176,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_process_whose_parent_died_before_it_asked_ends_as_well():
     start = time.monotonic()
-    run = subprocess.run(
-        [sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=50
-    )  # until all have closed it
+    # Until all have closed it
+    run = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=50)
     assert run.returncode == -signal.SIGKILL and time.monotonic() - start < 30

@@ -328,9 +328,8 @@ def test_the_page_works_in_a_browser(browser, run):
     assert browser.execute_script("return arguments[0].naturalWidth", curves) == 1200
     slider = browser.find_element("css selector", ".slider")
     assert abs(pixel(browser, slider, 0.25, 0.5) - 40) < 4  # blurry left of the bar
-    assert (
-        abs(pixel(browser, slider, 0.75, 0.5) - 120) < 4
-    )  # restored after 200 iterations right of it
+    # Restored after 200 iterations right of it
+    assert abs(pixel(browser, slider, 0.75, 0.5) - 120) < 4
     browser.find_element("css selector", "[data-show=sharp]").click()
     assert abs(pixel(browser, slider, 0.75, 0.5) - 220) < 4
 
