@@ -15,7 +15,7 @@ REQUIREMENTS ?= requirements.txt
 VENV := .venv
 SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 
-.PHONY: demo sample quick test versions gpu app lint faults clean
+.PHONY: demo sample quick test slow versions gpu app lint faults clean
 
 demo: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/demo.py
@@ -52,7 +52,10 @@ quick: $(VENV)/.installed-test
 
 # Files begin in the order of tests/conftest.py, not those with most tests first.
 test: $(VENV)/.installed-test
-	$(PYTEST) -n 4 --no-loadscope-reorder --durations=15
+	$(PYTEST) -n 4 --no-loadscope-reorder --durations=15 -m "not slow"
+
+slow: $(VENV)/.installed-test
+	$(PYTEST) -n 4 --no-loadscope-reorder --durations=15 -m slow
 
 faults: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.faults.trials

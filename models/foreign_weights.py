@@ -72,19 +72,21 @@ def load_content(path: Path, mmap: bool = False) -> Any:
     NumPy scalars become numbers of Python. mmap: whether tensors are read when they are used.
     Raises CheckpointError that says what the file is instead.
     """
+    taken: list[Any] = [
+        (_ScalarType, "numpy.dtype"),
+        *((_scalar, name) for name in SCALAR_NAMES),
+    ]
     try:
-        try:
-            return load_plain(path, mmap)
-        except checkpoint.UNREADABLE as e:
-            if not any(name in str(e) for name in SCALAR_NAMES):
-                raise
-        taken: list[Any] = [
-            (_ScalarType, "numpy.dtype"),
-            *((_scalar, name) for name in SCALAR_NAMES),
-        ]
-        # torch keeps one list of such names for the process.
-        with _taking_scalars, torch.serialization.safe_globals(taken):
-            return load_plain(path, mmap)
+        # torch keeps one list of allowed names for the process. A read without the lock would see
+        # the names of another thread, and miss them a moment later.
+        with _taking_scalars:
+            try:
+                return load_plain(path, mmap)
+            except checkpoint.UNREADABLE as e:
+                if not any(name in str(e) for name in SCALAR_NAMES):
+                    raise
+            with torch.serialization.safe_globals(taken):
+                return load_plain(path, mmap)
     except checkpoint.UNREADABLE as e:
         raise no_weights(path, e) from e
 

@@ -60,6 +60,7 @@ def copy_with_pauses(folder: Path) -> Path:
 NO_GPU = ("--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
 
 
+@pytest.mark.slow
 def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scancel(
     tmp_path, cluster
 ):
@@ -161,6 +162,7 @@ def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster)
         assert f"ok    {check}" in table
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_task_of_a_job_array_requeues_that_task_alone(tmp_path, cluster):
     options, log = write_options(tmp_path), tmp_path / "array"
     changes = ("datasets.test={}", "train.total_iter=1000000")

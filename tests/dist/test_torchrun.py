@@ -128,6 +128,7 @@ def identities(logs: list[Path]) -> list[tuple[str, ...]]:
     return sorted(found for log in logs for found in re.findall(banner, log.read_text()))
 
 
+@pytest.mark.slow
 def test_a_platform_that_starts_one_process_per_node_gets_one_world_that_trains_and_resumes(
     tmp_path,
 ):
@@ -178,6 +179,7 @@ def test_one_node_of_such_a_platform_needs_no_address_and_tests_with_all_its_ran
     assert identities([log]) == [("2", "0", "0"), ("2", "1", "1")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(netns.missing()), reason=f"no two hosts: {netns.missing()}")
 def test_two_nodes_train_together_and_name_each_other_when_the_cable_is_cut(tmp_path):
     options, port = write_options(tmp_path), str(free_port())

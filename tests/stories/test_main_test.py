@@ -525,6 +525,7 @@ def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path,
     assert len(list((tmp_path / "out" / "in").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_the_demo_trains_until_a_signal_stops_it_and_shows_the_curves(tmp_path):
     places = (tmp_path / "sample", tmp_path / "experiments")
     page = tmp_path / "report.html"

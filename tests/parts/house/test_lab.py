@@ -176,6 +176,7 @@ def test_the_named_network_is_that_of_the_option_file():
     assert {key: net[key] for key in NAMED["006"]} == NAMED["006"]
 
 
+@pytest.mark.slow
 def test_gpu_measurements_are_processes_and_one_that_fails_is_noted(tmp_path, monkeypatch):
     out, python = tmp_path / "gpu.json", tmp_path / "python"
     assert gpu.main(["--device", "cpu", "--only", "ceilings", "--out", str(out)]) == 0

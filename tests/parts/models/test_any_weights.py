@@ -82,7 +82,7 @@ def small():
 OUTER = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
 
 
-@examples(25)
+@examples(10)
 @given(
     change=st.dictionaries(st.sampled_from(KEYS), values, max_size=2),
     outer=st.dictionaries(st.sampled_from(OUTER), values, max_size=2),

@@ -96,6 +96,7 @@ needs_patience = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocks", "backend", "graphs"),
     [(TWO_KINDS, WITHOUT_CODE, 4), pytest.param(THREE_KINDS, (), 6, marks=needs_patience)],

@@ -59,7 +59,13 @@ def activation(seen: dict[str, Any], name: str, batch: int) -> Tensor:
     return x[..., ::2, ::2] if name.endswith("_stride2") else x
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in golden.FOLDER.glob("net_*.npz")))
+def networks():
+    """The networks of the golden vectors; the largest one takes a minute."""
+    for name in sorted(path.stem for path in golden.FOLDER.glob("net_*.npz")):
+        yield pytest.param(name, marks=pytest.mark.slow if name.endswith("5f_b2") else ())
+
+
+@pytest.mark.parametrize("name", list(networks()))
 def test_outputs_activations_flows_and_gradients_are_those_of_the_reference(name):
     vector, net = load_net(name)
     seen = watch(net)

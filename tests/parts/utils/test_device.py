@@ -14,6 +14,8 @@ from utils import device as devices
 from utils.errors import DistError
 from utils.image import imread_rgb
 
+pytestmark = pytest.mark.slow
+
 STANDS_IN = (
     "torch's operators stand in for our kernels, which are for NVIDIA's GPUs; "
     "our own sampling stands in for torchvision's deformable convolution"
