@@ -116,6 +116,8 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
     seconds on a slow file system}.
     """
     found: dict[str, dict[str, float]] = {}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         options = make_set(Path(temporary), clips)
         for measure in (start, counted, slowed):
