@@ -277,8 +277,12 @@ def _forget_run() -> None:
     """
     if RUN.watchdog is not None:
         RUN.watchdog.stop()
-    RUN.store, RUN.watchdog, RUN.launch = None, None, LaunchInfo("single")
-    RUN.rounds, RUN.kept, RUN.stop_requested = 0, None, 0.0
+    RUN.store = None
+    RUN.watchdog = None
+    RUN.launch = LaunchInfo("single")
+    RUN.rounds = 0
+    RUN.kept = None
+    RUN.stop_requested = 0.0
     RUN.checked = {}
 
 

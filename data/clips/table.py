@@ -75,7 +75,25 @@ def begins_of(counts: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
-class ClipTable(Sequence[Clip]):
+class _Clips(Sequence[Clip]):
+    """Clips that are made when they are asked for, by `_clip`."""
+
+    @overload
+    def __getitem__(self, number: int) -> Clip: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Clip]: ...
+    def __getitem__(self, number: int | slice) -> Clip | list[Clip]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(number)
+        return self._clip(int(number) % len(self))
+
+    def _clip(self, number: int) -> Clip:
+        raise NotImplementedError
+
+
+class ClipTable(_Clips):
     """The clips of one root. columns: see `OF_TABLE`, `OF_KIND` and `OF_SPIKES`.
 
     part: stands before the name of each clip, see `Source.part`.
@@ -97,17 +115,6 @@ class ClipTable(Sequence[Clip]):
 
     def __len__(self) -> int:
         return len(self.frames)
-
-    @overload
-    def __getitem__(self, number: int) -> Clip: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Clip]: ...
-    def __getitem__(self, number: int | slice) -> Clip | list[Clip]:
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
-        if not -len(self) <= number < len(self):
-            raise IndexError(number)
-        return self._clip(int(number) % len(self))
 
     def _clip(self, number: int) -> Clip:
         name = self.names.part(number, number + 1)[0]
@@ -190,7 +197,7 @@ class ClipTable(Sequence[Clip]):
         return sorted(firsts.tolist())
 
 
-class JoinedClips(Sequence[Clip]):
+class JoinedClips(_Clips):
     """The clips of several roots, one root after the other."""
 
     def __init__(self, parts: Sequence[Sequence[Clip]]) -> None:
@@ -200,16 +207,7 @@ class JoinedClips(Sequence[Clip]):
     def __len__(self) -> int:
         return int(self.begins[-1])
 
-    @overload
-    def __getitem__(self, number: int) -> Clip: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Clip]: ...
-    def __getitem__(self, number: int | slice) -> Clip | list[Clip]:
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
-        if not -len(self) <= number < len(self):
-            raise IndexError(number)
-        number %= len(self)
+    def _clip(self, number: int) -> Clip:
         part = int(np.searchsorted(self.begins[1:], number, side="right"))
         return self.parts[part][number - int(self.begins[part])]
 

@@ -37,10 +37,12 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     """
     if gpu_ids is None:
         return
-    launch, note = RUN.launch, ""
+    launch = RUN.launch
+    note = ""
     # An empty CUDA_VISIBLE_DEVICES asks for the CPU, whatever the accelerator is.
     variable = devices.visible_by() if gpu_ids else "CUDA_VISIBLE_DEVICES"
-    chosen, listed = os.environ.get(variable), ",".join(map(str, gpu_ids))
+    chosen = os.environ.get(variable)
+    listed = ",".join(map(str, gpu_ids))
     if launch.world_size == 1 and chosen is None:
         os.environ[variable] = listed
     count = devices.count()

@@ -145,8 +145,7 @@ class Watchdog(threading.Thread):
         self.host = socket.gethostname()
         # In memory, so that nothing is left on the disk. Its name proves to other ranks of this
         # host that the process is a rank of this run.
-        file, path = system.file_in_memory(stack_file_name(self.rank))
-        self.stack_file, self.stack_path = file, path
+        self.stack_file, self.stack_path = system.file_in_memory(stack_file_name(self.rank))
         # The C-level handler answers even while another thread holds the GIL; loader processes
         # inherit it.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)

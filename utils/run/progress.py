@@ -133,10 +133,11 @@ class Lines:
         self._quiet_until, self._due = self._begin + quiet_s, self._begin + QUIET_S
 
     def update(self, count: float = 1) -> None:
-        before, self.done = self.done, self.done + count
         now = time.monotonic()
-        # Thirds do not add up to 1
-        share, former = ((done + 1e-6) / self.total for done in (self.done, before))
+        # Slightly more, because three thirds add up to slightly less than 1.
+        former = (self.done + 1e-6) / self.total
+        self.done += count
+        share = (self.done + 1e-6) / self.total
         is_tenth = int(LINES * share) > int(LINES * former)
         if now < self._quiet_until or not (is_tenth or now >= self._due):
             return
