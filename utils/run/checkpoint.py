@@ -1,14 +1,27 @@
-"""Checkpoints: atomic files, and where a run resumes: from which file, whether it fits the options
-and the data.
+"""Checkpoints of a run: how they are written and read, and where a run resumes.
 
-Each file is written under a temporary name, then renamed, and verified when it is read. A file
-`X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is renamed to
-`X_previous.pth`, that one to `X_previous2.pth` and so on. Whenever the process dies, a whole file
-has the name, with its sidecar or, between two renames, without one.
+The parts of this page, in the order of a run's life:
 
-The option file takes precedence over the options in the checkpoint; the log lists every key that
-differs. From the checkpoint come weights, averages, moments, the loss scale, the count of skipped
-steps and the position in the data.
+* `find_checkpoint` chooses the file that a run resumes from, if there is one.
+* `restore_progress` checks that its position fits the options and the data of this start.
+* `planned_steps` and `left_to_do` say how long the run is and what comes next.
+* `save` and `load` write and read one file.
+
+The files in the folder `checkpoints` of a run:
+
+    checkpoint_latest.pth            the newest state
+    checkpoint_latest.pth.sha256     its sidecar: 64 hexadecimal digits, the SHA-256 of the file
+    checkpoint_latest_previous.pth   the state before, with its own sidecar
+    checkpoint_latest_previous2.pth  the state before that one, and so on
+    checkpoint_best.pth              the state with the best PSNR, with the same companions
+
+Each file is written under a temporary name, e.g. `.checkpoint_latest.pth.<random>.tmp`, and then
+renamed. A rename is atomic: whenever the process dies, a whole file has the name
+`checkpoint_latest.pth`, with its sidecar or, between two renames, without a sidecar.
+
+The option file takes precedence over the options in the checkpoint. The log lists every option that
+differs. A checkpoint provides weights, their moving averages, the moments of the optimizer, the
+loss scale, the count of skipped steps and the position in the data.
 """
 
 import errno
@@ -36,7 +49,26 @@ from utils.options.models import TrainOptions
 from utils.run.saved_state import DO, refuse_wrong_types
 from utils.run.torch_file import RefusedFile, load_plain
 
-# What torch.load raises for a file of something else, or one that cannot be read.
+logger = logging.getLogger(__name__)
+
+# Options that say where and how a run is started, not what is trained: no difference is reported.
+NO_DIFFERENCE = ("opt_path", "task", "path")
+
+# The best PSNR so far cannot be compared any more if one of these options changes, ...
+OF_SCORES = ("datasets.test.", "val.", "metric.")
+# ... except for these options among them, which have no effect on the PSNR.
+NO_SCORE = (
+    "val.save_img",
+    "val.batch_tiles",
+    "metric.more",
+    "datasets.test.dataloader_",
+    "datasets.test.cache_data",
+)
+
+# The advice of the errors about a full disk.
+ROOM = "free some space or quota, or set path.root to another disk, then resume"
+
+# What torch.load raises for a file of something else, or for a file that cannot be read.
 UNREADABLE = (
     UnpicklingError,
     RuntimeError,
@@ -51,202 +83,20 @@ UNREADABLE = (
     OSError,
 )
 
-# The names of `_temporary`; those of former versions end with a process id.
+# The names that `_temporary_name` gives, e.g. ".netG.pth.sha256.<32 digits>.tmp". The temporary
+# names of earlier versions have a process id in place of the 32 digits.
 TEMPORARY = re.compile(r"\..+\.pth(\.sha256)?\.([0-9a-f]{32}|\d{1,10})\.tmp")
 
-ROOM = "free some space or quota, or set path.root to another disk, then resume"
 
-logger = logging.getLogger(__name__)
-
-# Where and how a run is started, not what is trained.
-NO_DIFFERENCE = ("opt_path", "task", "path")
-# What the scores of a validation depend on; without effect on them.
-OF_SCORES = ("datasets.test.", "val.", "metric.")
-NO_SCORE = (
-    "val.save_img",
-    "val.batch_tiles",
-    "metric.more",
-    "datasets.test.dataloader_",
-    "datasets.test.cache_data",
-)
-
-
-def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
-    """Write `state` to `path` atomically.
-
-    Returns only when file, sidecar and folder are on the disk.
-
-    keep: former versions to keep; 0: the new file takes the place of the newest one, whose state it
-    completes; None: neither a former version nor a sidecar, for weights, which nothing resumes
-    from.
-    Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be
-    loaded with ``weights_only=True``), where the disk is too full, or where writing fails; the
-    former file is left as it was.
-    """
-    need_mb, sidecar = 1.2 * _plain_bytes(state) / 2**20, Path(f"{path}.sha256")
-    temp, sidecar_temp = _temporary(path), _temporary(sidecar)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if (free_mb := free_bytes(path.parent) / 2**20) < need_mb:
-            what = f"the disk is too full for a checkpoint: {free_mb:.0f} MB free"
-            raise CheckpointError(what, str(path), f"at least {need_mb:.0f} MB", ROOM)
-        _sweep(path)
-        with open(temp, "xb") as file:  # x: a new file, never one that is there, nor behind a link
-            torch.save(state, file)
-        _sync(temp)
-        if keep is None:
-            os.replace(temp, path)
-            return
-        with open(sidecar_temp, "x", encoding="ascii") as file:
-            file.write(f"{sha256_of(temp)}\n")
-        _sync(sidecar_temp)
-        if keep and path.exists() and _fault(path) is None:  # a damaged newest one is not kept
-            endings = ("", *range(2, keep + 1))
-            versions = [
-                path,
-                *(path.with_name(f"{path.stem}_previous{end}{path.suffix}") for end in endings),
-            ]
-            for number in range(keep, 0, -1):  # each version becomes the one before
-                newer, older = versions[number - 1], versions[number]
-                if newer.exists():
-                    _link(Path(f"{newer}.sha256"), Path(f"{older}.sha256"))
-                    _link(newer, older)
-        sidecar.unlink(missing_ok=True)  # meanwhile the file, old or new, is taken as it is
-        os.replace(temp, path)
-        os.replace(sidecar_temp, sidecar)
-        _sync(path.parent)
-    except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
-        room = (
-            f"a writable folder with room for {need_mb:.0f} MB "
-            f"({free_bytes(path.parent) / 2**20:.0f} MB are free)"
-        )
-        raise CheckpointError(f"cannot write the checkpoint: {e}", str(path), room, ROOM) from e
-    finally:
-        with suppress(OSError):  # the error of the body names a folder that cannot be written
-            _sweep(path)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """The state in `path`, on the CPU.
-
-    In place of a damaged file the previous one is read, with a warning.
-
-    A file is data only: code in it is refused, not run. Raises CheckpointError, with the fault of
-    each file, where none can be read.
-    """
-    faults = [] if os.path.lexists(path) else [f"{path.name} does not exist"]
-    for candidate in _versions(path):
-        fault = _fault(candidate)
-        if fault is None:
-            try:
-                state = load_plain(candidate)
-                if candidate != path:
-                    logger.warning("the former version is used instead: %s", candidate)
-                return state
-            except UNREADABLE as e:
-                fault = "not a file of plain types and tensors alone"
-                if isinstance(e, (OSError, RefusedFile)):
-                    fault = f"{e}"
-                elif isinstance(e, MemoryError):
-                    fault = "the memory does not hold it"
-        logger.warning("%s is damaged (%s)", candidate, fault)
-        faults.append(f"{candidate.name}: {fault}")
-    expected = "a file of this project, sha256 as its sidecar says"
-    do = (
-        "go on from another checkpoint of this run (--resume .../checkpoint_best.pth), or "
-        "choose another task name"
-    )
-    raise CheckpointError(f"no readable checkpoint: {'; '.join(faults)}", str(path), expected, do)
-
-
-def _plain_bytes(value: Any, where: str = "state") -> int:
-    """Bytes of all tensors, nearly those of the file.
-
-    Raises CheckpointError for what `weights_only` would refuse.
-    """
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        keys = sum(_plain_bytes(key, f"{where} (a key)") for key in value)
-        return keys + sum(_plain_bytes(item, f"{where}[{key!r}]") for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return sum(_plain_bytes(item, f"{where}[{index}]") for index, item in enumerate(value))
-    if type(value) not in (str, int, float, bool, type(None)):
-        what = f"{type(value).__name__} in a checkpoint"
-        raise CheckpointError(
-            what, where, "plain types and tensors only", "convert it before saving"
-        )
-    return 0
-
-
-def _fault(path: Path) -> str | None:
-    """What is wrong with the file, or None."""
-    sidecar = Path(f"{path}.sha256")
-    try:
-        if not sidecar.exists():
-            return None  # weights from elsewhere have no sidecar
-        found, expected = sha256_of(path), sidecar.read_text(errors="replace").strip()
-    except OSError as e:
-        return f"{e}"
-    return None if found == expected else f"sha256 {found[:12]}, expected {expected[:12]}"
-
-
-def _sweep(path: Path) -> None:
-    """Remove our temporary files of saves that failed or were killed, or they would fill the
-    disk.
-    """
-    for left in path.parent.glob(f".{path.stem}*.tmp"):
-        if TEMPORARY.fullmatch(left.name) and left.lstat().st_uid == os.geteuid():
-            left.unlink(missing_ok=True)
-
-
-def _temporary(path: Path) -> Path:
-    """Return a name beside `path` that nobody can foresee."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-
-
-def _link(source: Path, target: Path) -> None:
-    """`target` becomes another name of the file `source`, atomically."""
-    if not source.exists():
-        return
-    link = _temporary(target)
-    try:
-        os.link(source, link)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, link)
-    os.replace(link, target)
-
-
-def _sync(path: Path) -> None:
-    """Wait until the file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as e:
-        # Some file systems sync no folders
-        if e.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-            errno.ENOSYS,
-        ):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _versions(path: Path) -> list[Path]:
-    """The file and its kept former versions, those that are there, newest first; `load` says which
-    can be read.
-    """
-    former = sorted(
-        path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name)
-    )
-    return [path, *former] if os.path.lexists(path) else former
+# ---- Where a run stands ----------------------------------------------------------------------
 
 
 @dataclass
 class Progress:
-    """Where a run stands: optimizer steps done, and the position of the next one in the data."""
+    """Where a run stands: optimizer steps done, and the position of the next step in the data.
+
+    A checkpoint holds each of these fields by its name.
+    """
 
     step: int = 0
     epoch: int = 0
@@ -266,18 +116,21 @@ class Progress:
         self.validation_stops = 0
 
     def next_epoch(self) -> None:
+        """Move to the first batch of the next epoch."""
         self.epoch += 1
         self.batch = 0
 
 
 @dataclass(frozen=True)
 class DataOrder:
-    """What a position in the data refers to; equal orders hand out the same samples at the same
-    position.
+    """What a position in the data refers to.
 
-    samples: in an epoch. sample_list: digest of the names and sizes of clips and frames. seed: of
-    the shuffling;
-    None: no shuffling. steps: in an epoch, at the batch size of the run.
+    Two starts with equal orders train on the same samples at the same position.
+
+    samples: number of samples in an epoch.
+    sample_list: digest of the names and sizes of clips and frames.
+    seed: seed of the shuffling, or None if the samples are not shuffled.
+    steps: number of steps in an epoch, at the batch size of the run.
     """
 
     samples: int
@@ -286,10 +139,201 @@ class DataOrder:
     steps: int
 
 
+def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
+    """Return the optimizer steps of the whole run: `total_iter` or `epochs`, whichever ends first.
+
+    The options have at least one of the two, so the result is finite.
+    """
+    total = math.inf if train.total_iter is None else train.total_iter
+    if train.epochs is not None:
+        # Counted from where the run stands: its former epochs may have had another length.
+        left = (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
+        total = min(total, progress.step + left)
+    return int(total)
+
+
+def left_to_do(
+    progress: Progress, total_iter: int, test_every: int
+) -> Literal["validation", "steps", "nothing"]:
+    """Return what comes next in a run. "nothing" means that the run is finished.
+
+    No other place decides this. A run is finished if its last step is validated, and the checkpoint
+    records that (`validated`).
+
+    total_iter: number of steps of the run.
+    test_every: number of steps between two validations, or 0 if there is no test split. The last
+        step has a validation in any case.
+    """
+    is_last = progress.step >= total_iter
+    if not test_every:
+        is_due = False
+    else:
+        is_due = is_last or progress.step % test_every == 0
+
+    # A validation that a signal has stopped twice is left out. Otherwise a run whose allocations
+    # of time are too short for its validation would never go on.
+    is_done = progress.validated == progress.step
+    is_left_out = progress.validation_stops >= 2
+    if is_due and not is_done and not is_left_out:
+        return "validation"
+    return "nothing" if is_last else "steps"
+
+
+# ---- Which file a run resumes from -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint that a run resumes from.
+
+    path: its file.
+    state: its content, as `save` was given it.
+    is_named: whether the user named the file (`--resume PATH`).
+    """
+
+    path: Path
+    state: dict[str, Any]
+    is_named: bool = False
+
+
+def own_checkpoint(folder: Path, name: str) -> Path:
+    """Return the file of checkpoint `name` ("latest" or "best") in a run's folder."""
+    return folder / "checkpoints" / f"checkpoint_{name}.pth"
+
+
+def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
+    """Return the checkpoint that the run in `folder` resumes from, or None for a fresh start.
+
+    Collective. resume: the option path.resume: null, "auto", or the path of a file or folder.
+
+    path.resume            the folder has a checkpoint_latest  the folder has none
+    null                   refused                             fresh start*
+    "auto"                 checkpoint_latest                   fresh start*
+    a file of another run  checkpoint_latest                   the named file
+    a file of this run     the one with more steps             the named file
+
+    * refused if the folder holds a checkpoint_best, because a fresh start would overwrite it.
+
+    So a command with a path can be repeated after an interruption, and overwrites nothing. If the
+    path is a folder, its checkpoint_latest is meant. If checkpoint_latest cannot be read in the
+    last row, the named file is used.
+
+    Raises OptionError if the run is refused, and CheckpointError if a file is missing, damaged, or
+    no checkpoint.
+    """
+    # Only rank 0 reads the folder, because other hosts may not have it. It sends a table of the
+    # fields, since a message between ranks holds plain types only.
+    found = None
+    if utils_dist.is_main_process():
+        found = _find(resume, folder)
+    shared = utils_dist.state_from_rank_0(None if found is None else vars(found))
+    return None if shared is None else Resumed(**shared)
+
+
+def _find(resume: str | None, folder: Path) -> Resumed | None:
+    """Do the work of `find_checkpoint` on rank 0."""
+    latest = own_checkpoint(folder, "latest")
+    has_own = bool(_existing_versions(latest))
+    if resume is None and has_own:
+        raise OptionError(
+            what="path.resume is null, yet the folder holds a run",
+            where=str(latest),
+            expected="an empty folder for a run from zero",
+            do="--resume auto resumes it; for a new run set another task name or move the folder "
+            "away",
+        )
+    if resume in (None, "auto"):
+        if has_own:
+            return Resumed(latest, _read_state(latest))
+        _refuse_if_only_best_is_left(folder, latest)
+        return None
+
+    # From here on the user has named a file or a folder.
+    named = _named_file(Path(resume))
+    if has_own and named.parent.resolve() != latest.parent.resolve():  # a file of another run
+        state = _read_state(latest)
+        _warn_not_used(named, state)
+        return Resumed(latest, state)
+
+    if not _existing_versions(named):
+        expected = "an existing file, auto, or null for a fresh start"
+        raise CheckpointError("no such checkpoint", str(named), expected, "correct it")
+    found = Resumed(named, _read_state(named), is_named=True)
+    if not has_own or named.name == latest.name:
+        return found
+
+    # The named file and checkpoint_latest are of the same run: the one with more steps counts.
+    try:
+        state = _read_state(latest)
+    except CheckpointError:
+        return found
+    if state["step"] <= found.state["step"]:
+        return found
+    _warn_not_used(named, state)
+    return Resumed(latest, state)
+
+
+def _named_file(named: Path) -> Path:
+    """Return the file that `--resume` names.
+
+    A folder may be the folder of a run, or the folder `checkpoints` in it. Both stand for the
+    latest checkpoint of the run.
+    """
+    if not named.is_dir():
+        return named
+    folder_of_run = named.parent if named.name == "checkpoints" else named
+    return own_checkpoint(folder_of_run, "latest")
+
+
+def _warn_not_used(named: Path, state: dict[str, Any]) -> None:
+    """Say that the run's own checkpoint, which holds `state`, is used in place of `named`."""
+    logger.warning(
+        "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that "
+        "file, choose another task name",
+        named,
+        state["step"],
+    )
+
+
+def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
+    """Raise OptionError if the folder has a checkpoint_best. It has no checkpoint_latest."""
+    best = own_checkpoint(folder, "best")
+    if not _existing_versions(best):
+        return
+    raise OptionError(
+        what=f"the folder holds a run, yet its {latest.name} is missing: only {best.name} is left",
+        where=str(best),
+        expected=f"{latest.name}, to go on where the run ended, or a folder without a run",
+        do=f"--resume {best} goes on from that file; for a new run set another task name",
+    )
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Return the content of the checkpoint in `path`.
+
+    Raises CheckpointError if the file holds weights alone, or something else.
+    """
+    state = load(path)
+    needed = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
+    if isinstance(state, dict) and needed <= state.keys():  # it has all of these keys
+        refuse_wrong_types(state, path)
+        return state
+    raise CheckpointError(
+        what="not a checkpoint to resume from: it holds no optimizer state and no position",
+        where=str(path),
+        expected="a file checkpoints/checkpoint_*.pth of a run",
+        do=f"give such a file; to start a new run from these weights: path.pretrained_netG={path}",
+    )
+
+
 @contextmanager
-def restoring(resumed: "Resumed | None") -> Generator[None]:
-    """Within the block a checkpoint is restored: what does not fit in it becomes a
-    CheckpointError.
+def restoring(resumed: Resumed | None) -> Generator[None]:
+    """Turn errors of the block into a CheckpointError, while a checkpoint is restored in it.
+
+    The block gives parts of the checkpoint to network, optimizer and averages. These raise many
+    kinds of errors for a part that does not fit.
+
+    resumed: the checkpoint, or None for a fresh start, whose errors stay as they are.
     """
     try:
         yield
@@ -297,133 +341,14 @@ def restoring(resumed: "Resumed | None") -> Generator[None]:
         if resumed is None:
             raise
         raise CheckpointError(
-            f"the checkpoint holds what no run saves: {type(e).__name__}: {e}",
-            str(resumed.path),
-            "options, moments and averages of the same network",
-            DO,
+            what=f"the checkpoint holds what no run saves: {type(e).__name__}: {e}",
+            where=str(resumed.path),
+            expected="options, moments and averages of the same network",
+            do=DO,
         ) from e
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """A checkpoint that a run resumes from. is_named: the user named it (`--resume PATH`)."""
-
-    path: Path
-    state: dict[str, Any]
-    is_named: bool = False
-
-
-def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
-    """The full checkpoint that the run in `folder` resumes from, or None for a fresh start.
-
-    Collective.
-
-    path.resume            with a checkpoint_latest of its own     without
-    null                   refused                                 fresh start*
-    "auto"                 that one                                fresh start*
-    a file of another run  that one, whatever the steps of both    the named one
-    a file of this run     the further one; if it can be read      the named one
-
-    * refused if the folder holds a checkpoint_best, for a fresh start would overwrite it.
-
-    So a command with a path can be repeated after an interruption, and overwrites nothing. A folder
-    means the latest checkpoint of the run in it. Raises OptionError where the run is refused,
-    CheckpointError where a file is missing, damaged, or no checkpoint. Rank 0 alone reads the
-    folder, which other hosts may not have.
-    """
-    found = _find(resume, folder) if utils_dist.is_main_process() else None
-    shared = utils_dist.state_from_rank_0(found and vars(found))
-    return shared and Resumed(**shared)
-
-
-def _find(resume: str | None, folder: Path) -> Resumed | None:
-    latest = own_checkpoint(folder, "latest")
-    has_own = bool(_versions(latest))
-    if resume is None and has_own:
-        what, expected = (
-            "path.resume is null, yet the folder holds a run",
-            "an empty folder for a run from zero",
-        )
-        do = "--resume auto resumes it; for a new run set another task name or move the folder away"
-        raise OptionError(what, str(latest), expected, do)
-    if resume in (None, "auto"):
-        if has_own:
-            return Resumed(latest, _read_state(latest))
-        _refuse_if_best_is_left(folder, latest)
-        return None
-    named = Path(resume)
-    if named.is_dir():  # that of a run, or the one of its checkpoints
-        named = own_checkpoint(named.parent if named.name == "checkpoints" else named, "latest")
-    if not has_own or named.parent.resolve() == latest.parent.resolve():
-        if not _versions(named):
-            expected = "an existing file, auto, or null for a fresh start"
-            raise CheckpointError("no such checkpoint", str(named), expected, "correct it")
-        found = Resumed(named, _read_state(named), is_named=True)
-        if not has_own or named.name == latest.name:
-            return found
-        try:
-            state = _read_state(latest)
-        except CheckpointError:
-            return found
-        if state["step"] <= found.state["step"]:
-            return found
-    else:
-        state = _read_state(latest)
-    logger.warning(
-        "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that "
-        "file, choose another "
-        "task name", named, state["step"],
-    )  # fmt: skip
-    return Resumed(latest, state)
-
-
-def _refuse_if_best_is_left(folder: Path, latest: Path) -> None:
-    best = own_checkpoint(folder, "best")
-    if not _versions(best):
-        return
-    raise OptionError(
-        f"the folder holds a run, yet its {latest.name} is missing: only {best.name} is left",
-        str(best),
-        f"{latest.name}, to go on where the run ended, or a folder without a run",
-        f"--resume {best} goes on from that file; for a new run set another task name",
-    )
-
-
-def own_checkpoint(folder: Path, name: str) -> Path:
-    """The file of checkpoint `name` ("latest", "best") in a run's folder."""
-    return folder / "checkpoints" / f"checkpoint_{name}.pth"
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    """The checkpoint in `path`.
-
-    Raises CheckpointError where it holds weights alone, or something else.
-    """
-    state = load(path)
-    needed = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
-    if isinstance(state, dict) and needed <= state.keys():
-        refuse_wrong_types(state, path)
-        return state
-    what = "not a checkpoint to resume from: it holds no optimizer state and no position"
-    do = f"give such a file; to start a new run from these weights: path.pretrained_netG={path}"
-    raise CheckpointError(what, str(path), "a file checkpoints/checkpoint_*.pth of a run", do)
-
-
-def left_to_do(
-    progress: Progress, total_iter: int, test_every: int
-) -> Literal["validation", "steps", "nothing"]:
-    """What comes next in the life of a run; "nothing": it is finished. The one place that decides.
-
-    A run is finished when its last step is validated, and the checkpoint records that
-    (`validated`). A validation that a signal stopped twice is left out: a run whose allocations are
-    too short for it would never go on.
-    test_every: steps between validations; the last step has one in any case. 0: no test split.
-    """
-    is_last = progress.step >= total_iter
-    is_due = test_every and (is_last or progress.step % test_every == 0)
-    if is_due and progress.validated != progress.step and progress.validation_stops < 2:
-        return "validation"
-    return "nothing" if is_last else "steps"
+# ---- Whether the position fits options and data ----------------------------------------------
 
 
 def restore_progress(
@@ -434,162 +359,455 @@ def restore_progress(
     order: DataOrder,
     scored_on: str | None = None,
 ) -> Progress:
-    """The position of the run in `order`, this run's data.
+    """Return the position in the checkpoint, as a position in the data of this start.
 
-    Raises OptionError or DataError where it cannot continue.
+    resumed: the checkpoint.
+    folder: the folder of the run.
+    options: all options of this start, plain and without secrets. Options that differ from the
+        options in the checkpoint are logged.
+    train: the section `train` of the options.
+    order: the order of this start's training data.
+    scored_on: digest of this start's test clips, or None if it has none.
 
-    folder: of the run. options: all, plain and without secrets; those that differ from the
-    checkpoint's are logged.
-    scored_on: digest of this start's test clips; None: it has none.
+    Raises OptionError or DataError if the run cannot continue from here.
     """
-    state, is_own = (
-        resumed.state,
-        resumed.path.parent.resolve() == own_checkpoint(folder, "latest").parent.resolve(),
-    )
-    progress = Progress(
-        **{field.name: state.get(field.name, field.default) for field in fields(Progress)}
-    )
-    # Older versions did not write it, newer ones may write more
-    was = (
-        DataOrder(**{field.name: state["order"][field.name] for field in fields(DataOrder)})
-        if state.get("order")
-        else None
-    )
-    if progress.batch == (was or order).steps:
+    state = resumed.state
+    values = {field.name: state.get(field.name, field.default) for field in fields(Progress)}
+    progress = Progress(**values)
+    order_then = _order_in(state)
+    # An epoch that was complete when the checkpoint was written, counted in the steps of then.
+    steps_then = order.steps if order_then is None else order_then.steps
+    if progress.batch == steps_then:
         progress.next_epoch()
+
     changes = differences(state["options"], options)
     if changes and utils_dist.is_main_process():
-        texts = {key: [json.dumps(value) for value in values] for key, values in changes.items()}
-        short = {
-            key: [t if len(t) <= 80 else f"{t[:77]}..." for t in pair]
-            for key, pair in texts.items()
-        }
-        lines = [f"  {key}: {' -> '.join(pair)}" for key, pair in short.items()]
-        logger.warning(
-            "options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines)
-        )
-    progress.saved = progress.step if is_own else -1
-    if not is_own:
-        progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
+        _log_changed_options(changes)
+
+    # What a checkpoint of another run says of its files and validations is not true of this run.
+    own_folder = own_checkpoint(folder, "latest").parent
+    is_own = resumed.path.parent.resolve() == own_folder.resolve()
+    if is_own:
+        progress.saved = progress.step
+    else:
+        progress.saved = -1
+        progress.wandb_id = None
+        progress.validated = 0
+        progress.validation_stops = 0
+    # The task is the name of a run for W&B, not its folder. A copied folder with another task is
+    # another run there.
     if state["options"].get("task") != options.get("task"):
-        progress.wandb_id = (
-            None  # a copied folder is another run: the task is its name, not the folder
-        )
-    other_test = [
-        key for key in changes if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE)
-    ]
-    _forget_best_of_others(progress, folder, other_test, scored_on)
-    if progress.step < planned_steps(train, (was or order).steps, progress):
-        _find_place(progress, was, order, resumed, options)
+        progress.wandb_id = None
+
+    changed_scores = []
+    for key in changes:
+        if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE):
+            changed_scores.append(key)
+    _forget_best_of_others(progress, folder, changed_scores, scored_on)
+
+    # A finished run reads no more samples, so its data may have changed.
+    if progress.step < planned_steps(train, steps_then, progress):
+        _find_place(progress, order_then, order, resumed, options)
     return progress
+
+
+def _order_in(state: dict[str, Any]) -> DataOrder | None:
+    """Return the order of the data that a checkpoint was written with.
+
+    Returns None if the checkpoint comes from an earlier version, which did not save the order. A
+    later version may have saved more than the fields that are taken here.
+    """
+    if not state.get("order"):
+        return None
+    return DataOrder(**{field.name: state["order"][field.name] for field in fields(DataOrder)})
+
+
+def _log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
+    """Log one line for each changed option, e.g. "  train.G_optimizer_lr: 0.0004 -> 0.0002".
+
+    changes: see `differences`.
+    """
+    lines = []
+    for key, (then, now) in changes.items():
+        lines.append(f"  {key}: {_shortened(then)} -> {_shortened(now)}")
+    logger.warning(
+        "options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines)
+    )
+
+
+def _shortened(value: Any) -> str:
+    """Return an option in JSON, with at most 80 characters."""
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def differences(
+    then: dict[str, Any], now: dict[str, Any], where: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """Return the options that differ: dotted key -> (value then, value now).
+
+    A key that only one side has is left out.
+
+    where: text in front of each key, e.g. "train." if then and now are sections `train`.
+    """
+    found = {}
+    for key in sorted(then.keys() & now.keys()):  # keys of both
+        name = f"{where}{key}"
+        value_then = then[key]
+        value_now = now[key]
+        if name in NO_DIFFERENCE or value_then == value_now:
+            continue
+        if isinstance(value_then, dict) and isinstance(value_now, dict):
+            found |= differences(value_then, value_now, f"{name}.")
+        else:
+            found[name] = (value_then, value_now)
+    return found
 
 
 def _forget_best_of_others(
     progress: Progress, folder: Path, changed: list[str], scored_on: str | None
 ) -> None:
-    """Forget a best score that this start cannot be compared with, and say why.
+    """Forget a best score that this start cannot be compared with, and log the reason.
 
-    changed: options of the scores that changed. scored_on: see `restore_progress`. Without a test
-    split nothing is scored, and the best score keeps what it was measured on.
+    changed: keys of changed options that the scores depend on. scored_on: see `restore_progress`.
+    Without a test split nothing is scored, and the best score keeps what it was measured on.
     """
     if progress.best_psnr is None:
         return
     if changed:
         reason = f"{', '.join(changed)} changed"
-    elif not _versions(own_checkpoint(folder, "best")):
+    elif not _existing_versions(own_checkpoint(folder, "best")):
         reason = "this run's folder holds no checkpoint_best.pth"
     elif scored_on and progress.scored_on and scored_on != progress.scored_on:
         reason = "the test clips are not those it was measured on"
     else:
         return
     logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
-    progress.best_psnr, progress.best_step, progress.scored_on = None, 0, None
-
-
-def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
-    """Return the optimizer steps of the whole run: `total_iter` or `epochs`, what ends first."""
-    total = math.inf if train.total_iter is None else train.total_iter
-    if train.epochs is not None:
-        # Counted from where the run stands: its former epochs may have had another length.
-        left = (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
-        total = min(total, progress.step + left)
-    return int(total)  # the options have one of both
-
-
-def differences(
-    was: dict[str, Any], now: dict[str, Any], where: str = ""
-) -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (value then, value now) of the options that differ.
-
-    A key that one side lacks is left out.
-    """
-    found = {}
-    for key in sorted(was.keys() & now.keys()):
-        name, then, current = f"{where}{key}", was[key], now[key]
-        if name in NO_DIFFERENCE or then == current:
-            continue
-        if isinstance(then, dict) and isinstance(current, dict):
-            found |= differences(then, current, f"{name}.")
-        else:
-            found[name] = (then, current)
-    return found
+    progress.best_psnr = None
+    progress.best_step = 0
+    progress.scored_on = None
 
 
 def _find_place(
     progress: Progress,
-    was: DataOrder | None,
+    order_then: DataOrder | None,
     order: DataOrder,
     resumed: Resumed,
     options: dict[str, Any],
 ) -> None:
-    """Start the next epoch, with a warning, where a position in the data means other samples than
-    before.
+    """Move `progress` to the next epoch if its position means other samples than before.
 
-    With the same number of samples a step, a run continues with the next sample on any number of
-    ranks. Raises OptionError where that number differs, and DataError where the samples do, unless
-    the user named the checkpoint: a run that a queue starts again must not continue with half of
-    its GPUs or clips because a host or disk is missing.
+    With the same number of samples a step, a run continues with the next sample, on any number of
+    ranks.
+
+    order_then: the order that the checkpoint was written with, or None if it is not known.
+    order: the order of this start.
+
+    Raises OptionError if the samples a step differ, and DataError if the samples themselves differ.
+    A run that a queue starts again must not continue with half of its GPUs or clips because a host
+    or a disk is missing. If the user named the checkpoint, the change is meant, and is only logged.
     """
-    ranks, ranks_then = utils_dist.get_world_size(), resumed.state["world_size"]
-    now, before = (
-        count
-        * tree["datasets"]["train"]["dataloader_batch_size"]
-        * tree["train"]["accumulation_steps"]
-        for count, tree in ((ranks, options), (ranks_then, resumed.state["options"]))
-    )
-    pairs = [("samples a step", before, now)]
-    if was is not None:
-        pairs += [
-            ("samples an epoch", was.samples, order.samples),
-            ("seed of the order", was.seed, order.seed),
-        ]
-    changed = [f"{name} {old} -> {new}" for name, old, new in pairs if old != new]
-    is_other = was is not None and was.sample_list != order.sample_list
-    changed += ["other clips, frames or spikes"] * is_other
-    if (is_other or now != before) and not resumed.is_named:
-        raise (DataError if is_other else OptionError)(
-            "the training data or the batch are not those of the checkpoint: "
-            f"{', '.join(changed)}", str(resumed.path),
-            f"the same clips, frames, sizes, dataset.json and calibration, and {before} samples "
-            "a step, as before",
-            "bring the files back, and choose ranks x datasets.train.dataloader_batch_size x "
-            f"train.accumulation_steps = {before}; or, to continue with the present ones from a "
-            f"new epoch: --resume {resumed.path}",
-        )  # fmt: skip
+    ranks = utils_dist.get_world_size()
+    ranks_then = resumed.state["world_size"]
+    per_step = _samples_per_step(ranks, options)
+    per_step_then = _samples_per_step(ranks_then, resumed.state["options"])
+
+    # What has changed, in words.
+    changed = []
+    if per_step_then != per_step:
+        changed.append(f"samples a step {per_step_then} -> {per_step}")
+    is_other_data = False
+    if order_then is not None:
+        if order_then.samples != order.samples:
+            changed.append(f"samples an epoch {order_then.samples} -> {order.samples}")
+        if order_then.seed != order.seed:
+            changed.append(f"seed of the order {order_then.seed} -> {order.seed}")
+        is_other_data = order_then.sample_list != order.sample_list
+        if is_other_data:
+            changed.append("other clips, frames or spikes")
+
+    if (is_other_data or per_step != per_step_then) and not resumed.is_named:
+        raise _other_data_or_batch(is_other_data, changed, per_step_then, resumed.path)
+
+    # The steps of an epoch follow from the numbers above. If they are equal, and the position is
+    # still behind the end of the epoch, the checkpoint was not written by such a run.
     if not changed and progress.batch > order.steps:
         changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
+    # A position at the start of an epoch can stay: no sample of the epoch has been used.
     if changed and progress.batch:
         progress.next_epoch()
-    if changed and utils_dist.is_main_process():
+
+    if not utils_dist.is_main_process():
+        return
+    if changed:
         logger.warning(
             "the training data or the batch changed since the checkpoint (%s): epoch %d begins "
             "with its first sample",
-            ", ".join(changed), progress.epoch + 1,
-        )  # fmt: skip
-    elif ranks != ranks_then and utils_dist.is_main_process():
+            ", ".join(changed),
+            progress.epoch + 1,
+        )
+    elif ranks != ranks_then:
         logger.warning(
             "%d ranks now, %d before: the same samples in the same order, but sums round "
             "differently",
             ranks,
             ranks_then,
         )
+
+
+def _samples_per_step(ranks: int, options: dict[str, Any]) -> int:
+    """Return the number of samples of one optimizer step, over all ranks."""
+    batch_size = options["datasets"]["train"]["dataloader_batch_size"]
+    return ranks * batch_size * options["train"]["accumulation_steps"]
+
+
+def _other_data_or_batch(
+    is_other_data: bool, changed: list[str], per_step_then: int, path: Path
+) -> DataError | OptionError:
+    """Return the error of a run that would continue with other data or another batch.
+
+    is_other_data: whether the samples differ; else the samples a step do.
+    changed: what has changed, in words. per_step_then: samples a step of the checkpoint in `path`.
+    """
+    kind = DataError if is_other_data else OptionError
+    return kind(
+        what="the training data or the batch are not those of the checkpoint: "
+        f"{', '.join(changed)}",
+        where=str(path),
+        expected="the same clips, frames, sizes, dataset.json and calibration, and "
+        f"{per_step_then} samples a step, as before",
+        do="bring the files back, and choose ranks x datasets.train.dataloader_batch_size x "
+        f"train.accumulation_steps = {per_step_then}; or, to continue with the present ones from a "
+        f"new epoch: --resume {path}",
+    )
+
+
+# ---- Writing a file --------------------------------------------------------------------------
+
+
+def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
+    """Write `state` to `path` atomically. Returns when file, sidecar and folder are on the disk.
+
+    keep: number of former versions to keep.
+        0: the new file takes the place of the newest one, whose state it completes.
+        None: no former version and no sidecar. For weights, which nothing resumes from.
+
+    Raises CheckpointError, and leaves the former file as it was, if
+    * `state` holds anything but plain types and tensors: it could not be loaded with
+      ``weights_only=True``,
+    * the disk is too full, or
+    * writing fails.
+    """
+    # The file is a little larger than its tensors. A fifth is ample for the rest.
+    need_mb = 1.2 * _plain_bytes(state) / 2**20
+    sidecar = _sidecar_of(path)
+    new_file = _temporary_name(path)
+    new_sidecar = _temporary_name(sidecar)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free_mb = free_bytes(path.parent) / 2**20
+        if free_mb < need_mb:
+            what = f"the disk is too full for a checkpoint: {free_mb:.0f} MB free"
+            raise CheckpointError(what, str(path), f"at least {need_mb:.0f} MB", ROOM)
+        _remove_temporary_files(path)
+
+        # Write the file. "x" creates a new one: it never opens a file that is there, nor follows a
+        # link that somebody put under this name.
+        with open(new_file, "xb") as file:
+            torch.save(state, file)
+        _wait_for_disk(new_file)
+        if keep is None:
+            os.replace(new_file, path)
+            return
+        with open(new_sidecar, "x", encoding="ascii") as file:
+            file.write(f"{sha256_of(new_file)}\n")
+        _wait_for_disk(new_sidecar)
+
+        # A damaged newest file is not kept: it would push a good version out.
+        if keep and path.exists() and _fault(path) is None:
+            _rename_versions(path, keep)
+
+        # The order matters. Without a sidecar a file is taken as it is. So between these three
+        # lines a reader takes the old or the new file, and never compares it with the digest of
+        # the other one.
+        sidecar.unlink(missing_ok=True)
+        os.replace(new_file, path)
+        os.replace(new_sidecar, sidecar)
+        _wait_for_disk(path.parent)
+    except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
+        room = (
+            f"a writable folder with room for {need_mb:.0f} MB "
+            f"({free_bytes(path.parent) / 2**20:.0f} MB are free)"
+        )
+        raise CheckpointError(f"cannot write the checkpoint: {e}", str(path), room, ROOM) from e
+    finally:
+        # A folder that cannot be written makes this fail as well. The error above names it.
+        with suppress(OSError):
+            _remove_temporary_files(path)
+
+
+def _plain_bytes(value: Any, where: str = "state") -> int:
+    """Return the number of bytes of all tensors in `value`, which is nearly the size of the file.
+
+    value: a state, or a part of it. where: the place of the part, e.g. "state['optimizer'][0]".
+
+    Raises CheckpointError for a type that torch.load refuses with ``weights_only=True``.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        keys = sum(_plain_bytes(key, f"{where} (a key)") for key in value)
+        return keys + sum(_plain_bytes(item, f"{where}[{key!r}]") for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return sum(_plain_bytes(item, f"{where}[{index}]") for index, item in enumerate(value))
+    # The exact types: a subclass, e.g. numpy.float64 of float, is refused when it is read.
+    if type(value) not in (str, int, float, bool, type(None)):
+        raise CheckpointError(
+            what=f"{type(value).__name__} in a checkpoint",
+            where=where,
+            expected="plain types and tensors only",
+            do="convert it before saving",
+        )
+    return 0
+
+
+def _rename_versions(path: Path, keep: int) -> None:
+    """Make each version the one before: `X.pth` -> `X_previous.pth` -> `X_previous2.pth` -> ...
+
+    keep: number of former versions that stay. The oldest one is overwritten. `X.pth` itself stays
+    there until the new file replaces it.
+    """
+    versions = [path, path.with_name(f"{path.stem}_previous{path.suffix}")]
+    for number in range(2, keep + 1):
+        versions.append(path.with_name(f"{path.stem}_previous{number}{path.suffix}"))
+    # From the oldest to the newest, so that no version is overwritten before it has its new name.
+    for number in range(keep, 0, -1):
+        newer = versions[number - 1]
+        older = versions[number]
+        if newer.exists():
+            _link(_sidecar_of(newer), _sidecar_of(older))
+            _link(newer, older)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make `target` another name of the file `source`, atomically.
+
+    Does nothing if there is no `source`, e.g. if a former version has no sidecar.
+    """
+    if not source.exists():
+        return
+    link = _temporary_name(target)
+    try:
+        os.link(source, link)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, link)
+    os.replace(link, target)
+
+
+def _wait_for_disk(path: Path) -> None:
+    """Return when the file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as e:
+        # Some file systems cannot do this for folders, and answer with one of these errors.
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _temporary_name(path: Path) -> Path:
+    """Return a name beside `path` that nobody can foresee: `.<name>.<32 random digits>.tmp`."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+def _remove_temporary_files(path: Path) -> None:
+    """Remove our temporary files of saves that failed or were killed: they would fill the disk.
+
+    Files of other users, and files with another form of name, stay.
+    """
+    for left in path.parent.glob(f".{path.stem}*.tmp"):
+        if TEMPORARY.fullmatch(left.name) and left.lstat().st_uid == os.geteuid():
+            left.unlink(missing_ok=True)
+
+
+# ---- Reading a file --------------------------------------------------------------------------
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the state in `path`, with its tensors on the CPU.
+
+    If the file is damaged, the former version is read instead, with a warning. A file is data only:
+    code in it is refused, not run.
+
+    Raises CheckpointError, with the fault of each version, if none can be read.
+    """
+    faults = []
+    if not os.path.lexists(path):
+        faults.append(f"{path.name} does not exist")
+    for candidate in _existing_versions(path):
+        fault = _fault(candidate)
+        if fault is None:
+            try:
+                state = load_plain(candidate)
+                if candidate != path:
+                    logger.warning("the former version is used instead: %s", candidate)
+                return state
+            except UNREADABLE as e:
+                fault = _fault_in_words(e)
+        logger.warning("%s is damaged (%s)", candidate, fault)
+        faults.append(f"{candidate.name}: {fault}")
+    raise CheckpointError(
+        what=f"no readable checkpoint: {'; '.join(faults)}",
+        where=str(path),
+        expected="a file of this project, sha256 as its sidecar says",
+        do="go on from another checkpoint of this run (--resume .../checkpoint_best.pth), or "
+        "choose another task name",
+    )
+
+
+def _fault_in_words(error: BaseException) -> str:
+    """Return what is wrong with a file that `load_plain` could not read."""
+    # The texts of these two tell the fault. The texts of torch's errors speak of its own code.
+    if isinstance(error, (OSError, RefusedFile)):
+        return f"{error}"
+    if isinstance(error, MemoryError):
+        return "the memory does not hold it"
+    return "not a file of plain types and tensors alone"
+
+
+def _existing_versions(path: Path) -> list[Path]:
+    """Return the file `path` and its former versions, as far as they exist, the newest first.
+
+    A version in this list may be damaged: `load` finds out.
+    """
+    # `X_previous.pth` sorts before `X_previous2.pth`, and that before `X_previous10.pth`.
+    former = sorted(
+        path.parent.glob(f"{path.stem}_previous*{path.suffix}"),
+        key=lambda version: (len(version.name), version.name),
+    )
+    # lexists: a link to a file that is gone counts. Reading it then fails, with a warning.
+    if os.path.lexists(path):
+        return [path, *former]
+    return former
+
+
+def _fault(path: Path) -> str | None:
+    """Compare the file with the digest in its sidecar. Returns what is wrong, or None."""
+    sidecar = _sidecar_of(path)
+    try:
+        if not sidecar.exists():
+            return None  # weights from elsewhere have no sidecar
+        found = sha256_of(path)
+        expected = sidecar.read_text(errors="replace").strip()
+    except OSError as e:
+        return f"{e}"
+    if found == expected:
+        return None
+    return f"sha256 {found[:12]}, expected {expected[:12]}"
+
+
+def _sidecar_of(path: Path) -> Path:
+    """Return the name of the file that holds the SHA-256 of the file `path`."""
+    return Path(f"{path}.sha256")

@@ -1,6 +1,13 @@
-"""How far a run or a long action is: a bar on a terminal, lines elsewhere, or nothing.
+"""Shows how far a run or a long action is: a bar on a terminal, lines elsewhere, or nothing.
 
-On rank 0 only.
+Two things can be shown, both on rank 0 only:
+
+* `open_progress` shows one action with a known end, e.g. the check of 500 clips. It gives a `Bar`
+  or `Lines`; the caller calls `update` on it each time that something is done.
+* `RunProgress` shows a whole training run, over all its epochs. `utils.run.run.Run` calls it.
+
+The bar is drawn by tqdm: `epoch 3:  12%|####      | 0.8 it/s, 01:40:00 left`. A line of the other
+form reads: `check: 30 %, 150 of 500 clips, 12.0 a second, 00:00:29 left`.
 """
 
 import logging
@@ -17,13 +24,18 @@ from tqdm import tqdm
 
 from utils.dist.state import RUN
 
+# Without a bar, one line is logged at each tenth of the whole.
 LINES = 10
+# The bar, in the placeholders of tqdm.
 FORM = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+# Seconds after a line until the next one is logged, also if no tenth was completed.
 LINE_S = 60.0
-QUIET_S = 5.0  # an action that is over by then needs no line in the log of a run
+# An action that is over within these seconds needs no line in the log of a run.
+QUIET_S = 5.0
 
-# No thread of tqdm's own, no lock between processes: a loader worker that is killed or forked while
-# one holds the lock must not block anything.
+# A loader worker that is killed or forked while one of its threads holds tqdm's lock must not
+# block anything. So tqdm gets no thread of its own and no lock between processes, and each forked
+# process gets a new lock, which nobody holds.
 tqdm.monitor_interval = 0
 tqdm.set_lock(threading.RLock())
 os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
@@ -31,60 +43,118 @@ os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 logger = logging.getLogger(__name__)
 
 
+# ---- One action with a known end -------------------------------------------------------------
+
+
 @contextmanager
 def open_progress(
-    kind: str, total: int, name: str, unit: str = "it", *,
-    say: Callable[[str], object] = logger.info, quiet_s: float = QUIET_S, is_kept: bool = False,
-) -> Generator["Bar | Lines"]:  # fmt: skip
-    """kind: "bar" (lines where stderr is no terminal), "line", "none". TQDM_DISABLE=1 means none.
+    kind: str,
+    total: int,
+    name: str,
+    unit: str = "it",
+    *,
+    say: Callable[[str], object] = logger.info,
+    quiet_s: float = QUIET_S,
+    is_kept: bool = False,
+) -> Generator["Bar | Lines"]:
+    """Show the progress of an action within the block. Yields an object with a method `update`.
 
-    say: takes a line. quiet_s: seconds before the first line. is_kept: the finished bar stays on
-    the screen.
+    kind: "bar", "line" or "none". A bar becomes lines if stderr is no terminal. The environment
+        variable TQDM_DISABLE=1 has the effect of "none".
+    total: number of things to do, e.g. 500.
+    name: what is done, e.g. "check".
+    unit: what is counted, e.g. "clips".
+    say: function that takes each line, the log by default.
+    quiet_s: seconds before the first line.
+    is_kept: whether the finished bar stays on the screen.
     """
     kind = shown_kind(kind)
     if kind == "bar" and sys.stderr.isatty():
         with Bar(total, name, unit, is_kept=is_kept) as bar:
             yield bar
-    else:
-        yield Lines(total, name, unit, say if kind != "none" else lambda _: None, quiet_s)
+        return
+    if kind == "none":
+        say = _drop
+    yield Lines(total, name, unit, say, quiet_s)
+
+
+def _drop(line: str) -> None:
+    """Take a line, and show it nowhere."""
 
 
 def shown_kind(kind: str) -> str:
-    """`kind`, or "none" where nothing is to be shown."""
-    is_hidden = RUN.launch.rank != 0 or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
-    return "none" if is_hidden else kind
+    """Return `kind`, or "none" if this process shows no progress.
+
+    Ranks other than 0 show none, and TQDM_DISABLE switches all progress off. As in tqdm itself, an
+    empty value and "0" leave it on.
+    """
+    if RUN.launch.rank != 0:
+        return "none"
+    if os.environ.get("TQDM_DISABLE", "0") not in ("", "0"):
+        return "none"
+    return kind
+
+
+# ---- A bar on a terminal ---------------------------------------------------------------------
 
 
 class Bar(ExitStack):
-    """A bar of tqdm.
+    """Draws a bar of tqdm, from its creation to the end of its `with` block.
 
-    Whatever is written meanwhile appears above it. A lost terminal does not end the run.
+    While a bar is open, whatever else the program writes to stdout and stderr appears above the
+    bar. A lost terminal (OSError) does not end the run.
     """
 
     def __init__(
         self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any
     ) -> None:
+        """total, name, unit, is_kept: see `open_progress`. options: further options of tqdm."""
         super().__init__()
-        terminal = sys.stderr.stream if isinstance(sys.stderr, AboveBars) else sys.stderr
-        if terminal is sys.stderr:  # else another bar is open already
-            for redirect, stream in ((redirect_stderr, terminal), (redirect_stdout, sys.stdout)):
-                above: Any = AboveBars(stream, terminal)  # has what a stream needs to be written to
-                self.callback(above.finish)
-                self.enter_context(redirect(above))
+        terminal = sys.stderr
+        if isinstance(terminal, AboveBars):
+            # Another bar is open, and has replaced stderr and stdout already. This bar is drawn
+            # next to it, on the real stderr.
+            terminal = terminal.stream
+        else:
+            self._write_above(redirect_stderr, terminal, terminal)
+            self._write_above(redirect_stdout, sys.stdout, terminal)
         self._bar: Any = tqdm(
-            total=total, desc=name, unit=f" {unit}", file=terminal, leave=is_kept,
-            dynamic_ncols=True, miniters=0,
-            bar_format=FORM, **options,
-        )  # fmt: skip
+            total=total,
+            desc=name,
+            unit=f" {unit}",
+            file=terminal,
+            leave=is_kept,
+            dynamic_ncols=True,  # follow the width of the window
+            miniters=0,  # tqdm decides by the time alone when it draws again
+            bar_format=FORM,
+            **options,
+        )
+
+    def _write_above(self, redirect: Callable[[Any], Any], stream: Any, terminal: Any) -> None:
+        """Replace `stream` by one that writes above the bars, until this bar is closed.
+
+        redirect: redirect_stderr or redirect_stdout of contextlib.
+        terminal: the stream that shows the bars.
+        """
+        above = AboveBars(stream, terminal)
+        # An ExitStack runs its callbacks in reverse order. So the stream comes back first, and
+        # then `finish` writes what is left.
+        self.callback(above.finish)
+        self.enter_context(redirect(above))
 
     def __exit__(self, *error: Any) -> None:
+        # The bar is closed first, then the streams come back.
         with suppress(OSError):
             self._bar.close()
         super().__exit__(*error)
 
     def update(self, count: float = 1, name: str = "", values: str = "") -> None:
-        """`count` more are done. name: in place of the former one. values: what to show beside the
-        bar, without braces; at most 55 characters leave a bar on a terminal of 80 columns.
+        """Move the bar on.
+
+        count: how much was done since the last call.
+        name: the new name in front of the bar. Empty to keep the former name.
+        values: what is shown beside the bar in place of count and speed, without braces, e.g.
+            "0.8 it/s, loss 0.02". At most 55 characters leave room for a bar in 80 columns.
         """
         with suppress(OSError):
             if name:
@@ -95,130 +165,194 @@ class Bar(ExitStack):
 
 
 class AboveBars:
-    """A text stream whose complete lines appear above the open bars, not through them. terminal: of
-    the bars.
+    """Stands in for stdout or stderr while a bar is open: writes lines above the bars.
+
+    stream: the stream that is replaced.
+    terminal: the stream that shows the bars.
+
+    Text is held back until its line is complete, because a half line would be drawn through a bar.
     """
 
     def __init__(self, stream: Any, terminal: Any) -> None:
-        self.stream, self.terminal, self._begun = stream, terminal, ""
+        self.stream = stream
+        self.terminal = terminal
+        self._unfinished = ""  # the text after the last end of line
 
     def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
+        """Write the lines that `text` completes. Returns its length, as each stream does."""
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
         if lines:
-            # Clears the bars there, and draws them again
+            # This block of tqdm clears the bars, and draws them again below the lines.
             with tqdm.external_write_mode(file=self.terminal):
                 self.stream.write("".join(f"{line}\n" for line in lines))
                 self.stream.flush()
         return len(text)
 
     def finish(self) -> None:
-        """Write what has no end of line, after the bars are gone."""
+        """Write the text that has no end of line. The bars are gone by then."""
         with suppress(OSError):
-            self.stream.write(self._begun)
+            self.stream.write(self._unfinished)
 
     def __getattr__(self, name: str) -> Any:
+        # Everything else that a stream can do (flush, isatty, encoding, ...).
         return getattr(self.stream, name)
 
 
+# ---- Lines elsewhere -------------------------------------------------------------------------
+
+
 class Lines:
-    """A line after the first seconds, at each tenth, and after a minute without one, with the time
-    that remains.
+    """Writes lines that tell how much is done, and how long the rest takes.
+
+    A line comes after the first seconds, at each tenth, and after a minute without a line. The
+    arguments are those of `open_progress`.
     """
 
     def __init__(
         self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0
     ) -> None:
-        self.total, self.name, self.unit, self.done, self._say = max(total, 1), name, unit, 0, say
+        self.total = max(total, 1)  # 0 things to do would divide by zero below
+        self.name = name
+        self.unit = unit
+        self.done = 0
+        self._say = say
         self._begin = time.monotonic()
-        self._quiet_until, self._due = self._begin + quiet_s, self._begin + QUIET_S
+        self._quiet_until = self._begin + quiet_s
+        self._due = self._begin + QUIET_S  # when a line comes even if no tenth was completed
 
     def update(self, count: float = 1) -> None:
+        """Count what was done since the last call, and write a line if one is due.
+
+        count: may be a part of one thing, e.g. 1/3 of a clip.
+        """
         now = time.monotonic()
-        # Slightly more, because three thirds add up to slightly less than 1.
-        former = (self.done + 1e-6) / self.total
+        # The small addition is for parts: 1/3 + 1/3 + 1/3 may be slightly less than 1.
+        former_share = (self.done + 1e-6) / self.total
         self.done += count
         share = (self.done + 1e-6) / self.total
-        is_tenth = int(LINES * share) > int(LINES * former)
-        if now < self._quiet_until or not (is_tenth or now >= self._due):
+        completes_tenth = int(LINES * share) > int(LINES * former_share)
+
+        if now < self._quiet_until:
+            return
+        if not completes_tenth and now < self._due:
             return
         self._due = now + LINE_S
+
+        # The lower limits avoid a division by zero in the first moment.
         rate = max(self.done, 1e-6) / max(now - self._begin, 1e-6)
         pace = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
-        done, left = (
-            f"{self.done:.1f}".removesuffix(".0"),
-            duration(max(self.total - self.done, 0) / rate),
-        )
+        done = f"{self.done:.1f}".removesuffix(".0")  # "3", but "3.5"
+        left = duration(max(self.total - self.done, 0) / rate)
         self._say(
             f"{self.name}: {int(100 * share)} %, {done} of {self.total} {self.unit}, {pace}, "
             f"{left} left"
         )
 
 
+# ---- A whole training run --------------------------------------------------------------------
+
+
 class RunProgress(ExitStack):
-    """The progress of a whole training run: one bar over all epochs, a line at each tenth, or
+    """Shows the progress of a training run: one bar over all epochs, lines at the tenths, or
     nothing.
 
-    kind: see `logging.progress`; "bar" shows nothing without a terminal, for there the log lines
-    tell the same.
-    every: "validation" and "save" -> steps between two of them; one more of each follows the last
-    step.
+    Used as a context manager by the run; leaving it closes the bar.
     """
 
     def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:
+        """kind: the option logging.progress. A "bar" shows nothing if stderr is no terminal,
+            because the log lines of the run tell the same.
+        total_iter: number of steps of the run.
+        timer: the run's StepTimer (utils.run.measure), which knows the speed.
+        every: "validation" and "save" -> number of steps between two of them, e.g. 1000. 0 if
+            there are none. One more of each follows the last step.
+        """
         super().__init__()
-        self.kind, self.total_iter, self.timer, self.every = (
-            shown_kind(kind),
-            total_iter,
-            timer,
-            every,
-        )
-        self._shown: Bar | None = None
+        self.kind = shown_kind(kind)
+        self.total_iter = total_iter
+        self.timer = timer
+        self.every = every
+        self._bar: Bar | None = None
         self._name = ""
 
     def begin_epoch(self, epoch: int, step: int) -> None:
-        """epoch: from 0; `step` is done.
+        """Show a new epoch. The first call opens the bar: by then no rank waits for this one.
 
-        The first call opens the bar: by then no rank waits for this one.
+        epoch: number of the epoch, from 0. step: number of steps done so far.
         """
         self._name = f"epoch {epoch + 1}"
-        if self.kind == "bar" and self._shown is None and sys.stderr.isatty():
-            self._shown = self.enter_context(Bar(self.total_iter, self._name, "it", initial=step))
+        if self.kind == "bar" and self._bar is None and sys.stderr.isatty():
+            self._bar = self.enter_context(Bar(self.total_iter, self._name, "it", initial=step))
 
     def update(self, step: int, values: str) -> None:
-        """`step` is done. values: of the newest log line."""
-        if self._shown:
-            pace, left = self.timer.pace(), self.eta(step)
-            parts = [f"{1 / pace:.3g} it/s" if pace else "", f"{left} left" if left else "", values]
-            self._shown.update(1, self._name, ", ".join(filter(None, parts)))
-        elif (
-            self.kind == "line"
-            and step * LINES // self.total_iter > (step - 1) * LINES // self.total_iter
-        ):
-            left = f", {eta} left" if (eta := self.eta(step)) else ""
+        """Show that one more step is done.
+
+        step: number of steps done so far. values: numbers of the newest log line, for the bar.
+        """
+        if self._bar:
+            self._bar.update(1, self._name, self._beside_bar(step, values))
+        elif self.kind == "line" and self._completes_tenth(step):
+            eta = self.eta(step)
+            left = f", {eta} left" if eta else ""
             share = 100 * step // self.total_iter
             logger.info("%s: %d %%, %d of %d it%s", self._name, share, step, self.total_iter, left)
 
-    def eta(self, step: int) -> str:
-        """The time that the steps after `step` and their validations and saves take, e.g. "1 d
-        03:12:00".
+    def _beside_bar(self, step: int, values: str) -> str:
+        """Return what stands beside the bar, e.g. "0.8 it/s, 01:40:00 left, loss 0.0234".
 
-        Empty before the speed is known. A validation or save counts from the first one that was
+        Before the second step neither the speed nor the time that is left is known.
+        """
+        texts = []
+        pace = self.timer.pace()
+        if pace:
+            texts.append(f"{1 / pace:.3g} it/s")
+        left = self.eta(step)
+        if left:
+            texts.append(f"{left} left")
+        if values:
+            texts.append(values)
+        return ", ".join(texts)
+
+    def _completes_tenth(self, step: int) -> bool:
+        """Whether step number `step` completes a tenth of the run."""
+        tenths = step * LINES // self.total_iter
+        tenths_before = (step - 1) * LINES // self.total_iter
+        return tenths > tenths_before
+
+    def eta(self, step: int) -> str:
+        """Return the time that the rest of the run takes, e.g. "1 d 03:12:00".
+
+        The rest is the steps after `step`, with their validations and saves. Returns "" if the
+        speed is not known yet. Validations, and saves, are counted after the first one of them was
         measured.
         """
-        pace, last = self.timer.pace(), self.total_iter - 1
+        pace = self.timer.pace()
         if pace is None:
             return ""
         seconds = (self.total_iter - step) * pace
         for kind, every in self.every.items():
-            # Those of `step` itself are still to come
-            if every and (known := self.timer.pauses.get(kind)):
-                seconds += (last // every - (step - 1) // every + 1) * statistics.fmean(known)
+            known = self.timer.pauses.get(kind)
+            if every and known:
+                seconds += self._pauses_to_come(step, every) * statistics.fmean(known)
         return duration(seconds)
+
+    def _pauses_to_come(self, step: int, every: int) -> int:
+        """Return how many validations (or saves) are still to come after `step` steps.
+
+        They come at each multiple of `every`, and one follows the last step. E.g. 3 if 10 of 25
+        steps are done and every = 10: at 10, at 20 and at 25. The pause of `step` itself counts,
+        because this is asked before it.
+        """
+        last_before_end = self.total_iter - 1
+        multiples_until_end = last_before_end // every
+        multiples_before_step = (step - 1) // every
+        return multiples_until_end - multiples_before_step + 1
 
 
 def duration(seconds: float) -> str:
-    """E.g. "03:12:00" or "1 d 03:12:00"."""
+    """Return a time in words of a clock, e.g. "03:12:00" or "1 d 03:12:00"."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     days, h = divmod(hours, 24)
-    return f"{days} d {h:02}:{m:02}:{s:02}" if days else f"{h:02}:{m:02}:{s:02}"
+    clock = f"{h:02}:{m:02}:{s:02}"
+    return f"{days} d {clock}" if days else clock
