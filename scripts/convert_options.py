@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Write an option file of S-VRT (JSON or YAML) as one of this project.
+"""Write an option file of S-VRT (JSON or YAML) as an option file of this project.
 
-It prints what was renamed, what was dropped because it has no effect here, and what our options
-cannot say, with the size of the effect. Keys without a counterpart stop it; --drop names those that
-may be left out.
-Files of KAIR need no conversion; docs/coming_from.md has a table for those of BasicSR. Secrets are
-never copied.
+The program prints which keys were renamed, which were dropped because they have no effect here,
+and what our options cannot say, with the size of the effect. A key without a counterpart is an
+error. --drop names the keys that may be left out.
+
+Files of KAIR need no conversion. docs/coming_from.md has a table for files of BasicSR. Secrets
+are never copied.
 
     python scripts/convert_options.py theirs.json --out ours.json
     python scripts/convert_options.py theirs.yml path.root=runs --out ours.json \
@@ -13,15 +14,13 @@ never copied.
 """
 
 import argparse
-import functools
-import itertools
 import json
 import re
 import sys
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -40,14 +39,27 @@ from utils.options.load import (
 from utils.options.models import KAIR_ONLY
 from utils.options.secrets import KEY, redact
 
-LARGEST_YAML = 2**16  # bytes; PyYAML reads some 50 kB a second
+# Throughout this file, a key is dotted: `netG.depths` is the option `depths` of the section `netG`.
+# PARTS is the table of main_train_vrt.py that knows the networks, datasets and losses, and so
+# which keys each section may have.
+
+# Bytes of a YAML file. PyYAML reads some 50 kB a second, so a larger file would seem to hang.
+LARGEST_YAML = 2**16
+# Values in a YAML file. A few lines with aliases can stand for billions of values.
 MOST_VALUES = 20_000
+
+# The two data sets of an option file, each with its own section.
 SPLITS = ("datasets.train", "datasets.test")
-OF_SVRT = re.compile(  # how an option begins that only S-VRT has
+
+# Matches the beginning of a key that only S-VRT has. A file with such a key is a file of S-VRT.
+OF_SVRT = re.compile(
     r"(swanlab|logfire|netG\.(input_mode|optical_flow)|datasets\.\w+\.(spike_(h|w|flipud|reconstruction|normalize)"
     r"|spike\.reconstruction|middle_tfp_center|rgb_normalize|input_pack_mode|keep_legacy_l))(\.|$)"
 )
-DROPPED = {  # what the whole key of an option or section matches -> why it is left out
+
+# Keys of S-VRT without a counterpart that may be left out without a question.
+# Each pattern must match the whole key of an option or of a section. The text is the reason.
+DROPPED = {
     r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & "
     "Biases; nothing is copied",
     f".*{KEY.pattern}": "secrets are never copied; give WANDB_API_KEY in the environment",
@@ -56,17 +68,11 @@ DROPPED = {  # what the whole key of an option or section matches -> why it is l
     r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": "clips are tested one by "
     "one, without a loader",
 }
-# Keys of our `spike` section
-OURS = (
-    "type",
-    "h",
-    "w",
-    "flip",
-    "rate",
-    "gamma",
-    "center",
-    "representation",
-)
+
+# The keys of our `spike` section that a test split can take over from the training split.
+SPIKE_KEYS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")
+
+# What differs in effect, for the messages.
 ROUNDED = (
     "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on "
     "average, at most 0.004"
@@ -82,44 +88,124 @@ NORMALIZED = (
 )
 
 
+class Problem(NamedTuple):
+    """A key or value that this program cannot convert, and the user's way out."""
+
+    what: str  # what is wrong
+    do: str  # what to add to the command
+
+
 @dataclass
 class Conversion:
-    """The options of a file on their way from S-VRT's keys to ours.
+    """The options of one file while their keys change from S-VRT's to ours, and what is reported.
 
-    values: dotted key -> value.
-    renamed, dropped: key of S-VRT -> what became of it, and why.
-    unsaid: key of S-VRT -> what our options cannot say.
-    problems: key -> (what is wrong, what to do). With any problem nothing is written.
+    The functions `convert_...` below all change one object of this class.
     """
 
-    values: dict[str, Any]
-    renamed: dict[str, str] = field(default_factory=dict)
-    dropped: dict[str, str] = field(default_factory=dict)
-    unsaid: dict[str, str] = field(default_factory=dict)
-    problems: dict[str, tuple[str, str]] = field(default_factory=dict)
+    values: dict[str, Any]  # dotted key -> value; in the end, only keys of ours
+    # The three tables of the report: key of S-VRT -> a text for the user.
+    renamed: dict[str, str] = field(default_factory=dict)  # what the key became
+    dropped: dict[str, str] = field(default_factory=dict)  # why the key was left out
+    differences: dict[str, str] = field(default_factory=dict)  # what our options cannot express
+    # Key -> problem. With any problem nothing is written.
+    problems: dict[str, Problem] = field(default_factory=dict)
 
     def below(self, where: str) -> list[str]:
-        """The option `where`, or those of this section."""
+        """Return the keys of a section; or `where` itself, if `where` is an option.
+
+        For example, `netG` -> [`netG.depths`, `netG.img_size`], and `netG.depths` ->
+        [`netG.depths`]. Returns an empty list if there is neither.
+        """
+        # The dots at the end keep `netG.depths` from matching `netG.depths_of_flow`.
         return [key for key in self.values if f"{key}.".startswith(f"{where}.")]
 
     def take(self, where: str) -> Any:
-        """Remove an option, or a section, then {key: value}; None where there is neither."""
-        found = {key[len(where) + 1 :]: self.values.pop(key) for key in self.below(where)}
-        return found.get("", found or None)
+        """Remove an option and return its value, or remove a section and return {key: value}.
+
+        The keys of a returned section are relative to it. Returns None if there is neither.
+        """
+        if where in self.values:
+            taken = self.values[where]
+            for key in self.below(where):
+                del self.values[key]
+            return taken
+        section = {}
+        for key in self.below(where):
+            relative = key.removeprefix(f"{where}.")
+            section[relative] = self.values.pop(key)
+        if not section:
+            return None
+        return section
 
     def rename(self, old: str, new: str, value: Any, note: str = "") -> None:
-        """Put `value` under `new`, and note what became of `old`."""
+        """Set our option `new`, and report what became of the key `old` of S-VRT.
+
+        note: text of the report, if it says more than "new = value"
+        """
         self.values[new] = value
         self.renamed[old] = note or f"{new} = {json.dumps(value)}"
 
     def drop(self, where: str, why: str) -> None:
+        """Leave out an option or a section, if it is there, and report the reason."""
         if self.below(where):
             self.take(where)
             self.dropped[where] = why
 
 
+# ---- The command ------------------------------------------------------------------------------
+
+
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    command = parse(arguments)
+    from main_train_vrt import PARTS  # not before --help, because it imports torch
+
+    source = Path(command.file)
+    out = Path(command.out)
+    refuse_existing(out, "--out")
+    if out.suffix not in (".json", ".json5"):
+        raise OptionError(
+            what="another ending",
+            where=f"--out {out}",
+            expected=".json, as launch_train.sh expects",
+            do="add it",
+        )
+
+    # Read the file and tell its kind.
+    is_yaml = source.suffix.lower() in (".yml", ".yaml")
+    if is_yaml:
+        values = read_yaml(source)
+    else:
+        values = read_with_base(source, Sources(str(source)))
+    conversion = Conversion(flattened(redact(values)))
+    is_svrt = any(OF_SVRT.match(key) for key in conversion.values)
+    if not is_svrt:
+        refuse_unknown_kind(values, source)
+
+    # A JSON file of KAIR is checked and not converted. A YAML file always becomes JSON.
+    is_converted = is_svrt or is_yaml
+    if is_converted:
+        values = convert(conversion, command, PARTS)
+    refuse_problems(conversion, values, source, PARTS)
+    if not is_converted:
+        print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion.")
+        print(
+            "dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of "
+            "all GPUs in KAIR."
+        )
+        print(f"nothing was written; train with: ./launch_train.sh N {source}")
+        return 0
+
+    write_whole(out, file_text(values, source, conversion).encode() + b"\n")
+    gpus = 1
+    if values.get("dist"):
+        gpus = len(values.get("gpu_ids") or [0])
+    print(f"written: {out}\ntrain with: ./launch_train.sh {gpus} {out}")
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the command line as file, out, spike_size, drop and overrides."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -136,69 +222,74 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="options of ours to set in the new file"
     )
-    command = parser.parse_intermixed_args(arguments)
-    from main_train_vrt import PARTS  # not before --help: it brings torch
+    # Intermixed, so that key=value may also stand between the options.
+    return parser.parse_intermixed_args(arguments)
 
-    source, out = Path(command.file), Path(command.out)
-    refuse_existing(out, "--out")
-    if out.suffix not in (".json", ".json5"):
-        raise OptionError(
-            "another ending", f"--out {out}", ".json, as launch_train.sh expects", "add it"
-        )
-    is_yaml = source.suffix.lower() in (".yml", ".yaml")
-    values = read_yaml(source) if is_yaml else read_with_base(source, Sources(str(source)))
-    c = Conversion(flattened(redact(values)))
-    is_svrt = any(map(OF_SVRT.match, c.values))
-    if not is_svrt and not all(isinstance(values.get(name), dict) for name in ("netG", "datasets")):
-        do = "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR"
-        raise OptionError(
-            "unknown kind of option file",
-            str(source),
-            "S-VRT: netG, datasets with spike_h, ...",
-            do,
-        )
-    if is_svrt or is_yaml:
-        values = convert(c, command, PARTS)
-    judge(c, values, source, PARTS)
-    if not is_svrt and not is_yaml:
-        print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion.")
-        print(
-            "dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of "
-            "all GPUs in KAIR."
-        )
-        print(f"nothing was written; train with: ./launch_train.sh N {source}")
-        return 0
-    text = json.dumps(values, indent=2, ensure_ascii=False)
-    # Lists of plain values take one line. Strings in JSON have no line ends.
-    text = re.sub(
-        r"\[\n[^\[\]{}]*\]",
-        lambda found: re.sub(r"\n *", "", re.sub(r",\n *", ", ", found[0])),
-        text,
+
+def refuse_unknown_kind(values: dict[str, Any], source: Path) -> None:
+    """Raise OptionError if a file that is not of S-VRT is not of KAIR either."""
+    sections = ("netG", "datasets")  # every file of KAIR has both
+    if all(isinstance(values.get(name), dict) for name in sections):
+        return
+    raise OptionError(
+        what="unknown kind of option file",
+        where=str(source),
+        expected="S-VRT: netG, datasets with spike_h, ...",
+        do="write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR",
     )
-    head = [f"Converted from {source.name} of S-VRT by scripts/convert_options.py."]
-    head += [f"It cannot say: {key}: {why}." for key, why in c.unsaid.items()]
-    comment = "".join(f"  // {line}\n" for part in head for line in textwrap.wrap(part, 115))
-    write_whole(out, text.replace("{\n", f"{{\n{comment}", 1).encode() + b"\n")
-    gpus = len(values.get("gpu_ids") or [0]) if values.get("dist") else 1
-    print(f"written: {out}\ntrain with: ./launch_train.sh {gpus} {out}")
-    return 0
+
+
+def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> str:
+    """Return the new file as text: the options as JSON, under a comment that says its origin."""
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+
+    # A list of plain values takes one line: [6, 224, 224]. The pattern finds a list without
+    # brackets inside. Strings in JSON have no line ends, so only the indentation is removed.
+    def on_one_line(found: re.Match[str]) -> str:
+        spaced = re.sub(r",\n *", ", ", found[0])
+        return re.sub(r"\n *", "", spaced)
+
+    text = re.sub(r"\[\n[^\[\]{}]*\]", on_one_line, text)
+
+    paragraphs = [f"Converted from {source.name} of S-VRT by scripts/convert_options.py."]
+    for key, why in conversion.differences.items():
+        paragraphs.append(f"It cannot say: {key}: {why}.")
+    comment = ""
+    for paragraph in paragraphs:
+        for line in textwrap.wrap(paragraph, 115):
+            comment += f"  // {line}\n"
+    # The comment stands below the first bracket.
+    return text.replace("{\n", "{\n" + comment, 1)
+
+
+# ---- Reading YAML -----------------------------------------------------------------------------
+
+
+class UnfitYamlError(ValueError):
+    """A YAML file is too large, or its aliases stand for too many values.
+
+    The text is a clause that ends the sentence "cannot read the option file: ...".
+    """
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Raises OptionError for a file that cannot be read."""
+    """Return the sections of a YAML file. Raises OptionError if the file cannot be read."""
     try:
-        import yaml  # comes with wandb
+        import yaml  # wandb installs it; this project does not require it
     except ImportError as e:
         raise OptionError(
             "no package PyYAML", str(path), "PyYAML, to read a YAML file", "pip install pyyaml"
         ) from e
 
     class Loader(yaml.SafeLoader):
-        """Reads 4e-4, without a point, as a number; in YAML 1.1 it is text."""
+        """Reads 4e-4, without a point, as a number. In YAML 1.1 it is text."""
 
     number = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, [*"+-0123456789"])
+    first_characters = list("+-0123456789")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, first_characters)
+
     try:
+        # One byte more than allowed tells that the file is too large.
         with open(path, "rb") as file:
             content = file.read(LARGEST_YAML + 1)
         if len(content) > LARGEST_YAML:
@@ -206,12 +297,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         loader = Loader(content.decode("utf-8-sig"))
         node = loader.get_single_node()
         _refuse_repetition(node)
-        # Only now: merged keys (<<) are copied as often as they are named.
-        if node and isinstance(values := loader.construct_document(node), dict):
+        # Only now are the values made, because each merged key (<<) is copied at each use.
+        values = loader.construct_document(node) if node else None
+        if isinstance(values, dict):
             return values
-        what, where = "the option file holds no object", str(path)
+        what = "the option file holds no object"
+        where = str(path)
     except (OSError, ValueError, ArithmeticError, RecursionError, yaml.YAMLError) as e:
-        mark = getattr(e, "problem_mark", None)  # the whole message may quote a secret
+        # Of an error of PyYAML only the line is told. Its whole text may quote a secret.
         reason = ""
         if isinstance(e, OSError):
             reason = f": {e.strerror}"
@@ -220,323 +313,538 @@ def read_yaml(path: Path) -> dict[str, Any]:
         elif isinstance(e, UnfitYamlError):
             reason = f": {e}"
         what = f"cannot read the option file{reason}"
+        mark = getattr(e, "problem_mark", None)  # PyYAML counts lines from 0
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
     raise OptionError(
         what, where, "plain YAML in UTF-8: sections and keys", "correct it, or its path"
     )
 
 
-class UnfitYamlError(ValueError):
-    """A YAML file is too large, or makes too much of little. Its text is a clause."""
+def _refuse_repetition(root: Any) -> None:
+    """Raise UnfitYamlError if the aliases of a YAML file stand for very many values.
 
+    An alias `*name` repeats the value `&name`. Ten lines, each with ten aliases of the line
+    before, stand for 10**10 values. An alias of its own parent stands for endlessly many.
 
-def _refuse_repetition(node: Any) -> None:
-    """Raise UnfitYamlError for a YAML whose aliases reach very many values, or themselves.
-
-    node: of yaml.compose; one that an alias names stands in each place.
+    root: the node that PyYAML has read. In it each alias is the node that it repeats, so this
+        walk meets a repeated node as often as it is repeated.
     """
-    waiting = [(node, 0)]
+    waiting = [(root, 0)]  # nodes to visit, each with its depth
     count = 0
     while waiting:
-        one, depth = waiting.pop()
+        node, depth = waiting.pop()
         count += 1
         if count > MOST_VALUES:
             raise UnfitYamlError(f"its aliases (*name) make more than {MOST_VALUES} values")
         if depth > DEEPEST:
             raise UnfitYamlError(f"more than {DEEPEST} brackets or sections within one another")
-        inner = getattr(one, "value", None)
-        if isinstance(inner, list):
-            for item in inner:
-                parts = item if isinstance(item, tuple) else (item,)
-                waiting += [(part, depth + 1) for part in parts]
+        # A list node holds nodes. A mapping node holds pairs (key node, value node).
+        inner = getattr(node, "value", None)
+        if not isinstance(inner, list):
+            continue
+        for item in inner:
+            children = item if isinstance(item, tuple) else (item,)
+            for child in children:
+                waiting.append((child, depth + 1))
+
+
+# ---- Sections and dotted keys -----------------------------------------------------------------
 
 
 def flattened(section: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """Dotted key -> value of all options; an empty section is a value."""
+    """Return all options as dotted key -> value, e.g. {"a": {"b": 1}} -> {"a.b": 1}.
+
+    An empty section stays as a value: {"a": {}} -> {"a": {}}.
+
+    where: dotted key of the section, with a dot at its end, or "" for the whole file
+    """
     found = {}
     for key, value in section.items():
-        is_section = isinstance(value, dict) and value
-        found |= flattened(value, f"{where}{key}.") if is_section else {f"{where}{key}": value}
+        if isinstance(value, dict) and value:
+            found.update(flattened(value, f"{where}{key}."))
+        else:
+            found[f"{where}{key}"] = value
     return found
 
 
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as sections, e.g. {"a.b": 1} -> {"a": {"b": 1}}."""
+    root: dict[str, Any] = {}
+    for key, value in values.items():
+        *names, last = key.split(".")
+        section = root
+        for name in names:
+            section = section.setdefault(name, {})
+        section[last] = value
+    return root
+
+
+def prefixes(key: str) -> list[str]:
+    """Return the sections of a key and the key, e.g. `a.b.c` -> [`a`, `a.b`, `a.b.c`]."""
+    names = key.split(".")
+    return [".".join(names[:count]) for count in range(1, len(names) + 1)]
+
+
+# ---- Conversion -------------------------------------------------------------------------------
+
+
 def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str, Any]:
-    """Return the sections of `c` with our keys.
+    """Return the sections of the new file. Prints what became of each key.
 
-    What has no counterpart keeps its key, which `judge` then refuses.
+    A key without a counterpart stays as it is. `refuse_problems` then names it.
 
-    Prints what became of each key.
+    command: the result of `parse`; parts: PARTS of main_train_vrt.py
     """
-    for key in list(c.values):
-        for place in itertools.accumulate(key.split("."), "{}.{}".format):
-            for pattern, why in DROPPED.items():
-                if re.fullmatch(pattern, place):
-                    c.drop(place, why)
-    for key in (text for text in command.drop if "=" not in text):
-        if not c.below(key) and key not in c.dropped:
-            raise OptionError(
-                f"--drop {key}: no such key",
-                command.file,
-                "dotted keys of the file",
-                "correct --drop",
-            )
-        c.drop(key, "as asked with --drop")
+    # argparse gives all words after --drop to --drop, also a key=value that is an override.
+    keys_to_drop = [word for word in command.drop if "=" not in word]
+    overrides = command.overrides + [word for word in command.drop if "=" in word]
+
+    drop_without_counterpart(c)
+    drop_as_asked(c, keys_to_drop, command.file)
     for split in SPLITS:
-        if any(re.match(rf"{split}\.((dataroot_)?spike|middle_tfp)", key) for key in c.values):
-            convert_spikes(c, split, command.spike_size)
-        sizes = c.values.get(key := f"{split}.gt_size")
-        if isinstance(sizes, list) and sizes and all(size == sizes[0] for size in sizes):
-            c.rename(key, key, sizes[0])
-        if kind := c.take(key := f"{split}.rgb_normalize"):
-            c.unsaid[key] = f"{kind!r}: {NORMALIZED}"
+        convert_spikes(c, split, command.spike_size)
+        convert_frames(c, split)
     convert_test_split(c)
     convert_network(c)
     for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
         if c.values.get(key) is not None:
-            c.unsaid[key] = "there is no such regularizer; its effect has not been measured"
-    ids = c.values.get("gpu_ids")
-    gpus = len(ids) if c.values.get("dist") and isinstance(ids, list) else 1
-    for key in (f"datasets.train.{name}" for name in TOTALS):
-        if gpus > 1 and isinstance(total := c.values.get(key), int):
-            each = max(total // gpus, min(total, 1))
-            c.rename(
-                key,
-                key,
-                each,
-                f"{total} for {gpus} GPUs in all -> {each} per GPU, {each * gpus} in all",
-            )
-            if each * gpus != total:
-                c.unsaid[key] = (
-                    f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is "
-                    f"{each * gpus} in all"
-                )
-    values: dict[str, Any] = {}
-    for key, value in c.values.items():
-        *names, last = key.split(".")
-        functools.reduce(lambda section, name: section.setdefault(name, {}), names, values)[
-            last
-        ] = value
+            c.differences[key] = "there is no such regularizer; its effect has not been measured"
+    divide_totals(c)
+
+    # From here on the options are sections again, as the functions of utils/options expect.
+    values = nested(c.values)
     for key in drop_without_effect(values, parts):
-        where, _, last = key.rpartition(".")
-        c.dropped[key] = KAIR_ONLY[where][last]
-    for text in [
-        *command.overrides,
-        *(text for text in command.drop if "=" in text),
-    ]:  # --drop takes all that follows
+        section, _, name = key.rpartition(".")
+        c.dropped[key] = KAIR_ONLY[section][name]
+    for text in overrides:
         apply_override(values, text, Sources(command.file))
-    print(f"{command.file}: all keys stay as they are but for these")
-    titles = {
-        "renamed or changed": c.renamed,
-        "dropped, without effect here": c.dropped,
-        "cannot be said": c.unsaid,
-    }
-    for title, table in titles.items():
-        if table:
-            print(
-                "\n  ".join(
-                    [f"{title} ({len(table)}):", *(f"{key}: {text}" for key, text in table.items())]
-                )
-            )
+    print_report(c, command.file)
     return values
 
 
+def drop_without_counterpart(c: Conversion) -> None:
+    """Leave out the options and sections that DROPPED names."""
+    for key in list(c.values):
+        for place in prefixes(key):  # a whole section may be dropped
+            for pattern, why in DROPPED.items():
+                if re.fullmatch(pattern, place):
+                    c.drop(place, why)
+
+
+def drop_as_asked(c: Conversion, keys: list[str], file: str) -> None:
+    """Leave out the keys of --drop. Raises OptionError if the file does not have such a key."""
+    for key in keys:
+        # A key that DROPPED has removed is no error.
+        if not c.below(key) and key not in c.dropped:
+            raise OptionError(
+                what=f"--drop {key}: no such key",
+                where=file,
+                expected="dotted keys of the file",
+                do="correct --drop",
+            )
+        c.drop(key, "as asked with --drop")
+
+
+def convert_frames(c: Conversion, split: str) -> None:
+    """Convert the options of a split that concern its RGB frames: crop size and normalization."""
+    # S-VRT gives height and width of the crop. Ours is square: one number.
+    key = f"{split}.gt_size"
+    sizes = c.values.get(key)
+    if isinstance(sizes, list) and sizes and all(size == sizes[0] for size in sizes):
+        c.rename(key, key, sizes[0])
+
+    key = f"{split}.rgb_normalize"
+    kind = c.take(key)
+    if kind:
+        c.differences[key] = f"{kind!r}: {NORMALIZED}"
+
+
+def divide_totals(c: Conversion) -> None:
+    """Divide batch size and number of workers: S-VRT counts all GPUs together, we count each."""
+    ids = c.values.get("gpu_ids")
+    gpus = 1
+    if c.values.get("dist") and isinstance(ids, list):
+        gpus = len(ids)
+    if gpus <= 1:
+        return
+    for name in TOTALS:
+        key = f"datasets.train.{name}"
+        total = c.values.get(key)
+        if not isinstance(total, int):
+            continue
+        # A batch needs a sample on each GPU. 0 workers stay 0: the main process reads.
+        least = min(total, 1)
+        each = max(total // gpus, least)
+        together = each * gpus
+        note = f"{total} for {gpus} GPUs in all -> {each} per GPU, {together} in all"
+        c.rename(key, key, each, note)
+        if together != total:
+            c.differences[key] = (
+                f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {together} in all"
+            )
+
+
+def print_report(c: Conversion, file: str) -> None:
+    """Print the three tables of the conversion."""
+    print(f"{file}: all keys stay as they are but for these")
+    tables = {
+        "renamed or changed": c.renamed,
+        "dropped, without effect here": c.dropped,
+        "cannot be said": c.differences,
+    }
+    for title, table in tables.items():
+        if not table:
+            continue
+        print(f"{title} ({len(table)}):")
+        for key, text in table.items():
+            print(f"  {key}: {text}")
+
+
+# ---- Conversion of spikes ---------------------------------------------------------------------
+
+
 def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> None:
-    """The `spike` section of a split. Raises DataError for a dataset.json that cannot be used."""
+    """Convert the spike options of a split, if it has any, to our section `spike`.
+
+    Raises DataError if the dataset.json beside the spikes cannot be used.
+
+    spike_size: [height, width] of --spike-size
+    """
+    pattern = re.compile(rf"{split}\.((dataroot_)?spike|middle_tfp)")
+    if not any(pattern.match(key) for key in c.values):
+        return
     from data.cameras.spike_info import DatasetInfo, load_info  # not before --help: it is slow
 
-    spike, root = f"{split}.spike", c.values.get(f"{split}.dataroot_spike")
-    h, w = c.take(f"{spike}_h"), c.take(f"{spike}_w")
-    key, said = f"{spike}_h, spike_w", f"the file says {h} x {w}"
+    # What the dataset.json in the folder of the spikes says. Without a folder it says nothing.
+    root = c.values.get(f"{split}.dataroot_spike")
     info = load_info(root) if isinstance(root, str) else DatasetInfo()
-    size = spike_size or (None if info.h else [h, w])
-    c.values |= {
-        f"{spike}.type": "dat",
-        **dict(zip((f"{spike}.h", f"{spike}.w"), size or (), strict=False)),
-    }
-    c.renamed[key] = (
-        f"{spike}.h, w = {size or f'those of dataset.json, {info.h} x {info.w}'}; {said}"
+
+    convert_spike_size(c, split, spike_size, info)
+    convert_spike_brightness(c, split, info)
+    c.differences[f"{split}, missing spike files"] = (
+        "S-VRT replaces them by zeros; here they are an error"
     )
-    if size and not spike_size:
-        c.unsaid[key] = (
+    key = f"{split}.spike_flipud"
+    flip = c.take(key)
+    if flip is not None:
+        c.rename(key, f"{split}.spike.flip", flip)
+    convert_representation(c, split)
+    convert_spike_scale(c, split)
+
+
+def convert_spike_size(c: Conversion, split: str, spike_size: list[int] | None, info: Any) -> None:
+    """Set `spike.h` and `spike.w`: from --spike-size, else dataset.json, else the file of S-VRT.
+
+    info: DatasetInfo, what the dataset.json of the spikes says
+    """
+    spike = f"{split}.spike"
+    height = c.take(f"{spike}_h")
+    width = c.take(f"{spike}_w")
+    said = f"the file says {height} x {width}"
+    report_key = f"{spike}_h, spike_w"
+
+    c.values[f"{spike}.type"] = "dat"
+    if spike_size:
+        size = spike_size
+    elif info.h:
+        # Our option stays unset, so that the reader takes the size of dataset.json.
+        c.renamed[report_key] = f"{spike}.h, w = those of dataset.json, {info.h} x {info.w}; {said}"
+        return
+    else:
+        size = [height, width]
+        c.differences[report_key] = (
             f"{said}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give "
             "--spike-size H W"
         )
-    if info.light == "display":
-        c.values[f"{spike}.gamma"] = 2.2  # 2.2 / gamma = 1: the firing rates stay as S-VRT has them
-    if info.rate not in (None, 1.0):
-        rates = f"channels are divided by {info.rate:g}, the rate of dataset.json"
-        c.unsaid[f"{split}, firing rates"] = f"{rates}: {1 / info.rate:.3g} times those of S-VRT"
-    c.unsaid[f"{split}, missing spike files"] = (
-        "S-VRT replaces them by zeros; here they are an error"
-    )
-    if (flip := c.take(f"{spike}_flipud")) is not None:
-        c.rename(f"{spike}_flipud", f"{spike}.flip", flip)
-    convert_representation(c, split)
+    c.values[f"{spike}.h"] = size[0]
+    c.values[f"{spike}.w"] = size[1]
+    c.renamed[report_key] = f"{spike}.h, w = {size}; {said}"
 
-    if c.below(key := f"{spike}_normalize"):
-        scale = c.take(key)
-        given = (
-            (scale.get(name) for name in ("mean", "std"))
-            if isinstance(scale, dict)
-            else (None, None)
+
+def convert_spike_brightness(c: Conversion, split: str, info: Any) -> None:
+    """Keep the firing rates as S-VRT reads them, or report by how much they differ.
+
+    info: DatasetInfo, what the dataset.json of the spikes says
+    """
+    if info.light == "display":
+        # These spikes integrate display values. Our reader would raise firing rates to the power
+        # 2.2 / gamma. With gamma 2.2 the power is 1, and the rates stay as S-VRT has them.
+        c.values[f"{split}.spike.gamma"] = 2.2
+    if info.rate not in (None, 1.0):
+        # Our reader divides by the rate, S-VRT does not.
+        factor = 1 / info.rate
+        c.differences[f"{split}, firing rates"] = (
+            f"channels are divided by {info.rate:g}, the rate of dataset.json: {factor:.3g} "
+            "times those of S-VRT"
         )
-        means, stds = (value if isinstance(value, list) else [value] for value in given)
-        if any(means) or len(set(stds)) != 1:
-            note = "a scale and offset that the first convolution learns; not applied"
-            c.unsaid[key] = f"mean {means}, std {stds}: {note}"
-        elif stds[0] not in (None, 1):
-            c.rename(key, f"{spike}.rate", float(stds[0]))
-        else:
-            c.dropped[key] = "null, or mean 0 and std 1, change nothing"
+
+
+def convert_spike_scale(c: Conversion, split: str) -> None:
+    """Convert `spike_normalize`, which subtracts a mean and divides by a std, to `spike.rate`."""
+    key = f"{split}.spike_normalize"
+    if not c.below(key):
+        return
+    scale = c.take(key)
+    mean = scale.get("mean") if isinstance(scale, dict) else None
+    std = scale.get("std") if isinstance(scale, dict) else None
+    # Each is one number, or a list with a number for each channel.
+    means = mean if isinstance(mean, list) else [mean]
+    stds = std if isinstance(std, list) else [std]
+
+    has_offset = any(means)
+    has_one_scale = len(set(stds)) == 1
+    if has_offset or not has_one_scale:
+        # Our options have no offset, and one scale for all channels.
+        note = "a scale and offset that the first convolution learns; not applied"
+        c.differences[key] = f"mean {means}, std {stds}: {note}"
+    elif stds[0] not in (None, 1):
+        c.rename(key, f"{split}.spike.rate", float(stds[0]))
+    else:
+        c.dropped[key] = "null, or mean 0 and std 1, change nothing"
+
+
+class Counterpart(NamedTuple):
+    """Our representation in place of one of S-VRT's."""
+
+    representation: dict[str, Any]  # the section spike.representation
+    channels: int | None  # channels that it makes; None: not compared with the file's
+    difference: str  # what differs in effect, or ""
 
 
 def convert_representation(c: Conversion, split: str) -> None:
-    """Set `representation`, and `center` if it counts, from spike.reconstruction and older keys."""
-    key, center_key = f"{split}.spike.reconstruction", f"{split}.middle_tfp_center"
-    places = [
-        place for place in (key, f"{split}.spike_reconstruction", center_key) if c.below(place)
-    ]
-    known: dict[str, Any] = {}
-    for place in places:
-        found, own = c.take(place), "middle_tfp_center" if place == center_key else "type"
-        for name, value in (found if isinstance(found, dict) else {own: found}).items():
-            if value is not None and known.setdefault(name, value) != value:
-                what = f"{value!r} and {known[name]!r} are given"
-                c.problems[f"{place}, {key}.{name}"] = (what, f"--drop {place}")
-    kind, center = known.pop("type", "spikecv_tfp"), known.pop("middle_tfp_center", None)
-    channels, half = (
-        c.take(f"{split}.spike_channels"),
-        known.pop("half_win_length", known.pop("half_window", 20)),
-    )
-    bins, window = known.pop("num_bins", channels or 4), known.pop("window", 21)
-    tfp, tfi = ({"type": name, "half_window": half} for name in ("tfp", "tfi"))
-    counterparts = {  # our representation, its channels, what differs
-        **dict.fromkeys(("spikecv_tfp", "tfp"), (tfp | {"num_bins": bins}, bins, ROUNDED)),
-        **dict.fromkeys(("spikecv_tfi", "tfi", "middle_tfi"), (tfi, 1, ROUNDED)),
-        **dict.fromkeys(("raw_window", "raw"), ({"type": "raw", "window": window}, window, "")),
-        "middle_tfp": (tfp, 1, f"{STRETCHED}, h = {half}"),
-        "encoding25": ({"type": "encoding25", "num_windows": bins}, None, ""),
+    """Set `spike.representation`, and `spike.center` if it has an effect.
+
+    S-VRT says the representation in up to three keys, of different versions. They may contradict.
+    """
+    key = f"{split}.spike.reconstruction"
+    center_key = f"{split}.middle_tfp_center"
+    all_places = (key, f"{split}.spike_reconstruction", center_key)
+    places = [place for place in all_places if c.below(place)]
+    known = _joined_reconstruction(c, places, key, center_key)
+
+    # A file without a key means what docs/coming_from.md says: TFP of 20 planes on each side.
+    kind = known.pop("type", "spikecv_tfp")
+    center = known.pop("middle_tfp_center", None)
+    channels = c.take(f"{split}.spike_channels")
+    # If a file has both names of this key, `half_win_length` wins.
+    half_window = known.pop("half_window", 20)
+    half_window = known.pop("half_win_length", half_window)
+    bins = known.pop("num_bins", channels or 4)
+    window = known.pop("window", 21)
+
+    tfp = {"type": "tfp", "half_window": half_window}
+    tfp_of_bins = Counterpart({**tfp, "num_bins": bins}, bins, ROUNDED)
+    tfi = Counterpart({"type": "tfi", "half_window": half_window}, 1, ROUNDED)
+    raw = Counterpart({"type": "raw", "window": window}, window, "")
+    counterparts = {
+        "spikecv_tfp": tfp_of_bins,
+        "tfp": tfp_of_bins,
+        "spikecv_tfi": tfi,
+        "tfi": tfi,
+        "middle_tfi": tfi,
+        "raw_window": raw,
+        "raw": raw,
+        "middle_tfp": Counterpart(tfp, 1, f"{STRETCHED}, h = {half_window}"),
+        "encoding25": Counterpart({"type": "encoding25", "num_windows": bins}, None, ""),
     }
+    # As text, because a file may hold a list or a number here.
     if str(kind) not in counterparts:
-        what = (
-            f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and "
-            "encoding25 do"
-        )
-        c.problems[key] = (
-            what,
-            f"--drop {' '.join(places)}, to write tfp with {bins} bins instead",
+        c.problems[key] = Problem(
+            what=f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and "
+            "encoding25 do",
+            do=f"--drop {' '.join(places)}, to write tfp with {bins} bins instead",
         )
         return
-    found, count, note = counterparts[kind]
+    counterpart = counterparts[kind]
+
+    # All keys that this function knows are removed from `known` by now.
     for name in known:
-        c.problems[f"{key}.{name}"] = (
-            "unknown to this script",
-            f"--drop {key}.{name}, if it may be left out",
+        c.problems[f"{key}.{name}"] = Problem(
+            what="unknown to this script",
+            do=f"--drop {key}.{name}, if it may be left out",
         )
-    if count and channels not in (None, count):
-        what = f"{channels}, but {json.dumps(found)} has {count} channels"
-        c.problems[f"{split}.spike_channels"] = (
-            what,
-            f"--drop {split}.spike_channels, or correct the reconstruction",
+
+    # Our number of channels follows from the representation. S-VRT's number must not contradict.
+    channels_key = f"{split}.spike_channels"
+    if counterpart.channels and channels not in (None, counterpart.channels):
+        section = json.dumps(counterpart.representation)
+        c.problems[channels_key] = Problem(
+            what=f"{channels}, but {section} has {counterpart.channels} channels",
+            do=f"--drop {channels_key}, or correct the reconstruction",
         )
     elif channels is not None:
-        c.dropped[f"{split}.spike_channels"] = "it follows from the representation"
-    c.rename(key, f"{split}.spike.representation", found)
-    if note:
-        c.unsaid[key] = note
+        c.dropped[channels_key] = "it follows from the representation"
+
+    c.rename(key, f"{split}.spike.representation", counterpart.representation)
+    if counterpart.difference:
+        c.differences[key] = counterpart.difference
     if center is not None and kind == "middle_tfp":
         c.rename(center_key, f"{split}.spike.center", center)
     elif center is not None:
         c.dropped[center_key] = f"only middle_tfp uses it, not {kind}"
 
 
+def _joined_reconstruction(
+    c: Conversion, places: list[str], key: str, center_key: str
+) -> dict[str, Any]:
+    """Remove the keys `places` and return what they say, as one section of S-VRT.
+
+    A contradiction becomes a problem.
+
+    key: of the section spike.reconstruction, for the message
+    center_key: of the option that holds the center. Each other place holds a section, or the type
+    """
+    known: dict[str, Any] = {}
+    for place in places:
+        section = c.take(place)
+        if not isinstance(section, dict):
+            name = "middle_tfp_center" if place == center_key else "type"
+            section = {name: section}
+        for name, value in section.items():
+            if value is None:
+                continue
+            first = known.setdefault(name, value)
+            if first != value:
+                what = f"{value!r} and {first!r} are given"
+                c.problems[f"{place}, {key}.{name}"] = Problem(what, do=f"--drop {place}")
+    return known
+
+
+# ---- Conversion of the test split and the network ---------------------------------------------
+
+
 def convert_test_split(c: Conversion) -> None:
-    """S-VRT's test section may name no spikes; a network that reads them needs them there too."""
+    """Give the test split spikes, if the training has spikes.
+
+    S-VRT's test section may name no spikes. A network that reads spikes needs them in the test.
+    """
     train, test = SPLITS
-    name, key = c.values.get(f"{test}.dataset_type"), f"{test}.dataset_type"
+    key = f"{test}.dataset_type"
+    name = c.values.get(key)
+
+    # A training without spikes: only the dataset class has another name here.
     if not c.below(f"{train}.spike"):
         if name == "TestDataset" and c.below(train):
             c.rename(key, key, "VideoRecurrentTestDataset")
         return
-    if not c.values.get(test, c.below(test)):  # no test split, or an empty one
+
+    # No test split, or an empty one, which `flattened` keeps as the value {}.
+    if not c.values.get(test, c.below(test)):
         return
     if name != "TestDatasetRGBSpike":
-        c.rename(
-            key,
-            key,
-            "TestDatasetRGBSpike",
-            f"{name} -> TestDatasetRGBSpike: the network reads spikes",
-        )
+        note = f"{name} -> TestDatasetRGBSpike: the network reads spikes"
+        c.rename(key, key, "TestDatasetRGBSpike", note)
+
+    # Without a spike section of its own, the test reads its spikes as the training does.
     if not c.below(f"{test}.spike"):
-        both = {key: f"{train}.spike.{key}" for key in OURS}
-        c.values |= {
-            f"{test}.spike.{key}": c.values[own] for key, own in both.items() if own in c.values
-        }
+        for spike_key in SPIKE_KEYS:
+            key_in_training = f"{train}.spike.{spike_key}"
+            if key_in_training in c.values:
+                c.values[f"{test}.spike.{spike_key}"] = c.values[key_in_training]
+
+    # Assume that the folders of the spikes are .../train and .../test, and say so.
     root = str(c.values.get(f"{train}.dataroot_spike", "")).rstrip("/")
     if f"{test}.dataroot_spike" not in c.values and root.endswith("train"):
-        c.values[f"{test}.dataroot_spike"] = assumed = f"{root.removesuffix('train')}test"
+        assumed = f"{root.removesuffix('train')}test"
+        c.values[f"{test}.dataroot_spike"] = assumed
         c.renamed[test] = (
             f"dataroot_spike = {assumed}, assumed, and the spike section of training: it has none"
         )
 
 
 def convert_network(c: Conversion) -> None:
+    """Convert the way in which RGB and spikes are joined, and the optical flow network."""
     if c.below("datasets.train.spike"):
         c.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
-    for key in ("netG.input_mode", *(f"{split}.input_pack_mode" for split in SPLITS)):
+
+    # S-VRT says in the network, or in each split, how RGB and spikes are joined.
+    input_keys = ["netG.input_mode"]
+    input_keys += [f"{split}.input_pack_mode" for split in SPLITS]
+    for key in input_keys:
         mode = c.take(key)
         if mode == "concat":
             c.rename(key, "netG.fusion", {"type": "concat"})
         elif mode is not None:
-            what = f"{mode!r}: S-VRT's other ways to join RGB and spikes have no counterpart"
-            c.problems[key] = (
-                what,
-                f"--drop {key}, and give netG.fusion=exposure, gated, concat or none",
+            c.problems[key] = Problem(
+                what=f"{mode!r}: S-VRT's other ways to join RGB and spikes have no counterpart",
+                do=f"--drop {key}, and give netG.fusion=exposure, gated, concat or none",
             )
-    key, do = "netG.optical_flow", "give netG.spynet_path=FILE"
+
+    key = "netG.optical_flow"
+    do = "give netG.spynet_path=FILE"
     if key in c.dropped:
-        c.unsaid[key] = f"its weights went with it: {do}"
+        # The user left out the whole section with --drop.
+        c.differences[key] = f"its weights went with it: {do}"
     flow = c.take(key)
-    if isinstance(flow, dict) and flow.pop("module", "spynet") != "spynet":
-        c.problems[f"{key}.module"] = (
-            "the only flow network here is SpyNet",
-            f"--drop {key}, and {do}",
+    if not isinstance(flow, dict):
+        return
+    if flow.pop("module", "spynet") != "spynet":
+        c.problems[f"{key}.module"] = Problem(
+            what="the only flow network here is SpyNet", do=f"--drop {key}, and {do}"
         )
-    elif isinstance(flow, dict):
-        c.rename(key, "netG.spynet_path", flow.pop("checkpoint", None))
-        for name in filter(flow.get, flow):
-            answer = f"--drop {key}.{name}, if it may be left out"
-            c.problems[f"{key}.{name}"] = ("SpyNet has no parameters here", answer)
+        return
+    c.rename(key, "netG.spynet_path", flow.pop("checkpoint", None))
+    # Any other parameter is a problem, unless it is unset: null, false, 0 or empty.
+    for name, value in flow.items():
+        if value:
+            c.problems[f"{key}.{name}"] = Problem(
+                what="SpyNet has no parameters here",
+                do=f"--drop {key}.{name}, if it may be left out",
+            )
 
 
-def judge(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> None:
-    """Raise OptionError with all problems: those so far, of the option models, of the network."""
+# ---- Problems ---------------------------------------------------------------------------------
+
+
+def refuse_problems(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> None:
+    """Raise one OptionError with all problems, so that the user can answer them in one command.
+
+    These are the problems of the conversion, then what our option models and our network refuse.
+
+    values: the sections of the new file; parts: PARTS of main_train_vrt.py
+    """
     from models.select_network import check_options
 
+    # The weights of SpyNet may be on another machine. So a missing file is no problem here.
     path = c.values.get("netG.spynet_path")
-    if isinstance(path, str) and not Path(path).is_file():  # it may be on another machine
+    if isinstance(path, str) and not Path(path).is_file():
         values = {**values, "netG": {**values["netG"], "spynet_path": None}}
+
     try:
         opt = read_options(values, parts)
         check_options(opt.netG, opt.datasets, opt.val, opt.scale)
     except OptionError as e:
+        # An error about several keys holds one error for each of them in `found`.
         for single in e.found or (e,):
-            do = f"give {single.where.partition('[')[0]}=VALUE"
-            if single.what.startswith("unknown option"):
-                do = f"--drop {single.where}, if it may be left out"
-                do = f"{single.do}, or {do}" if single.do == "rename it" else do
-            c.problems.setdefault(single.where, (f"{single.what}; expected {single.expected}", do))
-    if c.problems:
-        rows = "".join(
-            f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items()
-        )
-        what = (
-            f"{len(c.problems)} problem{'s' * (len(c.problems) > 1)} in the option file, "
-            f"nothing was written:{rows}"
-        )
-        raise OptionError(
-            what, str(source), "keys and values that this program has", "answer all in one command"
-        )
+            what = f"{single.what}; expected {single.expected}"
+            # A problem of the conversion says more about the same key, so it stays.
+            c.problems.setdefault(single.where, Problem(what, do=_way_out(single)))
+    if not c.problems:
+        return
+
+    count = len(c.problems)
+    problems = "problem" if count == 1 else "problems"
+    what = f"{count} {problems} in the option file, nothing was written:"
+    for key, problem in c.problems.items():
+        what += f"\n    {key}: {problem.what}\n      do: {problem.do}"
+    raise OptionError(
+        what=what,
+        where=str(source),
+        expected="keys and values that this program has",
+        do="answer all in one command",
+    )
+
+
+def _way_out(error: OptionError) -> str:
+    """Return what to add to the command so that the error about one key goes away."""
+    if not error.what.startswith("unknown option"):
+        key = error.where.partition("[")[0]  # `netG.depths[3]` is set as a whole
+        return f"give {key}=VALUE"
+    drop = f"--drop {error.where}, if it may be left out"
+    # A misspelt key has a better way out, which the error names.
+    if error.do == "rename it":
+        return f"{error.do}, or {drop}"
+    return drop
 
 
 if __name__ == "__main__":
