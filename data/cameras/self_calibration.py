@@ -137,7 +137,7 @@ def _with(clip: Clip, found: Found) -> Clip:
         spike_size=list(size),
         rgb_size=list(clip.size),
         time_offset_planes=round(found.offset, 1) if changed[1] else 0.0,
-        exposure_share=round(found.read, 3) if changed[2] else 1.0,
+        exposure_share=round(found.share_to_read, 3) if changed[2] else 1.0,
         made={"by": "spike.calibration auto"},
     )
     try:

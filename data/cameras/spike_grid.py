@@ -1,12 +1,28 @@
-"""Between the spike plane and the RGB grid: which spike pixels a crop of the frame needs, and how
-it is made of them.
+"""Put the channels of spikes onto the pixel grid of the RGB frames.
 
-`ScaledGrid`: both cameras have the same view. `CalibratedGrid`: a second camera with another view,
-see `Calibration`. Both have: step, crops start at multiples of it, and their sides are multiples;
-pixel, RGB pixels per spike pixel, at least 1; region, (top, left, height, width), the RGB pixels
-from which crops for training are drawn; coverage, the share of the frame that the spike camera
-sees. A grid gives a window for each crop of the frame, whose `crop` is the spike pixels to read for
-it. The crop of a whole window's channels is, bit for bit, what the window of the crop gives.
+A spike plane and an RGB frame have different sizes, and with two cameras also different views. This
+module knows which RGB pixel belongs to which spike pixel.
+
+    Calibration     the contents of a calibration file, such as the matrix from spike to RGB pixels
+    ScaledGrid      both cameras have the same view; a spike pixel covers n x n RGB pixels
+    CalibratedGrid  the spike camera has a view of its own, given by a Calibration
+    ScaledWindow, CalibratedWindow    one crop of the frame on such a grid
+
+A sample uses them in three steps (`data/cameras/spike_source.py`):
+
+    window = grid.window(crop_of_the_frame)
+    stream = <read only the spike pixels of window.crop>
+    channels = window.to_rgb(representation_of(stream))     # (S, H, W) of the crop
+
+Both grids have the same attributes:
+
+    step      crops of the frame start at multiples of it, and their sides are multiples of it
+    pixel     RGB pixels per spike pixel along a side, at least 1
+    region    (top, left, height, width): the RGB pixels from which crops for training are drawn
+    coverage  the fraction of the frame's pixels that the spike camera sees
+
+Invariant: the channels of a crop are, bit for bit, the crop of the channels of the whole frame.
+Training relies on it, and tests check it. So no value may depend on where the crop begins.
 """
 
 import hashlib
@@ -14,7 +30,7 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -28,8 +44,13 @@ from utils.json_file import read_json
 from utils.options.section import Section, read_section
 from utils.user_path import expanded
 
+# The end of several error texts.
 KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
+# Frames of which the spike camera sees less than this fraction are refused: the rest of the frame
+# has only repeated edge pixels.
 LEAST_COVERAGE = 0.5
+# A matrix with a larger condition number has lost all digits when float64 inverts it.
+LARGEST_CONDITION = 1e12
 
 logger = logging.getLogger(__name__)
 
@@ -37,20 +58,33 @@ Size = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_leng
 Row = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
+# ---- The calibration of two cameras ------------------------------------------------------------
+
+
 class Calibration(Section):
     """The contents of a calibration file.
 
-    matrix: mirrored spike pixel (x, y, 1) -> RGB pixel: 2 rows of 3 (affine) or 3 rows of 3
-    (homography). mirror: what is mirrored in the upright spike image before `matrix` applies.
-    spike_size, rgb_size: height and width.
-    region: (top, left, height, width) in RGB pixels: the part of the frame with usable spikes;
-    None: the largest rectangle that the planes cover. time_offset_planes: added to the number of
-    the plane at which an exposure should
-    start: > 0 where the spike camera started first. exposure_share: part of the planes of a frame,
-    in their middle, during which it was exposed. tick_hz: planes per second; None: unknown. made:
-    how the file was made; no effect. For `--method joint` alone: rolling, the share of the exposure
-    by which the last row of a frame is exposed later than the first; lens_blur, sigma in spike
-    pixels of the blur of the spike camera's lens.
+    Where the spike camera looks:
+    matrix: maps the spike pixel (x, y, 1), after `mirror`, to an RGB pixel. 2 rows of 3 values
+    (affine) or 3 rows of 3 (homography).
+    mirror: what is mirrored in the upright spike image before `matrix` applies.
+    spike_size, rgb_size: (height, width) of a spike plane and of a frame.
+    region: (top, left, height, width) in RGB pixels, the part of the frame with usable spikes.
+    None stands for the largest rectangle that the spike planes cover.
+
+    When an exposure happens:
+    time_offset_planes: added to the number of the plane at which an exposure should start. It is
+    positive if the spike camera started first.
+    exposure_share: fraction of the planes of a frame during which the frame was exposed. These
+    planes are the ones in the middle.
+    tick_hz: planes per second. None if it is unknown.
+
+    made: how the file was made. It has no effect.
+
+    Only `--method joint` uses the last two:
+    rolling: the last row of a frame is exposed later than the first row by this fraction of the
+    exposure.
+    lens_blur: blur of the spike camera's lens, the sigma of a Gaussian in spike pixels.
     """
 
     format: Literal[1] = 1
@@ -67,42 +101,63 @@ class Calibration(Section):
     made: dict[str, Any] = Field(default_factory=dict)
 
     def to_rgb(self) -> np.ndarray:
-        """(3, 3) float64: spike pixel (x, y, 1) of the upright image, not mirrored -> RGB pixel."""
+        """Return the matrix (3, 3) float64 from spike pixels to RGB pixels.
+
+        It starts from the upright spike image that is not mirrored: mirroring is part of it.
+        """
         matrix = np.eye(3)
+        # An affine matrix has 2 rows. Its third row is 0 0 1, as in the identity.
         matrix[: len(self.matrix)] = self.matrix
-        return matrix @ mirroring(self.mirror, (self.spike_size[0], self.spike_size[1]))
+        height, width = self.spike_size
+        return matrix @ mirroring(self.mirror, (height, width))
 
     def digest(self) -> str:
-        """16 hex digits that change with every value that has an effect."""
-        values = {
-            key: value for key, value in self.plain().items() if key not in ("made", "tick_hz")
-        }
-        # Files that are older than these keys do not change.
-        for key, default in (("exposure_share", 1.0), ("rolling", 0.0), ("lens_blur", 0.0)):
+        """Return 16 hex digits that change with every value that has an effect.
+
+        Digests are stored with runs and caches. So the digest of an old file must not change when a
+        new key is added: a new key counts only if it is not at its default.
+        """
+        values = self.plain()
+        del values["made"]
+        del values["tick_hz"]
+        newer_keys = {"exposure_share": 1.0, "rolling": 0.0, "lens_blur": 0.0}
+        for key, default in newer_keys.items():
             if values[key] == default:
                 del values[key]
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
-    """(3, 3) float64: pixel of an image of `size` (H, W) -> its place in the mirrored image."""
+    """Return the matrix (3, 3) float64 from a pixel of an image to its place when mirrored.
+
+    mirror: "none", "columns", "rows" or "both". size: (height, width) of the image.
+    For example, "columns" moves x to width - 1 - x.
+    """
+    height, width = size
     matrix = np.eye(3)
     if mirror in ("columns", "both"):
-        matrix[0] = (-1, 0, size[1] - 1)
+        matrix[0] = (-1, 0, width - 1)
     if mirror in ("rows", "both"):
-        matrix[1] = (0, -1, size[0] - 1)
+        matrix[1] = (0, -1, height - 1)
     return matrix
 
 
 def scale_of(matrix: np.ndarray) -> float:
-    """RGB pixels per spike pixel of a matrix that maps spike pixels to RGB pixels."""
-    return float(np.sqrt(abs(np.linalg.det(matrix[:2, :2]))))
+    """Return the RGB pixels per spike pixel along a side, of a matrix from spike to RGB pixels.
+
+    The determinant is the area that one spike pixel gets in the frame. Its root is the side.
+    """
+    area = abs(np.linalg.det(matrix[:2, :2]))
+    return float(np.sqrt(area))
 
 
 def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:
-    """The calibration in the JSON file `path`, or `table`, a part of it.
+    """Read a calibration and check that its matrix can be used.
 
-    Raises DataError for one of no use.
+    path: a JSON file. table: the calibration as a part of that file, if it was read already (a
+    dataset.json holds calibrations). None reads the file.
+    Raises DataError if there is no usable calibration.
     """
     path = expanded(str(path))
     try:
@@ -111,58 +166,96 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
         if not isinstance(table, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as e:
-        what, expected = (
-            f"cannot read the calibration: {e}",
-            "a JSON file made by scripts/calibrate.py",
-        )
         raise DataError(
-            what, str(path), expected, "correct spike.calibration, or make the file"
+            what=f"cannot read the calibration: {e}",
+            where=str(path),
+            expected="a JSON file made by scripts/calibrate.py",
+            do="correct spike.calibration, or make the file",
         ) from e
     try:
         calibration = read_section(Calibration, table, "", "a calibration file")
     except OptionError as e:
         raise DataError(
-            e.what, f"{path}, {e.where}", e.expected, f"correct the file; {KEYS}"
+            what=e.what,
+            where=f"{path}, {e.where}",
+            expected=e.expected,
+            do=f"correct the file; {KEYS}",
         ) from e
-    matrix, where, again = (
-        calibration.to_rgb(),
-        f"{path}, matrix",
-        "calibrate again: scripts/calibrate.py",
-    )
-    if not np.linalg.cond(matrix) < 1e12:
-        expected = "a matrix that maps spike pixels to RGB pixels one to one"
-        raise DataError("the matrix of the calibration is singular", where, expected, again)
-    sides = (
-        ("spike", calibration.spike_size, matrix),
-        ("RGB", calibration.rgb_size, np.linalg.inv(matrix)),
-    )
-    for kind, (height, width), mapping in sides:
-        right, bottom = width - 0.5, height - 0.5
-        depth = mapping[2] @ [
-            [-0.5, right, -0.5, right],
-            [-0.5, -0.5, bottom, bottom],
-            [1, 1, 1, 1],
-        ]
-        if depth.min() <= 0 <= depth.max():
-            what = f"the matrix of the calibration maps pixels of the {kind} image to infinity"
-            raise DataError(what, where, "a third row close to 0 0 1", again)
+    _refuse_matrix(calibration, path)
     return calibration
 
 
 def save_calibration(path: str | Path, calibration: Calibration) -> None:
-    """Write a calibration file, complete or not at all."""
-    rows = {key: json.dumps(value) for key, value in calibration.plain().items()}
-    rows["matrix"] = (
-        "[\n    " + ",\n    ".join(json.dumps(row) for row in calibration.matrix) + "\n  ]"
-    )
-    text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {row}" for key, row in rows.items()) + "\n}\n"
+    """Write a calibration file, complete or not at all.
+
+    It is JSON with one key a line, and one row of the matrix a line, so that a person can read it.
+    """
+    rows = []
+    for row in calibration.matrix:
+        rows.append("    " + json.dumps(row))
+    matrix_text = "[\n" + ",\n".join(rows) + "\n  ]"
+
+    lines = []
+    for key, value in calibration.plain().items():
+        text = matrix_text if key == "matrix" else json.dumps(value)
+        lines.append(f"  {json.dumps(key)}: {text}")
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
     write_whole(path, text.encode())
+
+
+def _refuse_matrix(calibration: Calibration, path: str) -> None:
+    """Raise DataError if the matrix has no inverse, or maps a pixel to infinity."""
+    to_rgb = calibration.to_rgb()
+    # "not <" instead of ">=": a NaN is refused as well.
+    if not np.linalg.cond(to_rgb) < LARGEST_CONDITION:
+        raise DataError(
+            what="the matrix of the calibration is singular",
+            where=f"{path}, matrix",
+            expected="a matrix that maps spike pixels to RGB pixels one to one",
+            do="calibrate again: scripts/calibrate.py",
+        )
+    to_spike = np.linalg.inv(to_rgb)
+    _refuse_infinity("spike", calibration.spike_size, to_rgb, path)
+    _refuse_infinity("RGB", calibration.rgb_size, to_spike, path)
+
+
+def _refuse_infinity(kind: str, size: Size, matrix: np.ndarray, path: str) -> None:
+    """Raise DataError if a matrix maps a point of an image to infinity.
+
+    kind: name of the image for the message. size: (height, width) of the image.
+    """
+    height, width = size
+    # Pixel centres are whole numbers, so the image reaches from -0.5 to side - 0.5.
+    right = width - 0.5
+    bottom = height - 0.5
+    corners = [
+        [-0.5, right, -0.5, right],  # x
+        [-0.5, -0.5, bottom, bottom],  # y
+        [1, 1, 1, 1],
+    ]
+    # A place is divided by its depth. The depth is linear in x and y, so its extremes are at
+    # corners. If they have different signs, the depth is 0 somewhere in the image.
+    depth = matrix[2] @ corners
+    if depth.min() <= 0 <= depth.max():
+        raise DataError(
+            what=f"the matrix of the calibration maps pixels of the {kind} image to infinity",
+            where=f"{path}, matrix",
+            expected="a third row close to 0 0 1",
+            do="calibrate again: scripts/calibrate.py",
+        )
+
+
+# ---- Both cameras have the same view -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ScaledWindow:
-    """The spike pixels of `crop`, enlarged to `size` (H, W), of which `inner` is the crop of the
-    frame.
+    """One crop of the frame on a `ScaledGrid`.
+
+    crop: the spike pixels to read.
+    size: (H, W) to which the channels of `crop` are enlarged.
+    inner: rows and columns of the enlarged channels that are the crop of the frame.
+    interpolation: a constant of OpenCV, such as cv2.INTER_LINEAR.
     """
 
     crop: Crop
@@ -171,31 +264,28 @@ class ScaledWindow:
     interpolation: int
 
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
-        """Channels (S, h, w) float32 of `crop` -> (S, H, W) float32 on the RGB grid."""
+        """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid."""
         if channels.shape[1:] != self.size:
-            size = self.size[::-1]
-            channels = np.stack(
-                [
-                    cv2.resize(channel, size, interpolation=self.interpolation)
-                    for channel in channels
-                ]
-            )
-        return channels[:, self.inner[0], self.inner[1]]
+            height, width = self.size
+            enlarged = []
+            for channel in channels:
+                # OpenCV takes (width, height).
+                size = (width, height)
+                enlarged.append(cv2.resize(channel, size, interpolation=self.interpolation))
+            channels = np.stack(enlarged)
+        rows, columns = self.inner
+        return channels[:, rows, columns]
 
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
-        """Means of the stream (T, h, w) and of the image (H, W, 3), as (3,), over what both cameras
-        see.
+        """Return the mean firing rate and the mean colour (3,) of what both cameras see.
+
+        stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
         """
         return float(stream.mean()), image.mean(axis=(0, 1))
 
 
 class ScaledGrid:
-    """Frames of `size` (H, W), a whole multiple of the spike plane.
-
-    Raises DataError for any other size.
-
-    is_stretched: of any ratio to it, for whole frames, as a user's own clips may have.
-    """
+    """The grid of two cameras with the same view: a frame is a whole multiple of a spike plane."""
 
     coverage = 1.0
 
@@ -206,75 +296,131 @@ class ScaledGrid:
         interpolation: int,
         is_stretched: bool = False,
     ) -> None:
+        """Check the sizes. Raises DataError if they do not fit.
+
+        geometry: of the spike planes. size: (H, W) of a frame. interpolation: a constant of OpenCV.
+        is_stretched: whether a frame may have any size, as the clips of a user may. Such frames are
+        restored whole, so each window reads the whole plane.
+        """
         self.step = max(1, round(size[0] / geometry.height))
-        self._is_stretched = size != (self.step * geometry.height, self.step * geometry.width)
-        if self._is_stretched and not is_stretched:
-            sizes = f"lq is {size[0]} x {size[1]}, spikes {geometry.height} x {geometry.width}"
-            what, where = f"{sizes}: no whole multiple (spike.h, spike.w)", "spike.h, spike.w"
-            expected, do = (
-                "a whole number of RGB pixels per spike pixel",
-                "correct them, or give spike.calibration",
-            )
-            raise DataError(what, where, expected, do)
-        self.pixel, self.region = self.step, (0, 0, *size)
-        self._geometry, self._interpolation = geometry, interpolation
+        is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
+        if not is_multiple and not is_stretched:
+            _refuse_ratio(geometry, size)
+        self.pixel = self.step
+        self.region = (0, 0, *size)
+        self._is_stretched = not is_multiple
+        self._geometry = geometry
+        self._interpolation = interpolation
 
     def window(self, aug: Crop) -> ScaledWindow:
-        """Only the crop is read, with a border of one spike pixel, which interpolation needs."""
-        (height, width), ratio = (self._geometry.height, self._geometry.width), self.step
+        """Return the window of a crop of the frame. It reads the crop and a border of one pixel.
+
+        Interpolation at the edge of the crop needs one spike pixel beyond it.
+        """
+        height = self._geometry.height
+        width = self._geometry.width
         if self._is_stretched:
-            return ScaledWindow(
-                Crop(0, 0, height, width), self.region[2:], aug.slices, self._interpolation
-            )
-        top, left = max(aug.top // ratio - 1, 0), max(aug.left // ratio - 1, 0)
-        bottom, right = (aug.top + aug.height) // ratio + 1, (aug.left + aug.width) // ratio + 1
-        crop = Crop(top, left, min(bottom, height) - top, min(right, width) - left)
+            whole_plane = Crop(0, 0, height, width)
+            whole_frame = self.region[2:]
+            return ScaledWindow(whole_plane, whole_frame, aug.slices, self._interpolation)
+
+        # The first and the last spike pixel, with the border, but not outside of the plane.
+        ratio = self.step
+        top = max(aug.top // ratio - 1, 0)
+        left = max(aug.left // ratio - 1, 0)
+        bottom = min((aug.top + aug.height) // ratio + 1, height)
+        right = min((aug.left + aug.width) // ratio + 1, width)
+        crop = Crop(top, left, bottom - top, right - left)
+
+        # The crop of the frame, counted in the enlarged pixels of `crop`.
         inner = Crop(aug.top - top * ratio, aug.left - left * ratio, aug.height, aug.width)
-        return ScaledWindow(
-            crop, (crop.height * ratio, crop.width * ratio), inner.slices, self._interpolation
-        )
+        enlarged = (crop.height * ratio, crop.width * ratio)
+        return ScaledWindow(crop, enlarged, inner.slices, self._interpolation)
+
+
+def _refuse_ratio(geometry: SpikeGeometry, size: tuple[int, int]) -> None:
+    """Raise DataError for a frame that is no whole multiple of the spike plane."""
+    sizes = f"lq is {size[0]} x {size[1]}, spikes {geometry.height} x {geometry.width}"
+    raise DataError(
+        what=f"{sizes}: no whole multiple (spike.h, spike.w)",
+        where="spike.h, spike.w",
+        expected="a whole number of RGB pixels per spike pixel",
+        do="correct them, or give spike.calibration",
+    )
+
+
+# ---- The spike camera has a view of its own ----------------------------------------------------
+
+
+class Neighbours(NamedTuple):
+    """The spike pixels around one point of each RGB pixel, and their weights, each (n, H W).
+
+    n is 4 for bilinear interpolation and 1 for the nearest pixel. The weights of a point add up to
+    1.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    weights: np.ndarray
+
+
+class Sample(NamedTuple):
+    """`Neighbours` whose spike pixels are numbered within a crop, row after row. Each (n, H W)."""
+
+    places: np.ndarray
+    weights: np.ndarray
 
 
 @dataclass(frozen=True)
 class CalibratedWindow:
-    """The RGB pixels as weighted means of spike pixels.
+    """One crop of the frame on a `CalibratedGrid`: RGB pixels are weighted means of spike pixels.
 
-    samples: for each sample of an RGB pixel, the places of its neighbours in the flattened `crop`
-    and their weights, each (neighbours, H W). covered: (H, W) the RGB pixels that the spike camera
-    sees.
+    crop: the spike pixels to read.
+    samples: one or more points in each RGB pixel, with the spike pixels around each point.
+    covered: (H, W) bool, the RGB pixels that the spike camera sees.
     """
 
     crop: Crop
-    samples: tuple[tuple[np.ndarray, np.ndarray], ...]
+    samples: tuple[Sample, ...]
     covered: np.ndarray
 
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
-        planes = channels.reshape(len(channels), self.crop.height * self.crop.width)
-        out = np.zeros((len(channels), self.covered.size), np.float32)
-        # Sums of single products in a fixed order, which a library's fused or blocked sum would not
-        # be.
+        """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid."""
+        count = len(channels)
+        pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
+        out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
+        # Products are added one by one, in a fixed order. A matrix product of a library may add in
+        # another order for another crop, and the same pixel would get other last bits.
         for places, weights in self.samples:
             for place, weight in zip(places, weights, strict=True):
-                for plane, values in zip(planes, out, strict=True):
-                    values += plane[place] * weight
+                for channel, values in zip(pixels, out, strict=True):
+                    values += channel[place] * weight
         if len(self.samples) > 1:
             out /= np.float32(len(self.samples))
-        return out.reshape(len(channels), *self.covered.shape)
+        return out.reshape(count, *self.covered.shape)
 
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
-        seen = self.covered if self.covered.any() else np.ones_like(self.covered)
-        rates = self.to_rgb(stream.mean(axis=0, dtype=np.float32)[None])[0]
-        return float(rates[seen].mean(dtype=np.float64)), image[seen].mean(axis=0)
+        """Return the mean firing rate and the mean colour (3,) of what both cameras see.
+
+        stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
+        If the spike camera sees nothing of the crop, the means are over the whole crop.
+        """
+        seen = self.covered
+        if not seen.any():
+            seen = np.ones_like(seen)
+        rate = stream.mean(axis=0, dtype=np.float32)  # (h, w)
+        rate = self.to_rgb(rate[None])[0]  # (H, W)
+        return float(rate[seen].mean(dtype=np.float64)), image[seen].mean(axis=0)
 
 
 class CalibratedGrid:
-    """The frames of a calibration.
+    """The grid of a spike camera with a view of its own.
 
-    An RGB pixel takes the value at its centre, interpolated bilinearly between the spike pixels (or
-    the nearest one's). Where the spike pixels are finer, it is the mean of n x n such samples
-    spread evenly over the RGB pixel, n being the number of spike pixels across it, rounded up.
-    Outside of the spike camera's view it repeats the nearest pixel of the plane's edge. Raises
-    DataError for sizes that are not those of the calibration, and for cameras without common view.
+    An RGB pixel takes the value at its centre, interpolated between the four spike pixels around it
+    (or the value of the nearest one). If spike pixels are smaller than RGB pixels, an RGB pixel
+    takes the mean of n x n points spread evenly over it. n is the number of spike pixels across an
+    RGB pixel, rounded up. Outside of the spike camera's view, the nearest pixel at the edge of the
+    spike plane is repeated.
     """
 
     step = 1
@@ -282,129 +428,207 @@ class CalibratedGrid:
     def __init__(
         self, calibration: Calibration, geometry: SpikeGeometry, path: str, nearest: bool = False
     ) -> None:
-        self._plane, self._nearest, self._path = (geometry.height, geometry.width), nearest, path
-        if tuple(calibration.spike_size) != self._plane:
-            sizes = "{} x {}, these are {} x {}".format(*calibration.spike_size, *self._plane)
-            what, expected = (
-                f"the calibration was made for spike planes of {sizes}",
-                "the same spike camera",
-            )
-            raise DataError(what, path, expected, "correct spike.h and spike.w, or calibrate again")
+        """Check the calibration against the spike planes.
+
+        path: of the calibration, for messages. nearest: whether to take the nearest spike pixel
+        instead of interpolating.
+        Raises DataError for planes of another size, for cameras without a common view, and for a
+        region that the spike camera does not see.
+        """
+        plane_size = (geometry.height, geometry.width)
+        if tuple(calibration.spike_size) != plane_size:
+            _refuse_planes(calibration, plane_size, path)
         self.size = (calibration.rgb_size[0], calibration.rgb_size[1])
         self.pixel = max(1, round(scale_of(calibration.to_rgb())))
+        self._plane = plane_size
+        self._nearest = nearest
+        self._path = path
         self._to_spike = np.linalg.inv(calibration.to_rgb())
-        # Spike pixels across an RGB pixel in the middle of the frame, rounded up: 1 where they are
-        # larger.
-        middle = Crop((self.size[0] - 1) // 2, (self.size[1] - 1) // 2, 1, 1)
-        here, right, below = (
-            np.ravel(self._centres(middle, *step)) for step in ((0, 0), (1, 0), (0, 1))
-        )
-        across = max(np.hypot(*(right - here)), np.hypot(*(below - here)))
-        self._samples = 1 if nearest else max(1, int(np.ceil(across - 0.05)))
+        self._samples = 1 if nearest else self._points_across_a_pixel()
+        # The crop of the last window, and the window.
         self._last: tuple[tuple[int, ...], CalibratedWindow] | None = None
+
         covered = self._covered(Crop(0, 0, *self.size))
-        self.coverage, largest = float(covered.mean()), largest_rectangle(covered)
+        self.coverage = float(covered.mean())
+        largest = largest_rectangle(covered)
         if largest is None:
-            what = "the calibration maps all spike pixels outside of the frame"
             raise DataError(
-                what, f"{path}, matrix", "cameras with a common view", "calibrate again"
+                what="the calibration maps all spike pixels outside of the frame",
+                where=f"{path}, matrix",
+                expected="cameras with a common view",
+                do="calibrate again",
             )
-        self.region = top, left, height, width = tuple(calibration.region or largest)
-        inside = (
-            top >= 0 and left >= 0 and top + height <= self.size[0] and left + width <= self.size[1]
-        )
-        if (
-            height < 1
-            or width < 1
-            or not inside
-            or not covered[top : top + height, left : left + width].all()
-        ):
-            what, expected = (
-                f"the spike camera does not see all of the region {calibration.region}",
-                list(largest),
-            )
+        self.region = tuple(calibration.region or largest)
+        if not _is_covered(self.region, covered):
             raise DataError(
-                what, f"{path}, region", f"within {expected}", "correct it, or set it to null"
+                what=f"the spike camera does not see all of the region {calibration.region}",
+                where=f"{path}, region",
+                expected=f"within {list(largest)}",
+                do="correct it, or set it to null",
             )
+
+    def _points_across_a_pixel(self) -> int:
+        """Return n: each RGB pixel takes n x n points. 1 if spike pixels are the larger ones.
+
+        It is the number of spike pixels across the RGB pixel in the middle of the frame, rounded
+        up. A surplus of less than 0.05 is ignored: 1.02 spike pixels still give one point.
+        """
+        height, width = self.size
+        middle = Crop((height - 1) // 2, (width - 1) // 2, 1, 1)
+        # The place (x, y) of this pixel in the spike plane, and of its neighbours in the frame.
+        here = np.ravel(self._centres(middle, 0, 0))
+        right = np.ravel(self._centres(middle, 1, 0))
+        below = np.ravel(self._centres(middle, 0, 1))
+        across_x = np.hypot(*(right - here))
+        across_y = np.hypot(*(below - here))
+        across = max(across_x, across_y)
+        return max(1, int(np.ceil(across - 0.05)))
 
     def check_size(self, size: tuple[int, int]) -> None:
-        """Raises DataError for frames of another size than the calibration's."""
-        if size != self.size:
-            what = "lq is {} x {}, spike.calibration was made for frames of {} x {}".format(
-                *size, *self.size
-            )
-            expected, do = (
-                "frames as they were in the calibration, not resized or cropped",
-                "calibrate with these",
-            )
-            raise DataError(what, self._path, expected, do)
+        """Raise DataError for frames of another size (H, W) than the calibration's."""
+        if size == self.size:
+            return
+        height, width = self.size
+        raise DataError(
+            what=f"lq is {size[0]} x {size[1]}, spike.calibration was made for frames of "
+            f"{height} x {width}",
+            where=self._path,
+            expected="frames as they were in the calibration, not resized or cropped",
+            do="calibrate with these",
+        )
 
     def window(self, aug: Crop) -> CalibratedWindow:
+        """Return the window of a crop of the frame.
+
+        The last window is kept, because all frames of a sample have the same crop.
+        """
         place = (aug.top, aug.left, aug.height, aug.width)
-        # All frames of a sample have the same crop
         if self._last is None or self._last[0] != place:
-            shifts, (height, width) = (
-                (np.arange(self._samples) + 0.5) / self._samples - 0.5,
-                self._plane,
-            )
-            # of each sample, rows, columns and weights of the spike pixels around it, (neighbours,
-            # H W)
-            corners = []
-            for x, y in (self._centres(aug, dx, dy) for dy in shifts for dx in shifts):
-                x, y = np.clip(x.ravel(), 0, width - 1), np.clip(y.ravel(), 0, height - 1)
-                if self._nearest:
-                    x, y = np.floor(x + 0.5), np.floor(y + 0.5)
-                row, col = y.astype(np.int64), x.astype(np.int64)
-                down, right = y - row, x - col
-                # Only a neighbour with a weight is another pixel: none is beyond the edge.
-                below, beside = row + (down > 0), col + (right > 0)
-                weights = (
-                    (1 - down) * (1 - right),
-                    (1 - down) * right,
-                    down * (1 - right),
-                    down * right,
-                )
-                stacks = [(row, row, below, below), (col, beside, col, beside), weights]
-                rows, cols, weights = (
-                    np.stack(stack[: 1 if self._nearest else 4]) for stack in stacks
-                )
-                corners.append((rows, cols, weights.astype(np.float32)))
-            top, left = (min(int(c[axis].min()) for c in corners) for axis in (0, 1))
-            bottom, right = (max(int(c[axis].max()) for c in corners) for axis in (0, 1))
-            crop = Crop(top, left, bottom - top + 1, right - left + 1)
-            samples = tuple(
-                ((rows - top) * crop.width + cols - left, weights)
-                for rows, cols, weights in corners
-            )
-            self._last = (place, CalibratedWindow(crop, samples, self._covered(aug)))
+            self._last = (place, self._new_window(aug))
         return self._last[1]
+
+    def _new_window(self, aug: Crop) -> CalibratedWindow:
+        """Make the window of a crop of the frame."""
+        # The points of each RGB pixel, as distances from its centre. For n = 2: -0.25 and 0.25.
+        n = self._samples
+        shifts = (np.arange(n) + 0.5) / n - 0.5
+        around: list[Neighbours] = []
+        for dy in shifts:
+            for dx in shifts:
+                x, y = self._centres(aug, dx, dy)
+                around.append(self._neighbours(x.ravel(), y.ravel()))
+
+        # The smallest rectangle of spike pixels that contains all of them.
+        top = min(int(one.rows.min()) for one in around)
+        left = min(int(one.columns.min()) for one in around)
+        bottom = max(int(one.rows.max()) for one in around)
+        right = max(int(one.columns.max()) for one in around)
+        crop = Crop(top, left, bottom - top + 1, right - left + 1)
+
+        samples = []
+        for one in around:
+            places = (one.rows - top) * crop.width + one.columns - left
+            samples.append(Sample(places, one.weights))
+        return CalibratedWindow(crop, tuple(samples), self._covered(aug))
+
+    def _neighbours(self, x: np.ndarray, y: np.ndarray) -> Neighbours:
+        """Return the spike pixels around points of the spike plane. x, y: (H W,)."""
+        height, width = self._plane
+        # Outside of the plane, the pixel at its edge is repeated.
+        x = np.clip(x, 0, width - 1)
+        y = np.clip(y, 0, height - 1)
+        if self._nearest:
+            x = np.floor(x + 0.5)
+            y = np.floor(y + 0.5)
+        row = y.astype(np.int64)
+        column = x.astype(np.int64)
+        if self._nearest:
+            return Neighbours(row[None], column[None], np.ones((1, len(x)), np.float32))
+
+        # Bilinear interpolation between the pixels (row, column), one to the right, one below, and
+        # one below to the right. right, below: distances from the first one, 0 to 1.
+        right = x - column
+        below = y - row
+        # A neighbour of weight 0 may lie beyond the edge. Then the pixel itself stands in for it.
+        next_row = row + (below > 0)
+        next_column = column + (right > 0)
+        weights = (
+            (1 - below) * (1 - right),
+            (1 - below) * right,
+            below * (1 - right),
+            below * right,
+        )
+        return Neighbours(
+            rows=np.stack((row, row, next_row, next_row)),
+            columns=np.stack((column, next_column, column, next_column)),
+            weights=np.stack(weights).astype(np.float32),
+        )
 
     def _centres(
         self, aug: Crop, dx: float = 0.0, dy: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Spike coordinates x and y, each (H, W), of the crop's RGB pixels moved by (dx, dy).
+        """Return the places x and y, each (H, W), of the crop's RGB pixels in the spike plane.
 
-        float64 of coordinates in the whole frame: the same numbers in every crop that contains the
-        pixel.
+        dx, dy: by which the points are moved from the centres of the RGB pixels.
+        They are computed in float64 from coordinates of the whole frame. So a pixel gets the same
+        numbers in every crop that contains it.
         """
-        x = aug.left + np.arange(aug.width, dtype=np.float64)[None] + dx
-        y = aug.top + np.arange(aug.height, dtype=np.float64)[:, None] + dy
-        u, v, depth = (row[0] * x + row[1] * y + row[2] for row in self._to_spike)
+        x = aug.left + np.arange(aug.width, dtype=np.float64)[None] + dx  # (1, W)
+        y = aug.top + np.arange(aug.height, dtype=np.float64)[:, None] + dy  # (H, 1)
+        M = self._to_spike
+        u = M[0, 0] * x + M[0, 1] * y + M[0, 2]  # (H, W)
+        v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
+        depth = M[2, 0] * x + M[2, 1] * y + M[2, 2]
         return u / depth, v / depth
 
     def _covered(self, aug: Crop) -> np.ndarray:
-        (height, width), (x, y) = self._plane, self._centres(aug)
-        return (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
+        """Return (H, W) bool: the pixels of a crop of the frame whose centre the planes cover."""
+        height, width = self._plane
+        x, y = self._centres(aug)
+        is_inside_x = (x >= -0.5) & (x <= width - 0.5)
+        is_inside_y = (y >= -0.5) & (y <= height - 0.5)
+        return is_inside_x & is_inside_y
 
+
+def _is_covered(region: tuple[int, ...], covered: np.ndarray) -> bool:
+    """Return whether a region lies in the frame and the spike camera sees all of it.
+
+    region: (top, left, height, width). covered: (H, W) bool of the whole frame.
+    """
+    top, left, height, width = region
+    if top < 0 or left < 0 or height < 1 or width < 1:
+        return False
+    bottom = top + height
+    right = left + width
+    if bottom > covered.shape[0] or right > covered.shape[1]:
+        return False
+    return bool(covered[top:bottom, left:right].all())
+
+
+def _refuse_planes(calibration: Calibration, size: tuple[int, int], path: str) -> None:
+    """Raise DataError for spike planes of another size (h, w) than the calibration's."""
+    height, width = calibration.spike_size
+    raise DataError(
+        what=f"the calibration was made for spike planes of {height} x {width}, "
+        f"these are {size[0]} x {size[1]}",
+        where=path,
+        expected="the same spike camera",
+        do="correct spike.h and spike.w, or calibrate again",
+    )
+
+
+# ---- Both grids --------------------------------------------------------------------------------
 
 Window = ScaledWindow | CalibratedWindow
 Grid = ScaledGrid | CalibratedGrid
 
 
 def warn_uncovered(grid: Grid, what: str, where: str) -> None:
-    """Warn that a part of whole frames, of `what`, has no spikes.
+    """Warn if the spike camera sees only a part of the frame.
 
-    Raises DataError where it is more than half.
+    what: the clips, for the message. where: their place, for the message.
+    Raises DataError if it sees less than half of the frame. Every rank may call this; only rank 0
+    writes the warning.
     """
     if grid.coverage == 1.0:
         return
@@ -412,33 +636,46 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
     seen = f"rows {top} to {top + height - 1}, columns {left} to {left + width - 1}"
     if grid.coverage < LEAST_COVERAGE:
         raise DataError(
-            f"the spike camera sees only {grid.coverage:.0%} of the frames of {what}", where,
-            f"at least {LEAST_COVERAGE:.0%}: elsewhere the edge of the spike plane is repeated",
-            f"crop the frames to {seen}, and calibrate with such frames",
-        )  # fmt: skip
-    if RUN.launch.rank == 0:
-        text = (
-            "%s: the spike camera sees %.1f %% of the frame; elsewhere the edge of the spike "
-            "plane is repeated"
+            what=f"the spike camera sees only {grid.coverage:.0%} of the frames of {what}",
+            where=where,
+            expected=f"at least {LEAST_COVERAGE:.0%}: elsewhere the edge of the spike plane is "
+            "repeated",
+            do=f"crop the frames to {seen}, and calibrate with such frames",
         )
-        logger.warning(f"{text}. Results hold in %s", what, 100 * grid.coverage, seen)
+    if RUN.launch.rank == 0:
+        logger.warning(
+            "%s: the spike camera sees %.1f %% of the frame; elsewhere the edge of the spike "
+            "plane is repeated. Results hold in %s",
+            what,
+            100 * grid.coverage,
+            seen,
+        )
 
 
 def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
-    """(top, left, height, width) of the largest rectangle of true pixels in a convex area (H, W);
-    None without one.
+    """Return the largest rectangle of true pixels in a convex area.
+
+    covered: (H, W) bool; the true pixels of each row stand side by side, and the area is convex.
+    Returns (top, left, height, width), or None if no pixel is true.
     """
-    rows = np.flatnonzero(covered.any(axis=1))
+    rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):
         return None
-    first = covered[rows].argmax(axis=1)
+    # The true pixels of row i are first[i] ... after[i] - 1.
+    first = covered[rows].argmax(axis=1)  # (n,)
     after = covered.shape[1] - covered[rows, ::-1].argmax(axis=1)
-    # In a convex area, what two rows have in common is also in all rows between them.
-    left, right = np.maximum(first[:, None], first[None]), np.minimum(after[:, None], after[None])
+
+    # The rectangle from row i to row j, for all pairs (i, j). Because the area is convex, columns
+    # that are true in row i and in row j are also true in all rows between them.
+    left = np.maximum(first[:, None], first[None])  # (n, n)
+    right = np.minimum(after[:, None], after[None])
+    widths = np.maximum(right - left, 0)
     heights = rows[None] - rows[:, None] + 1
-    areas = np.where(heights > 0, np.maximum(right - left, 0) * heights, 0)
+    areas = np.where(heights > 0, widths * heights, 0)
+
     top, bottom = np.unravel_index(areas.argmax(), areas.shape)
     if not areas[top, bottom]:
         return None
     start = int(left[top, bottom])
-    return int(rows[top]), start, int(heights[top, bottom]), int(right[top, bottom]) - start
+    width = int(right[top, bottom]) - start
+    return int(rows[top]), start, int(heights[top, bottom]), width
