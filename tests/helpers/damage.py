@@ -1,42 +1,57 @@
-"""Damaged files: what a bad disk, a broken copy or a stranger makes of a good one."""
+"""Damaged files for Hypothesis: what a bad disk, a broken copy or an attacker makes of a file.
+
+`make test` tries a few damaged files a test. `make faults` tries 3 or 30 times as many, by a
+profile: pytest -p tests.helpers.damage --hypothesis-profile=30-times
+"""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tests.helpers.checked import present
 
+# Examples of a test in Hypothesis' default profile.
+USUAL = 100
+
+for factor in (3, 30):
+    settings.register_profile(f"{factor}-times", max_examples=factor * USUAL, database=None)
+
 
 def examples(count: int) -> settings:
-    """Try so many examples in `make test`, and a multiple of them in tests.faults.trials.
+    """Return settings that try `count` examples, or a multiple of them with another profile.
 
-    Examples have no limit of time, because it depends on what else the machine does. They may share
-    a folder of pytest's.
+    Examples have no limit of time, because their time depends on what else the machine does.
     """
-    times = present(settings.default).max_examples // USUAL
+    factor = present(settings.default).max_examples // USUAL
     return settings(
-        max_examples=count * times,
+        max_examples=count * factor,
         deadline=None,
+        # Hypothesis warns if examples share a folder of pytest (tmp_path). Our examples may.
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
 
 
-USUAL = 100  # examples of hypothesis' default profile
-# Profiles: pytest -p tests.helpers.damage --hypothesis-profile=30-times
-for times in (3, 30):
-    settings.register_profile(f"{times}-times", max_examples=times * USUAL, database=None)
-
+# Values of a damaged byte. The limits of signed and unsigned bytes come more often than others.
 VALUES = st.one_of(st.sampled_from([0, 1, 127, 128, 255]), st.integers(0, 255))
 
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """The bytes of a file, some of them changed, most of these near its ends; or cut short."""
-    changed = bytearray(content)
+    """Draw a damaged copy of a file: 1 to 12 bytes have other values. One copy in ten is cut short.
+
+    Most changed bytes are near the ends, because file formats have their headers and tables there.
+    """
     last = len(content) - 1
-    near = st.integers(0, min(last, 300))
-    places = st.one_of(near, near.map(lambda place: last - place), st.integers(0, last))
-    for place, value in draw(st.lists(st.tuples(places, VALUES), min_size=1, max_size=12)):
+    near_begin = st.integers(0, min(last, 300))
+    near_end = near_begin.map(lambda distance: last - distance)
+    anywhere = st.integers(0, last)
+    places = st.one_of(near_begin, near_end, anywhere)
+    changes = st.lists(st.tuples(places, VALUES), min_size=1, max_size=12)
+
+    changed = bytearray(content)
+    for place, value in draw(changes):
         changed[place] = value
-    if draw(st.integers(0, 9)) == 0:
-        return bytes(changed[: draw(st.integers(0, last))])
+    is_cut_short = draw(st.integers(0, 9)) == 0
+    if is_cut_short:
+        length = draw(st.integers(0, last))
+        return bytes(changed[:length])
     return bytes(changed)

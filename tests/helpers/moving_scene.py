@@ -1,5 +1,11 @@
-"""A coloured scene, for tests, that moves as a whole along a known path before an RGB and a spike
-camera.
+"""A coloured scene that moves along a known path in front of an RGB camera and a spike camera.
+
+Tests of motion compare an estimated motion with the true motion, which `Scene.shifts` gives.
+`Scene.write` renders the scene and writes a clip of a user: the folders blur/, sharp/ and spike/.
+`reader_of` opens this clip as main_test_vrt.py does.
+
+Times are in exposures. An exposure is the time of one frame, and time 0 is the middle of the clip.
+A plane is one reading of the spike camera; an exposure has `planes` of them.
 """
 
 import json
@@ -24,138 +30,213 @@ from data.spike.simulate import (
 )
 from tests.helpers.two_cameras import texture
 
-MARGIN = 40  # pixels of the scene around the frame
+# Pixels of the scene on each side of the frame. They come into view when the scene moves.
+MARGIN = 40
 
 
 @dataclass(frozen=True)
 class Scene:
-    """An affine motion at constant speed.
+    """A scene with an affine motion at constant speed, and the two cameras that see it."""
 
-    velocity: x and y in pixels per exposure. turn_deg: x towards y per exposure, about the middle.
-    light: what the spike camera integrates. exposure: share of the planes of a frame, in their
-    middle, during which it is exposed. rolling: share of the exposure by which the last row is
-    exposed later than the first. averaged: what the blurry frame is the mean of, "light" or, as no
-    camera does it, "display" values. spot: side of a square in the middle that moves by
-    `spot_velocity` in front of the rest.
-    """
-
+    # Shift along x and along y, in pixels per exposure.
     velocity: tuple[float, float] = (0.0, 0.0)
+    # Rotation about the middle, from x towards y, in degrees per exposure.
     turn_deg: float = 0.0
+    # Height and width of the RGB frames.
     size: tuple[int, int] = (96, 96)
+    # Spike planes of a frame.
     planes: int = 60
+    # Frames of the clip.
     frames: int = 3
+    # Spikes per plane at full light.
     rate: float = 0.6
+    # The plane of a frame at which its sharp frame is taken.
     sharp_plane: int = 30
+    # Seed of the texture and of the spike camera.
     seed: int = 3
+    # What the spike camera integrates: "linear" light, or "display" values as no camera does.
     light: str = "linear"
+    # The frame is exposed during this share of its planes, in their middle.
     exposure: float = 1.0
+    # The last row is exposed later than the first, by this share of the exposure.
     rolling: float = 0.0
+    # What the blurry frame is the mean of: "light", or "display" values as no camera does.
     averaged: str = "light"
+    # Side in pixels of a square in the middle that moves on its own; 0: there is none.
     spot: int = 0
+    # Shift of this square along x and y, in pixels per exposure.
     spot_velocity: tuple[float, float] = (0.0, 0.0)
 
-    def matrix(self, exposures: float) -> np.ndarray:
-        """(3, 3): pixel of the middle of the clip -> where it is so many exposures later."""
-        middle = ((self.size[1] - 1) / 2, (self.size[0] - 1) / 2)
-        turned = cv2.getRotationMatrix2D(middle, -self.turn_deg * exposures, 1.0)
-        turned[:, 2] += np.array(self.velocity) * exposures
-        return np.vstack((turned, (0, 0, 1)))
+    # ---- The true motion ----
+
+    def matrix(self, time: float) -> np.ndarray:
+        """Return the motion (3, 3) from the middle of the clip to a time.
+
+        The matrix maps a pixel (x, y, 1) of the middle to its place at this time.
+        """
+        height, width = self.size
+        center = ((width - 1) / 2, (height - 1) / 2)
+        # OpenCV turns from y towards x, so the angle is negative.
+        motion = cv2.getRotationMatrix2D(center, -self.turn_deg * time, 1.0)
+        motion[:, 2] += np.array(self.velocity) * time
+        return np.vstack((motion, (0, 0, 1)))
 
     def sharp_time(self, frame: int) -> float:
-        """The time of a sharp frame, in exposures after the middle of the clip."""
-        return (frame * self.planes + self.sharp_plane + 0.5) / self.planes - self.frames / 2
+        """Return the time of the sharp frame of a frame."""
+        middle_of_plane = frame * self.planes + self.sharp_plane + 0.5
+        return middle_of_plane / self.planes - self.frames / 2
 
     def shifts(self, frame: int, planes: float) -> np.ndarray:
-        """(H, W, 2): the true shifts from the sharp instant of a frame to so many planes later."""
-        now = self.sharp_time(frame)
-        way = self.matrix(now + planes / self.planes) @ np.linalg.inv(self.matrix(now))
-        y, x = np.mgrid[: self.size[0], : self.size[1]].astype(np.float64)
-        moved = np.tensordot(way[:2], np.stack((x, y, np.ones_like(x))), 1)
+        """Return the true shift (H, W, 2) of each pixel, as x and y.
+
+        The shift leads from the sharp frame of `frame` to the view `planes` planes later.
+        """
+        start = self.sharp_time(frame)
+        end = start + planes / self.planes
+        motion = self.matrix(end) @ np.linalg.inv(self.matrix(start))
+
+        height, width = self.size
+        y, x = np.mgrid[:height, :width].astype(np.float64)
+        points = np.stack((x, y, np.ones_like(x)))  # (3, H, W)
+        moved = np.tensordot(motion[:2], points, 1)  # (2, H, W)
         return np.moveaxis(moved, 0, -1) - np.stack((x, y), axis=-1)
 
+    # ---- What the cameras see ----
+
     def lights(self) -> Iterator[np.ndarray]:
-        """The light (H, W, 3) of each plane."""
+        """Yield the linear light (H, W, 3) of each plane of the clip."""
         rng = np.random.default_rng(self.seed)
         height, width = self.size
-        wide = (height + 2 * MARGIN, width + 2 * MARGIN)
-        scene = np.stack([texture(rng, wide) for _ in range(3)], axis=-1)
+        scene = _coloured_texture(rng, height + 2 * MARGIN, width + 2 * MARGIN)
+        # More contrast than a texture has. Black would give no spikes at all, so 0.02 is least.
         scene = to_linear(np.clip(1.6 * scene - 0.3, 0.02, 1))
-        front = to_linear(np.stack([texture(rng, (height, width)) for _ in range(3)], axis=-1))
-        place = np.array([[1, 0, -MARGIN], [0, 1, -MARGIN], [0, 0, 1.0]])
+        spot = to_linear(_coloured_texture(rng, height, width))[: self.spot, : self.spot]
+        # The first pixel of the frame is MARGIN pixels within the scene.
+        to_frame = _translation(-MARGIN, -MARGIN)
+
         for plane in range(self.frames * self.planes):
             time = (plane + 0.5) / self.planes - self.frames / 2
-            view = _seen(scene, self.matrix(time) @ place, self.size)
+            view = _seen(scene, self.matrix(time) @ to_frame, self.size)
             if self.spot:
-                top, left = (side // 2 - self.spot // 2 for side in self.size)
-                patch = front[: self.spot, : self.spot]
-                shift = np.array(self.spot_velocity) * time
-                moved = np.array([[1, 0, left + shift[0]], [0, 1, top + shift[1]], [0, 0, 1.0]])
-                cover = _seen(np.ones_like(patch), moved, self.size, cv2.BORDER_CONSTANT)
-                view = view * (1 - cover)
-                view = view + _seen(patch, moved, self.size, cv2.BORDER_CONSTANT)
+                view = self._with_spot(view, spot, time)
             yield view
 
-    def _shares(self) -> np.ndarray:
-        """The part (planes, H) of each plane in the blurry frame."""
+    def _with_spot(self, view: np.ndarray, spot: np.ndarray, time: float) -> np.ndarray:
+        """Return a view (H, W, 3) with the moving square in front of it."""
+        height, width = self.size
+        top = height // 2 - self.spot // 2
+        left = width // 2 - self.spot // 2
+        shift = np.array(self.spot_velocity) * time
+        place = _translation(left + shift[0], top + shift[1])
+        # 1 where the square covers a pixel, 0 outside, and in between at its edges.
+        cover = _seen(np.ones_like(spot), place, self.size, cv2.BORDER_CONSTANT)
+        return view * (1 - cover) + _seen(spot, place, self.size, cv2.BORDER_CONSTANT)
+
+    def _weights_of_planes(self) -> np.ndarray:
+        """Return the weight (planes, H) of each plane in each row of the blurry frame.
+
+        The weights of a row sum to 1. A plane that is exposed in part has a smaller weight.
+        """
         length = self.exposure * self.planes
-        late = (np.arange(self.size[0]) / (self.size[0] - 1) - 0.5) * self.rolling * length
-        begin = (self.planes - length) / 2 + late
+        row = np.arange(self.size[0]) / (self.size[0] - 1) - 0.5  # -0.5 at the top, 0.5 below
+        begin = (self.planes - length) / 2 + row * self.rolling * length  # (H,), in planes
         plane = np.arange(self.planes)[:, None]
         overlap = np.minimum(plane + 1, begin + length) - np.maximum(plane, begin)
         return np.clip(overlap, 0, 1) / length
 
+    def _blurry(self, lights: np.ndarray) -> np.ndarray:
+        """Return the light (H, W, 3) of a blurry frame from the lights (planes, H, W, 3)."""
+        weights = self._weights_of_planes()
+        if self.averaged == "display":
+            values = to_display(lights)
+            return to_linear(np.einsum("ty,tyxc->yxc", weights, values))
+        return np.einsum("ty,tyxc->yxc", weights, lights)
+
+    def _spike_camera_input(self, light: np.ndarray) -> np.ndarray:
+        """Return what the spike camera integrates (H/2, W/2) in a plane of this light."""
+        values = to_display(light) if self.light == "display" else light
+        return bin_pixels(to_grey(values), 2)
+
+    # ---- The files of a clip ----
+
     def write(self, folder: Path) -> Path:
-        """Write blur/, sharp/ and spike/ with a dataset.json; the spike pixels are twice as large
-        as those of RGB.
+        """Write blur/, sharp/ and spike/ with its dataset.json into `folder`, and return it.
+
+        A spike pixel covers 2 x 2 RGB pixels.
         """
-        half = (self.size[0] // 2, self.size[1] // 2)
-        sensor = IntegrateAndFire(*half, rate=self.rate, rng=np.random.default_rng(self.seed))
         for kind in ("blur", "sharp", "spike"):
             (folder / kind).mkdir(parents=True)
+        height = self.size[0] // 2
+        width = self.size[1] // 2
+        noise = np.random.default_rng(self.seed)
+        camera = IntegrateAndFire(height, width, rate=self.rate, rng=noise)
+
         lights = self.lights()
         for frame in range(self.frames):
             exposure = [next(lights) for _ in range(self.planes)]
-            summed = np.stack(exposure)
-            if self.averaged == "display":
-                summed = to_display(summed)
-            blurry = np.einsum("ty,tyxc->yxc", self._shares(), summed)
-            if self.averaged == "display":
-                blurry = to_linear(blurry)
-            pictures = {"blur": blurry, "sharp": exposure[self.sharp_plane]}
-            for kind, light in pictures.items():
-                picture = to_uint8(to_display(light))[..., ::-1]
-                assert cv2.imwrite(str(folder / kind / f"{frame:03d}.png"), picture)
-            seen = [to_display(light) if self.light == "display" else light for light in exposure]
-            spikes = sensor.run(bin_pixels(to_grey(view), 2) for view in seen)
-            write_spikes(folder / f"spike/{frame:03d}.dat", spikes, SpikeGeometry(*half))
+            name = f"{frame:03d}"
+            _write_picture(folder / f"blur/{name}.png", self._blurry(np.stack(exposure)))
+            _write_picture(folder / f"sharp/{name}.png", exposure[self.sharp_plane])
+            spikes = camera.run(self._spike_camera_input(light) for light in exposure)
+            write_spikes(folder / f"spike/{name}.dat", spikes, SpikeGeometry(height, width))
+
         about = {
-            "format": 1, "h": half[0], "w": half[1], "flip": True, "planes": self.planes, "rate":
-            self.rate, "light": self.light, "gt_plane": self.sharp_plane,
-        }  # fmt: skip
+            "format": 1,
+            "h": height,
+            "w": width,
+            "flip": True,
+            "planes": self.planes,
+            "rate": self.rate,
+            "light": self.light,
+            "gt_plane": self.sharp_plane,
+        }
         (folder / "spike/dataset.json").write_text(json.dumps(about))
         return folder
+
+
+def reader_of(folder: Path, **spike: Any) -> DatasetClip:
+    """Return the clip in a folder of `Scene.write`, opened as main_test_vrt.py opens it.
+
+    spike: keys of the section `spike` in place of the usual ones.
+    """
+    options = {"type": "dat", "representation": "exposure", **spike}
+    [reader] = user_clips(folder / "blur", folder / "spike", folder / "sharp", options)
+    return reader
+
+
+def _coloured_texture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Return display values (height, width, 3): a texture of its own for each channel."""
+    channels = [texture(rng, (height, width)) for _ in range(3)]
+    return np.stack(channels, axis=-1)
+
+
+def _translation(x: float, y: float) -> np.ndarray:
+    """Return the matrix (3, 3) of a shift."""
+    return np.array([[1, 0, x], [0, 1, y], [0, 0, 1.0]])
 
 
 def _seen(
     scene: np.ndarray, matrix: np.ndarray, size: tuple[int, int], border: int = cv2.BORDER_REPLICATE
 ) -> np.ndarray:
-    """Return a scene moved by `matrix`; four points in each pixel, since warping rounds places to
-    1/32 of one.
+    """Return the view of a scene that is moved by `matrix`, with `size` (height, width).
+
+    The view is made 4 times as large, and each 4 x 4 pixels are averaged. Otherwise the positions
+    would be too coarse, because OpenCV rounds them to 1/32 of a pixel.
     """
     fine = 4
-    larger = np.diag((fine, fine, 1.0))
-    larger[:2, 2] = (fine - 1) / 2
+    enlarge = np.diag((fine, fine, 1.0))
+    enlarge[:2, 2] = (fine - 1) / 2  # the middle of a pixel stays in the middle
+    height, width = size
     view = cv2.warpPerspective(
         scene.astype(np.float32),
-        larger @ matrix,
-        (size[1] * fine, size[0] * fine),
+        enlarge @ matrix,
+        (width * fine, height * fine),
         borderMode=border,
     )
-    return cv2.resize(view, size[::-1], interpolation=cv2.INTER_AREA)
+    return cv2.resize(view, (width, height), interpolation=cv2.INTER_AREA)
 
 
-def reader_of(folder: Path, **spike: Any) -> DatasetClip:
-    """The clip in a folder of `Scene.write`, as main_test_vrt.py reads a user's clip."""
-    options = {"type": "dat", "representation": "exposure", **spike}
-    [reader] = user_clips(folder / "blur", folder / "spike", folder / "sharp", options)
-    return reader
+def _write_picture(path: Path, light: np.ndarray) -> None:
+    """Write linear light (H, W, 3) as a PNG."""
+    rgb = to_uint8(to_display(light))
+    assert cv2.imwrite(str(path), rgb[..., ::-1])  # OpenCV wants BGR

@@ -1,4 +1,4 @@
-"""Spike files: the simulated streams of tests/data/spike as the `.dat` files that they were."""
+"""Spike files of tests/data/spike and of one camera's format, and the program that reads them."""
 
 import lzma
 from pathlib import Path
@@ -8,30 +8,46 @@ import numpy as np
 from scripts import spike_tool
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "spike"
+
+# Bits of a plane of the stored streams: 250 rows of 400 pixels.
 PLANE_BITS = 250 * 400
 
 
 def restore_dat(name: str, path: Path) -> bytes:
-    """Write the `.dat` that tests/data/spike/<name>.xz holds to `path`, and return its bytes."""
-    transposed = np.frombuffer(lzma.decompress((FOLDER / f"{name}.xz").read_bytes()), np.uint8)
-    planes = transposed.size * 8 // PLANE_BITS
-    bits = np.unpackbits(transposed, count=planes * PLANE_BITS).reshape(PLANE_BITS, planes)
-    content = np.packbits(bits.T, axis=1).tobytes()
+    """Write the stream tests/data/spike/<name>.xz as a `.dat` file to `path`. Returns its bytes.
+
+    The stored file has the planes of pixel 0, then the planes of pixel 1, and so on, because this
+    order compresses better. The `.dat` file has the pixels of plane 0 first.
+    """
+    stored = lzma.decompress((FOLDER / f"{name}.xz").read_bytes())
+    packed = np.frombuffer(stored, np.uint8)
+    planes = packed.size * 8 // PLANE_BITS
+    bits = np.unpackbits(packed, count=planes * PLANE_BITS)
+    by_pixel = bits.reshape(PLANE_BITS, planes)
+    content = np.packbits(by_pixel.T, axis=1).tobytes()
     path.write_bytes(content)
     return content
 
 
 def sps100_bytes(spikes: np.ndarray) -> bytes:
-    """Planes (T, 1000, 1000) as the published reader expects them: each half-line ends with a word
-    of 12 bits.
+    """Return planes (T, 1000, 1000) in the format that the published reader of the camera expects.
+
+    A line of 1000 pixels is read out by two channels, 500 pixels each. Each half-line ends with a
+    word of 12 bits: the number of the line in the lower bits, and flags from bit 10 on.
     """
-    words = np.repeat(1 + np.arange(1000) % 499, 2) | 1 << 10  # the line, and the channel above it
-    words[[0, -1]] = 500, 500 | 3 << 10
-    words = np.broadcast_to(words[:, None] >> np.arange(12) & 1, (len(spikes), 2000, 12))
-    bits = np.concatenate((spikes.reshape(-1, 2000, 500), words), axis=2)
+    numbers = 1 + np.arange(1000) % 499
+    words = np.repeat(numbers, 2) | 1 << 10
+    # The first and the last half-line of a plane have the number 500. The last has both flags.
+    words[0] = 500
+    words[-1] = 500 | 3 << 10
+
+    bits_of_words = words[:, None] >> np.arange(12) & 1  # (2000, 12)
+    bits_of_words = np.broadcast_to(bits_of_words, (len(spikes), 2000, 12))
+    half_lines = spikes.reshape(-1, 2000, 500)
+    bits = np.concatenate((half_lines, bits_of_words), axis=2)
     return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
 
 
 def tool(*arguments: object) -> int:
-    """The exit code of scripts/spike_tool.py."""
-    return spike_tool.main([str(a) for a in arguments])
+    """Run scripts/spike_tool.py, and return its exit code."""
+    return spike_tool.main([str(argument) for argument in arguments])

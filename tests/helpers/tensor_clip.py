@@ -1,4 +1,4 @@
-"""Restoring a clip that is a tensor."""
+"""Restoration of a clip that is a tensor, in tiles, without files and options."""
 
 import dataclasses
 from typing import Any
@@ -9,36 +9,55 @@ from models.restore.tiling import Tiling, stream_clip
 from tests.helpers.checked import present
 from utils.contract import InputSpec, wanted_frames
 
+# What a VRT asks of its input.
 VRT_LIKE = InputSpec(stride=8, window_size=(6, 8, 8), least_size=(64, 64), least_frames=2)
 
 
 def tiles(**fields: Any) -> Tiling:
-    """Return a tiling; fields: of Tiling, and of the spec of the network, by default of a VRT."""
-    of_spec = {
-        key: fields.pop(key) for key in list(fields) if key in InputSpec.__dataclass_fields__
-    }
-    return Tiling(dataclasses.replace(VRT_LIKE, **of_spec), **fields)
+    """Return how a clip is cut into tiles.
+
+    fields: fields of Tiling, and fields of InputSpec that differ from those of a VRT.
+    """
+    of_network = {}
+    of_tiling = {}
+    for key, value in fields.items():
+        if key in InputSpec.__dataclass_fields__:
+            of_network[key] = value
+        else:
+            of_tiling[key] = value
+    spec = dataclasses.replace(VRT_LIKE, **of_network)
+    return Tiling(spec, **of_tiling)
 
 
 def reader(lq, spike=None, spike_reversed=None):
-    """Moments -> lq (B, n, C, H, W) and spike (B, n, S, H, W) or None."""
+    """Return a function that reads frames and spikes of a clip, as `stream_clip` wants it.
+
+    lq: frames (B, T, C, H, W). spike: planes (B, T, S, H, W), or None without spikes.
+    spike_reversed: the planes for frames that are played backwards.
+    The function takes moments, pairs (index of a frame, whether it is played backwards). It returns
+    the frames (B, n, C, H, W), and the planes (B, n, S, H, W) if there are spikes.
+    """
 
     def read(moments):
         frames = lq[:, [index for index, _ in moments]]
         if spike is None:
             return (frames,)
-        spikes = [present(spike_reversed if back else spike)[:, index] for index, back in moments]
-        return frames, torch.stack(spikes, dim=1)
+        planes = []
+        for index, is_reversed in moments:
+            source = present(spike_reversed if is_reversed else spike)
+            planes.append(source[:, index])
+        return frames, torch.stack(planes, dim=1)
 
     return read
 
 
 def restore_clip(net, lq, spike=None, spike_reversed=None, **tiling):
-    """lq (B, T, C, H, W) -> (B, T, C', sH, sW); T is 1 with center_frame_only.
+    """Restore frames lq (B, T, C, H, W) in tiles. Returns (B, T, C', scale H, scale W).
 
-    tiling: as `tiles`.
+    With center_frame_only, the result has only the middle frame. tiling: arguments of `tiles`.
     """
-    cut, count = tiles(**tiling), lq.shape[1]
-    wanted = wanted_frames(count, cut.center_frame_only)
-    frames = stream_clip(net, reader(lq, spike, spike_reversed), count, cut, wanted)
+    cut = tiles(**tiling)
+    frame_count = lq.shape[1]
+    wanted = wanted_frames(frame_count, cut.center_frame_only)
+    frames = stream_clip(net, reader(lq, spike, spike_reversed), frame_count, cut, wanted)
     return torch.stack(list(frames), dim=1)

@@ -1,5 +1,8 @@
-"""A scene, for tests, that an RGB camera and a spike camera with another lens record at the same
-time.
+"""A scene that an RGB camera and a spike camera with another lens record at the same time.
+
+Tests of calibration make a matrix (`similarity`), record the scene through it (`record`,
+`write_pair`), and compare the matrix that a program finds with the true matrix (`error_px`).
+A size is always (height, width). A matrix (3, 3) maps a spike pixel (x, y, 1) to an RGB pixel.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,111 +17,160 @@ from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_display, to_linear, to_uint8
 
 Size = tuple[int, int]
-LIMIT_PX = 0.3  # of the largest error of a calibration, in RGB pixels
+
+# The largest error of a calibration that a test accepts, in RGB pixels.
+LIMIT_PX = 0.3
 
 
 def texture(rng: np.random.Generator, size: Size) -> np.ndarray:
-    """(H, W) float32 display values in [0, 1]: shapes with edges at all angles on soft clouds."""
+    """Return a grey picture (H, W) of display values in [0, 1], float32.
+
+    It has polygons, whose edges have all angles, on soft clouds.
+    """
     height, width = size
-    clouds = cv2.resize(
-        rng.random((max(height // 24, 2), max(width // 24, 2)), np.float32), (width, height)
-    )
+    # Clouds: random values, about one per 24 x 24 pixels, enlarged to the whole picture.
+    coarse = (max(height // 24, 2), max(width // 24, 2))
+    clouds = cv2.resize(rng.random(coarse, np.float32), (width, height))
     picture = 0.25 + 0.5 * clouds
-    for _ in range(height * width // 500):
-        x, y, grey = (
-            int(rng.integers(width)),
-            int(rng.integers(height)),
-            float(rng.uniform(0.05, 0.95)),
-        )
-        corners = np.array([x, y]) + rng.uniform(-1, 1, (int(rng.integers(3, 7)), 2)) * rng.uniform(
-            4, height / 12
-        )
+
+    polygons = height * width // 500
+    for _ in range(polygons):
+        x = int(rng.integers(width))
+        y = int(rng.integers(height))
+        grey = float(rng.uniform(0.05, 0.95))
+        number_of_corners = int(rng.integers(3, 7))
+        directions = rng.uniform(-1, 1, (number_of_corners, 2))
+        radius = rng.uniform(4, height / 12)
+        corners = np.array([x, y]) + directions * radius
         cv2.fillPoly(picture, [corners.astype(np.int32)], grey, cv2.LINE_AA)
+
     return np.clip(cv2.GaussianBlur(picture, (0, 0), 0.7), 0, 1)
 
 
 def similarity(
     angle_deg: float, scale: float, spike: Size, rgb: Size, shift: Sequence[float]
 ) -> np.ndarray:
-    """(3, 3): spike pixel -> RGB pixel, turned and enlarged about the pictures' centres, then
-    shifted by (x, y).
+    """Return the matrix (3, 3) of a turn, an enlargement and a shift.
+
+    The spike picture is turned and enlarged about its centre. Its centre then goes to the centre of
+    the RGB picture, plus `shift` (x, y) in RGB pixels.
     """
-    of_spike, of_rgb = (((size[1] - 1) / 2, (size[0] - 1) / 2) for size in (spike, rgb))
-    matrix = np.vstack((cv2.getRotationMatrix2D(of_spike, -angle_deg, scale), (0, 0, 1)))
-    matrix[:2, 2] += np.subtract(of_rgb, of_spike) + shift
+    spike_center = ((spike[1] - 1) / 2, (spike[0] - 1) / 2)
+    rgb_center = ((rgb[1] - 1) / 2, (rgb[0] - 1) / 2)
+    turn = cv2.getRotationMatrix2D(spike_center, -angle_deg, scale)
+    matrix = np.vstack((turn, (0, 0, 1)))
+    matrix[:2, 2] += np.subtract(rgb_center, spike_center) + shift
     return matrix
 
 
 def record(
-    rng: np.random.Generator, to_rgb: np.ndarray, rgb: Size, spike: Size, *,
-    motion: Sequence[float] = (0.0, 0.0), planes: int = 40, around: int = 0, noise: float = 0.0,
+    rng: np.random.Generator,
+    to_rgb: np.ndarray,
+    rgb: Size,
+    spike: Size,
+    *,
+    motion: Sequence[float] = (0.0, 0.0),
+    planes: int = 40,
+    around: int = 0,
+    noise: float = 0.0,
     rate: float = 0.6,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """RGB frame (H, W) uint8 and spikes (around + T + around, h, w): the exposure, and planes
-    before and after it.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Record a new scene. Returns the RGB frame (H, W) uint8 and spikes (T, h, w).
 
-    The scene moves by `motion` (x, y) RGB pixels during the exposure. noise: standard deviation of
-    the frame's noise in display values; with it, the spikes have shot noise and fixed patterns.
+    to_rgb: the matrix from spike pixels to RGB pixels. rgb, spike: the sizes of the two pictures.
+    motion: the shift of the scene (x, y) during the exposure, in RGB pixels.
+    planes: the spike planes during the exposure.
+    around: the spike planes before the exposure, and again after it; so T is planes + 2 around.
+    noise: standard deviation of the frame's noise in display values. If it is not 0, the spikes
+    have shot noise and fixed patterns.
+    rate: spikes per plane at full light.
     """
+    # The scene is larger than the frame, so that motion and matrix do not lead out of it.
     margin = max(rgb) // 3
     light = to_linear(texture(rng, (rgb[0] + 2 * margin, rgb[1] + 2 * margin)))
+
+    # For each plane the matrix from RGB pixels to pixels of the scene; 0 is the exposure's middle.
     times = (np.arange(-around, planes + around) + 0.5) / planes - 0.5
-    places = [
-        np.array([[1, 0, margin - motion[0] * t], [0, 1, margin - motion[1] * t], [0, 0, 1.0]])
-        for t in times
-    ]
-    noisy = {"shot_noise": 0.1, "threshold_mismatch": 0.03} if noise else {}
-    sensor = IntegrateAndFire(*spike, rate=rate, rng=rng, **noisy)
-    spikes = sensor.run(
-        _views(light, (place @ to_rgb for place in places), spike, any(motion), fine=3)
-    )
-    exposed = places[around : around + planes]
-    frame = to_display(np.mean(list(_views(light, exposed, rgb, any(motion), fine=1)), axis=0))
+    to_scene = [_translation(margin - motion[0] * t, margin - motion[1] * t) for t in times]
+
+    imperfections = {"shot_noise": 0.1, "threshold_mismatch": 0.03} if noise else {}
+    camera = IntegrateAndFire(*spike, rate=rate, rng=rng, **imperfections)
+    spike_matrices = [matrix @ to_rgb for matrix in to_scene]
+    spikes = camera.run(_views(light, spike_matrices, spike, any(motion), fine=3))
+
+    # The frame is the mean of the light during the exposure.
+    exposure = to_scene[around : around + planes]
+    views = list(_views(light, exposure, rgb, any(motion), fine=1))
+    frame = to_display(np.mean(views, axis=0))
     return to_uint8(frame + noise * rng.standard_normal(rgb)), spikes
 
 
+def _translation(x: float, y: float) -> np.ndarray:
+    """Return the matrix (3, 3) of a shift."""
+    return np.array([[1, 0, x], [0, 1, y], [0, 0, 1.0]])
+
+
 def _views(
-    light: np.ndarray, places: Iterable[np.ndarray], size: Size, is_moving: bool, fine: int
-) -> Iterator:
-    """What a camera of `size` sees of the light from these places: the mean of fine x fine points
-    in each pixel.
+    light: np.ndarray, matrices: Iterable[np.ndarray], size: Size, is_moving: bool, fine: int
+) -> Iterator[np.ndarray]:
+    """Yield what a camera sees of the light (H, W) with each matrix: a picture of `size`.
+
+    A matrix maps pixels of the camera to pixels of the light. A pixel of the camera is the mean of
+    fine x fine points. If nothing moves, the first view is yielded again and again.
     """
-    # The centre of point i of n in a pixel is at (i + 0.5) / n - 0.5.
-    to_pixel = np.array(
-        [[1 / fine, 0, 0.5 / fine - 0.5], [0, 1 / fine, 0.5 / fine - 0.5], [0, 0, 1]]
-    )
-    from scipy.ndimage import map_coordinates  # takes a second, and every worker reads this file
+    # The import takes a second, and every worker of pytest reads this file.
+    from scipy.ndimage import map_coordinates
+
+    # From point to pixel: the centre of point i of n in a pixel is at (i + 0.5) / n - 0.5.
+    offset = 0.5 / fine - 0.5
+    to_pixel = np.array([[1 / fine, 0, offset], [0, 1 / fine, offset], [0, 0, 1]])
+    height, width = size
 
     view = None
-    for place in places:
+    for matrix in matrices:
         if view is None or is_moving:
-            # Coordinates in float: warpPerspective would round them to 1/32 pixel.
-            x, y = np.meshgrid(np.arange(size[1] * fine), np.arange(size[0] * fine))
-            u, v, depth = np.tensordot(place @ to_pixel, np.stack((x, y, np.ones_like(x))), 1)
-            points = map_coordinates(light, (v / depth, u / depth), order=1, output=np.float64)
-            view = points.reshape(size[0], fine, size[1], fine).mean(axis=(1, 3))
+            x, y = np.meshgrid(np.arange(width * fine), np.arange(height * fine))
+            points = np.stack((x, y, np.ones_like(x)))
+            u, v, depth = np.tensordot(matrix @ to_pixel, points, 1)
+            # Not cv2.warpPerspective, because it rounds coordinates to 1/32 of a pixel.
+            coordinates = (v / depth, u / depth)
+            values = map_coordinates(light, coordinates, order=1, output=np.float64)
+            view = values.reshape(height, fine, width, fine).mean(axis=(1, 3))
         yield view
 
 
 def write_pair(
     folder: Path, name: str, truth: np.ndarray, mirror: str, rng: np.random.Generator, **made: Any
 ) -> list:
-    """The flags --pair DAT FRAME of a new pair. made: arguments of `record`."""
-    frame, spikes = record(rng, truth @ mirroring(mirror, made["spike"]), **made)
-    write_spikes(folder / f"{name}.dat", spikes, SpikeGeometry(*made["spike"]))
-    assert cv2.imwrite(str(folder / f"{name}.png"), frame)
-    return ["--pair", folder / f"{name}.dat", folder / f"{name}.png"]
+    """Record a scene into <name>.dat and <name>.png. Returns the flags --pair DAT FRAME.
+
+    truth: the matrix from spike pixels, mirrored back, to RGB pixels. mirror: how the spike camera
+    mirrors its picture, as in the file of a calibration. made: arguments of `record`.
+    """
+    size = made["spike"]
+    frame, spikes = record(rng, truth @ mirroring(mirror, size), **made)
+    dat = folder / f"{name}.dat"
+    png = folder / f"{name}.png"
+    write_spikes(dat, spikes, SpikeGeometry(*size))
+    assert cv2.imwrite(str(png), frame)
+    return ["--pair", dat, png]
 
 
 def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
-    """Mean and largest error in RGB pixels of the calibration in a file."""
+    """Return the mean and the largest error of the calibration in a file, in RGB pixels.
+
+    The error is measured at each fourth spike pixel that the RGB camera sees.
+    """
     found = load_calibration(path)
-    y, x = np.mgrid[: found.spike_size[0] : 4, : found.spike_size[1] : 4]
-    places = np.stack((x.ravel(), y.ravel()), axis=1).astype(np.float64)
     height, width = found.spike_size
-    true = cv2.perspectiveTransform(places[None], truth @ mirroring(mirror, (height, width)))[0]
-    inside = ((true >= 0) & (true <= np.array(found.rgb_size[::-1]) - 1)).all(axis=1)
-    distances = np.hypot(
-        *(cv2.perspectiveTransform(places[None], found.to_rgb())[0] - true)[inside].T
-    )
+    y, x = np.mgrid[:height:4, :width:4]
+    pixels = np.stack((x.ravel(), y.ravel()), axis=1).astype(np.float64)[None]  # (1, n, 2)
+
+    expected = cv2.perspectiveTransform(pixels, truth @ mirroring(mirror, (height, width)))[0]
+    got = cv2.perspectiveTransform(pixels, found.to_rgb())[0]
+
+    last_pixel = np.array([found.rgb_size[1], found.rgb_size[0]]) - 1  # x, y
+    is_inside = ((expected >= 0) & (expected <= last_pixel)).all(axis=1)
+    errors = (got - expected)[is_inside]
+    distances = np.hypot(errors[:, 0], errors[:, 1])
     return float(distances.mean()), float(distances.max())

@@ -1,4 +1,8 @@
-"""data/cameras/rig.py: two simulated cameras, their conventions and what they record."""
+"""data/cameras/rig.py: two simulated cameras, an RGB camera and a spike camera.
+
+A `Rig` says how the two cameras are mounted and which flaws they have. The scene is one random
+picture, rendered at 64 x 80 for the RGB camera; the spike camera has 32 x 40 pixels.
+"""
 
 import json
 from dataclasses import asdict
@@ -15,121 +19,275 @@ from data.spike.formats import SpikeGeometry
 from tests.helpers.two_cameras import texture
 from utils.random_streams import random_stream
 
-RGB, SPIKE, PLANES = (64, 80), (32, 40), 16
+# Height and width of the RGB frames and of the spike planes.
+RGB = (64, 80)
+SPIKE = (32, 40)
+# Spike planes of a frame.
+PLANES = 16
 
 
 def scene(planes=3 * PLANES, step=0.0, seed=0):
-    """(planes, H, W, 3) light; it moves by `step` pixels a plane to the left."""
-    picture = simulate.to_linear(
-        texture(np.random.default_rng(seed), (4 * RGB[0], 4 * RGB[1]))[: RGB[0], : RGB[1] + 60]
-    )
-    rows = [picture[:, round(step * p) :][:, : RGB[1]] for p in range(planes)]
-    return np.stack(rows)[..., None] * np.array([0.9, 1.0, 0.8], np.float32)
+    """Return light (planes, H, W, 3) that moves by `step` pixels a plane to the left."""
+    height, width = RGB
+    rng = np.random.default_rng(seed)
+    # 60 more columns than the frame has, because the scene moves.
+    picture = texture(rng, (4 * height, 4 * width))[:height, : width + 60]
+    light = simulate.to_linear(picture)
+
+    views = []
+    for plane in range(planes):
+        left = round(step * plane)
+        views.append(light[:, left : left + width])
+    colour = np.array([0.9, 1.0, 0.8], np.float32)
+    return np.stack(views)[..., None] * colour
 
 
 def record(rig, lights, planes=PLANES):
-    """(n, H, W, 3) uint8 and (n * planes, h, w) uint8."""
-    blurry, _, spikes = zip(*rig.record(iter(lights), planes, SPIKE), strict=True)
-    return np.stack(blurry), np.concatenate(spikes)
+    """Return what a rig records of the lights (T, H, W, 3).
+
+    Returns the blurry frames (n, H, W, 3) uint8, and the spikes (n * planes, h, w) uint8.
+    """
+    frames = []
+    streams = []
+    for blurry, _, spikes in rig.record(iter(lights), planes, SPIKE):
+        frames.append(blurry)
+        streams.append(spikes)
+    return np.stack(frames), np.concatenate(streams)
 
 
-def test_a_pair_without_flaws_records_the_mean_light_and_integrates_the_light_of_each_pixel():
+def firing_rates(rig, lights):
+    """Return the spikes per plane of each pixel (h, w)."""
+    _, spikes = record(rig, lights)
+    return spikes.mean(axis=0)
+
+
+# ---- A rig without flaws ----
+
+
+def test_the_spike_camera_of_a_perfect_pair_integrates_the_light_of_each_pixel():
     lights = scene(step=0.5)
-    blurry, spikes = record(Rig(), lights)
-    sensor = simulate.IntegrateAndFire(*SPIKE, rate=0.9, rng=random_stream("sensor of a rig", 0))
-    assert np.array_equal(
-        spikes, sensor.run(simulate.bin_pixels(simulate.to_grey(light), 2) for light in lights)
-    )
-    expected = simulate.to_uint8(simulate.to_display(lights[PLANES : 2 * PLANES].mean(axis=0)))
-    assert blurry.shape == (3, *RGB, 3) and np.abs(blurry[1].astype(int) - expected).max() <= 1
+
+    _, spikes = record(Rig(), lights)
+
+    rng = random_stream("sensor of a rig", 0)
+    sensor = simulate.IntegrateAndFire(*SPIKE, rate=0.9, rng=rng)
+    expected = sensor.run(simulate.bin_pixels(simulate.to_grey(light), 2) for light in lights)
+    assert np.array_equal(spikes, expected)
+
+
+def test_the_rgb_camera_of_a_perfect_pair_records_the_mean_light():
+    lights = scene(step=0.5)
+
+    blurry, _ = record(Rig(), lights)
+
+    mean_of_second = lights[PLANES : 2 * PLANES].mean(axis=0)
+    expected = simulate.to_uint8(simulate.to_display(mean_of_second))
+    assert blurry.shape == (3, *RGB, 3)
+    # Both round to whole values, but in another order: so they may differ by 1.
+    assert np.abs(blurry[1].astype(int) - expected).max() <= 1
+
+
+# ---- Where the spike camera looks ----
 
 
 def test_the_true_calibration_puts_the_spikes_where_they_belong():
-    rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97, mix=(0.3, 0.5, 0.2))
+    mix = (0.3, 0.5, 0.2)  # how strongly the spike camera sees red, green and blue
+    rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97, mix=mix)
     lights = scene(30 * PLANES)
-    rates = record(rig, lights)[1].mean(axis=0, dtype=np.float32)[None]
-    geometry, calibration = SpikeGeometry(*SPIKE), rig.calibration(SPIKE, RGB)
-    grids = [CalibratedGrid(calibration, geometry, "rig"), ScaledGrid(geometry, RGB, 1)]
-    truth, inside = 0.9 * lights[0] @ np.array([0.3, 0.5, 0.2], np.float32), (slice(8, -8),) * 2
-    errors = [
-        np.abs(g.window(Augment.whole(RGB)).to_rgb(rates)[0] - truth)[inside].mean() for g in grids
-    ]
-    assert errors[0] < 0.5 * errors[1] and calibration.made["rig"]["shift_x"] == 3.0
-    # Spike pixel (x, y): the middle of the plane looks at the middle of the frame, moved by the
-    # shift.
-    place = calibration.to_rgb() @ [(SPIKE[1] - 1) / 2, (SPIKE[0] - 1) / 2, 1]
-    assert place[:2] == pytest.approx([(RGB[1] - 1) / 2 + 3, (RGB[0] - 1) / 2 - 2])
+    rates = firing_rates(rig, lights).astype(np.float32)[None]
+    geometry = SpikeGeometry(*SPIKE)
+    calibrated = CalibratedGrid(rig.calibration(SPIKE, RGB), geometry, "rig")
+    uncalibrated = ScaledGrid(geometry, RGB, 1)
+
+    truth = 0.9 * lights[0] @ np.array(mix, np.float32)  # 0.9: the rate at full light
+    inside = (slice(8, -8), slice(8, -8))  # the spike camera does not see the edges
+
+    def mean_error(grid):
+        in_rgb = grid.window(Augment.whole(RGB)).to_rgb(rates)[0]
+        return np.abs(in_rgb - truth)[inside].mean()
+
+    assert mean_error(calibrated) < 0.5 * mean_error(uncalibrated)
+
+
+def test_the_calibration_says_the_rig_that_it_was_made_for():
+    calibration = Rig(shift_x=3.0).calibration(SPIKE, RGB)
+
+    assert calibration.made["rig"]["shift_x"] == 3.0
+
+
+def test_the_calibration_moves_the_middle_of_a_plane_by_the_shift():
+    rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97)
+    middle_of_plane = [(SPIKE[1] - 1) / 2, (SPIKE[0] - 1) / 2, 1]
+
+    place = rig.calibration(SPIKE, RGB).to_rgb() @ middle_of_plane
+
+    middle_x = (RGB[1] - 1) / 2
+    middle_y = (RGB[0] - 1) / 2
+    assert place[:2] == pytest.approx([middle_x + 3, middle_y - 2])
+
+
+def test_parallax_changes_what_the_spike_camera_sees():
+    lights = scene(8 * PLANES)
+
+    change = firing_rates(Rig(parallax=6.0), lights) - firing_rates(Rig(), lights)
+
+    assert np.abs(change).mean() > 0.01
+
+
+# ---- Clocks ----
+
+
+@pytest.mark.parametrize(
+    ("offset", "rate_in_first_lit_plane"),
+    [
+        pytest.param(5.0, 1.0, id="5 planes early"),
+        pytest.param(-3.0, 1.0, id="3 planes late"),
+        # The light begins in the middle of a plane.
+        pytest.param(0.5, 0.5, id="half a plane early"),
+    ],
+)
+def test_a_spike_camera_that_started_first_shows_each_light_later_as_the_time_offset_says(
+    offset, rate_in_first_lit_plane
+):
+    lights = np.zeros((2 * PLANES, *RGB, 3), np.float32)
+    lights[PLANES:] = 1.0  # from the second exposure on
+    exposures = Exposures(length=PLANES, period=PLANES)
+    timing = Timing(exposures={"": exposures}, offset=np.floor(offset))
+    second_exposure = timing.span("clip", 1, 3 * PLANES)
+
+    _, spikes = record(Rig(time_offset=offset, rate=1.0), lights)
+
+    assert len(spikes) == 2 * PLANES
+    rates = spikes.mean(axis=(1, 2))  # of each plane
+    assert rates[: second_exposure.first].max() == 0
+    first_lit = rates[second_exposure.first]
+    assert first_lit == pytest.approx(rate_in_first_lit_plane, abs=0.1)
 
 
 @pytest.mark.parametrize("offset", [5.0, -3.0, 0.5])
-def test_a_spike_camera_that_started_first_shows_each_light_later_as_the_time_offset_says(offset):
-    lights = np.zeros((2 * PLANES, *RGB, 3), np.float32)
-    lights[PLANES:] = 1.0  # from the second exposure on
-    spikes = record(Rig(time_offset=offset, rate=1.0), lights)[1]
-    exposure = Timing(
-        exposures={"": Exposures(length=PLANES, period=PLANES)}, offset=np.floor(offset)
-    )
-    start, lit = exposure.span("clip", 1, 3 * PLANES).first, spikes.mean(axis=(1, 2))
-    assert len(spikes) == 2 * PLANES and lit[:start].max() == 0
-    assert lit[start] == pytest.approx(0.5 if offset == 0.5 else 1.0, abs=0.1)
-    assert Rig(time_offset=offset).calibration(SPIKE, RGB).time_offset_planes == offset
+def test_the_calibration_says_the_time_offset(offset):
+    calibration = Rig(time_offset=offset).calibration(SPIKE, RGB)
+
+    assert calibration.time_offset_planes == offset
 
 
-def test_the_exposure_is_a_share_of_the_interval_and_rolls_down_the_rows():
+def test_the_exposure_rolls_down_the_rows():
     lights = np.zeros((PLANES, *RGB, 3), np.float32)
-    lights[PLANES // 2 :] = 0.5
+    lights[PLANES // 2 :] = 0.5  # the light goes on in the middle of the frame
     rig = Rig(exposure=0.5, rolling=0.5, time_offset=2.0)
-    blurry = record(rig, lights)[0][0].astype(float)
-    light = (blurry[:, 0, 0] / 255) ** 2.2
-    assert light[[0, RGB[0] // 2, -1]] == pytest.approx([0.125, 0.25, 0.375], abs=0.01)
+
+    blurry, _ = record(rig, lights)
+
+    column = blurry[0, :, 0, 0].astype(float)
+    light = (column / 255) ** 2.2
+    top = light[0]
+    middle = light[RGB[0] // 2]
+    bottom = light[-1]
+    # The middle row is exposed for half of its exposure while the light is on, so it has 0.25. The
+    # rows of the top are exposed earlier, the rows of the bottom later.
+    assert [top, middle, bottom] == pytest.approx([0.125, 0.25, 0.375], abs=0.01)
+
+
+def test_an_exposure_that_rolls_beyond_its_frame_is_refused():
     with pytest.raises(ValueError, match="does not fit"):
         Rig(exposure=0.9, rolling=0.2)
 
 
-def test_a_lens_and_parallax_change_the_place_and_stuck_pixels_stay():
+# ---- Flaws of the cameras ----
+
+
+def test_the_blur_of_a_lens_weakens_edges():
     lights = scene(8 * PLANES)
-    sharp, soft, near = (
-        record(rig, lights)[1].mean(axis=0)
-        for rig in (Rig(), Rig(lens_blur=1.5), Rig(parallax=6.0))
-    )
-    assert (
-        np.abs(np.diff(soft)).mean() < 0.8 * np.abs(np.diff(sharp)).mean()
-        and np.abs(near - sharp).mean() > 0.01
-    )
-    spikes = record(
-        Rig(dead=0.1, hot=0.05, light="display", dark_rate=0.02, dark_spread=0.5), lights
-    )[1]
-    rates = spikes.mean(axis=0)
-    assert (rates == 0).mean() == pytest.approx(0.1, abs=0.03) and (
-        rates == 1
-    ).mean() == pytest.approx(0.05, abs=0.03)
+
+    sharp = firing_rates(Rig(), lights)
+    soft = firing_rates(Rig(lens_blur=1.5), lights)
+
+    assert np.abs(np.diff(soft)).mean() < 0.8 * np.abs(np.diff(sharp)).mean()
 
 
-def test_rigs_are_named_or_random_within_their_ranges_and_made_again_from_their_record():
-    asked = [
-        Rig.asked(name, np.random.default_rng(3)) for name in (*NAMED, "rig,parallax=0,jpeg=90")
-    ]
-    for rig in asked + [Rig.random(np.random.default_rng(i)) for i in range(30)]:
-        plain = json.loads(json.dumps(asdict(rig)))
-        assert Rig(**plain) == rig
-    for rig in (Rig.random(np.random.default_rng(i)) for i in range(200)):
-        for name, (low, high) in RANGES.items():
-            value = np.array(asdict(rig)[name])
-            assert np.all(value >= np.array(low) - 1e-4) and np.all(value <= np.array(high) + 1e-4)
-    lights = scene(PLANES)
-    for name in NAMED:
-        blurry, spikes = record(Rig.asked(name, np.random.default_rng(0)), lights)
-        assert blurry.shape == (1, *RGB, 3) and 0 < spikes.mean() < 0.9
+@pytest.mark.parametrize(
+    ("rate_of_pixel", "share"),
+    [
+        pytest.param(0, 0.1, id="dead pixels never fire"),
+        pytest.param(1, 0.05, id="hot pixels fire in each plane"),
+    ],
+)
+def test_stuck_pixels_are_as_many_as_asked(rate_of_pixel, share):
+    rig = Rig(dead=0.1, hot=0.05, light="display", dark_rate=0.02, dark_spread=0.5)
+
+    rates = firing_rates(rig, scene(8 * PLANES))
+
+    assert (rates == rate_of_pixel).mean() == pytest.approx(share, abs=0.03)
 
 
 def test_an_exposure_may_be_a_mean_of_display_values_instead_of_light():
-    dark, bright = (np.full((16, 16, 3), value, np.float32) for value in (0.0, 1.0))
+    of_light = mean_of_half_lit_frame(sum_gamma=1.0)
+    of_display_values = mean_of_half_lit_frame(sum_gamma=2.2)
+
+    assert of_light == pytest.approx(0.5 ** (1 / 2.2), abs=0.01)
+    assert of_display_values == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_spike_camera_sees_light_whatever_the_exposure_is_a_mean_of():
+    _, spikes_of_light = record_half_lit_frame(sum_gamma=1.0)
+    _, spikes_of_display_values = record_half_lit_frame(sum_gamma=2.2)
+
+    assert np.array_equal(spikes_of_light, spikes_of_display_values)
+
+
+def record_half_lit_frame(sum_gamma):
+    """Return the frame and the spikes of 8 planes: 4 are dark, then 4 are bright."""
+    dark = np.zeros((16, 16, 3), np.float32)
+    bright = np.ones((16, 16, 3), np.float32)
     lights = [dark] * 4 + [bright] * 4
-    frames = {}
-    for gamma in (1.0, 2.2):
-        rig = Rig.asked(f"ideal,sum_gamma={gamma}", random_stream("a", 0))
-        [(blurry, _, stream)] = rig.record(iter(lights), 8, (8, 8))
-        frames[gamma] = float(blurry.mean()) / 255, stream
-    assert frames[1.0][0] == pytest.approx(0.5 ** (1 / 2.2), abs=0.01)
-    assert frames[2.2][0] == pytest.approx(0.5, abs=0.01)
-    assert np.array_equal(frames[1.0][1], frames[2.2][1])  # the spike camera sees light
+    rig = Rig.asked(f"ideal,sum_gamma={sum_gamma}", random_stream("a", 0))
+    [(blurry, _, spikes)] = rig.record(iter(lights), 8, (8, 8))
+    return blurry, spikes
+
+
+def mean_of_half_lit_frame(sum_gamma):
+    """Return the mean display value in [0, 1] of the frame of `record_half_lit_frame`."""
+    blurry, _ = record_half_lit_frame(sum_gamma)
+    return float(blurry.mean()) / 255
+
+
+# ---- Rigs by name, by chance, and from a record ----
+
+
+@pytest.mark.parametrize("name", [*NAMED, "rig,parallax=0,jpeg=90"])
+def test_a_named_rig_is_made_again_from_its_record(name):
+    rig = Rig.asked(name, np.random.default_rng(3))
+
+    record_in_json = json.dumps(asdict(rig))
+
+    assert Rig(**json.loads(record_in_json)) == rig
+
+
+def test_a_random_rig_is_made_again_from_its_record():
+    for seed in range(30):
+        rig = Rig.random(np.random.default_rng(seed))
+
+        record_in_json = json.dumps(asdict(rig))
+
+        assert Rig(**json.loads(record_in_json)) == rig
+
+
+def test_a_random_rig_is_within_its_ranges():
+    for seed in range(200):
+        fields = asdict(Rig.random(np.random.default_rng(seed)))
+
+        for name, (low, high) in RANGES.items():
+            value = np.array(fields[name])
+            # Values are rounded when they are drawn.
+            assert np.all(value >= np.array(low) - 1e-4)
+            assert np.all(value <= np.array(high) + 1e-4)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_rig_records_a_frame_with_spikes(name):
+    rig = Rig.asked(name, np.random.default_rng(0))
+
+    blurry, spikes = record(rig, scene(PLANES))
+
+    assert blurry.shape == (1, *RGB, 3)
+    assert 0 < spikes.mean() < 0.9

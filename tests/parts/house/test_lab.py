@@ -1,9 +1,17 @@
-"""The measurements of lab/ from their command lines, with tiny networks on tiny clips."""
+"""The measurements of lab/, started from their command lines.
+
+Data: the sample set of scripts/make_sample_data.py with one training clip and two test clips of two
+frames, networks of one block a stage, and two training steps. The statistics of the tables are
+tested on numbers that are small enough to check by hand.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,173 +26,356 @@ from tests.dist.launching import run_ranks
 from tests.helpers.train_files import network
 from utils.image import imwrite_rgb
 
-TINY = ("--steps", "2", "--seeds", "0")
+SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
+GOPRO_OPTIONS = "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"
+# The two test clips of the sample set.
+CLIPS = ["recorded/SAMPLE00_test", "recorded/SAMPLE01_test"]
+# Student's t for a 95 % interval and three differences (two degrees of freedom).
+T_OF_THREE = 4.303
 
 
-def write_file(path, **changes):
-    netG = {
-        "in_chans": None,
-        "fusion": path.stem,
-        **{k: v for k, v in network().items() if k[:2] not in ("in", "fu")},
+# ---- lab/quality.py: one run of the whole command ----
+
+
+class Comparison(NamedTuple):
+    """A finished run of lab/quality.py."""
+
+    folder: Path  # holds out/, the results folder
+    concat: str  # the option file of the method "concat"
+    none: str  # the option file of the method "none"
+    settings: list[str]  # the other arguments of the command
+    report: str  # the text of table_report.md after the first run
+
+    def arguments(self, *option_files: str) -> list[str]:
+        """Return the arguments of the command for these option files."""
+        return ["--opt", *option_files, *self.settings]
+
+    def results(self) -> list[Path]:
+        """Return the files of results: one for each method."""
+        return list((self.folder / "out/results").iterdir())
+
+
+def write_option_file(path: Path, **train_changes: Any) -> str:
+    """Write an option file of a tiny network, and return its path as a text.
+
+    The name of the file says the fusion, e.g. none.json. train_changes: keys of datasets.train.
+    """
+    tiny = network()
+    # The sample's options say the number of input channels and the fusion.
+    for key in ("in_chans", "fusion"):
+        del tiny[key]
+    netG = {"in_chans": None, "fusion": path.stem, **tiny}
+    train = {"num_frame": 2, "gt_size": 32, **train_changes}
+    options = {
+        "base": str(SAMPLE_OPTIONS),
+        "task": path.stem,
+        "datasets": {"train": train},
+        "netG": netG,
     }
-    train = {"num_frame": 2, "gt_size": 32, **changes}
-    base = str(ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json")
-    path.write_text(
-        json.dumps({"base": base, "task": path.stem, "datasets": {"train": train}, "netG": netG})
-    )
+    path.write_text(json.dumps(options))
     return str(path)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A results folder with two methods, and the arguments of the command."""
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]:
+    """Give a finished comparison of the methods "concat" and "none"."""
     folder = tmp_path_factory.mktemp("quality")
-    make_sample(folder / "out/data/made", replace(SAMPLE, clips={"train": 1, "test": 2}, frames=2))
-    files = [write_file(folder / f"{name}.json") for name in ("concat", "none")]
-    arguments = ["--opt", *files, *TINY, "--out", str(folder / "out")]
-    call = quality.call
+    sample = replace(SAMPLE, clips={"train": 1, "test": 2}, frames=2)
+    make_sample(folder / "out/data/made", sample)
+    concat = write_option_file(folder / "concat.json")
+    none = write_option_file(folder / "none.json")
+    settings = ["--steps", "2", "--seeds", "0", "--out", str(folder / "out")]
+    start_program = quality.call
 
-    def forked(program, out, name, *options):
-        """As `call`, without the time in which Python and torch start; "tfp" is a process of its
-        own.
+    def fork_program(program: str, out: Path, name: str, *options: str) -> None:
+        """Run a program as `quality.call` does, without the seconds in which torch is imported.
+
+        The making of the data and one method, "tfp", still start a process of their own.
         """
         if name in ("made", "tfp"):
-            return call(program, out, name, *options)
+            return start_program(program, out, name, *options)
         result = run_ranks(1, program, *options)
         assert result.exit_codes == [0], result.text
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quality, "call", forked)
-        assert main(arguments) == 0
-    return folder, arguments
+        patch.setattr(quality, "call", fork_program)
+        assert main(["--opt", concat, none, *settings]) == 0
+
+    report = (folder / "out/table_report.md").read_text()
+    yield Comparison(folder, concat, none, settings, report)
 
 
-def test_every_method_and_formula_is_tested_and_stands_in_the_tables(finished):
-    out = finished[0] / "out"
-    results = {
-        path.name.split("_")[0]: json.loads(path.read_text())
-        for path in (out / "results").iterdir()
-    }
-    assert results.keys() == {"tfp", "tfi", "exposure", "concat", "none"}
-    clips = ["recorded/SAMPLE00_test", "recorded/SAMPLE01_test"]
-    assert (
-        all(sorted(result["clips"]) == clips for result in results.values())
-        and results["none"]["s_per_step"] > 0
-    )
-    estimate = results["exposure"]["clips"][clips[0]]
-    assert estimate["restored"]["moving"] > estimate["input"]["moving"] + 1
-    text = (out / "table_report.md").read_text()
-    for part in text.split("PSNR-Y in dB")[0].split("\n\n")[2::2]:  # no colour in tfp and tfi
-        assert "| exposure " in part and "| tfp " not in part
-    assert all(
-        f"| {name} " in text for name in ("tfp", "tfi", "none 2", "concat 2", "blurry input")
-    )
+def results_by_method(comparison: Comparison) -> dict[str, Any]:
+    """Return the content of the results of each method, e.g. "tfp"."""
+    results = {}
+    for path in comparison.results():
+        method = path.name.split("_")[0]
+        results[method] = json.loads(path.read_text())
+    return results
 
 
-def test_a_second_call_repeats_no_finished_run_and_uses_no_result_of_other_options(
-    finished, tmp_path, capsys
-):
-    out = finished[0] / "out"
-    before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
-    assert main(finished[1]) == 0 and ": done" not in capsys.readouterr().out
-    other = write_file(tmp_path / "none.json", use_rot=False)
-    assert main(["--opt", finished[1][1], other, *finished[1][3:], "--only", "concat"]) == 0
-    assert {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == before
-    assert "| none" not in (out / "table_report.md").read_text()
-    more = write_file(tmp_path / "none.json", gt_size=64)  # its steps see another amount of data
+def times_of_change(comparison: Comparison) -> dict[Path, int]:
+    """Return when each file of results was written, in nanoseconds."""
+    return {path: path.stat().st_mtime_ns for path in comparison.results()}
+
+
+def test_every_method_has_results(comparison):
+    methods = results_by_method(comparison).keys()
+
+    assert methods == {"tfp", "tfi", "exposure", "concat", "none"}
+
+
+def test_every_method_is_tested_on_all_clips(comparison):
+    for result in results_by_method(comparison).values():
+        assert sorted(result["clips"]) == CLIPS
+
+
+def test_the_results_of_a_network_say_the_time_of_a_step(comparison):
+    assert results_by_method(comparison)["none"]["s_per_step"] > 0
+
+
+def test_the_exposure_formula_is_better_than_its_input_on_moving_pixels(comparison):
+    scores = results_by_method(comparison)["exposure"]["clips"][CLIPS[0]]
+
+    assert scores["restored"]["moving"] > scores["input"]["moving"] + 1  # dB
+
+
+@pytest.mark.parametrize("row", ["tfp", "tfi", "none 2", "concat 2", "blurry input"])
+def test_the_report_has_a_row_for_each_method(comparison, row):
+    assert f"| {row} " in comparison.report
+
+
+def test_methods_without_colour_are_left_out_of_the_tables_of_rgb(comparison):
+    before_luma = comparison.report.split("PSNR-Y in dB")[0]
+    # Paragraphs: the title, then a caption and a table in turn.
+    tables_of_rgb = before_luma.split("\n\n")[2::2]
+
+    for table in tables_of_rgb:
+        assert "| exposure " in table
+        assert "| tfp " not in table
+
+
+def test_a_second_call_repeats_no_finished_run(comparison, capsys):
+    before = times_of_change(comparison)
+
+    code = main(comparison.arguments(comparison.concat, comparison.none))
+
+    assert code == 0
+    assert ": done" not in capsys.readouterr().out
+    assert times_of_change(comparison) == before
+
+
+def test_no_result_of_other_options_is_used(comparison, tmp_path):
+    before = times_of_change(comparison)
+    # The same method as in the first run, but trained without rotation.
+    other = write_option_file(tmp_path / "none.json", use_rot=False)
+
+    code = main([*comparison.arguments(comparison.concat, other), "--only", "concat"])
+
+    assert code == 0
+    assert times_of_change(comparison) == before
+    report = (comparison.folder / "out/table_report.md").read_text()
+    assert "| none" not in report
+
+
+def test_methods_whose_steps_see_unequal_amounts_of_data_are_refused(comparison, tmp_path):
+    larger_crops = write_option_file(tmp_path / "none.json", gt_size=64)
+
     with pytest.raises(SystemExit, match="of concat"):
-        main([*finished[1][:2], more, *finished[1][3:]])
+        main(comparison.arguments(comparison.concat, larger_crops))
+
+
+def test_a_folder_without_the_videos_of_the_real_suite_is_refused(comparison, tmp_path):
+    arguments = comparison.arguments(comparison.concat, comparison.none)
+
     with pytest.raises(SystemExit, match="has no bedroom, blocks, camel"):
-        main(["--suite", "real", "--videos", str(tmp_path), *finished[1]])
+        main(["--suite", "real", "--videos", str(tmp_path), *arguments])
+
+
+# ---- lab/quality.py: its statistics ----
+
+
+def write_square(path: Path, error: int) -> None:
+    """Write a grey picture of 64 x 64 with `error` added to a square that moves.
+
+    `error` / 2 is added to the last four rows, which stand still.
+    """
+    picture = np.full((64, 64, 3), 100, np.uint8)
+    picture[:32, :32] += np.uint8(error)
+    # Half of the error is less than what counts as motion. The rows are far from the square.
+    picture[60:] += np.uint8(error // 2)
+    imwrite_rgb(path, picture)
 
 
 def test_the_score_of_moving_pixels_leaves_still_ones_out(tmp_path):
-    for kind, error in (("sharp", 0), ("blur", 20), ("restored", 10)):
-        picture = np.full((64, 64, 3), 100, np.uint8)
-        picture[:32, :32] += np.uint8(error)  # moves
-        # Differs by less than what counts as motion, and far from it
-        picture[60:] += np.uint8(error // 2)
-        imwrite_rgb(tmp_path / kind / "0.png", picture)
-    pixels = 39 * 39 / 32**2  # 7 pixels around the square count as well
-    expected = [20 * np.log10(255 / error) + 10 * np.log10(pixels) for error in (10, 20)]
-    assert list(moving_psnr(tmp_path / "restored", tmp_path).values()) == pytest.approx(expected)
+    write_square(tmp_path / "sharp/0.png", error=0)
+    write_square(tmp_path / "blur/0.png", error=20)
+    write_square(tmp_path / "restored/0.png", error=10)
+
+    scores = moving_psnr(tmp_path / "restored", tmp_path)
+
+    # The score also counts 7 pixels around the square, which have no error. So the mean squared
+    # error is smaller than in the square by this factor.
+    factor = 39 * 39 / 32**2
+    restored = 20 * np.log10(255 / 10) + 10 * np.log10(factor)
+    blurry = 20 * np.log10(255 / 20) + 10 * np.log10(factor)
+    assert list(scores.values()) == pytest.approx([restored, blurry])
 
 
-def outcome(name, parameters, *rows):
-    """rows: for each seed the PSNR of clips a, b, ..."""
+def test_the_difference_of_two_methods_is_the_mean_over_shared_seeds():
+    # Seeds 0 to 2 are shared: the differences are 1, 2 and 3, their deviation is 1.
+    concat = {0: 31.0, 1: 30.0, 2: 33.0, 3: 50.0}
+    none = {0: 30.0, 1: 28.0, 2: 30.0}
 
-    def clip(value):
-        restored, blurry = (
-            {"psnr": psnr, "moving": psnr, "psnr_y": psnr} for psnr in (value, 25.0)
-        )
-        return {"restored": restored, "input": blurry}
+    found = difference(concat, none)
 
-    clips = [{f"recorded/{c}": clip(p) for c, p in zip("abc", row, strict=False)} for row in rows]
-    return Outcome(
-        name,
-        parameters,
-        {seed: {"clips": each, "s_per_step": 1.0} for seed, each in enumerate(clips)},
-    )
+    half_interval = T_OF_THREE * 1 / 3**0.5
+    assert found == pytest.approx((2.0, half_interval))
 
 
-def test_the_difference_is_paired_and_its_interval_students():
-    # Differences 1, 2, 3: mean 2, deviation 1; t(0.975, 2) = 4.303.
-    found = difference({0: 31.0, 1: 30.0, 2: 33.0, 3: 50.0}, {0: 30.0, 1: 28.0, 2: 30.0})
-    assert found == pytest.approx((2.0, 4.303 / 3**0.5))
-    assert difference({0: 1.0}, {0: 3.0}) == (-2.0, None) and difference({0: 1.0}, {1: 1.0}) is None
+def test_one_shared_seed_gives_a_difference_without_an_interval():
+    assert difference({0: 1.0}, {0: 3.0}) == (-2.0, None)
 
 
-def test_the_table_says_which_methods_are_not_alike_or_below_their_input():
-    text = tables(
-        [outcome("concat", 100, [29, 29], [30, 30]), outcome("wide", 106, [24, 24], [31, 31])],
-        ["recorded"],
-    )
-    rows = {
-        line.split("|")[1].strip(): line for line in text.splitlines()[:5] if line.startswith("|")
-    }
-    assert "106, NOT ALIKE" in rows["wide"] and "2 of 4" in rows["wide"]
-    assert "NOT" not in rows["concat"] and "0 of 4" in rows["concat"] and "29.50 ± 0.71" in text
+def test_no_shared_seed_gives_no_difference():
+    assert difference({0: 1.0}, {1: 1.0}) is None
+
+
+def outcome(name: str, parameters: int, *rows: tuple[float, ...]) -> Outcome:
+    """Return the outcome of a method. rows: for each seed the PSNR of clips a, b, and c.
+
+    The blurry input of each clip has 25 dB.
+    """
+    runs = {}
+    for seed, row in enumerate(rows):
+        clips = {}
+        for clip, psnr in zip("abc", row, strict=False):  # a row may have two clips
+            clips[f"recorded/{clip}"] = {"restored": all_scores(psnr), "input": all_scores(25.0)}
+        runs[seed] = {"clips": clips, "s_per_step": 1.0}
+    return Outcome(name, parameters, runs)
+
+
+def all_scores(psnr: float) -> dict[str, float]:
+    """Return the three scores of a clip, which are equal here."""
+    return {"psnr": psnr, "moving": psnr, "psnr_y": psnr}
+
+
+@pytest.fixture
+def unequal_methods() -> list[Outcome]:
+    """Give two methods with two seeds and two clips.
+
+    "wide" has 6 % more parameters than "concat", and is below its input with the first seed.
+    """
+    concat = outcome("concat", 100, (29, 29), (30, 30))
+    wide = outcome("wide", 106, (24, 24), (31, 31))
+    return [concat, wide]
+
+
+@pytest.fixture
+def unequal_rows(unequal_methods: list[Outcome]) -> dict[str, str]:
+    """Give the rows of the first table, which is about the methods, by the name of the method."""
+    text = tables(unequal_methods, ["recorded"])
+    rows = {}
+    for line in text.splitlines()[:5]:
+        if line.startswith("|"):
+            method = line.split("|")[1].strip()
+            rows[method] = line
+    return rows
+
+
+def test_the_table_names_a_method_with_more_parameters(unequal_rows):
+    assert "106, NOT ALIKE" in unequal_rows["wide"]
+    assert "NOT" not in unequal_rows["concat"]
+
+
+def test_the_table_counts_the_clips_that_are_worse_than_their_input(unequal_rows):
+    assert "2 of 4" in unequal_rows["wide"]
+    assert "0 of 4" in unequal_rows["concat"]
+
+
+def test_the_tables_say_the_mean_with_the_deviation_over_seeds(unequal_methods):
+    text = tables(unequal_methods, ["recorded"])
+
+    # 29 and 30 dB: their mean, and their standard deviation.
+    assert "29.50 ± 0.71" in text
 
 
 def test_the_interval_over_clips_is_of_the_clips_mean_differences_over_shared_seeds():
-    # Differences of 1, 2 and 3 between clips, the same for both seeds; one seed is not shared.
-    # t(0.975, 2) = 4.303.
+    # The clips differ by 1, 2 and 3 dB with both seeds. Seed 2 is not shared.
     concat = outcome("concat", 100, (30, 30, 30), (20, 20, 20))
     best = outcome("best", 100, (31, 32, 33), (21, 22, 23), (0, 0, 0))
-    assert "| best | +2.00 ± 2.48 |" in tables([concat, best], ["recorded"])
+
+    text = tables([concat, best], ["recorded"])
+
+    half_interval = T_OF_THREE * 1 / 3**0.5
+    assert f"| best | +2.00 ± {half_interval:.2f} |" in text
+
+
+# ---- lab/benchmark.py ----
 
 
 @pytest.mark.parametrize("command", ["net", "train"])
-def test_the_benchmark_compares_with_the_oracle(tmp_path, capsys, command):
+def test_the_benchmark_compares_with_the_naive_network(tmp_path, capsys, command):
+    file = tmp_path / "numbers.json"
+    settings = ["--quick", "--device", "cpu", "--threads", "1", "--against", "naive"]
     threads = torch.get_num_threads()
-    arguments = [command, "--quick", "--device", "cpu", "--threads", "1", "--against", "naive"]
-    assert benchmark.main([*arguments, "--json", str(tmp_path / "numbers.json")]) == 0
-    torch.set_num_threads(threads)
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
-    assert numbers["largest_difference"] < 1e-4 and "ours / naive" in capsys.readouterr().out
+
+    code = benchmark.main([command, *settings, "--json", str(file)])
+    torch.set_num_threads(threads)  # other tests run in this process
+
+    assert code == 0
+    assert "ours / naive" in capsys.readouterr().out
+    numbers = json.loads(file.read_text())
+    assert numbers["largest_difference"] < 1e-4
     ours = numbers["runs"]["ours"]
-    assert (
-        ours["flops_per_s"] == pytest.approx(numbers["model_flops"] / ours["median_s"])
-        and ours["process_mb"] > 0
-    )
+    assert ours["flops_per_s"] == pytest.approx(numbers["model_flops"] / ours["median_s"])
+    assert ours["process_mb"] > 0
 
 
 def test_the_named_network_is_that_of_the_option_file():
-    net = read_options(
-        ["--opt", "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"]
-    ).netG.plain()
-    assert {key: net[key] for key in NAMED["006"]} == NAMED["006"]
+    net = read_options(["--opt", GOPRO_OPTIONS]).netG.plain()
+
+    for key, value in NAMED["006"].items():
+        assert net[key] == value
+
+
+# ---- lab/gpu.py ----
 
 
 @pytest.mark.slow
-def test_gpu_measurements_are_processes_and_one_that_fails_is_noted(tmp_path, monkeypatch):
-    out, python = tmp_path / "gpu.json", tmp_path / "python"
-    assert gpu.main(["--device", "cpu", "--only", "ceilings", "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["figures"]["ceilings"]["copy GB/s"] > 0
+def test_a_measurement_of_a_gpu_writes_its_figures(tmp_path):
+    out = tmp_path / "gpu.json"
+
+    code = gpu.main(["--device", "cpu", "--only", "ceilings", "--out", str(out)])
+
+    assert code == 0
+    figures = json.loads(out.read_text())["figures"]
+    assert figures["ceilings"]["copy GB/s"] > 0
+
+
+@pytest.fixture
+def failing_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let lab/gpu.py start a program that fails in place of Python.
+
+    It sleeps for SECONDS_ASLEEP seconds (none if the variable is not set), and exits with 3.
+    """
+    python = tmp_path / "python"
     python.write_text("#!/bin/sh\nsleep 0$SECONDS_ASLEEP\necho no memory >&2\nexit 3")
     python.chmod(0o755)
     monkeypatch.setattr(gpu.sys, "executable", str(python))
-    failed = {"failed": "no memory", "code": 3}
-    assert dict(gpu.in_process(["ceilings"], "cpu", 60)) == {"ceilings": failed}
+
+
+@pytest.mark.slow
+def test_a_measurement_of_a_gpu_that_fails_is_noted(failing_python):
+    figures = dict(gpu.in_process(["ceilings"], "cpu", 60))
+
+    assert figures == {"ceilings": {"failed": "no memory", "code": 3}}
+
+
+@pytest.mark.slow
+def test_a_measurement_of_a_gpu_that_takes_too_long_is_noted(failing_python, monkeypatch):
     monkeypatch.setenv("SECONDS_ASLEEP", "9")
-    assert "limit" in dict(gpu.in_process(["ceilings"], "cpu", 0))["ceilings"]["failed"]
+
+    figures = dict(gpu.in_process(["ceilings"], "cpu", 0))
+
+    assert "limit" in figures["ceilings"]["failed"]
