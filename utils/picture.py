@@ -1,7 +1,15 @@
-"""What the header of a picture says: its size, its depth, and how it is turned upright.
+"""Read the header of a picture file: its size, its depth, and how it is turned upright.
 
-A header is read before anything is decoded, because a few bytes may state a picture that fills the
-memory.
+    header = read_header(content)     # content: the bytes of a PNG, JPEG, TIFF, WebP, BMP or PNM
+    header.size                       # (height, width) of the upright picture
+    header.is_too_large               # whether to refuse it before it is decoded
+
+The header is read before a decoder sees the file, because a file of a few bytes may state a picture
+that fills the memory. So every reader here must bear any bytes: it returns None for a header that
+is cut short or contradicts itself, and never loops without an end.
+
+Each format has one reader below, `_read_png` and so on. Its docstring shows the layout of the file.
+A layout such as "8 length, 12 kind" gives the number of the byte at which a value begins.
 """
 
 import re
@@ -24,15 +32,15 @@ class Orientation(NamedTuple):
 
 
 UPRIGHT = Orientation()
-# Values of the tag 274 (Exif 2.32, 4.6.4; TIFF 6.0, page 36).
+# Values of the tag "orientation" (Exif 2.32, 4.6.4; TIFF 6.0, page 36). 1 is upright.
 EXIF_ORIENTATIONS = {
-    2: Orientation(False, True, False),
-    3: Orientation(False, True, True),
-    4: Orientation(False, False, True),
-    5: Orientation(True, False, False),
-    6: Orientation(True, True, False),
-    7: Orientation(True, True, True),
-    8: Orientation(True, False, True),
+    2: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=False),
+    3: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=True),
+    4: Orientation(is_transposed=False, has_reversed_columns=False, has_reversed_rows=True),
+    5: Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=False),
+    6: Orientation(is_transposed=True, has_reversed_columns=True, has_reversed_rows=False),
+    7: Orientation(is_transposed=True, has_reversed_columns=True, has_reversed_rows=True),
+    8: Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=True),
 }
 
 
@@ -51,10 +59,14 @@ def upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
 class Header:
     """What a picture file says of itself.
 
-    kind: "PNG", "JPEG", "TIFF", "WebP", "BMP" or "PNM". height, width: as stored.
-    bits: of a colour. is_float: whether values are floating-point numbers.
-    is_grey: whether there is one colour. orientation: how the stored picture becomes upright.
-    buffer: number of pixels that a decoder holds at once, if they may be more than the picture.
+    kind: "PNG", "JPEG", "TIFF", "WebP", "BMP" or "PNM".
+    height, width: as stored, not yet upright.
+    bits: of one colour value.
+    is_float: whether values are floating-point numbers.
+    is_grey: whether a pixel has one value instead of three colours.
+    orientation: how the stored picture becomes upright.
+    buffer: pixels of the largest block that a decoder holds at once (a tile of a TIFF); 0 if there
+    are no such blocks. A block may be larger than the picture.
     """
 
     kind: str
@@ -82,146 +94,240 @@ class Header:
 def read_header(content: bytes) -> Header | None:
     """Return the header of a picture.
 
-    content: the file, or its beginning. Returns None if it is no such picture, if its size is 0,
-    or if the content ends before the header does.
+    content: the file, or its beginning.
+    Returns None if it is none of the six formats, if its size is 0, or if the content ends before
+    the header does.
     """
     for mark, read in READERS.items():
         if re.match(mark, content, re.DOTALL):
             header = read(content)
-            return header if header and header.height > 0 and header.width > 0 else None
+            if header is None or header.height <= 0 or header.width <= 0:
+                return None
+            return header
     return None
 
 
 def has_whole_chunks(png: bytes) -> bool:
-    """Whether each chunk of a PNG lies within it, and each frame of an animation in its picture.
+    """Return whether a PNG is complete, and each frame of an animation lies in its picture.
 
-    OpenCV takes memory for what a chunk states before it looks whether that much is there.
+    Each chunk must end within the file. OpenCV takes memory for the length that a chunk states,
+    before it looks whether the file has so many bytes.
+    See `_read_png` for the layout.
     """
-    size = png[16:24]
-    at = 8
-    while at + 12 <= len(png):
+    size_of_picture = png[16:24]
+    at = PNG_FIRST_CHUNK
+    while at + PNG_CHUNK_FRAME <= len(png):
         length = int.from_bytes(png[at : at + 4], "big")
         kind = png[at + 4 : at + 8]
-        if at + 12 + length > len(png):
+        data = png[at + 8 : at + 8 + length]
+        end = at + PNG_CHUNK_FRAME + length
+        if end > len(png):
             return False
         if kind == b"IEND":
             return True
-        if kind == b"fcTL" and not _lies_within(png[at + 8 : at + 8 + length], size):
+        if kind == b"fcTL" and not _lies_within(data, size_of_picture):
             return False
-        at += 12 + length
+        at = end
     return False
 
 
-def _lies_within(frame: bytes, size: bytes) -> bool:
-    """Whether a frame of an animated PNG lies in the picture. frame: an fcTL. size: of an IHDR."""
-    width, height, left, top = (int.from_bytes(frame[at : at + 4], "big") for at in range(4, 20, 4))
-    whole_width, whole_height = (int.from_bytes(size[at : at + 4], "big") for at in (0, 4))
-    return 0 < width <= whole_width - left and 0 < height <= whole_height - top
+def _lies_within(frame: bytes, size_of_picture: bytes) -> bool:
+    """Return whether a frame of an animated PNG lies in the picture.
+
+    frame: data of a chunk fcTL: 0 number, 4 width, 8 height, 12 left, 16 top.
+    size_of_picture: the first bytes of the chunk IHDR: 0 width, 4 height.
+    """
+
+    def number(data: bytes, at: int) -> int:
+        return int.from_bytes(data[at : at + 4], "big")
+
+    width = number(frame, 4)
+    height = number(frame, 8)
+    left = number(frame, 12)
+    top = number(frame, 16)
+    whole_width = number(size_of_picture, 0)
+    whole_height = number(size_of_picture, 4)
+    fits_width = 0 < width <= whole_width - left
+    fits_height = 0 < height <= whole_height - top
+    return fits_width and fits_height
 
 
-# ---- Formats ---------------------------------------------------------------------------------
+# ---- PNG, JPEG and TIFF ------------------------------------------------------------------------
+
+# The chunks of a PNG begin after 8 bytes that every PNG has.
+PNG_FIRST_CHUNK = 8
+# Bytes of a chunk beside its data: length, kind and checksum.
+PNG_CHUNK_FRAME = 12
+# Colour types of a PNG that are grey: without and with opacity.
+PNG_GREY = (0, 4)
 
 
 def _read_png(content: bytes) -> Header | None:
-    """Read a PNG. An orientation counts if it stands before the pixels, as libpng writes it."""
+    """Read a PNG.
+
+    Layout: 8 bytes, then chunks: 0 length of the data, 4 kind, 8 data, then a checksum of 4 bytes.
+    The first chunk is IHDR: in the file, 16 width, 20 height, 24 bits, 25 colour type.
+    A chunk eXIf with the orientation counts only if it comes before the pixels (IDAT), as libpng
+    writes it.
+    """
     if len(content) < 26 or content[12:16] != b"IHDR":
         return None
     width = int.from_bytes(content[16:20], "big")
     height = int.from_bytes(content[20:24], "big")
-    bits, color = content[24:26]
+    bits = content[24]
+    is_grey = content[25] in PNG_GREY
     orientation = UPRIGHT
-    at = 8
+    at = PNG_FIRST_CHUNK
     while content[at + 4 : at + 8] != b"IDAT":
         if len(content) < at + 8:
             return None
         length = int.from_bytes(content[at : at + 4], "big")
         if content[at + 4 : at + 8] == b"eXIf":
-            orientation = _exif_orientation(content[at + 8 : at + 8 + length])
-        at += 12 + length
-    is_grey = color in (0, 4)
+            data = content[at + 8 : at + 8 + length]
+            orientation = _exif_orientation(data)
+        at += PNG_CHUNK_FRAME + length
     return Header("PNG", height, width, bits, is_grey=is_grey, orientation=orientation)
 
 
+# Markers of a JPEG: the second byte of a segment, after 0xFF.
+JPEG_END = 0xD9
+JPEG_PIXELS = 0xDA
+JPEG_EXIF = 0xE1
+# Frame headers, which have the size, are 0xC0 to 0xCF without these three: tables, an extension and
+# arithmetic coding.
+JPEG_NO_FRAME_HEADER = (0xC4, 0xC8, 0xCC)
+
+
 def _read_jpeg(content: bytes) -> Header | None:
-    """Read a JPEG: segments, each with a marker and a length, up to the frame header."""
+    """Read a JPEG up to its frame header.
+
+    Layout: 2 bytes, then segments: 0 the byte 0xFF, 1 marker, 2 length (it counts itself, not the
+    marker), 4 data. A frame header has 4 bits, 5 height, 7 width, 9 number of colours.
+    """
     orientation = UPRIGHT
     at = 2
     while at + 10 <= len(content):
         marker = content[at + 1]
         if content[at] != 0xFF:
+            # Bytes between two segments are skipped.
             at = content.find(b"\xff", at)
             if at < 0:
                 return None
         elif marker == 0xFF:
+            # Any number of bytes 0xFF may fill the space before a marker.
             at += 1
-        elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:  # without a length
+        elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
+            # These markers have no length and no data.
             at += 2
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame header
+        elif 0xC0 <= marker <= 0xCF and marker not in JPEG_NO_FRAME_HEADER:
             bits = content[at + 4]
             height = int.from_bytes(content[at + 5 : at + 7], "big")
             width = int.from_bytes(content[at + 7 : at + 9], "big")
             is_grey = content[at + 9] == 1
             return Header("JPEG", height, width, bits, is_grey=is_grey, orientation=orientation)
-        elif marker in (0xD9, 0xDA):  # the end, or the pixels
+        elif marker in (JPEG_END, JPEG_PIXELS):
             return None
         else:
             length = int.from_bytes(content[at + 2 : at + 4], "big")
-            segment = content[at + 4 : at + 2 + length]
-            if marker == 0xE1 and segment.startswith(b"Exif\0\0"):
-                orientation = _exif_orientation(segment[6:])
+            data = content[at + 4 : at + 2 + length]
+            if marker == JPEG_EXIF and data.startswith(b"Exif\0\0"):
+                orientation = _exif_orientation(data[6:])
+            # A length below 2 is wrong. 2 still moves on, so the loop ends.
             at += 2 + max(length, 2)
     return None
 
 
+# Tags of a TIFF and of Exif data.
+TAG_WIDTH = 256
+TAG_HEIGHT = 257
+TAG_BITS = 258
+TAG_COLOUR_SPACE = 262
+TAG_ORIENTATION = 274
+TAG_VALUES_PER_PIXEL = 277
+TAG_TILE_WIDTH = 322
+TAG_TILE_HEIGHT = 323
+TAG_NUMBER_FORMAT = 339
+# Values of TAG_COLOUR_SPACE for grey (0: white is 0, 1: black is 0), of TAG_NUMBER_FORMAT for
+# floating-point numbers.
+TIFF_GREY = (0, 1)
+TIFF_FLOAT = 3
+
+
 def _read_tiff(content: bytes) -> Header | None:
-    """Read the first picture of a TIFF. OpenCV turns it upright itself."""
+    """Read the first picture of a TIFF. See `_tiff_tags` for the layout.
+
+    The orientation is left out, because OpenCV turns a TIFF upright itself. A missing tag has the
+    default of TIFF 6.0, such as 1 bit.
+    """
     tags = _tiff_tags(content)
-    if not {256, 257} <= tags.keys():
+    if TAG_WIDTH not in tags or TAG_HEIGHT not in tags:
         return None
+    # 2 values are grey and opacity.
+    is_grey = tags.get(TAG_VALUES_PER_PIXEL, 1) < 3 and tags.get(TAG_COLOUR_SPACE) in TIFF_GREY
     return Header(
         kind="TIFF",
-        height=tags[257],
-        width=tags[256],
-        bits=tags.get(258, 1),
-        is_float=tags.get(339, 1) == 3,
-        is_grey=tags.get(277, 1) < 3 and tags.get(262) in (0, 1),
-        buffer=tags.get(322, 0) * tags.get(323, 0),  # of a tile
+        height=tags[TAG_HEIGHT],
+        width=tags[TAG_WIDTH],
+        bits=tags.get(TAG_BITS, 1),
+        is_float=tags.get(TAG_NUMBER_FORMAT, 1) == TIFF_FLOAT,
+        is_grey=is_grey,
+        buffer=tags.get(TAG_TILE_WIDTH, 0) * tags.get(TAG_TILE_HEIGHT, 0),
     )
 
 
+# ---- WebP, BMP and PNM -------------------------------------------------------------------------
+
+LOW_14_BITS = 0x3FFF
+
+
 def _read_webp(content: bytes) -> Header | None:
-    """Read a WebP: chunks of which the first has the size and one may have the orientation."""
+    """Read a WebP.
+
+    Layout: 12 bytes, then chunks: 0 kind, 4 length of the data, 8 data, and a byte more if the
+    length is odd. The kind of the first chunk tells how the size is stored in it. One of the chunks
+    may be EXIF, with the orientation.
+    """
     if len(content) < 30:
         return None
-    first = content[12:16]
-    if first == b"VP8X":
+    first_kind = content[12:16]
+    if first_kind == b"VP8X":
+        # Extended: 24 width - 1 and 27 height - 1, of 3 bytes.
         width = 1 + int.from_bytes(content[24:27], "little")
         height = 1 + int.from_bytes(content[27:30], "little")
-    elif first == b"VP8L":
+    elif first_kind == b"VP8L":
+        # Lossless: from 21 on, 14 bits of width - 1 and 14 bits of height - 1.
         packed = int.from_bytes(content[21:25], "little")
-        width = 1 + (packed & 0x3FFF)
-        height = 1 + (packed >> 14 & 0x3FFF)
-    elif first == b"VP8 ":
-        width = int.from_bytes(content[26:28], "little") & 0x3FFF
-        height = int.from_bytes(content[28:30], "little") & 0x3FFF
+        width = 1 + (packed & LOW_14_BITS)
+        height = 1 + (packed >> 14 & LOW_14_BITS)
+    elif first_kind == b"VP8 ":
+        # Lossy: 26 width and 28 height, of 14 bits. The two high bits ask for scaling.
+        width = int.from_bytes(content[26:28], "little") & LOW_14_BITS
+        height = int.from_bytes(content[28:30], "little") & LOW_14_BITS
     else:
         return None
+
     orientation = UPRIGHT
     at = 12
     while at + 8 <= len(content):
+        kind = content[at : at + 4]
         length = int.from_bytes(content[at + 4 : at + 8], "little")
-        if content[at : at + 4] == b"EXIF":
-            exif = content[at + 8 : at + 8 + length].removeprefix(b"Exif\0\0")
-            orientation = _exif_orientation(exif)
+        if kind == b"EXIF":
+            data = content[at + 8 : at + 8 + length]
+            orientation = _exif_orientation(data.removeprefix(b"Exif\0\0"))
         at += 8 + length + length % 2
     return Header("WebP", height, width, orientation=orientation)
 
 
 def _read_bmp(content: bytes) -> Header | None:
-    """Read a BMP. A negative height tells that the first row is the upper one."""
+    """Read a BMP.
+
+    Layout: 14 size of the header. In the old header of 12 bytes: 18 width, 20 height. In all
+    others: 18 width, 22 height. A negative height says that the first row is the upper one.
+    """
     if len(content) < 30:
         return None
-    if int.from_bytes(content[14:18], "little") == 12:
+    header_size = int.from_bytes(content[14:18], "little")
+    if header_size == 12:
         width = int.from_bytes(content[18:20], "little")
         height = int.from_bytes(content[20:22], "little")
     else:
@@ -231,16 +337,28 @@ def _read_bmp(content: bytes) -> Header | None:
 
 
 def _read_pnm(content: bytes) -> Header | None:
-    """Read a PBM, PGM or PPM."""
+    """Read a PBM, PGM or PPM.
+
+    Layout, as text: P and a digit, width, height, and the largest value, e.g. "P6 640 480 255".
+    Between them there are spaces, line ends, and comments from # to the end of a line. P1 and P4
+    are black and white, and have no largest value.
+    """
     space = rb"(?:\s|#[^\n]{0,1000}\n)+"
     found = re.match(rb"P([1-6])" + space + rb"(\d{1,9})" + space + rb"(\d{1,9})", content)
     if found is None:
         return None
-    largest = re.match(space + rb"(\d{1,5})", content[found.end() :])
-    is_wide = found[1] not in b"14" and largest is not None and int(largest[1]) > 255
-    return Header("PNM", int(found[3]), int(found[2]), 16 if is_wide else 8)
+    digit = found[1]
+    width = int(found[2])
+    height = int(found[3])
+    bits = 8
+    if digit not in (b"1", b"4"):
+        largest = re.match(space + rb"(\d{1,5})", content[found.end() :])
+        if largest is not None and int(largest[1]) > 255:
+            bits = 16
+    return Header("PNM", height, width, bits)
 
 
+# How a file of each format begins (a regular expression) -> its reader.
 READERS: dict[bytes, Callable[[bytes], Header | None]] = {
     rb"\x89PNG\r\n\x1a\n": _read_png,
     rb"\xff\xd8\xff": _read_jpeg,
@@ -251,37 +369,60 @@ READERS: dict[bytes, Callable[[bytes], Header | None]] = {
 }
 
 
-# ---- Tags ------------------------------------------------------------------------------------
+# ---- Tags --------------------------------------------------------------------------------------
+
+# Bytes of a value of the types BYTE, SHORT, LONG and LONG8. Other types, such as text and
+# fractions, are left out.
+TIFF_TYPE_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}
+# The number behind the letters of the byte order that marks a BigTIFF. A TIFF has 42.
+BIG_TIFF = 43
 
 
 def _exif_orientation(exif: bytes) -> Orientation:
     """Return the orientation in Exif data, which have the form of a TIFF."""
-    return EXIF_ORIENTATIONS.get(_tiff_tags(exif).get(274, 1), UPRIGHT)
+    value = _tiff_tags(exif).get(TAG_ORIENTATION, 1)
+    return EXIF_ORIENTATIONS.get(value, UPRIGHT)
 
 
 def _tiff_tags(content: bytes) -> dict[int, int]:
-    """Return {tag: first value} of the first directory of a TIFF, of whole numbers alone."""
+    """Return {tag: first value} of the first directory of a TIFF. Only whole numbers are read.
+
+    Layout of a TIFF (in parentheses: of a BigTIFF, whose numbers have 8 bytes):
+        0 "II" for little endian or "MM" for big endian, 2 the number 42 (43),
+        4 (8) at which byte the first directory begins.
+    A directory has its number of entries, 2 (8) bytes, then entries of 12 (20) bytes:
+        0 tag, 2 type, 4 number of values, 8 (12) the values.
+    Values that need more than 4 (8) bytes are elsewhere. Then the entry has their place.
+    """
     order: Any = "big" if content[:2] == b"MM" else "little"
 
     def number(at: int, length: int) -> int:
         return int.from_bytes(content[at : at + length], order)
 
-    is_big = number(2, 2) == 43  # BigTIFF: numbers of 8 bytes
-    if is_big:
-        place, first, entry_length, count_length = number(8, 8), 8, 20, 8
+    if number(2, 2) == BIG_TIFF:
+        word = 8  # bytes of a place in the file, and of a number of values
+        directory = number(8, word)
+        count_length = 8
+        entry_length = 20
     else:
-        place, first, entry_length, count_length = number(4, 4), 2, 12, 4
-    lengths = {1: 1, 3: 2, 4: 4, 16: 8}  # of the types BYTE, SHORT, LONG and LONG8
+        word = 4
+        directory = number(4, word)
+        count_length = 2
+        entry_length = 12
+
     tags: dict[int, int] = {}
-    for index in range(number(place, first)):
-        at = place + first + index * entry_length
-        if at + entry_length > len(content):
+    entries = number(directory, count_length)
+    for index in range(entries):
+        entry = directory + count_length + index * entry_length
+        if entry + entry_length > len(content):
             break
-        tag, length = number(at, 2), lengths.get(number(at + 2, 2), 0)
-        count = number(at + 4, count_length)
-        value = at + 4 + count_length
-        if length * count > count_length:  # the values stand elsewhere
-            value = number(value, count_length)
-        if length and count and value + length <= len(content):
-            tags[tag] = number(value, length)
+        tag = number(entry, 2)
+        value_length = TIFF_TYPE_BYTES.get(number(entry + 2, 2), 0)
+        count = number(entry + 4, word)
+        value = entry + 4 + word
+        if value_length * count > word:  # the values are elsewhere
+            value = number(value, word)
+        has_value = value_length > 0 and count > 0
+        if has_value and value + value_length <= len(content):
+            tags[tag] = number(value, value_length)
     return tags

@@ -1,7 +1,16 @@
-"""Video in and out, through FFmpeg's libraries (PyAV): time stamps and every row of the frames are
-kept.
+"""Read and write videos with FFmpeg's libraries (PyAV).
 
-Images are (H, W, 3) uint8 RGB.
+    reader = VideoReader("clip.mp4")          # decodes the film once, for its time stamps
+    reader.num_frames, reader.fps, reader.times
+    image = reader.read(7)                    # (H, W, 3) uint8 RGB, upright as players show it
+
+    with VideoWriter("out.mp4", fps=24) as writer:
+        writer.write(image)                   # out.mp4 appears when the block ends without an error
+
+Every time stamp and every row of a frame is kept: nothing is dropped, doubled or scaled. A file may
+come from anybody, so it is limited what FFmpeg may open and decode, see `open_container`.
+
+"A frame of PyAV" below is an `av.VideoFrame`; "a film" is the video stream in a file.
 """
 
 import logging
@@ -24,59 +33,75 @@ from utils.picture import MOST_PIXELS, UPRIGHT, Orientation, upright
 
 logger = logging.getLogger(__name__)
 
-VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")  # written and read
+# Suffixes of films that are written and read, and of those that are read.
+VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 FILM_SUFFIXES = (
     *VIDEO_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
     ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
 )  # fmt: skip
-# FFmpeg's names of the containers that are read. Others name files of their own, or are no films.
+# FFmpeg's names of the containers that are read. Other containers may name further files, which
+# FFmpeg would open as well, or are no films.
 CONTAINERS = (
     "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif",
     "apng",
     "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv", "cine", "rm",
 )  # fmt: skip
-# Of the frames before one that a video was wound back to.
+# In these containers each stream states its start in a clock of its own.
+MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
+
+# When `VideoReader.read` goes back, it keeps the frames before the wanted one, up to this size.
 KEPT_BYTES = 128 * 2**20
 # x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.
 QUALITY = "10"
-# AVCOL_SPC_BT709 and its companions, AVCOL_RANGE_MPEG: said in the file, or players guess from the
-# size.
-BT709, LIMITED = 1, 1
+
+# FFmpeg's numbers for colours. They are written into the file, because otherwise players guess the
+# colours from the size of the frame.
+BT709 = 1  # AVCOL_SPC_BT709, and its companions for primaries and transfer
+LIMITED = 1  # AVCOL_RANGE_MPEG
 UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
 HDR = {16: "PQ", 18: "HLG"}  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
-# Quarter turns, counter-clockwise.
+
+# How to make a frame upright that is turned by 0, 90, 180 or 270 degrees counter-clockwise.
 TURNS = (
     UPRIGHT,
-    Orientation(True, False, True),
-    Orientation(False, True, True),
-    Orientation(True, True, False),
+    Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=True),
+    Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=True),
+    Orientation(is_transposed=True, has_reversed_columns=True, has_reversed_rows=False),
 )
 SQUARE = Fraction(1)  # the width of a pixel over its height
+
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
-LARGE = 2**24  # pixels; a 4K frame has half of them
-FINEST_CLOCK = 2**24  # ticks a second
-FFMPEG_ERRORS = (OSError, av.error.FFmpegError)  # of the system, or of FFmpeg
+# Frames with fewer pixels are decoded several at a time. A 4K frame has half of this number.
+LARGE = 2**24
+# The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
+FINEST_CLOCK = 2**24
+# The operating system raises OSError, FFmpeg its own errors.
+FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 
 def open_container(path: str, mode: str = "r", **options: Any) -> Any:
-    """A container of PyAV.
+    """Open a film with PyAV. Returns a container of PyAV.
 
-    PyAV's own log callback needs the GIL: a decoder thread that logs while close() waits for it,
-    GIL in hand, never ends (PyAV #751). FFmpeg's own needs none; its lines are silenced, errors
-    come as exceptions. Each time, because importing torchvision 0.23 switches PyAV's on again.
+    mode: "r" to read, "w" to write. options: further arguments of `av.open`.
 
-    Of what is read, FFmpeg takes films alone: a list of other files (ffconcat) or a text is none,
-    whatever its name. It decodes no frame of more than MOST_PIXELS. Raises OSError,
-    av.error.FFmpegError.
+    For reading, FFmpeg is limited. It takes only films: a list of other files (ffconcat) or a text
+    is refused, whatever its name. It decodes no frame of more than MOST_PIXELS.
+    Raises OSError or av.error.FFmpegError.
     """
+    # PyAV's own log callback can hang: a decoder thread that logs needs the GIL, while close()
+    # holds the GIL and waits for this thread (PyAV #751). FFmpeg's own callback needs no GIL. Its
+    # lines are silenced, because errors come as exceptions. This is done each time, because
+    # importing torchvision 0.23 switches PyAV's callback on again.
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
-    if mode == "r":
-        open_plain(path).close()
-    place = f"file:{path}"  # else "12:30:05.mp4" is a protocol named 12
+
+    # Without "file:", FFmpeg would take "12:30:05.mp4" for a protocol named 12.
+    place = f"file:{path}"
     if mode != "r":
-        av_open: Any = av.open  # its overloads know literal modes alone
+        av_open: Any = av.open  # the type checker knows only literal modes
         return av_open(place, mode, **options)
+
+    open_plain(path).close()  # raises OSError for a device or a pipe
     limits = {
         "format_whitelist": ",".join(CONTAINERS),
         "protocol_whitelist": "file",
@@ -89,19 +114,31 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
         raise OSError(e.errno, text) from e
 
 
-class VideoReader:
-    """Frames of a video by number. Opens the file at the first read.
+# ---- Reading -----------------------------------------------------------------------------------
 
-    num_frames; fps: the average; times: of each frame, in seconds. All frames are decoded once for
-    them, as containers often state wrong numbers. Seeking is not to be trusted either: jumping back
-    decodes from the start again, and keeps some frames before, for a clip read backwards. go_on:
-    called after each decoded frame.
-    pixel_aspect: width over height of a pixel, upright; 1 where the film does not say it.
-    Raises DataError for a file without a film, and for frames of different sizes.
+
+class VideoReader:
+    """The frames of a video, by number.
+
+    num_frames: number of frames that can be decoded.
+    fps: mean number of frames a second.
+    times: seconds of each frame, rising.
+    pixel_aspect: width over height of a pixel of the upright frame. 1 if the film does not say it.
+
+    The film is decoded once for these values, because containers often state wrong numbers.
+    Seeking cannot be trusted either. So reading an earlier frame decodes from the start again, and
+    then keeps some frames before it, for a clip that is read backwards.
     """
 
     def __init__(self, path: str | Path, go_on: Callable[[], object] = lambda: None) -> None:
-        self.path, self._go_on = Path(path), go_on
+        """Decode the film once. Reading opens the file again.
+
+        go_on: called after each decoded frame, for instance to tell a watchdog that work goes on.
+        Raises DataError for a file without a film, and for frames of different sizes.
+        """
+        self.path = Path(path)
+        self._go_on = go_on
+        # The time stamps in seconds. None: the container has no time stamp for this frame.
         stamps: list[Fraction | None] = []
         with self._errors("not a video"), open_container(str(self.path)) as container:
             stream = _film_in(container)
@@ -113,34 +150,44 @@ class VideoReader:
                 elif _upright_size(frame) != _upright_size(first):
                     raise _other_size(path, len(stamps), frame, first)
                 is_interlaced = is_interlaced or frame.interlaced_frame
-                stamps.append(None if frame.pts is None else frame.pts * frame.time_base)
+                has_stamp = frame.pts is not None
+                stamps.append(frame.pts * frame.time_base if has_stamp else None)
                 go_on()
-            fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
             if first is None:
                 raise OSError(0, "no frame can be decoded")
+            # 25 if neither the container nor the codec tells a rate.
+            fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
             self.pixel_aspect = _upright_aspect(stream, first)
             _warn_of_kind(path, stream, is_interlaced)
-        self.num_frames, self.fps = len(stamps), float(fps)
-        times = [stamp for stamp in stamps if stamp is not None]
-        if len(times) < len(stamps) or times != sorted(set(times)):
-            logger.warning(
-                "%s: the frames have no usable time stamps; taken as %.3f a second", path, self.fps
-            )
-            times = [i / fps for i in range(len(stamps))]
-        self.times = times
+        self.num_frames = len(stamps)
+        self.fps = float(fps)
+        self.times = _usable_times(path, stamps, fps)
+
+        # The decoded frames from number `_next` on. None: the film was not opened yet.
         self._frames: Iterator[np.ndarray] | None = None
         self._next = 0
+        # Decoded frames by number: the last one, and frames before it after going back.
         self._kept: dict[int, np.ndarray] = {}
 
     def read(self, index: int) -> np.ndarray:
-        """Frame `index` as (H, W, 3) uint8, upright as players show it."""
+        """Return frame `index` as (H, W, 3) uint8, upright as players show it.
+
+        Raises DataError if it cannot be decoded.
+        """
         if index in self._kept:
             return self._kept[index]
+
+        # The first frame that is kept. Frames before it are decoded but not converted.
         first = index
         if self._frames is None or index < self._next:
+            # The film goes back to its start. If frames were read before, somebody reads backwards
+            # and will want the frames before this one next.
             if self._kept:
-                first = index - max(1, KEPT_BYTES // next(iter(self._kept.values())).nbytes)
-            self._frames, self._next = _decoded(self.path, first), 0
+                frame_bytes = max(frame.nbytes for frame in self._kept.values())
+                first = index - max(1, KEPT_BYTES // frame_bytes)
+            self._frames = _decoded(self.path, first)
+            self._next = 0
+
         self._kept = {}
         with self._errors(f"frame {self._next} of {self.num_frames} cannot be decoded"):
             while self._next <= index:
@@ -155,24 +202,32 @@ class VideoReader:
 
     @contextmanager
     def _errors(self, what: str) -> Generator[None]:
+        """Raise an error of FFmpeg or of the system in the block as a DataError about the file."""
         try:
             yield
         except FFMPEG_ERRORS as e:
-            size = f" ({self.path.stat().st_size} bytes)" if self.path.is_file() else ""
-            expected, do = (
-                "a video that FFmpeg can decode",
-                "play it in a player, or give its frames as a folder",
-            )
+            size = ""
+            if self.path.is_file():
+                size = f" ({self.path.stat().st_size} bytes)"
             reason = e.strerror
-            if isinstance(e, av.error.ArgumentError):  # also where FFmpeg refuses to decode so much
+            # FFmpeg raises this error also for a frame of more than MOST_PIXELS.
+            if isinstance(e, av.error.ArgumentError):
                 reason = f"a frame is damaged, or has {TOO_LARGE}"
-            raise DataError(f"{what}{size}: {reason}", str(self.path), expected, do) from e
+            raise DataError(
+                what=f"{what}{size}: {reason}",
+                where=str(self.path),
+                expected="a video that FFmpeg can decode",
+                do="play it in a player, or give its frames as a folder",
+            ) from e
 
 
 def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
-    """All frames in order; those before number `first` as empty arrays, not converted."""
-    # Not a method: in a reference cycle with the reader, the file could stay open until a forked
-    # worker collects it, and that worker would wait for decoder threads that a fork does not copy.
+    """Yield all frames of a film in order. Frames before number `first` are empty arrays.
+
+    This is a function, not a method of the reader. A method would hold the reader, and the reader
+    holds this generator. In such a cycle the file could stay open until a forked worker collects
+    it. The worker would then wait for decoder threads, which a fork does not copy.
+    """
     with open_container(str(path)) as container:
         for number, frame in enumerate(container.decode(_film_in(container))):
             if number < first:
@@ -183,28 +238,48 @@ def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
 
 
 def _film_in(container: Any) -> Any:
-    """Return the stream that players show, which is no cover picture.
+    """Return the stream of PyAV that players show. A cover picture is no film.
 
-    Raises OSError if there is none.
+    Raises OSError if there is none, or if its frames are too large.
     """
-    films = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    films = []
+    for stream in container.streams.video:
+        is_cover = stream.disposition & Disposition.attached_pic
+        if not is_cover:
+            films.append(stream)
     if not films:
         raise OSError(0, "the file holds no video")
+
+    # Of several films, players show the one that is marked as the default.
     marked = [stream for stream in films if stream.disposition & Disposition.default]
-    film = (marked or films)[0]
+    film = marked[0] if marked else films[0]
     if film.codec_context is None:
         raise OSError(0, "FFmpeg has no decoder for this kind of film")
     pixels = film.width * film.height
     if pixels > MOST_PIXELS:
         raise OSError(0, f"its frames are {film.width} x {film.height}, {TOO_LARGE}")
-    # With AUTO, each thread decodes a frame of its own.
+    # With AUTO, each thread decodes a frame of its own, which takes memory for each. With SLICE,
+    # the threads share one frame.
     film.thread_type = "AUTO" if pixels < LARGE else "SLICE"
     return film
 
 
+def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction) -> list[Fraction]:
+    """Return the time stamps if all are there and rise, else times from the frame rate."""
+    times = [stamp for stamp in stamps if stamp is not None]
+    has_all = len(times) == len(stamps)
+    if has_all and times == sorted(set(times)):
+        return times
+    logger.warning(
+        "%s: the frames have no usable time stamps; taken as %.3f a second", path, float(fps)
+    )
+    return [i / fps for i in range(len(stamps))]
+
+
 def _other_size(path: str | Path, number: int, frame: Any, first: Any) -> DataError:
     """Return the refusal of a frame of PyAV that has another size than the first one."""
-    (height, width), (first_height, first_width) = _upright_size(frame), _upright_size(first)
+    height, width = _upright_size(frame)
+    first_height, first_width = _upright_size(first)
     return DataError(
         what=f"frame {number} is {width} x {height}, those before are {first_width} x "
         f"{first_height}",
@@ -220,7 +295,8 @@ def _other_size(path: str | Path, number: int, frame: Any, first: Any) -> DataEr
 def _pixels(frame: Any) -> np.ndarray:
     """Return a frame of PyAV as (H, W, 3) uint8 RGB.
 
-    FFmpeg takes colours that nobody describes for BT.601, players do so for small frames alone.
+    If a film does not say how its colours are coded, FFmpeg takes them for BT.601. Players do so
+    only for small frames, and take large frames for BT.709. We do as players do.
     Source of the sizes: mpv, mp_csp_guess_colorspace.
     """
     is_yuv = not frame.format.is_rgb and not frame.format.has_palette
@@ -231,7 +307,7 @@ def _pixels(frame: Any) -> np.ndarray:
 
 
 def _warn_of_kind(path: str | Path, stream: Any, is_interlaced: bool) -> None:
-    """Warn of films whose frames look other than in a player."""
+    """Warn of films whose frames look different here than in a player."""
     transfer = HDR.get(stream.codec_context.color_trc)
     if transfer:
         logger.warning(
@@ -249,22 +325,26 @@ def _warn_of_kind(path: str | Path, stream: Any, is_interlaced: bool) -> None:
 
 
 def _orientation(frame: Any) -> Orientation:
-    """Return what the display matrix of a frame asks for, to the nearest quarter turn.
+    """Return how a frame of PyAV becomes upright, to the nearest quarter turn.
 
-    The pixel (x, y) is shown at (a x + c y, b x + d y). Source: FFmpeg, libavutil/display.h.
+    The film says it by a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y).
+    Source: FFmpeg, libavutil/display.h.
     """
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:
-        # PyAV does not know each kind of data beside a frame, such as Exif. It still tells the
-        # angle.
-        return TURNS[round(frame.rotation / 90) % 4]
+        # PyAV fails if other data that it does not know, such as Exif, is beside the frame. It
+        # still tells the angle.
+        quarter_turns = round(frame.rotation / 90)
+        return TURNS[quarter_turns % 4]
     if matrix is None:
         return UPRIGHT
+    # The matrix is stored as a b u, c d v, x y w. u is not needed.
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
+    # x and y are exchanged if b and c are larger than a and d.
     if abs(a) + abs(d) < abs(b) + abs(c):
-        return Orientation(True, c < 0, b < 0)
-    return Orientation(False, a < 0, d < 0)
+        return Orientation(is_transposed=True, has_reversed_columns=c < 0, has_reversed_rows=b < 0)
+    return Orientation(is_transposed=False, has_reversed_columns=a < 0, has_reversed_rows=d < 0)
 
 
 def _upright_size(frame: Any) -> tuple[int, int]:
@@ -284,14 +364,14 @@ def _upright_aspect(stream: Any, frame: Any) -> Fraction:
     return aspect
 
 
-class VideoWriter(AbstractContextManager):
-    """A video in H.264, near lossless, that appears under its name only when it is whole.
+# ---- Writing -----------------------------------------------------------------------------------
 
-    Leaving it after an error removes what was written. Frames (H, W, 3) uint8 of one size.
-    times: seconds at which each frame is shown; default: `fps` frames a second.
-    pixel_aspect: width over height of a pixel, which players then show. chroma: "444" keeps the
-    colour of every pixel; "420", a quarter of it, plays everywhere, and needs even sizes: the last
-    row and column are then repeated.
+
+class VideoWriter(AbstractContextManager):
+    """A video in H.264, near lossless. Its file appears only when it is whole.
+
+    It is used in a `with` block. Frames go into a temporary file. If the block ends without an
+    error, the file is read back and gets its name. If the block ends with an error, it is removed.
     """
 
     def __init__(
@@ -303,83 +383,127 @@ class VideoWriter(AbstractContextManager):
         chroma: str = "420",
         pixel_aspect: Fraction = SQUARE,
     ) -> None:
-        self.path, self.chroma, self.pixel_aspect = Path(path), chroma, pixel_aspect
-        self._fps, self._times = Fraction(fps).limit_denominator(100_000), times
-        denominators = [time.denominator for time in times] if times else [self._fps.numerator]
+        """Prepare a video. The file is opened with the first frame, whose size is needed.
+
+        times: seconds at which each frame is shown. None: `fps` frames a second.
+        chroma: "444" keeps the colour of every pixel. "420" keeps a quarter of the colours, plays
+        everywhere, and needs even sizes: the last row or column of an odd size is repeated.
+        pixel_aspect: width over height of a pixel, which players then show.
+        """
+        self.path = Path(path)
+        self.chroma = chroma
+        self.pixel_aspect = pixel_aspect
+        self._fps = Fraction(fps).limit_denominator(100_000)
+        self._times = times
+        # The clock has a tick for every time stamp: 1/24 s and 1/25 s need 600 ticks a second.
+        if times:
+            denominators = [time.denominator for time in times]
+        else:
+            denominators = [self._fps.numerator]
         self._clock = min(math.lcm(*denominators), FINEST_CLOCK)
         self._temporary = temporary_beside(self.path)
         self._out: av.container.OutputContainer | None = None
-        self._count = 0
+        self._count = 0  # frames written so far
 
     def write(self, frame: np.ndarray) -> None:
+        """Write a frame (H, W, 3) uint8 RGB. All frames have one size.
+
+        Raises DataError if it cannot be written.
+        """
         with writing(self.path, errors=FFMPEG_ERRORS):
             if self._out is None:
-                height, width = frame.shape[:2]
-                if self.chroma == "420" and (height % 2 or width % 2):
-                    logger.info(
-                        "%s: the last row or column is repeated, as %s x %s is odd",
-                        self.path,
-                        width,
-                        height,
-                    )
-                    height, width = height + height % 2, width + width % 2
-                # mp4 and mov give the start of each stream in a clock of their own, of milliseconds
-                # by default.
-                is_mp4 = self.path.suffix.lower() in (".mp4", ".mov", ".m4v")
-                options = (
-                    {"movie_timescale": str(self._clock), "movflags": "+faststart"}
-                    if is_mp4
-                    else {}
-                )
-                self._out = open_container(str(self._temporary), "w", options=options)
-                self._stream = self._out.add_stream(
-                    "libx264", rate=self._fps, options={"crf": QUALITY}
-                )
-                self._stream.height, self._stream.width = height, width
-                self._stream.pix_fmt = f"yuv{self.chroma}p"
-                context = self._stream.codec_context
-                self._stream.time_base = context.time_base = Fraction(1, self._clock)
-                if self.pixel_aspect != SQUARE:
-                    context.sample_aspect_ratio = self.pixel_aspect
-                context.color_range = LIMITED
-                context.colorspace = context.color_primaries = context.color_trc = BT709
-            if frame.shape[:2] != (self._stream.height, self._stream.width):
-                below, beside = (
-                    self._stream.height - frame.shape[0],
-                    self._stream.width - frame.shape[1],
-                )
+                self._open(frame)
+            assert self._out is not None
+            height = self._stream.height
+            width = self._stream.width
+            if frame.shape[:2] != (height, width):
+                # The size is odd, see `_open`: repeat the last row or column.
+                below = height - frame.shape[0]
+                beside = width - frame.shape[1]
                 frame = cv2.copyMakeBorder(frame, 0, below, 0, beside, cv2.BORDER_REPLICATE)
-            rgb: Any = frame  # uint8
+
+            rgb: Any = frame  # PyAV's types do not know that it is uint8
             image = av.VideoFrame.from_ndarray(rgb, format="rgb24")
             image = image.reformat(
                 format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG"
             )
             image.time_base = Fraction(1, self._clock)
-            time = self._times[self._count] if self._times else self._count / self._fps
+            if self._times:
+                time = self._times[self._count]
+            else:
+                time = self._count / self._fps
             image.pts = round(time * self._clock)
             self._out.mux(self._stream.encode(image))
             self._count += 1
 
+    def _open(self, frame: np.ndarray) -> None:
+        """Open the temporary file and add a film for frames as large as `frame`."""
+        height, width = frame.shape[:2]
+        if self.chroma == "420" and (height % 2 or width % 2):
+            logger.info(
+                "%s: the last row or column is repeated, as %s x %s is odd",
+                self.path,
+                width,
+                height,
+            )
+            height = height + height % 2
+            width = width + width % 2
+
+        options = {}
+        if self.path.suffix.lower() in MP4_SUFFIXES:
+            # These containers state the start of a stream in a clock of their own, which counts
+            # milliseconds by default. faststart lets players begin before they have the whole file.
+            options = {"movie_timescale": str(self._clock), "movflags": "+faststart"}
+        self._out = open_container(str(self._temporary), "w", options=options)
+
+        crf = {"crf": QUALITY}
+        self._stream = self._out.add_stream("libx264", rate=self._fps, options=crf)
+        self._stream.height = height
+        self._stream.width = width
+        self._stream.pix_fmt = f"yuv{self.chroma}p"
+        tick = Fraction(1, self._clock)
+        context = self._stream.codec_context
+        self._stream.time_base = tick
+        context.time_base = tick
+        if self.pixel_aspect != SQUARE:
+            context.sample_aspect_ratio = self.pixel_aspect
+        context.color_range = LIMITED
+        context.colorspace = BT709
+        context.color_primaries = BT709
+        context.color_trc = BT709
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Finish the file and give it its name. After an error of type `kind`, remove it."""
         try:
             with writing(self.path, errors=FFMPEG_ERRORS):
-                try:
-                    if kind is None and self._out:
-                        self._out.mux(self._stream.encode())
-                finally:
-                    if self._out:
-                        self._out.close()
-                if kind is not None or not self._count:
-                    return
-                # Not every error of a write is raised when it happens: only reading back shows that
-                # all is there.
-                with open_container(str(self._temporary)) as container:
-                    readable = sum(
-                        packet.size > 0 for packet in container.demux(container.streams.video[0])
-                    )
-                if readable != self._count:
-                    raise OSError(0, f"{readable} of {self._count} frames can be read back")
-                os.replace(self._temporary, self.path)
+                self._close(is_complete=kind is None)
+                # A video without a frame is not written.
+                if kind is None and self._count:
+                    self._refuse_unreadable()
+                    os.replace(self._temporary, self.path)
         finally:
-            with suppress(OSError):  # its name may be too long
+            with suppress(OSError):  # it has its name now, was never made, or the name is too long
                 self._temporary.unlink()
+
+    def _close(self, is_complete: bool) -> None:
+        """Close the temporary file. is_complete: whether to write what the encoder still holds."""
+        if self._out is None:
+            return
+        try:
+            if is_complete:
+                self._out.mux(self._stream.encode())
+        finally:
+            self._out.close()
+
+    def _refuse_unreadable(self) -> None:
+        """Raise OSError if not all frames can be read back from the temporary file.
+
+        Not every error of a write is raised when it happens. Only reading back shows it.
+        """
+        with open_container(str(self._temporary)) as container:
+            readable = 0
+            for packet in container.demux(container.streams.video[0]):
+                if packet.size > 0:  # PyAV ends with an empty packet
+                    readable += 1
+        if readable != self._count:
+            raise OSError(0, f"{readable} of {self._count} frames can be read back")
