@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
 """Inspect spike files, look at them, and make them from images or video.
 
-info FILE                  what the file most likely is: the sizes that its length allows, ranked by
-the smoothness
-                           of the image each gives, what speaks against each, the bit order, firing
-                           rates; with --picture, the frame of that time: sizes of its shape alone,
-                           the rate, which light the spikes integrate, the order of rows
-view FILE                  flipped or not? the mean image as read and flipped, side by side
-play FILE                  a video: the single planes beside their reconstruction
+info FILE       which height and width the file most likely has. It lists the sizes that the length
+                of the file allows, ranked by the smoothness of the image that each size gives,
+                what speaks against each size, the bit order, and firing rates. With --picture (a
+                frame of the same time) it tries the sizes of the frame's shape only, and finds the
+                rate, the light that the spikes integrate, and the order of the rows
+view FILE       are the rows flipped or not? the mean image as read and flipped, side by side
+play FILE       a video: the single planes beside their reconstruction
 recon FILE --planes 100 200
-                           the reconstruction (--method tfp, tfi or tfstp) at these planes: a
-                           picture, folder or video
-convert FILE OUT           to the format of OUT's suffix (.dat, .bin, .npy, .npz), part by part
-simulate INPUT OUT.dat     a folder of images, an image or a video -> one .dat
+                the reconstruction (--method tfp, tfi or tfstp) at these planes: a picture, a
+                folder or a video
+convert FILE OUT
+                write the planes in the format of OUT's suffix (.dat, .bin, .npy, .npz), a part of
+                the file at a time
+simulate INPUT OUT.dat
+                a folder of images, an image or a video -> one .dat
 
     python scripts/spike_tool.py play capture.dat --size 250 400 --tick-hz 20000 --out capture.mp4
-    python scripts/spike_tool.py recon capture.dat --planes 150 --out plane150.png
-    method.half_window=5
+    python scripts/spike_tool.py recon capture.dat --planes 150 --out plane150.png \
+        method.half_window=5
 """
 
 import argparse
@@ -55,387 +58,565 @@ from utils.image import IMAGE_SUFFIXES, comparison_strip, imwrite_rgb
 from utils.options.load import Sources, apply_override
 from utils.video import VIDEO_SUFFIXES, VideoWriter
 
-GREY_METHODS = ("tfp", "tfi", "tfstp")  # of data/reconstruct.py
-LEAST_HEIGHT = 320  # smaller images are enlarged by repetition, to see single pixels
-HISTORY = 128  # planes on either side that a method without a window gets
-LONGEST = 500  # video frames of `play`, unless --step says otherwise
-# Of the file that a command writes by default
+# A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pixel fired. A
+# packed file (.dat, .bin) holds the bits without a header. So its height, width and storage, a
+# `SpikeGeometry`, come from the command line, from dataset.json, or from the length of the file.
+
+# ---- Constants --------------------------------------------------------------------------------
+
+# Methods of data/reconstruct.py that make a grey image from the spikes alone.
+GREY_METHODS = ("tfp", "tfi", "tfstp")
+
+# Smaller images are enlarged to this height by repetition, so that single pixels can be seen.
+LEAST_HEIGHT = 320
+# Planes on either side of the center that a method without `half_window` (tfstp) gets.
+HISTORY = 128
+# `play` makes at most this many video frames, unless --step is given: 20 s at 25 frames a second.
+LONGEST = 500
+
+# Suffix of the file that a command writes if --out is not given.
 SUFFIXES = {
     "view": ".png",
     "recon": ".png",
     "play": ".mp4",
 }
+# Suffixes that --out may have. "" is a folder.
 ALLOWED = {
     "recon": ("", *IMAGE_SUFFIXES, *VIDEO_SUFFIXES),
     "play": VIDEO_SUFFIXES,
     "convert": formats.FORMATS,
 }
-SHOWN_PLANES = 64  # planes in the middle of the file that `info` averages
-SMOOTHER = 0.05  # difference in smoothness that counts
-LISTED = 8  # sizes that `info` shows with what speaks against them
-NAMED = 40  # sizes that `info` names
-CLEAR_ORDER = 0.01  # the same for the bit order, which changes the rows alone
+
+# `info` averages this many planes in the middle of the file.
+SHOWN_PLANES = 64
+# `info` lists this many derived sizes with what speaks against them, and names this many others.
+LISTED = 8
+NAMED = 40
+# A smaller difference of two smoothnesses does not decide between two sizes.
+SMOOTHER = 0.05
+# The same for two bit orders. A wrong bit order changes the correlation along the rows only.
+CLEAR_ORDER = 0.01
+
 BITS = {
-    name: f"the {bit} significant bit is the first pixel"
-    for name, bit in (("little", "least"), ("big", "most"))
+    "little": "the least significant bit is the first pixel",
+    "big": "the most significant bit is the first pixel",
 }
+
+
+# ---- The command line -------------------------------------------------------------------------
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     with spike_errors_as_data_errors():
-        if "out" in command:
-            action, allowed = command.action, ALLOWED.get(command.action)
-            if command.out is None:
-                command.out = default_output(f"{command.file.stem}_{action}{SUFFIXES[action]}")
-            refuse_existing(command.out, "the output")
-            if allowed and (suffix := command.out.suffix.lower()) not in allowed:
-                expected = ", ".join(filter(None, allowed)) + ", or a folder" * (action == "recon")
-                do = (
-                    "choose one, or use spike_tool.py recon for images"
-                    if action == "play"
-                    else "choose one of them"
-                )
-                raise OptionError(
-                    f"the suffix of the output is {suffix!r}", str(command.out), expected, do
-                )
+        if "out" in command:  # `info` writes no file
+            check_output(command)
         command.run(command)
     return 0
 
 
+def check_output(command: argparse.Namespace) -> None:
+    """Give the output its default name.
+
+    Raises OptionError if the output exists, or if its suffix does not fit the command.
+    """
+    action = command.action
+    if command.out is None:
+        command.out = default_output(f"{command.file.stem}_{action}{SUFFIXES[action]}")
+    refuse_existing(command.out, "the output")
+
+    allowed = ALLOWED.get(action)
+    suffix = command.out.suffix.lower()
+    if allowed is None or suffix in allowed:
+        return
+    expected = ", ".join(suffix for suffix in allowed if suffix)
+    if action == "recon":
+        expected += ", or a folder"
+    do = "choose one of them"
+    if action == "play":
+        do = "choose one, or use spike_tool.py recon for images"
+    raise OptionError(f"the suffix of the output is {suffix!r}", str(command.out), expected, do)
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the options of one command. `action` is its name, `run` is its function."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    actions, add = parser.add_subparsers(dest="action", required=True), {}
-    verbs = {
-        "info": info,
-        "view": view,
-        "recon": recon,
-        "play": play,
-        "convert": convert,
-        "simulate": simulate_stream,
-    }
-    for name, run in verbs.items():
-        action = actions.add_parser(name)
-        action.set_defaults(run=run)
-        add[name] = action.add_argument
-        if name != "simulate":
-            action.add_argument("file", type=Path)
-            add_geometry(action)
-    add["info"]("--picture", type=Path, help="the frame of the time in the middle of FILE")
-    recon_out = (
-        "one plane: the image; several: .png shows them side by side, a folder gets one "
-        ".png each, .mp4 a video"
+    actions = parser.add_subparsers(dest="action", required=True)
+
+    action = actions.add_parser("info")
+    action.set_defaults(run=info)
+    add_file(action)
+    action.add_argument("--picture", type=Path, help="the frame of the time in the middle of FILE")
+
+    action = actions.add_parser("view")
+    action.set_defaults(run=view)
+    add_file(action)
+    add_output(action, "view", "image")
+
+    action = actions.add_parser("recon")
+    action.set_defaults(run=recon)
+    add_file(action)
+    add_output(
+        action,
+        "recon",
+        "one plane: the image; several: .png shows them side by side, a folder gets one .png each, "
+        ".mp4 a video",
     )
-    for name, output in {"view": "image", "recon": recon_out, "play": ".mp4"}.items():
-        text = (
-            f"{output}; default: FILE's name with _{name}{SUFFIXES[name]}, in this folder, in the "
-        )
-        text += "repository a temporary one"
-        add[name]("--out", type=Path, help=text)
-        text = "spikes per plane at full light; default: dataset.json, else bright pixels are white"
-        add[name]("--rate", type=float, help=text)
-        text = "what the sensor integrates; default: dataset.json, else linear"
-        add[name]("--light", choices=("linear", "display"), help=text)
-    for name in ("recon", "play"):
-        text = (
-            f"as in main_test_vrt.py --method; tfstp sees the last {HISTORY} planes; default "
-            "%(default)s"
-        )
-        add[name]("--method", choices=GREY_METHODS, default="tfp", help=text)
-        add[name]("--tick-hz", type=float, help="planes per second, to show the time")
-        add[name](
-            "--fps",
-            type=frame_rate,
-            default=25.0,
-            help="video frames per second; default %(default)g",
-        )
-    add["recon"](
+    add_method(action)
+    action.add_argument(
         "--planes",
         type=int,
         nargs="+",
         metavar="N",
         help="the first is 0; default: the one in the middle",
     )
-    for name in ("play", "convert"):
-        add[name]("--first", type=int, default=0, help="plane")
-        add[name]("--count", type=int, help="planes; default: to the end")
-    add["play"](
+
+    action = actions.add_parser("play")
+    action.set_defaults(run=play)
+    add_file(action)
+    add_output(action, "play", ".mp4")
+    add_method(action)
+    add_range(action)
+    action.add_argument(
         "--step",
         type=int,
         help=f"planes per video frame; default: 1, or more for at most {LONGEST} frames",
     )
-    add["convert"]("out", type=Path)
-    add["convert"]("--out-no-flip", action="store_true", help="store rows top first")
-    add["convert"]("--out-bit-order", choices=("little", "big"), default="little")
-    add["simulate"]("input", type=Path)
-    add["simulate"]("out", type=Path)
-    add["simulate"]("--planes-per-frame", type=int, default=8)
-    add["simulate"](
-        "--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way"
-    )
-    add["simulate"](
-        "--method", choices=("flow", "linear"), default="flow", help="between the frames"
-    )
-    add["simulate"](
-        "--gamma", type=float, default=2.2, help="of the input; 1: integrate the display values"
-    )
-    add["simulate"]("--seed", type=seed, default=0)
-    for name, default in {
-        "rate": 0.5,
-        "shot-noise": 0.0,
-        "dark-rate": 0.0,
-        "threshold-mismatch": 0.0,
-    }.items():
-        add["simulate"](f"--{name}", type=float, default=default)
-    # argparse cannot take the overrides method.key=value after a file and options.
+
+    action = actions.add_parser("convert")
+    action.set_defaults(run=convert)
+    add_file(action)
+    add_range(action)
+    action.add_argument("out", type=Path)
+    action.add_argument("--out-no-flip", action="store_true", help="store rows top first")
+    action.add_argument("--out-bit-order", choices=("little", "big"), default="little")
+
+    action = actions.add_parser("simulate")
+    action.set_defaults(run=simulate_stream)
+    add_simulation(action)
+
+    # argparse cannot take the overrides method.key=value after a file and options. So it returns
+    # them as unknown words, and we check them here.
     command, command.overrides = parser.parse_known_args(arguments)
     can_override = command.action in ("recon", "play")
-    if wrong := [
-        word for word in command.overrides if not can_override or not word.startswith("method.")
-    ]:
+    wrong = command.overrides
+    if can_override:
+        wrong = [word for word in command.overrides if not word.startswith("method.")]
+    if wrong:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     return command
 
 
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Add the spike file that a command reads, and the options of its geometry."""
+    parser.add_argument("file", type=Path)
+    add_geometry(parser)
+
+
 def add_geometry(parser: argparse.ArgumentParser) -> None:
-    """The options of `geometries`."""
-    add = parser.add_argument
-    text = (
-        "of a spike plane; default: of an array its own, else dataset.json, else what fits "
-        "the file size"
+    """Add the options that `geometries` reads."""
+    parser.add_argument(
+        "--size",
+        type=int,
+        nargs=2,
+        metavar=("H", "W"),
+        help="of a spike plane; default: of an array its own, else dataset.json, else what fits "
+        "the file size",
     )
-    add("--size", type=int, nargs=2, metavar=("H", "W"), help=text)
-    add("--head-columns", type=int, default=0)
-    add("--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte")
-    add("--layout", choices=("raster", "sps100"), default="raster", help="of packed planes")
-    add(
+    parser.add_argument("--head-columns", type=int, default=0)
+    parser.add_argument(
+        "--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte"
+    )
+    parser.add_argument(
+        "--layout", choices=("raster", "sps100"), default="raster", help="of packed planes"
+    )
+    parser.add_argument(
         "--no-flip",
         action="store_true",
         help="rows are stored top first (default: dataset.json, else bottom first)",
     )
 
 
+def add_output(parser: argparse.ArgumentParser, name: str, output: str) -> None:
+    """Add --out, and the options that decide the brightness of an image.
+
+    name: of the command; output: what the file shows, for the help
+    """
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help=f"{output}; default: FILE's name with _{name}{SUFFIXES[name]}, in this folder, in the "
+        "repository a temporary one",
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        help="spikes per plane at full light; default: dataset.json, else bright pixels are white",
+    )
+    parser.add_argument(
+        "--light",
+        choices=("linear", "display"),
+        help="what the sensor integrates; default: dataset.json, else linear",
+    )
+
+
+def add_method(parser: argparse.ArgumentParser) -> None:
+    """Add the method of the reconstruction, and the options of a video."""
+    parser.add_argument(
+        "--method",
+        choices=GREY_METHODS,
+        default="tfp",
+        help=f"as in main_test_vrt.py --method; tfstp sees the last {HISTORY} planes; default "
+        "%(default)s",
+    )
+    parser.add_argument("--tick-hz", type=float, help="planes per second, to show the time")
+    parser.add_argument(
+        "--fps",
+        type=frame_rate,
+        default=25.0,
+        help="video frames per second; default %(default)g",
+    )
+
+
+def add_range(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the planes first ... first + count - 1."""
+    parser.add_argument("--first", type=int, default=0, help="plane")
+    parser.add_argument("--count", type=int, help="planes; default: to the end")
+
+
+def add_simulation(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `simulate`: the files, the time and size of planes, and the sensor."""
+    parser.add_argument("input", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--planes-per-frame", type=int, default=8)
+    parser.add_argument(
+        "--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way"
+    )
+    parser.add_argument(
+        "--method", choices=("flow", "linear"), default="flow", help="between the frames"
+    )
+    parser.add_argument(
+        "--gamma", type=float, default=2.2, help="of the input; 1: integrate the display values"
+    )
+    parser.add_argument("--seed", type=seed, default=0)
+    # Of simulate.IntegrateAndFire, which describes them.
+    parser.add_argument("--rate", type=float, default=0.5)
+    parser.add_argument("--shot-noise", type=float, default=0.0)
+    parser.add_argument("--dark-rate", type=float, default=0.0)
+    parser.add_argument("--threshold-mismatch", type=float, default=0.0)
+
+
+# ---- Geometry of a file: height, width and storage of its planes ------------------------------
+
+
 def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
-    """The only one of `geometries`. Raises DataError where several fit."""
+    """Return the only geometry of `geometries`. Raises DataError if several fit."""
     found = geometries(path, command)
     if len(found) > 1:
-        what = (
-            "several geometries fit the file: "
-            f"{', '.join(f'{g.height} x {g.width} {g.layout}' for g in found)}"
-        )
+        names = ", ".join(f"{g.height} x {g.width} {g.layout}" for g in found)
         raise DataError(
-            what, str(path), "one geometry", "give --size H W; spike_tool.py info ranks them"
+            what=f"several geometries fit the file: {names}",
+            where=str(path),
+            expected="one geometry",
+            do="give --size H W; spike_tool.py info ranks them",
         )
     return found[0]
 
 
 def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
-    """Return the geometry that is given, else all known ones that fit the length of the file.
+    """Return the given geometry. If none is given, return all known ones that fit the file.
 
-    command: with the options of `add_geometry`. Raises DataError if none fits.
+    Raises DataError if none fits.
+
+    command: has the options of `add_geometry`
     """
     given = given_geometry(path, command)
-    found = known_geometries(path, command) if given is None else [given]
+    if given is not None:
+        return [given]
+    found = known_geometries(path, command)
     if not found:
         raise no_geometry(path)
     return found
 
 
 def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | None:
-    """Return the geometry of the array, of the options or of dataset.json, else None.
+    """Return the geometry of the array, of the options or of dataset.json.
 
-    Raises DataError if there is no such file, or it is an array of another form.
+    Returns None if none of them says it. Raises DataError if there is no such file, or if the file
+    is an array of a wrong shape.
     """
     if not path.is_file():
         what = "a folder" if path.is_dir() else "cannot read: No such file or directory"
         raise DataError(what, str(path), "a spike file", "correct the path")
-    about, head = nearest_info(path), command.head_columns
-    if (shape := formats.array_shape(path)) is not None:
+
+    # Read in any case, so that a damaged dataset.json is an error beside every file.
+    about = nearest_info(path)
+
+    # An array (.npy, .npz) knows its own size. It is not packed, so bit order does not matter.
+    shape = formats.array_shape(path)
+    if shape is not None:
         if len(shape) != 3:
             raise DataError(
-                f"an array of shape {shape}",
-                str(path),
-                "(planes, h, w)",
-                "save the array in this form",
+                what=f"an array of shape {shape}",
+                where=str(path),
+                expected="(planes, h, w)",
+                do="save the array in this form",
             )
-        return SpikeGeometry(*(command.size or shape[1:]), head_columns=head)
-    sps100 = (formats.SPS100_SIDE, formats.SPS100_SIDE)
-    size = command.size or (sps100 if command.layout == "sps100" else (about.h, about.w))
-    height, width = size
+        height, width = command.size or shape[1:]
+        return SpikeGeometry(height, width, head_columns=command.head_columns)
+
+    # A packed file: the option, else the only size of this layout, else dataset.json.
+    if command.size:
+        height, width = command.size
+    elif command.layout == "sps100":
+        height = width = formats.SPS100_SIDE
+    else:
+        height, width = about.h, about.w
     if not height or not width:
         return None
-    flip = is_flipped(path, command)
-    return SpikeGeometry(height, width, flip, head, command.bit_order, command.layout)
+    return SpikeGeometry(
+        height,
+        width,
+        flipud=is_flipped(path, command),
+        head_columns=command.head_columns,
+        bit_order=command.bit_order,
+        layout=command.layout,
+    )
 
 
 def is_flipped(path: Path, command: argparse.Namespace) -> bool:
-    """Return whether the rows of packed planes are taken to be stored bottom first."""
-    is_raster = command.layout == "raster"
-    return not command.no_flip and nearest_info(path).flip is not False and is_raster
+    """Return whether the bottom row of a packed plane comes first in the file.
+
+    This is so for all known files, except for those of the SPS100 camera. --no-flip and
+    dataset.json can deny it.
+    """
+    if command.no_flip or command.layout != "raster":
+        return False
+    return nearest_info(path).flip is not False  # None: dataset.json does not say it
 
 
 def known_geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
-    """Return the geometries of known cameras of which the file holds whole planes."""
-    flip, side = is_flipped(path, command), formats.SPS100_SIDE
-    known = [
-        SpikeGeometry(h, w, flip, head, command.bit_order)
-        for h, w, head in formats.KNOWN_GEOMETRIES
-    ]
+    """Return the geometries of known cameras for which the file has a whole number of planes."""
+    flip = is_flipped(path, command)
+    known = []
+    for height, width, head in formats.KNOWN_GEOMETRIES:
+        known.append(SpikeGeometry(height, width, flip, head, command.bit_order))
+    side = formats.SPS100_SIDE
+    known.append(SpikeGeometry(side, side, flipud=False, layout="sps100"))
+
     found = []
-    for geometry in (*known, SpikeGeometry(side, side, flipud=False, layout="sps100")):
-        with suppress(formats.SpikeFileError):
+    for geometry in known:
+        with suppress(formats.SpikeFileError):  # raised if the geometry does not fit
             formats.open_spikes(path, geometry)
             found.append(geometry)
     return found
 
 
 def no_geometry(path: Path) -> DataError:
-    """Make the error about a file that none of the known geometries fits."""
+    """Return the error for a file that none of the known geometries fits.
+
+    Raises SpikeFileError if the file begins as a file of another format.
+    """
     with open(path, "rb") as file:
         formats.refuse_header(file.read(64), path)
-    if not (size := path.stat().st_size):
+    size = path.stat().st_size
+    if not size:
         return DataError(
             "the file is empty", str(path), "spike planes", "copy or make the file again"
         )
+    # Name the bytes that are left over, because a few of them may be a header or a cut end.
     expected = "whole planes of h x w / 8 bytes"
-    for h, w, head in formats.KNOWN_GEOMETRIES:
-        planes, left = divmod(size, h * (w + head) // 8)
-        name = f"{h} x {w}{f' + {head} head columns' if head else ''}"
-        expected += f"\n    {name}: {planes} planes, {left} bytes left over" if planes else ""
-    do = "copy the file again if it is cut short; give --size H W if the camera is another one"
-    return DataError(f"no known geometry fits {size} bytes", str(path), expected, do)
+    for height, width, head in formats.KNOWN_GEOMETRIES:
+        plane_bytes = height * (width + head) // 8
+        planes, left = divmod(size, plane_bytes)
+        head_text = f" + {head} head columns" if head else ""
+        if planes:
+            expected += (
+                f"\n    {height} x {width}{head_text}: {planes} planes, {left} bytes left over"
+            )
+    return DataError(
+        what=f"no known geometry fits {size} bytes",
+        where=str(path),
+        expected=expected,
+        do="copy the file again if it is cut short; give --size H W if the camera is another one",
+    )
 
 
 def in_words(geometry: SpikeGeometry) -> str:
-    """The size and storage of packed planes."""
+    """Return size and storage of packed planes, e.g. "250 x 400, bottom row first, the ..."."""
     head = f" + {geometry.head_columns} head columns" if geometry.head_columns else ""
-    rows, bit = "bottom" if geometry.flipud else "top", BITS[geometry.bit_order]
+    rows = "bottom" if geometry.flipud else "top"
+    bit = BITS[geometry.bit_order]
     layout = ", lines of an SPS100" if geometry.layout == "sps100" else ""
     return f"{geometry.height} x {geometry.width}{head}, {rows} row first, {bit}{layout}"
 
 
-class Candidate:
-    """One way to read a file: the planes in its middle, (at most SHOWN_PLANES, h, w), and how
-    smooth their mean is.
+# ---- info: which geometry a file most likely has ----------------------------------------------
 
-    smooth: correlation of neighbouring columns and of neighbouring rows; lower for a wrong
-    geometry. score: the lesser.
+
+class Candidate:
+    """One geometry that a file may have, and how smooth its images would be.
+
+    A wrong width or height shears or mixes the rows. Then neighbouring pixels resemble one another
+    less than in the right image.
     """
 
     def __init__(self, path: Path, geometry: SpikeGeometry) -> None:
         self.file = formats.open_spikes(path, geometry)
+        # The planes in the middle of the file: (at most SHOWN_PLANES, h, w), 0 or 1.
         count = min(self.file.planes, SHOWN_PLANES)
-        self.spikes = self.file.read((self.file.planes - count) // 2, count)
-        self.rates = self.spikes.mean(axis=0)
+        first = (self.file.planes - count) // 2
+        self.spikes = self.file.read(first, count)
+        self.rates = self.spikes.mean(axis=0)  # (h, w): spikes per plane of each pixel
+        # "columns" and "rows" -> correlation of each column (row) with the next.
         self.smooth = smoothness(self.rates)
         self.score = min(self.smooth.values())
-        head, is_sps100 = geometry.head_columns, geometry.layout == "sps100"
-        self.name = (
-            f"{geometry.height} x "
-            f"{geometry.width}{f' + {head}' if head else ' (SPS100)' * is_sps100}"
-        )
+
+        extra = ""
+        if geometry.head_columns:
+            extra = f" + {geometry.head_columns}"
+        elif geometry.layout == "sps100":
+            extra = " (SPS100)"
+        self.name = f"{geometry.height} x {geometry.width}{extra}"
 
     def doubts(self, best: "Candidate") -> list[str]:
-        """What speaks against this candidate."""
-        name, least = min(self.smooth.items(), key=lambda item: item[1])
-        planes, (h, w), rate = self.file.planes, self.file.size, self.rates.mean()
-        known = {known[:2] for known in formats.KNOWN_GEOMETRIES}
-        is_turned, is_rougher = (
-            (planes, h) in known and (h, w) not in known,
-            least < best.smooth[name] - SMOOTHER,
-        )
-        found = {
-            f"{planes} x {h} is the size of a camera: (h, w, planes), where (planes, h, w) is "
-            "expected": is_turned,
-            f"neighbouring {name} resemble one another less ({least:.2f}, not "
-            f"{best.smooth[name]:.2f})": is_rougher,
-            f"neighbouring {name} do not resemble one another": self.score < 0.3,
-            "a single plane": planes == 1,
-            f"{100 * rate:.0f} % of the pixels fire in each plane": not 0.001 < rate < 0.98,
-        }
-        return [text for text, is_so in found.items() if is_so]
+        """Return what speaks against this candidate, a text for each reason.
+
+        best: the candidate with the smoothest image; it may be this one
+        """
+        planes = self.file.planes
+        height, width = self.file.size
+        rate = self.rates.mean()
+        known_sizes = {(h, w) for h, w, _ in formats.KNOWN_GEOMETRIES}
+        # The direction in which the image is least smooth: "columns" or "rows".
+        direction = min(self.smooth, key=lambda name: self.smooth[name])
+        least = self.smooth[direction]
+
+        found = []
+        if (planes, height) in known_sizes and (height, width) not in known_sizes:
+            found.append(
+                f"{planes} x {height} is the size of a camera: (h, w, planes), where "
+                "(planes, h, w) is expected"
+            )
+        if least < best.smooth[direction] - SMOOTHER:
+            found.append(
+                f"neighbouring {direction} resemble one another less ({least:.2f}, not "
+                f"{best.smooth[direction]:.2f})"
+            )
+        # A correlation below 0.3 is nearly that of noise.
+        if self.score < 0.3:
+            found.append(f"neighbouring {direction} do not resemble one another")
+        if planes == 1:
+            found.append("a single plane")
+        # Real streams fire less than always and more than never.
+        if not 0.001 < rate < 0.98:
+            found.append(f"{100 * rate:.0f} % of the pixels fire in each plane")
+        return found
 
 
 class Ranking:
-    """The ways to read a file, the smoothest image first, and whether the first is without doubt.
+    """The candidates for the geometry of a file, the smoothest image first.
 
-    picture: height and width of a frame of the same view, or None.
+    The page of app.py uses it, too: `shown`, `is_given` and `is_clear`.
+
+    command: has the options of `add_geometry` and the file
+    picture: height and width of a frame of the same view. Only sizes of its shape are tried. None:
+        no frame is given
     """
 
     def __init__(self, command: argparse.Namespace, picture: tuple[int, int] | None) -> None:
         path = command.file
+        self.picture = picture
+        self.others: list[tuple[int, int]] = []  # sizes that fit and have no candidate
+
         given = given_geometry(path, command)
-        self.picture, self.others = picture, []
+        self.is_given = given is not None
         if given is not None:
             self.shown = [Candidate(path, given)]
-            self.is_given = True
             return
-        self.is_given = False
+
         geometries = known_geometries(path, command)
         if picture is not None:
             geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
+        # The lines of an SPS100 have a pattern of their own. A file that has it is of an SPS100.
         if all(geometry.layout == "raster" for geometry in geometries):
             geometries += self._derived(command, geometries)
         if not geometries:
             raise self._nothing_fits(path)
-        self.shown = sorted((Candidate(path, g) for g in geometries), key=lambda one: -one.score)
+        candidates = [Candidate(path, geometry) for geometry in geometries]
+        self.shown = sorted(candidates, key=lambda candidate: -candidate.score)
 
     @property
     def is_clear(self) -> bool:
-        """Whether one size is given, or is by far the smoothest and nothing speaks against it."""
+        """Whether the size is given, or the smoothest one leads clearly and without a doubt."""
+        if self.is_given:
+            return True
         best, *others = self.shown
         leads = not others or best.score > others[0].score + SMOOTHER
-        return self.is_given or (leads and not best.doubts(best))
+        return leads and not best.doubts(best)
 
     def print_verdict(self) -> None:
-        """Print which size it is, or between which ones it is not clear; and which were tried."""
-        best, *others = self.shown
+        """Print which size it is, or between which sizes it is not clear; and what was tried."""
         if self.is_given:
             return
+        best, *others = self.shown
         if self.is_clear:
             print(f"  most likely {best.name}: neighbouring pixels resemble one another")
         else:
-            near = [one.name for one in others if one.score >= best.score - SMOOTHER]
             if best.doubts(best):
                 said = "none of them gives an image without doubt"
             else:
+                near = [one.name for one in others if one.score >= best.score - SMOOTHER]
                 said = f"it may be {' or '.join([best.name, *near])}"
             do = "--size H W" if self.picture else "--size H W, or --picture FRAME for its shape"
             print(f"  the size is not clear: {said}; give {do}")
+
         print(f"  tried: {self.tried()}")
         if self.others:
-            names = [f"{h} x {w}" for h, w in self.others[:NAMED]]
+            names = [f"{height} x {width}" for height, width in self.others[:NAMED]]
             more = len(self.others) - len(names)
-            print(f"  fit too: {', '.join(names)}{f' and {more} more' if more else ''}")
+            more_text = f" and {more} more" if more else ""
+            print(f"  fit too: {', '.join(names)}{more_text}")
 
     def tried(self) -> str:
         """Return in words which sizes were tried."""
         if self.picture is None:
             return f"the known cameras; {TRIED}"
         height, width = self.picture
-        return (
-            f"the sizes of the shape of the picture, {height} x {width}; {TRIED.split(', not')[0]}"
-        )
+        # TRIED ends with the shapes that are tried without a picture: leave these out.
+        limits = TRIED.split(", not")[0]
+        return f"the sizes of the shape of the picture, {height} x {width}; {limits}"
 
     def _derived(
         self, command: argparse.Namespace, known: Sequence[SpikeGeometry]
     ) -> list[SpikeGeometry]:
-        """Return the smoothest sizes that follow from the length of the file, but no known ones."""
-        path, flip = command.file, is_flipped(command.file, command)
+        """Return the LISTED smoothest sizes that the length of the file allows.
+
+        Sizes of `known` are left out. Sizes beyond the first LISTED go to `self.others`.
+        """
+        path = command.file
         with open(path, "rb") as file:
             formats.refuse_header(file.read(64), path)
-        if command.head_columns or not path.stat().st_size:
+        length = path.stat().st_size
+        # Derived sizes have no head columns. So nothing can be derived if the user gave some.
+        if command.head_columns or not length:
             return []
-        named = {(g.height, g.width + g.head_columns) for g in known}
-        sizes = [s for s in sizes_that_fit(path.stat().st_size, self.picture) if s not in named]
-        ranked = smoothest_first(path, sizes, command.bit_order)
+        known_sizes = {(g.height, g.width + g.head_columns) for g in known}
+        sizes = sizes_that_fit(length, self.picture)
+        new_sizes = [size for size in sizes if size not in known_sizes]
+        ranked = smoothest_first(path, new_sizes, command.bit_order)
         self.others = ranked[LISTED:]
-        return [SpikeGeometry(h, w, flip, 0, command.bit_order) for h, w in ranked[:LISTED]]
+        flip = is_flipped(path, command)
+        return [
+            SpikeGeometry(height, width, flip, 0, command.bit_order)
+            for height, width in ranked[:LISTED]
+        ]
 
     def _nothing_fits(self, path: Path) -> DataError:
+        """Return the error for a file that no size fits."""
         if self.picture is None:
             return no_geometry(path)
         return DataError(
@@ -447,242 +628,376 @@ class Ranking:
 
 
 def info(command: argparse.Namespace) -> None:
-    path, shape = command.file, formats.array_shape(command.file)
+    """Print which geometries the file may have, and, if one is clear, what its spikes show."""
+    path = command.file
+    shape = formats.array_shape(path)  # None for a packed file
     grey = None
     if command.picture:
-        grey = simulate.to_grey(read_bgr(str(command.picture))[..., ::-1]) / 255.0
+        picture = read_bgr(str(command.picture))[..., ::-1]  # (h, w, RGB)
+        grey = simulate.to_grey(picture) / 255.0  # (h, w) in [0, 1]
+
     ranking = Ranking(command, None if grey is None else grey.shape)
     best = ranking.shown[0]
-    print(
-        f"{path}: {path.stat().st_size} bytes, {f'an array {shape}' if shape else 'packed planes'}"
-    )
+    form = f"an array {shape}" if shape else "packed planes"
+    print(f"{path}: {path.stat().st_size} bytes, {form}")
+    print_candidates(ranking.shown)
+    ranking.print_verdict()
+    if not ranking.is_clear:
+        return
+
+    if not shape and best.file.geometry.layout == "raster":
+        print_bit_order(path, best.file.geometry)
+    print_intervals(best.spikes)
+    if grey is not None:
+        print_fit_to_picture(best.rates, grey, command.picture)
+    elif not shape:
+        print("  only the image shows whether rows are flipped: spike_tool.py view, or --picture")
+
+
+def print_candidates(shown: Sequence[Candidate]) -> None:
+    """Print a row for each candidate, and below it what speaks against it."""
     print("  smoothness  height x width  planes  spikes per plane and pixel")
-    for one in ranking.shown:
+    for one in shown:
         pixels = f"{one.rates.min():.3f} to {one.rates.max():.3f}"
         print(
             f"  {one.score:10.3f}  {one.name:>14}  {one.file.planes:6}  {one.rates.mean():.4f} "
             f"(pixels {pixels})"
         )
-        for text in one.doubts(best):
+        for text in one.doubts(shown[0]):
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {text}")
-    ranking.print_verdict()
-    if not ranking.is_clear:
-        return
-    if not shape and best.file.geometry.layout == "raster":
-        # A wrong order of the bits mirrors each group of 8 pixels: the rows are less smooth.
-        ways = [Candidate(path, replace(best.file.geometry, bit_order=order)) for order in BITS]
-        little, big = (one.smooth["columns"] for one in ways)
-        order = "little" if little >= big else "big"
-        is_clear = abs(little - big) >= CLEAR_ORDER
-        said = f"bit order {order}: {BITS[order]}" if is_clear else "the bit order cannot be judged"
-        print(f"  {said} (smoothness along rows: little {little:.3f}, big {big:.3f})")
-    pixels, times = np.nonzero(best.spikes.reshape(len(best.spikes), -1).T)
-    intervals = np.diff(times)[np.diff(pixels) == 0]
+
+
+def print_bit_order(path: Path, geometry: SpikeGeometry) -> None:
+    """Print which bit of a byte is its first pixel.
+
+    A wrong bit order mirrors each group of 8 pixels in a row. So neighbouring columns resemble one
+    another less.
+    """
+    little = Candidate(path, replace(geometry, bit_order="little")).smooth["columns"]
+    big = Candidate(path, replace(geometry, bit_order="big")).smooth["columns"]
+    order = "little" if little >= big else "big"
+    said = "the bit order cannot be judged"
+    if abs(little - big) >= CLEAR_ORDER:
+        said = f"bit order {order}: {BITS[order]}"
+    print(f"  {said} (smoothness along rows: little {little:.3f}, big {big:.3f})")
+
+
+def print_intervals(spikes: np.ndarray) -> None:
+    """Print how many planes lie between two spikes of a pixel.
+
+    spikes: (planes, h, w), 0 or 1
+    """
+    of_pixels = spikes.reshape(len(spikes), -1).T  # (pixels, planes)
+    # The spikes of pixel 0 in the order of time, then the spikes of pixel 1, ...
+    pixels, times = np.nonzero(of_pixels)
+    is_same_pixel = np.diff(pixels) == 0
+    intervals = np.diff(times)[is_same_pixel]
     if intervals.size:
         print(
             f"  planes between spikes: {intervals.min()} to {intervals.max()}, median "
             f"{np.median(intervals):.0f}"
         )
-    if grey is not None:
-        check_same_view(grey.shape, best.rates.shape, str(command.picture))
-        grey = cv2.resize(grey, best.rates.shape[::-1], interpolation=cv2.INTER_AREA)
-        upright, flipped = (correlation(grey, rates) for rates in (best.rates, best.rates[::-1]))
-        fit = simulate.fit_light(best.rates, grey)
-        errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
-        if flipped > upright:
-            text = (
-                f"the rows seem upside down: correlation with the picture {upright:.2f}, "
-                f"flipped {flipped:.2f}"
-            )
-        elif fit.is_clear:
-            text = (
-                f'for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of '
-                f"the fits: {errors})"
-            )
-        else:
-            text = (
-                "the picture does not show which light the spikes integrate (error of the "
-                f"fits: {errors})"
-            )
-        print(f"  {text}")
-    elif not shape:
-        print("  only the image shows whether rows are flipped: spike_tool.py view, or --picture")
+
+
+def print_fit_to_picture(rates: np.ndarray, grey: np.ndarray, path: Path) -> None:
+    """Print whether the rows are upside down; if not, the light and the rate for dataset.json.
+
+    rates: (h, w), spikes per plane; grey: the picture, (H, W) in [0, 1]; path: of the picture
+    """
+    check_same_view(grey.shape, rates.shape, str(path))
+    height, width = rates.shape
+    grey = cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
+    upright = correlation(grey, rates)
+    flipped = correlation(grey, rates[::-1])
+    fit = simulate.fit_light(rates, grey)
+    errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
+    if flipped > upright:
+        text = (
+            f"the rows seem upside down: correlation with the picture {upright:.2f}, "
+            f"flipped {flipped:.2f}"
+        )
+    elif fit.is_clear:
+        text = (
+            f'for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of '
+            f"the fits: {errors})"
+        )
+    else:
+        text = (
+            "the picture does not show which light the spikes integrate (error of the "
+            f"fits: {errors})"
+        )
+    print(f"  {text}")
+
+
+# ---- Images from spikes: view, recon, play ----------------------------------------------------
 
 
 class Rendering:
-    """How the spikes of a file become grey values: a representation, the rate at full light, the
-    light they integrate.
+    """How the spikes of a file become grey images.
 
-    By --method and method.key=value, as in main_test_vrt.py. Without a known rate, bright pixels
-    are white.
-    last: the last plane of the file with an image; one that lies half a plane later needs the next
-    plane.
+    The method comes from --method and method.key=value, as in main_test_vrt.py. The brightness
+    comes from the rate at full light and from the light that the sensor integrates. If the rate is
+    not known, the brightest half percent of the pixels is white.
+
+    command: of view, recon or play
+    method: the options of the method, if the command has no --method
     """
 
     def __init__(self, command: argparse.Namespace, **method: object) -> None:
-        """method: in place of --method, which the command lacks."""
-        from data.reconstruct import (
-            method_options,  # imports torch, which --help and info do not need
-        )
+        # Imported here, because --help and info do not need torch.
+        from data.reconstruct import method_options
 
+        # The method, with its options checked and completed.
         table = {"method": method or {"type": command.method}}
         for override in command.overrides:
             apply_override(table, override, Sources("the command line"))
-        self.options, about = method_options(table["method"]), nearest_info(command.file)
+        self.options = method_options(table["method"])
         self.name = self.options.pop("type")
-        found = (
-            Candidate(command.file, geometry) for geometry in geometries(command.file, command)
-        )
-        best = max(found, key=lambda one: one.score)
-        white, gamma = max(float(np.percentile(best.rates, 99.5)), 1e-6), simulate.DISPLAY_GAMMA
-        light = command.light or about.light or "linear"
-        self.how: dict[str, Any] = {
+
+        # The geometry. If several fit, take the one with the smoothest image.
+        found = geometries(command.file, command)
+        candidates = [Candidate(command.file, geometry) for geometry in found]
+        best = max(candidates, key=lambda candidate: candidate.score)
+        self.file = best.file
+        height, width = best.file.size
+        self.size = f"{height} x {width}"
+
+        # The brightness: the options, else dataset.json, else a guess from the spikes.
+        about = nearest_info(command.file)
+        bright = float(np.percentile(best.rates, 99.5))
+        white = max(bright, 1e-6)  # above 0, because the rates are divided by it
+        self.how: dict[str, Any] = {  # arguments of `represent`
             "rate": command.rate or about.rate or white,
-            "light": light,
-            "gamma": gamma,
+            "light": command.light or about.light or "linear",
+            "gamma": simulate.DISPLAY_GAMMA,
             **self.options,
         }
-        self.file, self.size = best.file, "{} x {}".format(*best.file.size)
-        self.last = self.file.planes - 1 - int(REPRESENTATIONS[self.name].lag(**self.options) > 0)
-        self.label = ", ".join(
-            [self.name, *(f"{key} {value:g}" for key, value in self.options.items())]
-        )
+
+        # The last plane that has an image. The image of some methods lies half a plane later
+        # (their lag is above 0): such an image needs the next plane, too.
+        needs_next = REPRESENTATIONS[self.name].lag(**self.options) > 0
+        self.last = self.file.planes - 1
+        if needs_next:
+            self.last -= 1
+
+        options = [f"{key} {value:g}" for key, value in self.options.items()]
+        self.label = ", ".join([self.name, *options])  # e.g. "tfp, half_window 20"
 
     def images(self, centers: Sequence[int]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For rising centers: the center, its plane (h, w) in {0, 1}, and the image (h, w) uint8
-        around it.
+        """Yield for each center: the center, its plane (h, w) in {0, 1}, its image (h, w) uint8.
 
-        The file is read once, from its first to its last plane needed.
+        The file is read once, from the first to the last plane needed. Only the planes around the
+        current center are in memory.
+
+        centers: numbers of planes, rising
         """
         half = self.options.get("half_window", HISTORY)
-        first, stop = max(centers[0] - half, 0), min(centers[-1] + half + 1, self.file.planes)
-        parts = self.file.parts(first, stop - first)
+        first = max(centers[0] - half, 0)
+        stop = min(centers[-1] + half + 1, self.file.planes)
+        parts = self.file.parts(first, stop - first)  # arrays of some planes each
+        # The planes first ... first + len(held) - 1, of those that were read.
         held = np.empty((0, *self.file.size), np.uint8)
         for center in centers:
-            low, end = max(center - half, 0), min(center + half + 1, stop)
+            # The window of this center: planes low ... end - 1.
+            low = max(center - half, 0)
+            end = min(center + half + 1, stop)
+            # Read on until the window is complete, and forget the planes before it.
             while first + len(held) < end:
                 gone = min(max(low - first, 0), len(held))
                 held = np.concatenate((held[gone:], next(parts)))
                 first += gone
+            window = held[low - first : end - first]
             try:
-                values = represent(
-                    self.name, held[low - first : end - first], center - low, **self.how
-                )
+                values = represent(self.name, window, center - low, **self.how)
             except ValueError as e:
-                what, expected = f"no {self.name} of these planes: {e}", "planes on both sides"
-                raise DataError(what, self.file.path, expected, "choose others") from e
+                raise DataError(
+                    what=f"no {self.name} of these planes: {e}",
+                    where=self.file.path,
+                    expected="planes on both sides",
+                    do="choose others",
+                ) from e
             yield center, held[center - first], simulate.to_uint8(values[0])
 
 
 def view(command: argparse.Namespace) -> None:
-    """The middle of the file as read and flipped, to see which one is upright."""
+    """Write the middle of the file as read and flipped, to see which image is upright."""
+    # A mean over 65 planes shows the shapes, whatever the file is about.
     rendering = Rendering(command, type="tfp", half_window=32)
-    _, _, image = next(rendering.images([rendering.file.planes // 2]))
+    middle = rendering.file.planes // 2
+    _, _, image = next(rendering.images([middle]))
     imwrite_rgb(command.out, panels({"as read": image, "flipped": image[::-1]}))
     print(f"{command.out}: {rendering.size}, left as read, right flipped; the upright one is right")
 
 
 def recon(command: argparse.Namespace) -> None:
-    """Images of a method at the chosen planes."""
-    rendering, suffix = Rendering(command), command.out.suffix.lower()
-    planes, name = sorted(set(command.planes or [rendering.file.planes // 2])), rendering.name
-    if outside := [plane for plane in planes if not 0 <= plane <= rendering.last]:
-        what = f"no {name} at plane {', '.join(map(str, outside))}"
-        raise OptionError(what, "--planes", f"0 to {rendering.last}", "correct them")
+    """Write the images at the chosen planes: a picture, a folder of pictures, or a video."""
+    rendering = Rendering(command)
+    name = rendering.name
+    planes = sorted(set(command.planes or [rendering.file.planes // 2]))
+    outside = [plane for plane in planes if not 0 <= plane <= rendering.last]
+    if outside:
+        raise OptionError(
+            what=f"no {name} at plane {', '.join(map(str, outside))}",
+            where="--planes",
+            expected=f"0 to {rendering.last}",
+            do="correct them",
+        )
+
     images = tracked(rendering.images(planes), len(planes), name, "planes")
+    suffix = command.out.suffix.lower()
     if suffix in VIDEO_SUFFIXES:
         with VideoWriter(command.out, command.fps) as video:
             for plane, _, image in images:
                 video.write(panels({f"{name}  {moment(plane, command.tick_hz)}": image}))
     elif suffix and len(planes) > 1:
-        imwrite_rgb(
-            command.out,
-            panels({moment(plane, command.tick_hz): image for plane, _, image in images}),
-        )
+        side_by_side = {moment(plane, command.tick_hz): image for plane, _, image in images}
+        imwrite_rgb(command.out, panels(side_by_side))
+    elif suffix:
+        for _, _, image in images:  # a single one
+            imwrite_rgb(command.out, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
     else:
-        scratch = (
-            None
-            if suffix
-            else scratch_folder(command.out.with_name(f".{command.out.name}.partial"))
-        )
+        # A folder appears under its name only when it is complete.
+        scratch = scratch_folder(command.out.with_name(f".{command.out.name}.partial"))
         for plane, _, image in images:
-            path = scratch / f"{plane:06d}.png" if scratch else command.out
-            imwrite_rgb(path, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
-        if scratch:
-            publish_folder(scratch, command.out)
+            imwrite_rgb(scratch / f"{plane:06d}.png", cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
+        publish_folder(scratch, command.out)
     print(f"{command.out}: {rendering.label} at {len(planes)} planes of {rendering.size}")
 
 
 def play(command: argparse.Namespace) -> None:
-    """A video of single planes, white where a pixel fired, beside the reconstruction at the same
-    plane.
-    """
+    """Write a video: each plane, white where a pixel fired, beside its reconstruction."""
     rendering = Rendering(command)
-    last, label = rendering.last, rendering.label
-    stop = last + 1 if command.count is None else min(command.first + command.count, last + 1)
-    if not 0 <= command.first < stop or (command.step or 1) < 1:
-        what, expected = (
-            f"planes {command.first} to {stop - 1}",
-            f"planes within 0 to {last}, a step of at least 1",
+    last = rendering.last
+    label = rendering.label
+
+    # The planes first, first + step, ... below `stop`.
+    first = command.first
+    stop = last + 1
+    if command.count is not None:
+        stop = min(first + command.count, stop)
+    is_step_wrong = command.step is not None and command.step < 0
+    if not 0 <= first < stop or is_step_wrong:
+        raise OptionError(
+            what=f"planes {first} to {stop - 1}",
+            where="--first, --count, --step",
+            expected=f"planes within 0 to {last}, a step of at least 1",
+            do="correct them",
         )
-        raise OptionError(what, "--first, --count, --step", expected, "correct them")
-    step = command.step or -(-(stop - command.first) // LONGEST)
-    centers = range(command.first, stop, step)
+    # Without --step (or with 0), take the smallest step with at most LONGEST frames.
+    step = command.step or -(-(stop - first) // LONGEST)  # rounded up
+    centers = range(first, stop, step)
+
+    images = tracked(rendering.images(centers), len(centers), "video", "frames")
     with VideoWriter(command.out, command.fps) as video:
-        for center, plane, image in tracked(
-            rendering.images(centers), len(centers), "video", "frames"
-        ):
-            video.write(
-                panels({f"spikes  {moment(center, command.tick_hz)}": 255 * plane, label: image})
-            )
-    slow = f", {command.tick_hz / (step * command.fps):.4g} x slower" if command.tick_hz else ""
+        for center, plane, image in images:
+            title = f"spikes  {moment(center, command.tick_hz)}"
+            video.write(panels({title: 255 * plane, label: image}))
+
+    slow = ""
+    if command.tick_hz:
+        planes_per_second = step * command.fps  # of the video
+        slow = f", {command.tick_hz / planes_per_second:.4g} x slower"
+    planes = "planes" if step > 1 else "plane"
     print(
         f"{command.out}: {len(centers)} video frames of {rendering.size}, planes {centers[0]} to "
-        f"{centers[-1]}, {step} plane{'s' if step > 1 else ''} per video frame{slow}; right: "
-        f"{label}"
+        f"{centers[-1]}, {step} {planes} per video frame{slow}; right: {label}"
     )
 
 
 def moment(plane: int, tick_hz: float | None) -> str:
-    return f"plane {plane}" + (f"  {1e3 * plane / tick_hz:.2f} ms" if tick_hz else "")
+    """Return the title of an image, e.g. "plane 150  7.50 ms", or without the time."""
+    if not tick_hz:
+        return f"plane {plane}"
+    return f"plane {plane}  {1e3 * plane / tick_hz:.2f} ms"
 
 
 def panels(images: dict[str, np.ndarray]) -> np.ndarray:
-    """Grey images (h, w) uint8 side by side under their names, enlarged where small: (H, W, 3)
-    uint8.
+    """Return grey images side by side under their names, as one RGB image (H, W, 3) uint8.
+
+    images: name -> (h, w) uint8, all of one size. Small ones are enlarged by a whole factor
     """
-    height, width = next(iter(images.values())).shape
+    first_image = next(iter(images.values()))
+    height, width = first_image.shape
     factor = max(1, LEAST_HEIGHT // height)
     shown = {name: cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) for name, image in images.items()}
     return comparison_strip(shown, (factor * height, factor * width))
 
 
+# ---- Spike files: convert, simulate -----------------------------------------------------------
+
+
 def convert(command: argparse.Namespace) -> None:
+    """Write some planes of a spike file in another format."""
     stored = the_geometry(command.file, command)
     found = Candidate(command.file, stored)
-    count = found.file.planes - command.first if command.count is None else command.count
+    planes = found.file.planes
+    count = planes - command.first if command.count is None else command.count
     made = SpikeGeometry(
         stored.height, stored.width, not command.out_no_flip, bit_order=command.out_bit_order
     )
-    taken = (
-        "" if command.size else " (no --size: from dataset.json, or the only known size that fits)"
-    )
-    is_array = formats.is_array(command.file)
-    form = f"{stored.height} x {stored.width}, an array" if is_array else in_words(stored) + taken
-    print(f"{command.file}: {found.file.planes} planes of {form}")
+
+    # Say how the file is read, because a wrong size would be stored for good.
+    if formats.is_array(command.file):
+        form = f"{stored.height} x {stored.width}, an array"
+    elif command.size:
+        form = in_words(stored)
+    else:
+        form = in_words(stored)
+        form += " (no --size: from dataset.json, or the only known size that fits)"
+    print(f"{command.file}: {planes} planes of {form}")
     for text in found.doubts(found):
         print(f"  warning: {text}")
+
     parts = tracked(found.file.parts(command.first, count), count, "converting", "planes", len)
     formats.write_spikes(command.out, parts, made)
-    form = (
-        f"{made.height} x {made.width}, an array of uint8"
-        if formats.is_array(command.out)
-        else in_words(made)
-    )
+    if formats.is_array(command.out):
+        form = f"{made.height} x {made.width}, an array of uint8"
+    else:
+        form = in_words(made)
     print(f"{command.out}: {count} planes of {form}")
 
 
 def simulate_stream(command: argparse.Namespace) -> None:
+    """Write the spikes that a simulated sensor fires while it sees the frames of a clip."""
+    refuse_simulation(command)
+    frames = FrameSource(command.input)
+    frame_height, frame_width = frames.size
+    height = frame_height // command.ratio
+    width = frame_width // command.ratio
+    if height * width % 8:
+        raise DataError(
+            what=f"spike planes of {height} x {width} do not fill whole bytes",
+            where=str(command.input),
+            expected="pixels divisible by 8",
+            do="choose another --ratio, or crop the input",
+        )
+    light = LightPath(
+        grey_light(frames, (height, width), command.gamma), len(frames), command.method
+    )
+    sensor = simulate.IntegrateAndFire(
+        height,
+        width,
+        rate=command.rate,
+        rng=np.random.default_rng(command.seed),
+        shot_noise=command.shot_noise,
+        dark_rate=command.dark_rate,
+        threshold_mismatch=command.threshold_mismatch,
+    )
+    count = len(frames) * command.planes_per_frame
+
+    def planes() -> Iterator[np.ndarray]:
+        """Yield each plane as (1, h, w), so that only one is in memory."""
+        for plane in tracked(range(count), count, "simulating", "planes"):
+            time = plane / command.planes_per_frame  # in frames
+            yield sensor.step(light.at(time))[None]
+
+    formats.write_spikes(command.out, planes(), SpikeGeometry(height, width))
+    print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
+
+
+def refuse_simulation(command: argparse.Namespace) -> None:
+    """Raise OptionError if an option of `simulate` is out of range."""
+    # A pixel fires at most once in a plane.
     if not 0 < command.rate <= 1:
         raise OptionError(
             f"--rate is {command.rate}", "--rate", "above 0, at most 1 spike a plane", "correct it"
@@ -691,32 +1006,6 @@ def simulate_stream(command: argparse.Namespace) -> None:
         raise OptionError(
             "--planes-per-frame and --ratio", "command line", "at least 1", "correct them"
         )
-    frames = FrameSource(command.input)
-    height, width = (side // command.ratio for side in frames.size)
-    if height * width % 8:
-        what, expected = (
-            f"spike planes of {height} x {width} do not fill whole bytes",
-            "pixels divisible by 8",
-        )
-        raise DataError(
-            what, str(command.input), expected, "choose another --ratio, or crop the input"
-        )
-    light = LightPath(
-        grey_light(frames, (height, width), command.gamma), len(frames), command.method
-    )
-    sensor = simulate.IntegrateAndFire(
-        height, width, rate=command.rate, rng=np.random.default_rng(command.seed),
-        shot_noise=command.shot_noise,
-        dark_rate=command.dark_rate, threshold_mismatch=command.threshold_mismatch,
-    )  # fmt: skip
-    count = len(frames) * command.planes_per_frame
-    times = (
-        p / command.planes_per_frame for p in tracked(range(count), count, "simulating", "planes")
-    )
-    formats.write_spikes(
-        command.out, (sensor.step(light.at(t))[None] for t in times), SpikeGeometry(height, width)
-    )
-    print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
 
 
 if __name__ == "__main__":
