@@ -1,17 +1,27 @@
 """Read and write spike files: one reader per format, chosen by the suffix of the file's name.
 
-.dat, .bin   packed planes, see below; any other suffix is read in the same way
-.npy         an array (T, h, w) of uint8 or bool in {0, 1}, row 0 at the top of the image
-.npz         the same array in a zip file: the one named "spk", else the only one of three axes
+    .dat, .bin   packed planes, see below; any other suffix is read in the same way
+    .npy         an array (T, h, w) of uint8 or bool in {0, 1}, row 0 at the top of the image
+    .npz         the same array in a zip file: the one named "spk", else the only one of three axes
 
-Packed planes, common to the public readers of SpikeCV, S-SDM and Spike-Zoo, have no header: planes
-in order of time; within a plane, pixel p (in raster order, rows without padding) is bit p % 8,
-least significant first, of byte p // 8; rows are stored bottom first. The size of a plane is not in
-the file, see `SpikeGeometry`.
+A plane is one read-out of the spike camera: a bit for each pixel. T is the number of planes.
+
+Packed planes have no header. The public readers of SpikeCV, S-SDM and Spike-Zoo share this form:
+
+    * Planes follow one another in order of time.
+    * Within a plane, the pixels follow in raster order, rows without padding, rows bottom first.
+    * Pixel p is bit p % 8 (least significant first) of byte p // 8.
+
+The size of a plane is not in the file, so every reader needs a `SpikeGeometry`. A plane of
+250 x 400 pixels has 12,500 bytes.
+
+    file = open_spikes("000001.dat", SpikeGeometry(250, 400))
+    file.planes                                  # T
+    spikes = file.read(first=10, count=21)       # (21, 250, 400) uint8
 
 A reader reads only the bytes that it needs; of a .npz, all bytes up to them. When a file is opened,
-its content is checked: text, images, archives and the lines of an SPS100 are not taken for packed
-planes.
+its content is checked: text, images, archives and the lines of an SPS100 sensor are not taken for
+packed planes.
 """
 
 import dataclasses
@@ -27,31 +37,37 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, NoReturn
 
 import numpy as np
 
 from .arrays import PART, ArrayFile, find_array
 
 FORMATS = (".dat", ".bin", ".npy", ".npz")
+# Name of the array in a .npz.
 NPZ_KEY = "spk"
 
 PathLike = str | os.PathLike[str]
 
-# Geometries of published data, most common first (height, width, head columns).
+# Geometries of published data, most common first (height, width, head columns). They serve as
+# advice if a file does not fit.
 KNOWN_GEOMETRIES = (
     (250, 400, 0), (360, 640, 0), (250, 400, 16), (180, 320, 0), (384, 384, 0), (256, 256, 0),
     (1000, 1000, 0),
     (1000, 1024, 0), (64, 64, 0),
 )  # fmt: skip
 
-# A line of the SPS100 sensor: two halves of 512 bits, 500 pixels and a 12-bit word each.
+# The SPS100 sensor has 1000 x 1000 pixels. A line has two halves of 512 bits: 500 pixels, then a
+# word of 12 bits. The words number the lines 1 ... 500, in four channels.
 SPS100_SIDE = 1000
-SPS100_HALF, SPS100_PIXELS = 512, 500
-SPS100_LINES = 500  # the words number the lines 1 ... 500, in four channels
+SPS100_HALF = 512
+SPS100_PIXELS = 500
+SPS100_WORD = SPS100_HALF - SPS100_PIXELS
+SPS100_LINES = 500
 
-# Random bits of any firing rate match with a probability below 1e-9: the first three bytes of a
-# JPEG alone would refuse two of 100,000 files of a bright scene.
+# Beginnings of files that are no packed planes, as regular expressions. Spikes are random bits, so
+# a mark must be long: bits of any firing rate match one with a probability below 1e-9. The first
+# three bytes of a JPEG alone would refuse two of 100,000 files of a bright scene.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     rb"PK\x03\x04[\x0a-\x3f]\x00": "the header of a zip file (.npz)",
@@ -63,33 +79,48 @@ MARKS = {
     rb"MATLAB 7\.3 MAT-file|\x89HDF\r\n\x1a\n": "the header of an HDF5 or MATLAB 7.3 file",
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
+# So many bytes at the beginning of a file are compared with the marks.
+HEAD_BYTES = 64
 
 
 class SpikeFileError(ValueError):
-    """A spike file does not have the expected form: what is wrong, where, what was expected, what
-    to do.
+    """A spike file does not have the expected form.
+
+    It has four parts: what is wrong, where, what was expected, and what to do.
     """
 
     def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
-        self.what, self.where, self.expected, self.do = what, where, expected, do
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.do = do
         super().__init__(what, where, expected, do)
 
     def __str__(self) -> str:
-        parts = (("in", self.where), ("expected", self.expected), ("do", self.do))
-        return "\n".join([self.what, *(f"  {name:<9} {text}" for name, text in parts if text)])
+        """Return the parts that are given, one a line."""
+        lines = [self.what]
+        for name, text in (("in", self.where), ("expected", self.expected), ("do", self.do)):
+            if text:
+                lines.append(f"  {name:<9} {text}")
+        return "\n".join(lines)
+
+
+# ---- The form of a plane -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
 class SpikeGeometry:
     """The size and storage of packed planes, which the file does not contain.
 
-    head_columns: columns without image at the end of each sensor line (16 on 416-wide lines);
-    dropped when reading, written as zeros. flipud: rows are stored bottom first, as in all known
-    files but those of the SPS100.
-    bit_order: the first pixel of a byte is its least ("little", as in all known files) or most
-    significant bit ("big", the default of numpy.packbits). layout: "raster", or "sps100" for 1000 x
-    1000 pixels in lines of 1024 bits, of which each half ends with a 12-bit word (source: SpikeCV,
-    load_dat.py and sps_parser.py); such files are only read.
+    height, width: pixels of a plane.
+    flipud: whether rows are stored bottom first, as in all known files but those of the SPS100.
+    head_columns: columns without image at the end of each sensor line (16 on 416-wide lines). They
+    are dropped when reading and written as zeros.
+    bit_order: the first pixel of a byte is its least significant bit ("little", as in all known
+    files) or its most significant bit ("big", the default of numpy.packbits).
+    layout: "raster", or "sps100" for 1000 x 1000 pixels in lines of 1024 bits, of which each half
+    ends with a 12-bit word (source: SpikeCV, load_dat.py and sps_parser.py). Files of an SPS100 are
+    only read, not written.
     """
 
     height: int
@@ -100,6 +131,7 @@ class SpikeGeometry:
     layout: Literal["raster", "sps100"] = "raster"
 
     def __post_init__(self) -> None:
+        """Raise SpikeFileError for sizes that no camera has."""
         expected = ""
         if self.height < 1 or self.width < 1 or self.head_columns < 0:
             expected = "sizes of at least 1 and head columns of at least 0"
@@ -111,37 +143,51 @@ class SpikeGeometry:
             )
         if expected:
             raise SpikeFileError(
-                f"{self} is no plane of spikes",
-                "",
-                expected,
-                "correct the size of the spike camera",
+                what=f"{self} is no plane of spikes",
+                expected=expected,
+                do="correct the size of the spike camera",
             )
 
     def __repr__(self) -> str:
-        """The first four fields, and the others where they are not the default: digests of runs
-        hold this text.
+        """Return the first four fields, and those of the others that are not at their default.
+
+        Digests of runs hold this text, so it must not change: a field that is added later is shown
+        only if it has another value than before. For example
+        "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)".
         """
-        fields = dataclasses.fields(self)
-        shown = [f for i, f in enumerate(fields) if i < 4 or getattr(self, f.name) != f.default]
-        return f"SpikeGeometry({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+        shown = []
+        for number, field in enumerate(dataclasses.fields(self)):
+            value = getattr(self, field.name)
+            if number < 4 or value != field.default:
+                shown.append(f"{field.name}={value!r}")
+        return f"SpikeGeometry({', '.join(shown)})"
 
     @property
     def line_width(self) -> int:
         """Bits of a stored line."""
-        return 2 * SPS100_HALF if self.layout == "sps100" else self.width + self.head_columns
+        if self.layout == "sps100":
+            return 2 * SPS100_HALF
+        return self.width + self.head_columns
 
     @property
     def plane_bytes(self) -> int:
-        """Bytes of a packed plane. Raises SpikeFileError where its bits do not fill whole bytes."""
-        if self.height * self.line_width % 8:
-            what = f"a spike plane of {self.height} x {self.line_width} pixels cannot be packed"
-            expected = "height x line width divisible by 8; .npy and .npz hold planes of any size"
-            raise SpikeFileError(what, "", expected, "correct the size of the spike camera")
-        return self.height * self.line_width // 8
+        """Bytes of a packed plane.
+
+        Raises SpikeFileError if its bits do not fill whole bytes.
+        """
+        bits = self.height * self.line_width
+        if bits % 8:
+            raise SpikeFileError(
+                what=f"a spike plane of {self.height} x {self.line_width} pixels cannot be packed",
+                expected="height x line width divisible by 8; .npy and .npz hold planes of any "
+                "size",
+                do="correct the size of the spike camera",
+            )
+        return bits // 8
 
     @property
     def stored_as_raster(self) -> "SpikeGeometry":
-        """How a clip cache stores these planes."""
+        """The geometry with which a clip cache stores these planes: without words of a sensor."""
         return dataclasses.replace(self, layout="raster")
 
 
@@ -157,15 +203,23 @@ class Crop:
     @property
     def slices(self) -> tuple[slice, slice]:
         """Its rows and columns in an array."""
-        return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
+        rows = slice(self.top, self.top + self.height)
+        columns = slice(self.left, self.left + self.width)
+        return rows, columns
+
+
+# ---- Reading -----------------------------------------------------------------------------------
 
 
 @dataclass
 class SpikeFile:
-    """The planes of one file.
+    """The planes of one file. It has either `packed` or `array`.
 
-    packed: (T, plane_bytes) uint8, in memory or mapped; None for an array (T, h, w) of NumPy,
-    `array`.
+    path: of the file, for error messages.
+    geometry: size and storage of the planes.
+    planes: number of planes in the file.
+    packed: (T, plane_bytes) uint8, in memory or mapped. None for an array of NumPy.
+    array: an array (T, h, w) of NumPy. None for packed planes.
     """
 
     path: str
@@ -176,25 +230,25 @@ class SpikeFile:
 
     @property
     def size(self) -> tuple[int, int]:
+        """(height, width) of a plane."""
         return self.geometry.height, self.geometry.width
 
     def read(
         self, first: int = 0, count: int | None = None, crop: Crop | None = None
     ) -> np.ndarray:
-        """Spikes (T, h, w) uint8 in {0, 1} of planes first ... first + count - 1 (default: to the
-        end), upright.
+        """Return the spikes (count, h, w) uint8 in {0, 1} of some planes, upright.
 
+        first: number of the first plane. count: number of planes; None: to the end of the file.
+        crop: the pixels to read; None: all.
         Raises SpikeFileError for planes or a crop outside of the file, and for content that is no
         spike.
         """
-        count = self.planes - first if count is None else count
-        crop = crop or Crop(0, 0, *self.size)
+        if count is None:
+            count = self.planes - first
+        if crop is None:
+            crop = Crop(0, 0, *self.size)
         self._check_planes(first, count)
-        height, width = self.size
-        inside = crop.top >= 0 and crop.left >= 0 and crop.height >= 1 and crop.width >= 1
-        if not inside or crop.top + crop.height > height or crop.left + crop.width > width:
-            expected = f"a rectangle within {height} x {width}"
-            raise SpikeFileError(f"{crop} reaches outside the plane", self.path, expected)
+        self._check_crop(crop)
         if self.packed is not None:
             return _unpack(self.packed[first : first + count], self.geometry, crop)
         assert self.array is not None  # a file is packed, or an array
@@ -202,75 +256,107 @@ class SpikeFile:
             spikes = self.array.read(first, count, *crop.slices)
         return self._checked(spikes)
 
-    def _checked(self, array: np.ndarray) -> np.ndarray:
-        """An array of uint8 or bool as spikes. Raises SpikeFileError for values above 1."""
-        spikes = array.view(np.uint8)
-        if spikes.max() > 1:
-            what = f"the array holds the value {spikes.max()}"
-            raise SpikeFileError(what, self.path, "values 0 and 1", "save (array > 0) instead")
-        return spikes
-
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Whole planes first ... first + count - 1 in parts of at most PART planes; errors as in
-        `read`.
+        """Return an iterator over whole planes, at most PART planes at a time.
+
+        first: number of the first plane. count: number of planes.
+        A wrong range of planes raises SpikeFileError at once, wrong content while iterating.
         """
         self._check_planes(first, count)
         if self.array is not None:
-            return self._array_parts(first, count)
-        return (
-            self.read(start, min(PART, first + count - start))
-            for start in range(first, first + count, PART)
-        )
+            return self._parts_of_array(self.array, first, count)
+        return self._parts_of_packed(first, count)
 
-    def _array_parts(self, first: int, count: int) -> Iterator[np.ndarray]:
-        assert self.array is not None
+    def _parts_of_packed(self, first: int, count: int) -> Iterator[np.ndarray]:
+        end = first + count
+        for start in range(first, end, PART):
+            yield self.read(start, min(PART, end - start))
+
+    def _parts_of_array(self, array: ArrayFile, first: int, count: int) -> Iterator[np.ndarray]:
         with _file_errors(self.path):
-            for part in self.array.parts(first, count):
-                yield self._checked(np.array(part[:, :, : self.size[1]]))
+            for part in array.parts(first, count):
+                # Without head columns. A copy, because the caller may change it.
+                image = part[:, :, : self.size[1]]
+                yield self._checked(np.array(image))
+
+    def _checked(self, array: np.ndarray) -> np.ndarray:
+        """Return an array of uint8 or bool as spikes. Raises SpikeFileError for values above 1."""
+        spikes = array.view(np.uint8)
+        if spikes.max() > 1:
+            raise SpikeFileError(
+                what=f"the array holds the value {spikes.max()}",
+                where=self.path,
+                expected="values 0 and 1",
+                do="save (array > 0) instead",
+            )
+        return spikes
 
     def _check_planes(self, first: int, count: int) -> None:
+        """Raise SpikeFileError if planes first ... first + count - 1 are not all in the file."""
         if first < 0 or count < 1 or first + count > self.planes:
-            what, do = (
-                f"planes {first} to {first + count - 1} were requested",
-                "request fewer, or make the file again",
+            raise SpikeFileError(
+                what=f"planes {first} to {first + count - 1} were requested",
+                where=self.path,
+                expected=f"planes within 0 to {self.planes - 1}",
+                do="request fewer, or make the file again",
             )
-            raise SpikeFileError(what, self.path, f"planes within 0 to {self.planes - 1}", do)
+
+    def _check_crop(self, crop: Crop) -> None:
+        """Raise SpikeFileError if a crop is empty or reaches outside of the plane."""
+        height, width = self.size
+        begins_inside = crop.top >= 0 and crop.left >= 0
+        ends_inside = crop.top + crop.height <= height and crop.left + crop.width <= width
+        is_empty = crop.height < 1 or crop.width < 1
+        if is_empty or not begins_inside or not ends_inside:
+            raise SpikeFileError(
+                what=f"{crop} reaches outside the plane",
+                where=self.path,
+                expected=f"a rectangle within {height} x {width}",
+            )
 
 
 def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error") -> SpikeFile:
-    """The planes of a file.
+    """Open a file and check its content. No plane is unpacked yet.
 
+    remainder: what happens to bytes after the last whole packed plane: "error" refuses them,
+    "truncate" ignores them.
     Raises SpikeFileError for a missing file, a wrong size and content of another kind.
-
-    remainder: "error" refuses bytes after the last whole packed plane, "truncate" ignores them.
     """
     with _file_errors(path):
         if not is_array(path):
             return packed_planes(_map_bytes(path), path, geometry, remainder)
         array = find_array(Path(path), NPZ_KEY)
-    shape, dtype = array.shape, array.dtype
-    is_type, widths = dtype in (np.uint8, np.bool_), (geometry.width, geometry.line_width)
-    if (
-        is_type
-        and len(shape) == 3
-        and shape[0]
-        and shape[1] == geometry.height
-        and shape[2] in widths
-    ):
-        return SpikeFile(str(path), geometry, shape[0], None, array)
-    what, do = (
-        f"an array of shape {shape}, {dtype}",
-        "correct the spike height and width, or save it in this form",
-    )
-    expected = f"(planes >= 1, {geometry.height}, {geometry.width}), uint8 or bool, values 0 and 1"
-    raise SpikeFileError(
-        what, str(path), expected, do if is_type else "save it as (array > 0).astype(numpy.uint8)"
-    )
+    has_type = array.dtype in (np.uint8, np.bool_)
+    if not has_type or not _has_shape(array.shape, geometry):
+        do = "correct the spike height and width, or save it in this form"
+        if not has_type:
+            do = "save it as (array > 0).astype(numpy.uint8)"
+        raise SpikeFileError(
+            what=f"an array of shape {array.shape}, {array.dtype}",
+            where=str(path),
+            expected=f"(planes >= 1, {geometry.height}, {geometry.width}), uint8 or bool, "
+            "values 0 and 1",
+            do=do,
+        )
+    return SpikeFile(str(path), geometry, planes=array.shape[0], packed=None, array=array)
+
+
+def _has_shape(shape: tuple[int, ...], geometry: SpikeGeometry) -> bool:
+    """Return whether an array has the shape (T >= 1, h, w), with or without head columns."""
+    if len(shape) != 3:
+        return False
+    planes, height, width = shape
+    fits_width = width in (geometry.width, geometry.line_width)
+    return planes > 0 and height == geometry.height and fits_width
 
 
 def _map_bytes(path: PathLike) -> np.ndarray:
-    # np.memmap asks for the state of the file three times, which takes time over a network.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would be waited for
+    """Map a file into memory. Returns its bytes as uint8.
+
+    np.memmap would ask for the state of the file three times, which takes time over a network.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
     except ValueError:  # an empty file cannot be mapped
@@ -279,7 +365,7 @@ def _map_bytes(path: PathLike) -> np.ndarray:
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
         if not os.path.isfile(path):
-            return np.empty(0, np.uint8)  # a pipe or a device
+            return np.empty(0, np.uint8)  # a pipe or a device, which has no planes
         raise
     finally:
         os.close(descriptor)
@@ -293,87 +379,46 @@ def read_spikes(
     crop: Crop | None = None,
     remainder: str = "error",
 ) -> np.ndarray:
-    """`open_spikes` and `SpikeFile.read` in one call: (T, h, w) uint8 in {0, 1}."""
+    """Call `open_spikes` and `SpikeFile.read`. Returns spikes (T, h, w) uint8 in {0, 1}."""
     return open_spikes(path, geometry, remainder).read(first, count, crop)
 
 
 def count_planes(
     path: PathLike, geometry: SpikeGeometry, remainder: str = "error", size: int | None = None
 ) -> int:
-    """Planes in a file, of raster planes from its size alone, which may be given.
+    """Return the number of planes in a file.
 
+    For packed planes in raster order, the size of the file tells it, so the file is not opened.
+    size: of the file in bytes, if it is known already.
     Raises SpikeFileError.
     """
     if is_array(path) or geometry.layout != "raster":
         return open_spikes(path, geometry, remainder).planes
     with _file_errors(path):
-        return _planes_in(
-            os.stat(path).st_size if size is None else size, path, geometry, remainder
-        )
-
-
-def write_spikes(
-    path: PathLike, spikes: np.ndarray | Iterable[np.ndarray], geometry: SpikeGeometry
-) -> None:
-    """Write spikes (T, H, W) in {0, 1}, or parts (t, H, W) of which one at a time is in memory.
-
-    The file appears complete or not at all. Raises SpikeFileError for spikes of another size.
-    """
-    path, size = Path(path), (geometry.height, geometry.width)
-    is_zipped, header = (
-        path.suffix.lower() == ".npz",
-        {"descr": "|u1", "fortran_order": False, "shape": (0, *size)},
-    )
-    # One of tempfile ignores the umask
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with (
-            open(temporary, "x+b") as file,
-            tempfile.TemporaryFile(dir=path.parent) if is_zipped else file as array,
-        ):
-            if is_array(path):
-                np.lib.format.write_array_header_1_0(array, header)
-            start, planes = array.tell(), 0
-            for part in [spikes] if isinstance(spikes, np.ndarray) else spikes:
-                _check_shape(part, geometry)
-                stored = (
-                    np.ascontiguousarray(part != 0).view(np.uint8)
-                    if is_array(path)
-                    else pack(part, geometry)
-                )
-                array.write(stored.tobytes())
-                planes += len(part)
-            if is_array(path):  # the header again, as long as before: it is padded
-                array.seek(0)
-                np.lib.format.write_array_header_1_0(array, header | {"shape": (planes, *size)})
-            if is_zipped:
-                array.flush()
-                mapped = np.memmap(array, np.uint8, "r", start, (planes, *size))
-                arrays: dict[str, Any] = {NPZ_KEY: mapped}
-                np.savez_compressed(file, **arrays)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        if size is None:
+            size = os.stat(path).st_size
+        return _planes_in(size, path, geometry, remainder)
 
 
 def is_array(path: PathLike) -> bool:
-    """Whether a file holds an array, not packed planes."""
+    """Return whether a file holds an array, not packed planes."""
     return Path(path).suffix.lower() in (".npy", ".npz")
 
 
 def array_shape(path: PathLike) -> tuple[int, ...] | None:
-    """(T, h, w) of a file that holds an array; None for packed planes.
+    """Return (T, h, w) of a file that holds an array; None for packed planes.
 
     Raises SpikeFileError as `open_spikes`.
     """
+    if not is_array(path):
+        return None
     with _file_errors(path):
-        return find_array(Path(path), NPZ_KEY).shape if is_array(path) else None
+        return find_array(Path(path), NPZ_KEY).shape
 
 
 @contextmanager
 def _file_errors(path: PathLike) -> Generator[None]:
-    """What a missing, unreadable or damaged file raises becomes a SpikeFileError."""
+    """Raise what a missing, unreadable or damaged file raises as a SpikeFileError."""
     try:
         yield
     except SpikeFileError:
@@ -386,171 +431,307 @@ def _file_errors(path: PathLike) -> Generator[None]:
         ValueError,
         NotImplementedError,
     ) as e:
+        # An OSError without the name of the file, which is in `where`.
         reason = e.strerror if isinstance(e, OSError) else None
-        expected = (
-            f'packed planes, or an array (planes, h, w); in a .npz named "{NPZ_KEY}", or '
-            "the only one of 3 axes"
-        )
-        what, do = (
-            f"cannot read spike file: {reason or e}",
-            "restore the file, or save the array again",
-        )
-        raise SpikeFileError(what, str(path), expected, do) from e
+        raise SpikeFileError(
+            what=f"cannot read spike file: {reason or e}",
+            where=str(path),
+            expected=f'packed planes, or an array (planes, h, w); in a .npz named "{NPZ_KEY}", or '
+            "the only one of 3 axes",
+            do="restore the file, or save the array again",
+        ) from e
+
+
+# ---- Writing -----------------------------------------------------------------------------------
+
+
+def write_spikes(
+    path: PathLike, spikes: np.ndarray | Iterable[np.ndarray], geometry: SpikeGeometry
+) -> None:
+    """Write spikes in the format of the path's suffix.
+
+    spikes: (T, H, W) in {0, 1}, or parts (t, H, W) of which one at a time is in memory.
+    The file appears complete or not at all. Raises SpikeFileError for spikes of another size.
+    """
+    path = Path(path)
+    parts = [spikes] if isinstance(spikes, np.ndarray) else spikes
+    # A file of the module tempfile would ignore the umask.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with open(temporary, "x+b") as file:
+            suffix = path.suffix.lower()
+            if suffix == ".npz":
+                # numpy compresses an array, so the array is first written to another file.
+                with tempfile.TemporaryFile(dir=path.parent) as array_file:
+                    start, shape = _write_array(array_file, parts, geometry)
+                    array_file.flush()
+                    array = np.memmap(array_file, np.uint8, "r", start, shape)
+                    arrays: dict[str, Any] = {NPZ_KEY: array}
+                    np.savez_compressed(file, **arrays)
+            elif suffix == ".npy":
+                _write_array(file, parts, geometry)
+            else:
+                for part in parts:
+                    file.write(pack(part, geometry).tobytes())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_array(
+    file: IO[bytes], parts: Iterable[np.ndarray], geometry: SpikeGeometry
+) -> tuple[int, tuple[int, int, int]]:
+    """Write parts (t, H, W) as one array of a .npy.
+
+    Returns the byte at which the values begin, and the shape (T, H, W) of the array.
+    """
+    size = (geometry.height, geometry.width)
+    header = {"descr": "|u1", "fortran_order": False, "shape": (0, *size)}
+    np.lib.format.write_array_header_1_0(file, header)
+    start = file.tell()
+    planes = 0
+    for part in parts:
+        _check_shape(part, geometry)
+        file.write(np.ascontiguousarray(part != 0).view(np.uint8).tobytes())
+        planes += len(part)
+    # Now T is known: write the header again. It is as long as before, because NumPy pads it.
+    shape = (planes, geometry.height, geometry.width)
+    file.seek(0)
+    np.lib.format.write_array_header_1_0(file, header | {"shape": shape})
+    return start, shape
+
+
+# ---- Packed planes -----------------------------------------------------------------------------
 
 
 def packed_planes(
     content: bytes | np.ndarray, path: PathLike, geometry: SpikeGeometry, remainder: str = "error"
 ) -> SpikeFile:
-    """The planes in the content of a packed file, such as a value of an LMDB."""
+    """Return the planes in the content of a packed file, such as a value of an LMDB.
+
+    content: bytes, or an array (n,) uint8. path: for messages. remainder: see `open_spikes`.
+    Raises SpikeFileError as `open_spikes`.
+    """
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
-    refuse_header(data[:64].tobytes(), path)
-    found = _sps100_start(data) if SPS100_SIDE in (geometry.height, geometry.width) else None
+    refuse_header(data[:HEAD_BYTES].tobytes(), path)
+    # An SPS100 is searched also if the layout is raster: its words would be taken for pixels.
+    start = None
+    if SPS100_SIDE in (geometry.height, geometry.width):
+        start = _sps100_start(data)
     if geometry.layout == "sps100":
-        if found is None:
-            what = (
-                f"no plane of an SPS100 in {len(data)} bytes: no word of line 500, channel "
-                "0, with others after it"
-            )
-            expected = (
-                f"lines of 1024 bits with the sensor's words, {geometry.plane_bytes} "
-                "bytes per plane"
-            )
-            raise SpikeFileError(
-                what, str(path), expected, 'check it; "raster" is the layout without these words'
-            )
-        planes, data = (len(data) - found) // geometry.plane_bytes, data[found:]
-    elif found is not None:
-        what = (
-            "the lines of the file end with words of an SPS100 sensor (the first plane "
-            f"starts at byte {found})"
-        )
-        do = (
-            "use the layout sps100 with planes of 1000 x 1000 (spike.layout, --layout), no "
-            "head columns"
-        )
-        raise SpikeFileError(what, str(path), "raster planes, without words among the pixels", do)
+        if start is None:
+            _refuse_raster(len(data), path, geometry)
+        data = data[start:]
+        planes = len(data) // geometry.plane_bytes
     else:
+        if start is not None:
+            _refuse_sps100(start, path)
         planes = _planes_in(len(data), path, geometry, remainder)
-    packed = data[: planes * geometry.plane_bytes].reshape(planes, geometry.plane_bytes)
+    whole = data[: planes * geometry.plane_bytes]
+    packed = whole.reshape(planes, geometry.plane_bytes)
     return SpikeFile(str(path), geometry, planes, packed)
 
 
 def refuse_header(head: bytes, path: PathLike) -> None:
-    """Raise SpikeFileError where a file begins (`head`, 64 bytes) as no packed planes do: with a
-    header, or as text.
+    """Raise SpikeFileError if a file begins with a header or with text.
+
+    head: the first HEAD_BYTES bytes of the file. Packed planes have no header.
     """
-    seen = next((what for mark, what in MARKS.items() if re.match(mark, head, re.DOTALL)), None)
-    if (
-        seen is None
-        and len(set(head)) > 6
-        and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head)
-    ):
+    seen = ""
+    for mark, kind in MARKS.items():
+        if re.match(mark, head, re.DOTALL):
+            seen = kind
+            break
+    if not seen and _is_text(head):
         seen = "text"
-    if seen:
-        what, expected = (
-            f"the file begins with {seen}: {head[:24]!r}",
-            "packed planes, which have no header",
-        )
-        do = "give it its own suffix (.npy, .npz), restore the file, or cut off its header"
-        if "MATLAB" in seen:
-            do = "save its planes as an array (planes, h, w) of uint8 in a .npy file"
-        raise SpikeFileError(what, str(path), expected, do)
+    if not seen:
+        return
+    do = "give it its own suffix (.npy, .npz), restore the file, or cut off its header"
+    if "MATLAB" in seen:
+        do = "save its planes as an array (planes, h, w) of uint8 in a .npy file"
+    raise SpikeFileError(
+        what=f"the file begins with {seen}: {head[:24]!r}",
+        where=str(path),
+        expected="packed planes, which have no header",
+        do=do,
+    )
+
+
+def _is_text(head: bytes) -> bool:
+    """Return whether bytes are printable text with more than 6 different letters.
+
+    Planes of an even scene may repeat a few bytes that happen to be letters.
+    """
+    if len(set(head)) <= 6:
+        return False
+    return all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head)
 
 
 def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str) -> int:
+    """Return the number of raster planes in a file of `size` bytes.
+
+    Raises SpikeFileError if there is none, and for a remainder that is not to be ignored.
+    """
     planes, left = divmod(size, geometry.plane_bytes)
     if planes and (not left or remainder == "truncate"):
         return planes
+
     shape = f"{geometry.height} x {geometry.line_width}"
-    held = f"{planes} planes of {shape} and {left} bytes more" if planes else f"no plane of {shape}"
+    held = f"no plane of {shape}"
+    if planes:
+        held = f"{planes} planes of {shape} and {left} bytes more"
+    # Which published cameras would fit this size?
     known = []
-    for h, w, head in KNOWN_GEOMETRIES:
-        bits = h * (w + head)
+    for height, width, head_columns in KNOWN_GEOMETRIES:
+        bits = height * (width + head_columns)
         if size and 8 * size % bits == 0:
-            columns = f" + {head} head columns" if head else ""
-            known.append(f"{h} x {w}{columns} ({8 * size // bits} planes)")
-    fits = ", ".join(known)
-    what, do = (
-        f"spike file of {size} bytes holds {held}",
-        "copy the file again, or correct the spike height and width",
+            columns = f" + {head_columns} head columns" if head_columns else ""
+            known.append(f"{height} x {width}{columns} ({8 * size // bits} planes)")
+    fits = ", ".join(known) or "none"
+    raise SpikeFileError(
+        what=f"spike file of {size} bytes holds {held}",
+        where=str(path),
+        expected=f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this "
+        f"size: {fits}",
+        do="copy the file again, or correct the spike height and width",
     )
-    expected = (
-        f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this "
-        f"size: {fits or 'none'}"
+
+
+def _refuse_raster(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
+    """Raise SpikeFileError for a file of `size` bytes without the words of an SPS100."""
+    raise SpikeFileError(
+        what=f"no plane of an SPS100 in {size} bytes: no word of line 500, channel "
+        "0, with others after it",
+        where=str(path),
+        expected=f"lines of 1024 bits with the sensor's words, {geometry.plane_bytes} "
+        "bytes per plane",
+        do='check it; "raster" is the layout without these words',
     )
-    raise SpikeFileError(what, str(path), expected, do)
+
+
+def _refuse_sps100(start: int, path: PathLike) -> NoReturn:
+    """Raise SpikeFileError for the file of an SPS100 that is read as raster planes."""
+    raise SpikeFileError(
+        what="the lines of the file end with words of an SPS100 sensor (the first plane "
+        f"starts at byte {start})",
+        where=str(path),
+        expected="raster planes, without words among the pixels",
+        do="use the layout sps100 with planes of 1000 x 1000 (spike.layout, --layout), no "
+        "head columns",
+    )
 
 
 def _sps100_start(data: np.ndarray) -> int | None:
-    """The first byte of the first whole SPS100 plane in packed bytes; None where they are none.
+    """Return the first byte of the first whole SPS100 plane in packed bytes.
 
-    Every half-line ends with a word of a line 1 ... 500, the first one of a plane with line 500,
-    channel 0. A capture may start within a plane, at a multiple of 16 bytes. The last whole plane
-    must start as the first one.
+    Returns None if the bytes are no planes of an SPS100.
+
+    The last two bytes of each half-line are a little-endian number. Its bits, lowest first, are:
+    4 bits of pixels, 10 bits with the number of the line (1 ... 500), 2 bits with the channel. The
+    first half-line of a plane has line 500 and channel 0. A capture may start within a plane, at a
+    multiple of 16 bytes. The last whole plane must start as the first one.
     """
-    half, halves = SPS100_HALF // 8, 2 * SPS100_SIDE
-    plane = half * halves
+    half = SPS100_HALF // 8  # bytes of a half-line
+    halves = 2 * SPS100_SIDE  # half-lines of a plane
+    plane = half * halves  # bytes of a plane
     for shift in range(0, half, 16):
         lines = data[shift : shift + plane]
         if len(lines) < plane:
             return None
-        words = lines.reshape(halves, half)[:, -2:].copy().view("<u2")[:, 0]
-        line, channel = words >> 4 & 0x3FF, words >> 14
+        # The numbers and channels (2000,) of the half-lines, if they began at this shift.
+        last_bytes = lines.reshape(halves, half)[:, -2:].copy()
+        words = last_bytes.view("<u2")[:, 0]
+        line = words >> 4 & 0x3FF
+        channel = words >> 14
+        is_line = (line >= 1) & (line <= SPS100_LINES)
         starts = np.flatnonzero((line == SPS100_LINES) & (channel == 0))
-        if ((line < 1) | (line > SPS100_LINES)).any() or len(starts) != 1:
+        if not is_line.all() or len(starts) != 1:
             continue
+
         first = shift + half * int(starts[0])
         planes = (len(data) - first) // plane
+        if not planes:
+            continue
+        # The first half-line of the last plane: line 500, channel 0. The mask removes the pixels.
         last = first + (planes - 1) * plane
-        if planes and np.array_equal(
-            data[last + half - 2 : last + half] & [0xF0, 0xFF], [0x40, 0x1F]
-        ):
+        word = data[last + half - 2 : last + half] & [0xF0, 0xFF]
+        if np.array_equal(word, [0x40, 0x1F]):
             return first
     return None
 
 
 def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
-    """Packed planes (T, plane_bytes) uint8 -> spikes (T, h, w) uint8 of the crop."""
+    """Turn packed planes (T, plane_bytes) uint8 into the spikes (T, h, w) uint8 of a crop.
+
+    Only the bytes of the crop are unpacked.
+    """
     if geometry.layout == "sps100":
-        lines, parts = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud), []
-        for start, word_bits in ((0, 0), (SPS100_PIXELS, SPS100_HALF - SPS100_PIXELS)):
-            lo, hi = max(crop.left, start), min(crop.left + crop.width, start + SPS100_PIXELS)
-            if lo < hi:
-                parts.append(
-                    _unpack(packed, lines, Crop(crop.top, lo + word_bits, crop.height, hi - lo))
-                )
-        return np.concatenate(parts, axis=2)
-    planes, line, order = packed.shape[0], geometry.line_width, geometry.bit_order
-    # Stored rows start at the bottom of the image.
-    row = geometry.height - crop.top - crop.height if geometry.flipud else crop.top
+        return _unpack_sps100(packed, geometry, crop)
+    planes = packed.shape[0]
+    line = geometry.line_width  # bits
+    # The first stored row of the crop. Rows stored bottom first begin at the bottom of the image.
+    row = crop.top
+    if geometry.flipud:
+        row = geometry.height - crop.top - crop.height
+
     if line % 8 == 0:
-        lo, hi, left = crop.left // 8, -(-(crop.left + crop.width) // 8), crop.left % 8
-        window = packed.reshape(planes, geometry.height, line // 8)[
-            :, row : row + crop.height, lo:hi
-        ]
-        rows = np.unpackbits(np.ascontiguousarray(window), axis=-1, bitorder=order)
-    else:  # rows that do not end on a byte: unpack whole rows, then crop
-        start, stop, left = row * line, (row + crop.height) * line, crop.left
-        bits = np.unpackbits(
-            np.ascontiguousarray(packed[:, start // 8 : -(-stop // 8)]), axis=-1, bitorder=order
-        )
-        rows = bits[:, start % 8 :][:, : stop - start].reshape(planes, crop.height, line)
-    rows = rows[:, ::-1] if geometry.flipud else rows
+        # Lines end on a byte: take the bytes that hold the columns of the crop.
+        first_byte = crop.left // 8
+        end_byte = -(-(crop.left + crop.width) // 8)  # rounded up
+        lines = packed.reshape(planes, geometry.height, line // 8)
+        window = lines[:, row : row + crop.height, first_byte:end_byte]
+        window = np.ascontiguousarray(window)
+        rows = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)
+        left = crop.left % 8  # the first column of the crop in these bytes
+    else:
+        # Lines do not end on a byte: unpack whole lines, then take the columns.
+        first_bit = row * line
+        end_bit = (row + crop.height) * line
+        end_byte = -(-end_bit // 8)  # rounded up
+        window = np.ascontiguousarray(packed[:, first_bit // 8 : end_byte])
+        bits = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)
+        bits = bits[:, first_bit % 8 :]
+        bits = bits[:, : end_bit - first_bit]
+        rows = bits.reshape(planes, crop.height, line)
+        left = crop.left
+    if geometry.flipud:
+        rows = rows[:, ::-1]
     return rows[:, :, left : left + crop.width]
 
 
+def _unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
+    """Unpack the crop of planes of an SPS100: its columns in each half of the lines, side by side.
+
+    A line is stored as 500 pixels, a word of 12 bits, 500 pixels, a word. So it is unpacked as a
+    raster line of 1024 bits, and a column of the second half is 12 bits further right.
+    """
+    as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)
+    halves = []
+    for first_column, words_before in ((0, 0), (SPS100_PIXELS, SPS100_WORD)):
+        left = max(crop.left, first_column)
+        right = min(crop.left + crop.width, first_column + SPS100_PIXELS)
+        if left < right:
+            columns = Crop(crop.top, left + words_before, crop.height, right - left)
+            halves.append(_unpack(packed, as_raster, columns))
+    return np.concatenate(halves, axis=2)
+
+
 def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
-    """Spikes (T, H, W) in {0, 1} -> packed planes (T, plane_bytes) uint8, as stored in a `.dat`."""
+    """Turn spikes (T, H, W) in {0, 1} into packed planes (T, plane_bytes) uint8, as in a `.dat`."""
     _check_shape(spikes, geometry)
     rows = spikes[:, ::-1] if geometry.flipud else spikes
     if geometry.head_columns:
-        rows = np.pad(rows, ((0, 0), (0, 0), (0, geometry.head_columns)))
+        rows = np.pad(rows, ((0, 0), (0, 0), (0, geometry.head_columns)))  # (T, H, line width)
     bits = rows.reshape(len(rows), 8 * geometry.plane_bytes) != 0
     return np.packbits(bits, axis=-1, bitorder=geometry.bit_order)
 
 
 def _check_shape(spikes: np.ndarray, geometry: SpikeGeometry) -> None:
     """Raise SpikeFileError for an array that is not (T >= 1, H, W)."""
-    if spikes.ndim != 3 or spikes.shape[1:] != (geometry.height, geometry.width) or not len(spikes):
-        expected = f"(planes >= 1, {geometry.height}, {geometry.width})"
-        raise SpikeFileError(f"spikes of shape {spikes.shape}", "", expected)
+    size = (geometry.height, geometry.width)
+    if spikes.ndim != 3 or spikes.shape[1:] != size or not len(spikes):
+        raise SpikeFileError(
+            what=f"spikes of shape {spikes.shape}",
+            expected=f"(planes >= 1, {geometry.height}, {geometry.width})",
+        )

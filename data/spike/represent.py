@@ -1,16 +1,30 @@
-"""Turn a spike stream into the channels a network reads.
+"""Turn a spike stream into the channels that a network reads.
 
-A representation is a function ``(stream, center, **options) -> (S, h, w) float32``. The stream is
-(T, h, w) uint8 in {0, 1}, and `center` is the plane of the sharp frame. S depends on the options
-only, never on T. Every formula works per pixel, so it commutes with cropping, flipping and
-rotating. To add one, write the function under ``@representation``; its keyword parameters become
-option keys.
+A representation is a function
 
-Time reversal is exact: the channels of a clip played backwards are the channels of the reversed
-stream around the same time. Time t of a stream of T planes is T - 1 - t in the reversed stream.
+    function(stream, center, **options) -> channels
+
+    stream    (T, h, w) uint8 in {0, 1}: T planes (read-outs of the spike camera)
+    center    number of the plane of the sharp frame
+    channels  (S, h, w) float32; S depends on the options only, never on T
+
+`represent` calls it and adds what all of them share: reversed time, brightness, gamma. To add one,
+write the function under ``@representation``. Its keyword parameters become option keys of
+`spike.representation`; docs/options.md is made from the first paragraph of its docstring and from
+the paragraphs that explain keys.
+
+Two invariants hold for every representation, and tests check them:
+
+    * Every formula works per pixel. So it commutes with cropping, flipping and rotating.
+    * Time reversal is exact. The channels of a clip played backwards are the channels of the
+      reversed stream around the same time. Plane t of a stream of T planes is plane T - 1 - t of
+      the reversed stream.
+
+Words: the firing rate is the number of spikes per plane. A tick is the time of one plane. The
+exposure is the time during which the blurry frame was taken; by default the stream holds exactly
+its planes.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,25 +35,43 @@ import numpy as np
 from .simulate import DISPLAY_GAMMA, to_display, to_linear, window_light
 
 Numbers = tuple[int, ...] | list[int]
-HALF_TRUST = 4.0  # spikes in the exposure that give `relative` the confidence 1/2
+# Number of spikes in the exposure that gives `relative` the confidence 1/2.
+HALF_TRUST = 4.0
+
+
+# ---- The registry ------------------------------------------------------------------------------
+
+
+def _no_lag(**_: Any) -> int:
+    return 0
+
+
+def _always(**_: Any) -> bool:
+    return True
+
+
+def _never(**_: Any) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
 class Representation:
-    """A registered function and its use of the keys of the `spike` section.
+    """A registered function, and how it uses the keys of the `spike` section.
 
-    proportional: whether its values are firing rates, spikes per tick. `rate`, `light` and `gamma`
-    apply to them.
-    is_ratio: whether its values are ratios of firing rates. `light` and `gamma` apply to them.
+    proportional: whether its values are firing rates. Then `rate`, `light` and `gamma` apply.
+    is_ratio: whether its values are ratios of firing rates. Then `light` and `gamma` apply.
+    takes_context: whether it also uses planes outside of the exposure. Then it must have the option
+    half_exposure, which tells it where the exposure ends.
     between: whether it accepts a center between two planes, such as 27.5. Other functions get the
-    plane after it.
-    lag: its time minus `center`, in half planes, as a function of its options.
-    is_centered: whether it uses `center`, as a function of its options.
-    takes_context: whether it also uses planes outside of the exposure. It has the option
-    half_exposure then.
-    mirrors: whether the channels of the reversed stream are, by definition, its own in reverse
-    order, as a function of its options. This serves windows spread over the file, whose rounding
-    prefers one direction of time.
+    plane after it, 28.
+
+    Three more are functions of the options, because the answer depends on them:
+    lag: the time that the channels show, minus `center`, in half planes. For example, 1 if the
+    channels show the time between `center` and the next plane.
+    is_centered: whether it uses `center`. Windows that are spread over the whole file do not.
+    mirrors: whether reversed time is defined as its own channels in reverse order. This is needed
+    for windows spread over the file: their centres are rounded, which prefers one direction of
+    time, so the windows of the reversed stream would lie elsewhere.
     """
 
     function: Callable[..., np.ndarray]
@@ -47,9 +79,9 @@ class Representation:
     is_ratio: bool = False
     takes_context: bool = False
     between: bool = False
-    lag: Callable[..., int] = lambda **_: 0
-    is_centered: Callable[..., bool] = lambda **_: True
-    mirrors: Callable[..., bool] = lambda **_: False
+    lag: Callable[..., int] = _no_lag
+    is_centered: Callable[..., bool] = _always
+    mirrors: Callable[..., bool] = _never
 
     def ignored(self, **options: Any) -> set[str]:
         """Return the keys of the `spike` section that have no effect with these options."""
@@ -66,6 +98,7 @@ class Representation:
         return keys
 
 
+# Name -> representation.
 REPRESENTATIONS: dict[str, Representation] = {}
 
 
@@ -111,12 +144,16 @@ def represent(
         center = math.ceil(center)
     last = len(stream) - 1
     if known.takes_context and options.get("half_exposure") is None:
+        # As many planes of the exposure as there are on both sides of the center. One plane less
+        # before it, because the light of plane 0 is not known to its start.
         before, after = outside
         options["half_exposure"] = min(center - before - 1, last - after - center)
 
     is_mirrored = reverse and known.mirrors(**options)
     if reverse and not is_mirrored:
         stream = stream[::-1]
+        # The channels show the time center + lag / 2. In the reversed stream this is the time
+        # last - center - lag / 2. The function adds lag / 2 itself, so its center is:
         center = last - center - known.lag(**options)
     channels = known.function(stream, center, **options)
     if is_mirrored:
@@ -126,23 +163,37 @@ def represent(
         return channels
     if known.proportional and rate != 1.0:
         channels *= np.float32(1.0 / rate)
-    exponent = (DISPLAY_GAMMA if light == "display" else 1.0) / gamma
-    return channels if exponent == 1.0 else np.power(channels, np.float32(exponent))
+    # To linear light, then to values of the wanted gamma.
+    to_light = DISPLAY_GAMMA if light == "display" else 1.0
+    exponent = to_light / gamma
+    if exponent == 1.0:
+        return channels
+    return np.power(channels, np.float32(exponent))
 
 
 def channel_count(name: str, **options: Any) -> int:
-    """Return S, the number of channels of representation `name` with these options."""
-    # Longer than any window on files of a few hundred planes.
+    """Return S, the number of channels of representation `name` with these options.
+
+    It runs the function on one pixel of an empty stream, which is longer than any window on files
+    of a few hundred planes.
+    """
     stream = np.zeros((8192, 1, 1), np.uint8)
-    return len(REPRESENTATIONS[name].function(stream, len(stream) // 2, **options))
+    center = len(stream) // 2
+    return len(REPRESENTATIONS[name].function(stream, center, **options))
 
 
-@representation(
-    "tfp",
-    proportional=True,
-    is_centered=lambda num_bins=None, **_: num_bins is None,
-    mirrors=lambda num_bins=None, **_: num_bins is not None,
-)
+# ---- Means of windows of planes ----------------------------------------------------------------
+
+
+def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:
+    return num_bins is None
+
+
+def _tfp_is_spread(num_bins: int | None = None, **_: Any) -> bool:
+    return num_bins is not None
+
+
+@representation("tfp", proportional=True, is_centered=_tfp_is_centered, mirrors=_tfp_is_spread)
 def tfp(
     stream: np.ndarray,
     center: int,
@@ -153,7 +204,8 @@ def tfp(
     """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1],
     m = center + offsets[i].
 
-    num_bins: instead of offsets, so many windows spread over the file, as in S-VRT.
+    num_bins: number of windows that are spread over the file instead of lying at offsets, as in
+    S-VRT.
 
     Range [0, 1]. At the ends of the stream the window keeps only the planes that exist. With
     num_bins B, m is the middle of bin i of B equal bins of T planes, (i + 1 / 2) T / B rounded
@@ -170,12 +222,16 @@ def tfp(
     elif planes < 2 * half_window:
         raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
     else:
-        middles = [(2 * i + 1) * planes // (2 * num_bins) for i in range(num_bins)]
-        middles = [min(max(m, half_window), planes - half_window) for m in middles]
+        middles = []
+        for i in range(num_bins):
+            middle_of_bin = (2 * i + 1) * planes // (2 * num_bins)
+            middles.append(min(max(middle_of_bin, half_window), planes - half_window))
+
     channels = []
     for m in middles:
         start = m - half_window
         stop = m + half_window + 1
+        # A negative number in a slice would count from the end.
         window = stream[max(start, 0) : max(stop, 0)]
         if not len(window):
             raise ValueError(f"planes {start} to {stop - 1} all lie outside 0 to {planes - 1}")
@@ -186,8 +242,8 @@ def tfp(
 def _counts(window: np.ndarray) -> np.ndarray:
     """Return the number of spikes of each pixel (h, w) in a window (t, h, w)."""
     # Up to 255 fit into a byte, and numpy sums bytes fastest.
-    fits = len(window) < 256
-    return window.sum(axis=0, dtype=np.uint8 if fits else np.uint32)
+    fits_into_a_byte = len(window) < 256
+    return window.sum(axis=0, dtype=np.uint8 if fits_into_a_byte else np.uint32)
 
 
 @representation("voxel", proportional=True, between=True)
@@ -199,28 +255,42 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     A plane in two bins counts in both in proportion. Range [0, 1]. With c = (T - 1) / 2, the
     middle of the stream, every plane counts once.
     """
-    count = int(2 * min(center, len(stream) - 1 - center)) + 1
-    if count < num_bins:
-        raise ValueError(f"{count} planes evenly around {center:g} cannot fill {num_bins} bins")
-    first = int(center - (count - 1) / 2)
-    # In units of 1 / B plane, so that all sums are integers and equal in both directions of time.
-    edges = [first * num_bins + b * count for b in range(num_bins + 1)]
+    last = len(stream) - 1
+    n = int(2 * min(center, last - center)) + 1
+    if n < num_bins:
+        raise ValueError(f"{n} planes evenly around {center:g} cannot fill {num_bins} bins")
+    p = int(center - (n - 1) / 2)
+
+    # All times below are counted in B-th parts of a plane. So bin b is p B + b n ... p B +
+    # (b + 1) n, and every plane has B parts. All sums are whole numbers, so they are equal in both
+    # directions of time.
+    B = num_bins
     channels = []
-    for start, stop in itertools.pairwise(edges):
-        # The whole planes lo ... hi - 1, then the parts of the planes before and after them.
-        lo = -(-start // num_bins)
-        hi = stop // num_bins
-        counts = _counts(stream[lo:hi]).astype(np.uint32) * np.uint32(num_bins)
-        if start % num_bins:
-            counts += np.uint32(lo * num_bins - start) * stream[lo - 1]
-        if stop % num_bins:
-            counts += np.uint32(stop - hi * num_bins) * stream[hi]
+    for b in range(B):
+        start = p * B + b * n
+        stop = start + n
+        # The planes that lie in the bin as a whole: first ... end - 1.
+        first = -(-start // B)  # rounded up
+        end = stop // B
+        counts = _counts(stream[first:end]).astype(np.uint32) * np.uint32(B)
+        # The parts of the plane before them, and of the plane after them.
+        if start % B:
+            counts += np.uint32(first * B - start) * stream[first - 1]
+        if stop % B:
+            counts += np.uint32(stop - end * B) * stream[end]
         channels.append(counts.astype(np.float32) / np.float32(stop - start))
     return np.stack(channels)
 
 
-# The time of TFI is half a plane after its centre plane.
-@representation("tfi", proportional=True, lag=lambda **_: 1)
+# ---- Intervals between spikes ------------------------------------------------------------------
+
+
+def _lag_of_tfi(**_: Any) -> int:
+    """The time of TFI is half a plane after its centre plane: between two spikes around it."""
+    return 1
+
+
+@representation("tfi", proportional=True, lag=_lag_of_tfi)
 def tfi(
     stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)
 ) -> np.ndarray:
@@ -235,18 +305,24 @@ def tfi(
     """
     channels = []
     for offset in offsets:
-        middle = center + offset
-        before = stream[max(middle - half_window + 1, 0) : max(middle + 1, 0)]
-        after = stream[max(middle + 1, 0) : max(middle + 1 + half_window, 0)]
+        m = center + offset
+        # A negative number in a slice would count from the end.
+        before = stream[max(m - half_window + 1, 0) : max(m + 1, 0)]
+        after = stream[max(m + 1, 0) : max(m + 1 + half_window, 0)]
         if not len(before) or not len(after):
-            raise ValueError(
-                f"plane {middle} has no planes on both sides within 0 to {len(stream) - 1}"
-            )
-        seen = before.any(axis=0) & after.any(axis=0)
-        # Planes from the last spike to the middle, and from there to the next spike.
-        interval = before[::-1].argmax(axis=0) + after.argmax(axis=0) + 1
-        channels.append(np.where(seen, 1.0 / interval, 1.0 / (2 * half_window)).astype(np.float32))
+            raise ValueError(f"plane {m} has no planes on both sides within 0 to {len(stream) - 1}")
+        has_both = before.any(axis=0) & after.any(axis=0)
+        # argmax of spikes is the place of the first spike: planes from m back to tp, and from
+        # m + 1 on to tn.
+        since = before[::-1].argmax(axis=0)
+        until = after.argmax(axis=0)
+        interval = since + until + 1  # tn - tp
+        rates = np.where(has_both, 1.0 / interval, 1.0 / (2 * half_window))
+        channels.append(rates.astype(np.float32))
     return np.stack(channels)
+
+
+# ---- The planes themselves ---------------------------------------------------------------------
 
 
 @representation("raw", proportional=False)
@@ -267,20 +343,28 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
     """Return the lag of `encoding25` in half planes.
 
-    The common middle of an even number of windows may lie between two planes, because their
-    centres are rounded down.
+    An even number of windows has its common middle between two of them. For an odd spacing this
+    middle lies between two planes, and the centres are rounded down: half a plane earlier.
     """
     if num_windows % 2 == 1 or spacing is None:
         return 0
     return -(spacing % 2)
 
 
+def _windows_are_centered(num_windows: int = 1, spacing: int | None = None, **_: Any) -> bool:
+    return num_windows == 1 or spacing is not None
+
+
+def _windows_are_spread(num_windows: int = 1, spacing: int | None = None, **_: Any) -> bool:
+    return num_windows > 1 and spacing is None
+
+
 @representation(
     "encoding25",
     proportional=False,
     lag=_lag_of_windows,
-    is_centered=lambda num_windows=1, spacing=None, **_: num_windows == 1 or spacing is not None,
-    mirrors=lambda num_windows=1, spacing=None, **_: num_windows > 1 and spacing is None,
+    is_centered=_windows_are_centered,
+    mirrors=_windows_are_spread,
 )
 def encoding25(
     stream: np.ndarray,
@@ -304,28 +388,49 @@ def encoding25(
     if num_windows < 1 or (spacing is not None and spacing < 1):
         raise ValueError(f"num_windows {num_windows} and spacing {spacing} are at least 1")
     planes = len(stream)
-    if num_windows == 1 or spacing is not None:
-        step = spacing or 0
-        middles = [center + (2 * i - num_windows + 1) * step // 2 for i in range(num_windows)]
+    if num_windows == 1:
+        middles = [center]
+    elif spacing is not None:
+        middles = []
+        for i in range(num_windows):
+            middles.append(center + (2 * i - num_windows + 1) * spacing // 2)
     else:
-        # With m there is also planes - 1 - m. The middle is planes // 2.
-        spread = np.linspace(12, planes - 13, num_windows)
-        before = np.round(spread[: num_windows // 2]).astype(int).tolist()
-        middle = [planes // 2] if num_windows % 2 else []
-        after = [planes - 1 - m for m in reversed(before)]
-        middles = [*before, *middle, *after]
-    steps = np.concatenate([np.arange(m - 12, m + 13) for m in middles])
-    outside = (steps < 0) | (steps >= planes)
-    if pad == "strict" and outside.any():
+        middles = _spread_middles(num_windows, planes)
+
+    windows = [np.arange(m - 12, m + 13) for m in middles]
+    numbers = np.concatenate(windows)  # (S,), the plane of each channel
+    is_outside = (numbers < 0) | (numbers >= planes)
+    if pad == "strict" and is_outside.any():
         raise ValueError(f"windows of 25 planes around {middles} reach outside 0 to {planes - 1}")
-    channels = stream[np.clip(steps, 0, planes - 1)].astype(np.float32)
+    channels = stream[np.clip(numbers, 0, planes - 1)].astype(np.float32)
     if pad == "zero":
-        channels[outside] = 0.0
+        channels[is_outside] = 0.0
     return channels
 
 
-# Light is integrated before its spike: it belongs half a plane before the plane of the spike.
-@representation("exposure", proportional=True, lag=lambda **_: -1)
+def _spread_middles(num_windows: int, planes: int) -> list[int]:
+    """Return the centres of windows of 25 planes that are spread over a file.
+
+    They are symmetric: with m there is also planes - 1 - m. Only the first half is rounded, and
+    the second half mirrors it. An odd number of windows has one at planes // 2.
+    """
+    spread = np.linspace(12, planes - 13, num_windows)
+    first_half = np.round(spread[: num_windows // 2]).astype(int).tolist()
+    second_half = [planes - 1 - m for m in reversed(first_half)]
+    if num_windows % 2:
+        return [*first_half, planes // 2, *second_half]
+    return [*first_half, *second_half]
+
+
+# ---- Light of the sharp moment and of the exposure ---------------------------------------------
+
+
+def _lag_of_light(**_: Any) -> int:
+    """Light is integrated before its spike: it belongs half a plane before the spike's plane."""
+    return -1
+
+
+@representation("exposure", proportional=True, lag=_lag_of_light)
 def exposure_rates(
     stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
 ) -> np.ndarray:
@@ -338,8 +443,9 @@ def exposure_rates(
     Light is 1 / interval in all planes between two spikes: where spikes are few, both rates are
     equal, and the estimate is the blurry frame.
     """
+    planes = len(stream)
     if half_exposure is None:
-        half_exposure = min(center - 1, len(stream) - 1 - center)
+        half_exposure = min(center - 1, planes - 1 - center)
     if not 0 <= half_window < half_exposure:
         raise ValueError(
             f"0 <= half_window {half_window} < half_exposure {half_exposure} is needed"
@@ -347,13 +453,14 @@ def exposure_rates(
     windows = []
     for half in (half_window, half_exposure):
         start = max(center - half, 1)
-        stop = min(center + half + 1, len(stream))
+        stop = min(center + half + 1, planes)
         if start >= stop:
-            last = len(stream) - 1
-            raise ValueError(f"plane {center} has no planes around it within 1 to {last}")
+            raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
         windows.append((start, stop))
-    light = window_light(stream, windows)
-    rates = [part / (stop - start) for part, (start, stop) in zip(light, windows, strict=True)]
+
+    rates = []
+    for light, (start, stop) in zip(window_light(stream, windows), windows, strict=True):
+        rates.append(light / (stop - start))  # (h, w), spikes per plane
     return np.stack(rates).astype(np.float32)
 
 
@@ -368,13 +475,17 @@ def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
     Returns display values (H, W, 3) float32 in [0, 1].
     """
     short, long = rates
-    ratio = np.divide(short, long, out=np.ones_like(long), where=long > 0)
+    ratio = _ratio(short, long)  # (H, W)
     return to_display(to_linear(blurry) * ratio[..., None])
 
 
-# Light is integrated before its spike: it belongs half a plane before the plane of the spike.
+def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Return light / reference for each pixel, and 1 where the reference is 0."""
+    return np.divide(light, reference, out=np.ones_like(reference), where=reference > 0)
+
+
 @representation(
-    "relative", proportional=False, is_ratio=True, takes_context=True, lag=lambda **_: -1
+    "relative", proportional=False, is_ratio=True, takes_context=True, lag=_lag_of_light
 )
 def relative(
     stream: np.ndarray,
@@ -388,8 +499,8 @@ def relative(
 
     half_windows: planes on each side of center, or below 1 a share of half_exposure; one channel
     for each, 1 where there are too few spikes. half_exposure: planes of the exposure on each side
-    of center; null: as many as there are, without plane 0. num_bins: channels more, of so many
-    equal parts of the exposure.
+    of center; null: as many as there are, without plane 0. num_bins: number of equal parts of the
+    exposure, each of which adds a channel.
 
     The last channel is n / (n + 4), n spikes in the exposure.
     Light is 1 / interval in all planes between two spikes, so a window may be shorter than an
@@ -397,33 +508,47 @@ def relative(
     depend on threshold or gain. Blurry x ratio estimates the sharp frame: in linear light with
     gamma 1, in display values with gamma 2.2.
     """
-    around = min(center - 1, len(stream) - 1 - center)
+    # As many planes as there are on both sides of the center, without plane 0.
+    most = min(center - 1, len(stream) - 1 - center)
     if half_exposure is None:
-        half_exposure = around
-    halves = [round(half * half_exposure) if half < 1 else int(half) for half in half_windows]
-    are_whole = all(half < 1 or half % 1 == 0 for half in half_windows)
-    fit = bool(halves) and 0 <= min(halves) <= max(halves) < half_exposure <= around
-    if num_bins < 0 or not are_whole or not fit:
+        half_exposure = most
+    halves = []
+    are_whole = True
+    for half in half_windows:
+        if half < 1:
+            halves.append(round(half * half_exposure))
+        else:
+            halves.append(int(half))
+            are_whole = are_whole and half % 1 == 0
+    are_inside = bool(halves) and min(halves) >= 0 and max(halves) < half_exposure
+    if num_bins < 0 or not are_whole or not are_inside or half_exposure > most:
         raise ValueError(
-            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} "
+            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {most} "
             f"planes are needed, whole or below 1, and num_bins {num_bins} >= 0"
         )
+
+    # Windows in planes of the stream, each first ... end - 1: the exposure, windows around the
+    # sharp frame, and equal parts of the exposure. A plane in two parts belongs to both.
     first = center - half_exposure
     planes = 2 * half_exposure + 1
-    # In planes of the stream: around the sharp frame, then equal parts of the exposure.
+    exposure = (first, first + planes)
     windows = [(center - half, center + half + 1) for half in halves]
     for i in range(num_bins):
         start = i * planes // num_bins
-        stop = -(-(i + 1) * planes // num_bins)
+        stop = -(-(i + 1) * planes // num_bins)  # rounded up
         windows.append((first + start, first + stop))
-    exposure = (first, first + planes)
 
-    spikes, *light = window_light(stream, [exposure, *windows])
-    long = spikes / planes
-    means = [part / (stop - start) for part, (start, stop) in zip(light, windows, strict=True)]
-    ratios = [np.divide(mean, long, out=np.ones_like(long), where=long > 0) for mean in means]
+    # The light of the exposure is its number of spikes, with fractions at its ends. All are (h, w).
+    spikes, *lights = window_light(stream, [exposure, *windows])
+    mean_of_exposure = spikes / planes
+    ratios = []
+    for light, (start, stop) in zip(lights, windows, strict=True):
+        ratios.append(_ratio(light / (stop - start), mean_of_exposure))
     confidence = spikes / (spikes + HALF_TRUST)
     return np.stack((*ratios, confidence)).astype(np.float32)
+
+
+# ---- A model of synapses -----------------------------------------------------------------------
 
 
 @representation("tfstp", proportional=True)
@@ -457,37 +582,47 @@ def tfstp(
     for time in centers:
         if not 0 <= time < len(stream):
             raise ValueError(f"plane {time} is outside of 0 to {len(stream) - 1}")
-    # Index dt - 1: an interval of dt planes.
+
+    # exp(-dt / tau) of an interval of dt planes has the index dt - 1.
     intervals = np.arange(1, len(stream) + 1, dtype=np.float64)
     decay_d = np.exp(-intervals / tau_d)
     decay_f = np.exp(-intervals / tau_f)
-    # The state of a pixel whose spikes are that far apart. It begins there at its second spike.
+    # A pixel begins, at its second spike, with the state of a pixel that has fired at this interval
+    # for ever: u' = u and R' = R. In the code, "used" is 1 - R, because R of a dark pixel is so
+    # close to 1 that its logarithm would be lost.
     U = utilisation
     steady_u = U / (1 - (1 - U) * decay_f)
-    # 1 - R instead of R: R of a dark pixel is so close to 1 that its logarithm would be lost.
     steady_used = decay_d * steady_u / (1 - decay_d * (1 - steady_u))
 
+    # The state of each pixel, (h, w). It changes only where the pixel fires.
     shape = stream.shape[1:]
-    rates = {}
     last = np.full(shape, -1)  # plane of the last spike
-    spikes = np.zeros(shape, np.int64)
+    spikes = np.zeros(shape, np.int64)  # number of spikes so far
     u = np.full(shape, U)
     used = np.zeros(shape)  # 1 - R
+    rates = {}  # plane -> firing rate
     for time, plane in enumerate(stream[: max(centers) + 1]):
         fired = plane > 0
-        again = fired & (spikes > 0)
+        again = fired & (spikes > 0)  # pixels that end an interval; below, (n,) of these pixels
         if again.any():
             index = time - last[again] - 1
             before = u[again]
             is_second = spikes[again] == 1
-            facilitated = U + (before + U * (1 - before) - U) * decay_f[index]
-            depleted = (used[again] * (1 - before) + before) * decay_d[index]
-            u[again] = np.where(is_second, steady_u[index], facilitated)
-            used[again] = np.where(is_second, steady_used[index], depleted)
+            # u' and 1 - R' of the docstring. R (1 - u) is what the spike leaves, so the used part
+            # 1 - R (1 - u) is (1 - R) (1 - u) + u.
+            next_u = U + (before + U * (1 - before) - U) * decay_f[index]
+            next_used = (used[again] * (1 - before) + before) * decay_d[index]
+            u[again] = np.where(is_second, steady_u[index], next_u)
+            used[again] = np.where(is_second, steady_used[index], next_used)
         last[fired] = time
         spikes += fired
         if time in centers:
-            interval = -tau_d * np.log(np.maximum(used, 1e-300) / (used * (1 - u) + u))
-            rate = 1 / np.maximum(interval, np.maximum(time - last, 1))
-            rates[time] = np.where(spikes > 1, rate, spikes / (time + 1)).astype(np.float32)
+            # dt = -tau_d ln((1 - R) / (1 - R (1 - u))). A smallest number keeps the logarithm of 0
+            # finite.
+            after_spike = used * (1 - u) + u
+            interval = -tau_d * np.log(np.maximum(used, 1e-300) / after_spike)
+            since = np.maximum(time - last, 1)  # planes since the last spike
+            rate = 1 / np.maximum(interval, since)
+            rate_of_few = spikes / (time + 1)
+            rates[time] = np.where(spikes > 1, rate, rate_of_few).astype(np.float32)
     return np.stack([rates[time] for time in centers])
