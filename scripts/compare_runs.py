@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""Compare training runs, or the scores of tests, in a table or a figure; or report one run, or
+"""Compare training runs, or the scores of tests, in a table or a figure. Or report one run, or
 check its gain.
 
-    python scripts/compare_runs.py experiments/a experiments/b python scripts/compare_runs.py
-    experiments/a/test experiments/a/test_tfp experiments/a/test_exposure --md python
-    scripts/compare_runs.py experiments/a experiments/b --out curves.png python
-    scripts/compare_runs.py experiments/a experiments/b --out scalars.pdf --tags val/ train/loss
-    python scripts/compare_runs.py experiments/a --out report.html python scripts/compare_runs.py
-    experiments/000_train_vrt_sample_rgbspike --at-least 3
+    python scripts/compare_runs.py experiments/a experiments/b
+    python scripts/compare_runs.py experiments/a/test experiments/a/test_tfp \\
+        experiments/a/test_exposure --md
+    python scripts/compare_runs.py experiments/a experiments/b --out curves.png
+    python scripts/compare_runs.py experiments/a experiments/b --out scalars.pdf \\
+        --tags val/ train/loss
+    python scripts/compare_runs.py experiments/a --out report.html
+    python scripts/compare_runs.py experiments/000_train_vrt_sample_rgbspike --at-least 3
 
-Runs of main_train_vrt.py, by their folder, training_history.jsonl or training_history.json: a row
-for each, and the options that differ. Folders of tests (main_test_vrt.py): a row for each; they
-must have scored the same frames. With --out: curves of loss, PSNR, learning rate and speed, or with
---tags a panel for each scalar whose name begins so; .html: the report of one run, with its images,
-as the run itself writes it at each validation. With --at-least: exit code 1 where the last
-validation of a run gains fewer dB over its input.
+Runs of main_train_vrt.py are given by their folder, their training_history.jsonl or their
+training_history.json. The table has a row for each run. A second table has the options that differ.
+Tests of main_test_vrt.py are given by their folder. The table has a row for each test. All must
+have scored the same frames.
+
+With --out, the program draws curves of loss, PSNR, learning rate and speed. With --tags it draws a
+panel for each scalar whose name begins with one of the words. With --out FILE.html it writes the
+report of one run, with its images, as the run itself writes it at each validation.
+With --at-least, the exit code is 1 if the last validation of a run gains fewer dB over its input.
 """
 
 import argparse
@@ -22,6 +27,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -33,15 +39,80 @@ from utils.options.section import flat
 from utils.results import markdown_table, plain_table, read_json
 from utils.run import history
 
-METRICS, VALIDATED = "metrics.json", ("val/psnr", "val/psnr_input")
+# Throughout this file, `runs` is the name of each run (or test) in the output -> its path, and a
+# history is the name of each scalar -> its entries (step, value).
+
+METRICS = "metrics.json"  # the scores of a test; a folder with this file is a folder of a test
+VALIDATED = ("val/psnr", "val/psnr_input")  # scalars: PSNR of the restored and of the blurry frames
 WIDTH = 100  # characters in a line of a table
-OF_ONE_RUN = (".task", ".path.root")  # options that differ in any case
-Table = tuple[list[list[str]], list[str]]  # rows and header
-InputOfClip = tuple[list[str], dict[str, float]]  # names of the frames, metric -> score
+OF_ONE_RUN = (".task", ".path.root")  # options that differ between any two runs
+
+
+class Table(NamedTuple):
+    """A table to print. Each row has a cell for each word of the header."""
+
+    rows: list[list[str]]
+    header: list[str]
+
+
+class TestRow(NamedTuple):
+    """The row of one test, or of the input, in the table of tests."""
+
+    method: str  # e.g. "tfp", or "network, " and its weights
+    averages: dict[str, float]  # metric -> mean over the clips
+
+
+class InputOfClip(NamedTuple):
+    """What a test read of one clip."""
+
+    stems: list[str] | None  # names of the frames
+    scores: dict[str, float]  # metric -> score of the blurry frames
+
+
+class ScoredTest(NamedTuple):
+    """What two tests must have in common to be compared."""
+
+    name: str
+    way: str  # how metrics were computed, in words
+    clips: dict[str, InputOfClip]
 
 
 @with_exit_code
 def main(argv: list[str]) -> int:
+    args = parse(argv)
+    if args.at_least is not None:
+        codes = [check_gain(run, args.at_least) for run in args.runs]
+        return max(codes)  # 1 if any run gains too little
+
+    names = history.run_names(args.runs)
+    runs = dict(zip(names, args.runs, strict=True))
+    if args.out:
+        draw(runs, args.tags, args.out)
+        print(f"{args.out}: {', '.join(runs)}")
+        return 0
+
+    # All paths are training runs, or all are tests.
+    not_tests = [str(folder) for folder in args.runs if not (folder / METRICS).is_file()]
+    if not_tests and len(not_tests) < len(args.runs):
+        raise DataError(
+            what=f"no {METRICS}",
+            where=", ".join(not_tests),
+            expected="folders of tests, as the others",
+            do="leave it out",
+        )
+    tables = runs_tables(runs) if not_tests else [tests_table(runs)]
+    texts = []
+    for table in tables:
+        if args.md:
+            texts.append(markdown_table(table.rows, table.header))
+        else:
+            texts.append(plain_table(table.rows, table.header, most=WIDTH))
+    print("\n\n".join(texts))
+    return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the command line as runs, at_least, md, out and tags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,186 +129,264 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--tags", nargs="+", default=[], metavar="PREFIX", help="with --out: these, one panel each"
     )
-    args = parser.parse_args(argv)
-    if args.at_least is not None:
-        return max(check_gain(run, args.at_least) for run in args.runs)
-    runs = dict(zip(history.run_names(args.runs), args.runs, strict=True))
-    if args.out:
-        draw(runs, args.tags, args.out)
-        print(f"{args.out}: {', '.join(runs)}")
-        return 0
-    without = [str(folder) for folder in args.runs if not (folder / METRICS).is_file()]
-    if without and len(without) < len(args.runs):
-        raise DataError(
-            f"no {METRICS}", ", ".join(without), "folders of tests, as the others", "leave it out"
-        )
-    tables = runs_tables(runs) if without else [tests_table(runs)]
-    print(
-        "\n\n".join(
-            markdown_table(*table) if args.md else plain_table(*table, most=WIDTH)
-            for table in tables
-        )
-    )
-    return 0
+    return parser.parse_args(argv)
+
+
+# ---- Figures and reports ----------------------------------------------------------------------
 
 
 def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
-    """Write the figure of the runs, or the report of the only run, to the new file `out`."""
+    """Write the figure of the runs, or the report of the only run, to the new file `out`.
+
+    tags: beginnings of the names of scalars; if empty, the usual four panels are drawn
+    """
     refuse_existing(out, "--out")
-    curves, suffix = (
-        {name: history.read_history(run) for name, run in runs.items()},
-        out.suffix.removeprefix("."),
-    )
+    histories = {name: history.read_history(run) for name, run in runs.items()}
+    suffix = out.suffix.removeprefix(".")
     if suffix == "html":
-        (run, *others), (scalars, *_) = runs.values(), curves.values()
-        if others or not run.is_dir():
-            what = f"{', '.join(map(str, runs.values()))}: not the folder of one run"
-            raise DataError(what, "RUN", "the folder of one run, for .html", "correct the path")
-        figure = history.draw_panels({"": scalars})
-        write_whole(out, history.build_report(run, scalars, history.encoded(figure)).encode())
+        write_report(runs, histories, out)
         return
+
     if tags:
-        found = ", ".join(sorted({tag for scalars in curves.values() for tag in scalars}))
-        for name, scalars in curves.items():
-            curves[name] = {
-                tag: entries for tag, entries in scalars.items() if tag.startswith(tuple(tags))
-            }
-        if not any(curves.values()):
-            what = f"no scalar begins with {' or '.join(tags)}"
-            raise DataError(
-                what, "--tags", found or "a history that is not empty", "choose among these"
-            )
-    figure = (history.draw_scalars if tags else history.draw_panels)(curves)
-    if suffix not in (kinds := figure.canvas.get_supported_filetypes()):
-        expected = f"html, {', '.join(sorted(kinds))}"
-        raise OptionError(f"no image format {suffix!r}", str(out), expected, "use another suffix")
+        figure = history.draw_scalars(chosen_scalars(histories, tags))
+    else:
+        figure = history.draw_panels(histories)
+    kinds = figure.canvas.get_supported_filetypes()
+    if suffix not in kinds:
+        raise OptionError(
+            what=f"no image format {suffix!r}",
+            where=str(out),
+            expected=f"html, {', '.join(sorted(kinds))}",
+            do="use another suffix",
+        )
     write_whole(out, history.encoded(figure, suffix))
 
 
+def write_report(
+    runs: Mapping[str, Path], histories: Mapping[str, history.History], out: Path
+) -> None:
+    """Write the page about one run. Raises DataError if there are several, or no folder."""
+    paths = list(runs.values())
+    # The page shows images of the folder, so the history file alone is not enough.
+    if len(paths) > 1 or not paths[0].is_dir():
+        raise DataError(
+            what=f"{', '.join(map(str, paths))}: not the folder of one run",
+            where="RUN",
+            expected="the folder of one run, for .html",
+            do="correct the path",
+        )
+    (scalars,) = histories.values()
+    curves = history.encoded(history.draw_panels({"": scalars}))
+    write_whole(out, history.build_report(paths[0], scalars, curves).encode())
+
+
+def chosen_scalars(
+    histories: Mapping[str, history.History], prefixes: list[str]
+) -> dict[str, history.History]:
+    """Return the histories with only the scalars whose names begin with one of the prefixes.
+
+    Raises DataError if no run has such a scalar.
+    """
+    chosen = {}
+    names_of_all = set()
+    for run, scalars in histories.items():
+        names_of_all.update(scalars)
+        chosen[run] = {
+            name: entries for name, entries in scalars.items() if name.startswith(tuple(prefixes))
+        }
+    if not any(chosen.values()):
+        raise DataError(
+            what=f"no scalar begins with {' or '.join(prefixes)}",
+            where="--tags",
+            expected=", ".join(sorted(names_of_all)) or "a history that is not empty",
+            do="choose among these",
+        )
+    return chosen
+
+
+# ---- The gain of a run ------------------------------------------------------------------------
+
+
 def check_gain(run: Path, at_least: float) -> int:
-    """Exit code 0 where the last validation of the run gains `at_least` dB over its input, 1 where
-    it does not.
+    """Print the gain of the last validation over its input. Return the exit code.
+
+    This is 0 if the gain is `at_least` dB or more, else 1.
     """
     scalars = history.read_history(run)
     if not all(scalars.get(tag) for tag in VALIDATED):
         raise DataError(
-            "the run has no validation",
-            str(run),
-            " and ".join(VALIDATED),
-            "let it train to its end",
+            what="the run has no validation",
+            where=str(run),
+            expected=" and ".join(VALIDATED),
+            do="let it train to its end",
         )
-    (step, restored), (_, blurry) = (scalars[tag][-1] for tag in VALIDATED)
-    is_enough = restored - blurry >= at_least  # False also for NaN
+    restored_tag, input_tag = VALIDATED
+    step, restored = scalars[restored_tag][-1]
+    _, blurry = scalars[input_tag][-1]
+    gain = restored - blurry
+    is_enough = gain >= at_least  # False for NaN, too
     judged = "as expected" if is_enough else "NOT as expected"
-    print(
-        f"gain after {step} iterations: {restored - blurry:+.2f} dB, {judged}: at least "
-        f"{at_least:g} dB"
-    )
-    return int(not is_enough)
+    print(f"gain after {step} iterations: {gain:+.2f} dB, {judged}: at least {at_least:g} dB")
+    return 0 if is_enough else 1
+
+
+# ---- The tables of training runs --------------------------------------------------------------
 
 
 def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
-    """Scores, speed and size of training runs by name, and the options that differ between them,
-    one in a row.
-    """
-    rows, options = [], []
+    """Return a table of the scores of training runs, and one of the options that differ, if any."""
+    rows = []
+    options = []  # of each run: dotted key -> value, with a dot in front
     for name, run in runs.items():
-        scalars, folder = history.read_history(run), history.folder_of(run)
-        psnr = [
-            (value, step) for step, value in scalars.get("val/psnr", []) if math.isfinite(value)
-        ]
-        best, at = (f"{max(psnr)[0]:.2f}", str(max(psnr)[1])) if psnr else ("-", "-")
-        last = [
-            f"{scalars[tag][-1][1]:.4g}" if tag in scalars else "-"
-            for tag in ("train/loss", "train/it_per_s")
-        ]
-        about = read_json(file) if (file := folder / history.ENVIRONMENT_NAME).is_file() else {}
-        rows.append([name, best, at, *last, about.get("parameters", "-")])
-        saved = history.newest_options(folder / "options")
+        rows.append([name, *run_cells(run)])
+        saved = history.newest_options(history.folder_of(run) / "options")
         options.append(dict(flat(read_json(saved), "")) if saved else {})
-    scores = (rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])
-    values = {
-        key: [str(known.get(key, "-")) for known in options] for known in options for key in known
-    }
-    changed = [
-        [key[1:], *found]
-        for key, found in values.items()
-        if len(set(found)) > 1 and key not in OF_ONE_RUN
-    ]
-    return [scores, (changed, ["option", *runs])] if changed else [scores]
+    tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]
+
+    # All keys of any run, in the order in which they appear first.
+    keys: dict[str, None] = {}
+    for known in options:
+        keys.update(dict.fromkeys(known))
+    changed = []
+    for key in keys:
+        values = [str(known.get(key, "-")) for known in options]
+        is_equal = len(set(values)) == 1
+        if not is_equal and key not in OF_ONE_RUN:
+            changed.append([key.removeprefix("."), *values])
+    if changed:
+        tables.append(Table(changed, ["option", *runs]))
+    return tables
+
+
+def run_cells(run: Path) -> list[Any]:
+    """Return the cells of a run: best PSNR, its step, last loss, last speed, parameters.
+
+    A cell without a value is "-".
+    """
+    scalars = history.read_history(run)
+
+    # The best validation. Of equal ones, the last. A validation with NaN does not count.
+    best = "-"
+    best_step = "-"
+    validations = []
+    for step, value in scalars.get("val/psnr", []):
+        if math.isfinite(value):
+            validations.append((value, step))
+    if validations:
+        psnr, step = max(validations)
+        best = f"{psnr:.2f}"
+        best_step = str(step)
+
+    last = []
+    for tag in ("train/loss", "train/it_per_s"):
+        if tag in scalars:
+            _, value = scalars[tag][-1]
+            last.append(f"{value:.4g}")
+        else:
+            last.append("-")
+
+    # The file about the machine and the network, which older runs do not have.
+    environment = history.folder_of(run) / history.ENVIRONMENT_NAME
+    about = read_json(environment) if environment.is_file() else {}
+    return [best, best_step, *last, about.get("parameters", "-")]
+
+
+# ---- The table of tests -----------------------------------------------------------------------
 
 
 def tests_table(folders: Mapping[str, Path]) -> Table:
-    """A table of several tests on the same frames: the input, then one row for each.
+    """Return a table of several tests on the same frames: first the input, then a row for each.
 
     A metric that a test does not have, such as RGB PSNR of grey frames, is a dash. Raises DataError
-    for tests without scores and for tests of different frames.
+    if a test has no scores, or if two tests were scored differently or on different frames.
     """
-    scores: dict[str, tuple[str, dict[str, float]]] = {}  # name -> method, averages
+    table_rows: dict[str, TestRow] = {}
+    first: ScoredTest | None = None
     for name, folder in folders.items():
-        test = read_json(folder / METRICS)
-        if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():
-            raise DataError(
-                "no results of a test",
-                str(folder / METRICS),
-                "what main_test_vrt.py writes",
-                "repeat it",
-            )
-        about, averages = test["protocol"], test["averages"]
-        if not averages.get("restored"):
-            raise DataError(
-                "a test without scores", name, "a test with sharp frames", "leave it out"
-            )
+        result = read_test(name, folder)
+        about = result["protocol"]
+        averages = result["averages"]
+        # The text goes on with the weights of LPIPS, if it was computed. They may differ.
         way = about.get("metrics", "").partition("; LPIPS")[0]
         # The frames of each clip and the scores of its input tell two test sets apart.
-        clips = {
-            clip: (found.get("stems"), found.get("input", {}))
-            for clip, found in test["clips"].items()
-        }
-        if not scores:
-            first, first_way, first_clips = name, way, clips
-            scores["input"] = ("", averages.get("input", {}))
-        if way != first_way:
-            what, do = (
-                f"{first} and {name} were scored differently: {first_way}, {way}",
-                "repeat one of the tests",
-            )
-            raise DataError(what, name, "the same metric.values and metric.mean", do)
-        if odd := [
-            clip
-            for clip in {**first_clips, **clips}
-            if not is_same_input(first_clips.get(clip), clips.get(clip))
-        ]:
-            what = (
-                f"{first} and {name} were not scored on the same frames and input: "
-                f"{', '.join(odd[:5])}"
-            )
-            raise DataError(
-                what, name, "tests of the same clips, frames and input", "repeat one of the tests"
-            )
-        scores[name] = (
-            about.get("method") or f"network, {about.get('weights', '')}",
-            averages["restored"],
+        clips = {}
+        for clip, found in result["clips"].items():
+            clips[clip] = InputOfClip(found.get("stems"), found.get("input", {}))
+        test = ScoredTest(name, way, clips)
+
+        if first is None:
+            first = test
+            table_rows["input"] = TestRow("", averages.get("input", {}))
+        refuse_other_scoring(first, test)
+        refuse_other_frames(first, test)
+        method = about.get("method") or f"network, {about.get('weights', '')}"
+        table_rows[name] = TestRow(method, averages["restored"])
+
+    # A column for each metric that any row has, in the order of COLUMNS.
+    metrics = []
+    for metric in COLUMNS:
+        if any(metric in row.averages for row in table_rows.values()):
+            metrics.append(metric)
+    rows = []
+    for name, row in table_rows.items():
+        scores = [format_score(metric, row.averages.get(metric)) for metric in metrics]
+        rows.append([name, row.method, *scores])
+    return Table(rows, ["test", "method", *(COLUMNS[metric].title for metric in metrics)])
+
+
+def read_test(name: str, folder: Path) -> dict[str, Any]:
+    """Return the metrics.json of a test. Raises DataError if it is no result with scores."""
+    test = read_json(folder / METRICS)
+    if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():
+        raise DataError(
+            what="no results of a test",
+            where=str(folder / METRICS),
+            expected="what main_test_vrt.py writes",
+            do="repeat it",
         )
-    metrics = [m for m in COLUMNS if any(m in found for _, found in scores.values())]
-    rows = [
-        [name, about, *(format_score(m, found.get(m)) for m in metrics)]
-        for name, (about, found) in scores.items()
-    ]
-    return rows, ["test", "method", *(COLUMNS[m].title for m in metrics)]
+    if not test["averages"].get("restored"):
+        raise DataError("a test without scores", name, "a test with sharp frames", "leave it out")
+    return test
+
+
+def refuse_other_scoring(first: ScoredTest, test: ScoredTest) -> None:
+    """Raise DataError if a test was scored in another way than the first test."""
+    if test.way != first.way:
+        raise DataError(
+            what=f"{first.name} and {test.name} were scored differently: {first.way}, {test.way}",
+            where=test.name,
+            expected="the same metric.values and metric.mean",
+            do="repeat one of the tests",
+        )
+
+
+def refuse_other_frames(first: ScoredTest, test: ScoredTest) -> None:
+    """Raise DataError if a test has other clips, frames or input than the first test."""
+    different = []
+    for clip in {**first.clips, **test.clips}:  # the clips of either test
+        if not is_same_input(first.clips.get(clip), test.clips.get(clip)):
+            different.append(clip)
+    if different:
+        raise DataError(
+            what=f"{first.name} and {test.name} were not scored on the same frames and input: "
+            f"{', '.join(different[:5])}",
+            where=test.name,
+            expected="tests of the same clips, frames and input",
+            do="repeat one of the tests",
+        )
 
 
 def is_same_input(one: InputOfClip | None, other: InputOfClip | None) -> bool:
     """Return whether two tests of a clip had the same frames, and the same scores of the input."""
-    if one is None or other is None:
+    if one is None or other is None:  # one of the tests does not have this clip
         return False
-    stems, scores = one
-    other_stems, other_scores = other
-    return stems == other_stems and _rounded(scores) == _rounded(other_scores)
+    return one.stems == other.stems and _rounded(one.scores) == _rounded(other.scores)
 
 
 def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
-    # LPIPS differs a little between devices, and each test has its own metric.more.
+    """Return the scores that any two tests can be compared by, with 6 digits."""
+    # Only these metrics: LPIPS differs a little between devices, and each test has its own
+    # metric.more.
     return {name: round(scores[name], 6) for name in OF_TESTS if name in scores}
 
 
