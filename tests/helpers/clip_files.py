@@ -1,10 +1,14 @@
-"""Tiny clips on disk, for tests, in which lq, gt and spikes can be told apart and compared pixel by
-pixel.
+"""Tiny clips on disk in which frames, sharp frames and spikes can be compared pixel by pixel.
 
-Frame f of a clip holds a level 1 ... 12 for each spike pixel. The level times 20 is the red value
-of lq, times 10 of gt, on the 2 x 2 (4 x 4) block above that pixel; green of lq counts the frames.
-Its spikes: as many ones as the level in the first half of the file, none in the second, so that the
-direction of time shows.
+Each spike pixel of a frame has a random level from 1 to 12 (`levels`). All files of a frame show
+the same levels:
+
+    blurry frame (lq)   red is 20 x level on 2 x 2 pixels, green counts the frames
+    sharp frame (gt)    red is 10 x level on 2 x 2 pixels (4 x 4 if it is twice as large)
+    spikes              a pixel fires in the first `level` of 24 planes, so reversed time shows
+
+So a test can ask whether a crop shows the same place in all three. The clips lie in two folders, as
+the GoPro set does: GOPRO_Large and GOPRO_Large_spike_seq.
 """
 
 import json
@@ -29,83 +33,119 @@ from scripts import doctor
 from utils.options.models import LoaderOptions
 from utils.video import VideoWriter
 
+# Spike planes of a frame.
 PLANES = 24
-BINS = {"type": "voxel", "num_bins": 2}  # the halves of the file: all ones lie in the first of them
+# A representation with the two halves of the planes. All spikes lie in the first half.
+BINS = {"type": "voxel", "num_bins": 2}
+
+# ---- Single files ----
 
 
 def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
-    """(height, width, 3) uint8: ramps of which no two pictures are the same."""
-    rows, cols = np.mgrid[:height, :width]
-    return np.stack(
-        (rows * 4 % 256, cols * 3 % 256, (rows + cols + 40 * seed) % 256), axis=2
-    ).astype(np.uint8)
+    """Return a picture (height, width, 3) uint8 of ramps. Each seed gives another picture."""
+    rows, columns = np.mgrid[:height, :width]
+    red = rows * 4 % 256
+    green = columns * 3 % 256
+    blue = (rows + columns + 40 * seed) % 256
+    return np.stack((red, green, blue), axis=2).astype(np.uint8)
 
 
 def write_video(path: Path, count: int = 6, fps: float = 12.5, **size: int) -> None:
+    """Write a video of `count` pictures. size: height and width."""
     with VideoWriter(path, fps) as video:
         for seed in range(count):
             video.write(picture(seed=seed, **size))
 
 
-def levels(seed: int, frame: int, h: int, w: int) -> np.ndarray:
-    """(h, w) the level of each spike pixel."""
-    return np.random.default_rng([seed, frame]).integers(1, 13, (h, w))
-
-
 def write_png(path: Path, red: np.ndarray, green: int = 0) -> None:
+    """Write a picture with these red values (H, W) and one green value. Blue is 0."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = np.zeros((*red.shape, 3), np.uint8)
-    picture[..., 2], picture[..., 1] = red, green
-    assert cv2.imwrite(str(path), picture)
-
-
-def write_clip(
-    root: Path, name: str, *, split: str = "train", frames: int = 6, h: int = 8, w: int = 12,
-    scale: int = 1, first: int = 0, planes: int = PLANES, regrouped: bool = False, seed: int = 0,
-    instants: int = 0,
-) -> None:  # fmt: skip
-    """One clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq; green of its instants counts
-    them from 1.
-    """
-    rgb, spikes = root / "GOPRO_Large", root / "GOPRO_Large_spike_seq"
-    for frame in range(frames):
-        level = levels(seed, frame, h, w)
-        stem = f"{first + frame:06d}"
-        if regrouped:
-            lq, gt = rgb / f"{split}_GT_blurred" / name, rgb / f"{split}_GT" / name
-        else:
-            lq, gt = rgb / split / name / "blur", rgb / split / name / "sharp"
-        write_png(lq / f"{stem}.png", np.kron(20 * level, np.ones((2, 2))), green=first + frame)
-        red = np.kron(10 * level, np.ones((2 * scale, 2 * scale)))
-        write_png(gt / f"{stem}.png", red)
-        for k in range(instants):
-            write_png(rgb / split / name / "instants" / f"{stem}_{k}.png", red, green=k + 1)
-        stream = np.arange(planes)[:, None, None] < level
-        write_dat(spikes / split / name / "spike" / f"{stem}.dat", stream.astype(np.uint8))
+    bgr = np.zeros((*red.shape, 3), np.uint8)
+    bgr[..., 2] = red
+    bgr[..., 1] = green
+    assert cv2.imwrite(str(path), bgr)
 
 
 def write_dat(path: Path, spikes: np.ndarray) -> None:
-    """(T, h, w) spikes as a file, in a folder that need not be there."""
+    """Write spikes (T, h, w) as a `.dat` file. Its folder is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_spikes(path, spikes, SpikeGeometry(*spikes.shape[1:]))
 
 
 @contextmanager
 def small_files(limit: int) -> Generator[None]:
-    """Inside, no file takes more than so many bytes, as on a full disk."""
-    former, limits = (
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-    )
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    """Let no file of this process grow beyond `limit` bytes, as on a full disk."""
+    # A larger file would send SIGXFSZ, which ends the process. Ignored, the write fails instead.
+    former_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    former_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    _, hard_limit = former_limits
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard_limit))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, former)
+        resource.setrlimit(resource.RLIMIT_FSIZE, former_limits)
+        signal.signal(signal.SIGXFSZ, former_handler)
+
+
+# ---- Clips ----
+
+
+def levels(seed: int, frame: int, h: int, w: int) -> np.ndarray:
+    """Return the level (h, w) of each spike pixel of a frame: 1 to 12."""
+    return np.random.default_rng([seed, frame]).integers(1, 13, (h, w))
+
+
+def write_clip(
+    root: Path,
+    name: str,
+    *,
+    split: str = "train",
+    frames: int = 6,
+    h: int = 8,
+    w: int = 12,
+    scale: int = 1,
+    first: int = 0,
+    planes: int = PLANES,
+    regrouped: bool = False,
+    seed: int = 0,
+    instants: int = 0,
+) -> None:
+    """Write a clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq.
+
+    h, w: size of the spike planes; frames are twice as large.
+    scale: sharp frames are this many times larger than blurry frames.
+    first: number of the first frame, in names of files and in green values.
+    regrouped: whether blurry and sharp frames have folders of their own, as in a set that was
+    regrouped for training.
+    instants: number of sharp instants of each frame; green counts them from 1.
+    """
+    rgb = root / "GOPRO_Large"
+    if regrouped:
+        lq_folder = rgb / f"{split}_GT_blurred" / name
+        gt_folder = rgb / f"{split}_GT" / name
+    else:
+        lq_folder = rgb / split / name / "blur"
+        gt_folder = rgb / split / name / "sharp"
+    instants_folder = rgb / split / name / "instants"
+    spike_folder = root / "GOPRO_Large_spike_seq" / split / name / "spike"
+
+    for frame in range(frames):
+        level = levels(seed, frame, h, w)
+        number = first + frame
+        stem = f"{number:06d}"
+        # Each spike pixel becomes a block of pixels.
+        blurry = np.kron(20 * level, np.ones((2, 2)))
+        sharp = np.kron(10 * level, np.ones((2 * scale, 2 * scale)))
+        write_png(lq_folder / f"{stem}.png", blurry, green=number)
+        write_png(gt_folder / f"{stem}.png", sharp)
+        for k in range(instants):
+            write_png(instants_folder / f"{stem}_{k}.png", sharp, green=k + 1)
+        spikes = np.arange(planes)[:, None, None] < level
+        write_dat(spike_folder / f"{stem}.dat", spikes.astype(np.uint8))
 
 
 def write_info(root: Path, **values: Any) -> None:
+    """Write dataset.json of the spikes. values: keys to change; None leaves a key out."""
     about: dict[str, Any] = {
         "format": 1,
         "h": 8,
@@ -117,84 +157,125 @@ def write_info(root: Path, **values: Any) -> None:
         "gt_plane": 12,
     }
     about |= values
+    given = {key: value for key, value in about.items() if value is not None}
     path = root / "GOPRO_Large_spike_seq" / "dataset.json"
-    path.write_text(json.dumps({k: v for k, v in about.items() if v is not None}), encoding="utf-8")
+    path.write_text(json.dumps(given), encoding="utf-8")
 
 
 def write_clips(root: Path, *names: str, **how: Any) -> Path:
-    """Clips that differ, and their dataset.json; their root. how: arguments of `write_clip`."""
+    """Write clips that differ, with their dataset.json. Returns `root`.
+
+    how: arguments of `write_clip`.
+    """
     for seed, name in enumerate(names):
-        own_seed: dict[str, Any] = {"seed": seed}
-        write_clip(root, name, **(own_seed | how))
+        arguments: dict[str, Any] = {"seed": seed}
+        arguments |= how
+        write_clip(root, name, **arguments)
     write_info(root)
     return root
+
+
+# ---- Sections of an option file, and data sets ----
 
 
 def section(
     root: Path, split: str = "train", regrouped: bool = False, **changes: Any
 ) -> dict[str, Any]:
-    """A datasets.<split> section for these clips, with spikes; keys given as None are left out."""
+    """Return a section `datasets.<split>` for the clips of `write_clip`, with spikes.
+
+    changes: keys to change; None leaves a key out.
+    """
     rgb = root / "GOPRO_Large"
+    gt = rgb / (f"{split}_GT" if regrouped else split)
+    lq = rgb / (f"{split}_GT_blurred" if regrouped else split)
+    kind = "Train" if split == "train" else "Test"
     values: dict[str, Any] = {
-        "dataset_type": "TrainDatasetRGBSpike" if split == "train" else "TestDatasetRGBSpike",
-        "dataroot_gt": str(rgb / (f"{split}_GT" if regrouped else split)),
-        "dataroot_lq": str(rgb / (f"{split}_GT_blurred" if regrouped else split)),
+        "dataset_type": f"{kind}DatasetRGBSpike",
+        "dataroot_gt": str(gt),
+        "dataroot_lq": str(lq),
         "dataroot_spike": str(root / "GOPRO_Large_spike_seq" / split),
         "spike": {"type": "dat", "resize": "nearest", "center": "file", "representation": BINS},
     }
     if split == "train":
         values |= {"num_frame": 3, "gt_size": 8}
-    return {key: value for key, value in (values | changes).items() if value is not None}
+    values |= changes
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def resolved(values: dict[str, Any]) -> Any:
+    """Return a section with all its defaults, checked."""
     return DATASETS.resolve(values, "datasets.train")
 
 
 def build(root: Path, split: str = "train", seed: int = 0, **changes: Any) -> Any:
+    """Return the data set of `section`."""
     return build_dataset(section(root, split, **changes), split, seed)
 
 
 def set_for_training(values: LoaderOptions | dict[str, Any], seed: int = 0) -> TrainClips:
-    """Return the dataset of a section datasets.train."""
+    """Return the data set of a section `datasets.train`."""
     dataset = build_dataset(values, "train", seed)
     assert isinstance(dataset, TrainClips)
     return dataset
 
 
 def set_for_testing(values: LoaderOptions | dict[str, Any]) -> TestClips:
-    """Return the dataset of a section datasets.test."""
+    """Return the data set of a section `datasets.test`."""
     dataset = build_dataset(values, "test", 0)
     assert isinstance(dataset, TestClips)
     return dataset
 
 
+def sources_of(values: dict[str, Any]) -> list[Source]:
+    """Return the sources of a section: the folders of each of its roots."""
+    options = resolved(values)
+    return options.constructor.sources_of(options)
+
+
 def source_of(values: dict[str, Any]) -> Source:
-    return resolved(values).constructor.sources_of(resolved(values))[0]
+    """Return the first source of a section."""
+    return sources_of(values)[0]
 
 
 def cached(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The section, read from a cache of its clips, which is made at `path`."""
-    for source in resolved(values).constructor.sources_of(resolved(values)):
+    """Return the section with its clips read from a cache, which is made at `path`."""
+    for source in sources_of(values):
         build_cache(source, str(path / source.part))
     return values | {"io_backend": {"type": "cache", "path": str(path)}}
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether two samples are equal in every bit."""
-    equal = lambda x, y: torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y  # noqa: E731
-    return a.keys() == b.keys() and all(equal(value, b[key]) for key, value in a.items())
+    """Return whether two samples are equal in each bit."""
+    if a.keys() != b.keys():
+        return False
+    for key, value in a.items():
+        if isinstance(value, torch.Tensor):
+            is_equal = torch.equal(value, b[key])
+        else:
+            is_equal = value == b[key]
+        if not is_equal:
+            return False
+    return True
+
+
+# ---- Checks of data ----
 
 
 def doctor_of_data(root: Path, *flags: str, **datasets: Any) -> int:
-    """The exit code of `scripts/doctor.py --data` for these sections of datasets."""
-    options = {"task": "x", "datasets": datasets, "netG": {"net_type": "vrt", "upscale": 1}}
-    (root / "opt.json").write_text(
-        json.dumps(options | {"train": {"G_lossfn_type": "charbonnier"}})
-    )
-    return doctor.main(["--data", "--opt", str(root / "opt.json"), *flags])
+    """Run `scripts/doctor.py --data` for these sections of `datasets`. Returns its exit code."""
+    options = {
+        "task": "x",
+        "datasets": datasets,
+        "netG": {"net_type": "vrt", "upscale": 1},
+        "train": {"G_lossfn_type": "charbonnier"},
+    }
+    path = root / "opt.json"
+    path.write_text(json.dumps(options))
+    return doctor.main(["--data", "--opt", str(path), *flags])
 
 
 def check(values: dict[str, Any], **how: Any) -> Report:
-    (report,) = resolved(values).constructor.check(resolved(values), "train", **how)
+    """Return the report on the clips of a section `datasets.train`, which has one source."""
+    options = resolved(values)
+    (report,) = options.constructor.check(options, "train", **how)
     return report

@@ -1,4 +1,9 @@
-"""Reading of the vectors in tests/data/golden/ (see the README.md there), and their cotangents."""
+"""The reference vectors in tests/data/golden/, which the published network made.
+
+A vector is a file <name>.npz: options ("config"), weights ("sd/..."), inputs, outputs and gradients
+("grad/..."), in float64 when they were made. README.md in that folder says how. A test loads a
+vector, computes the same with our network, and compares with `difference`.
+"""
 
 import gzip
 import json
@@ -11,85 +16,138 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"
-# Largest difference allowed, relative to the largest value of a tensor; the vectors are stored in
-# float32.
+
+# The largest difference that is accepted, relative to the largest value of a tensor. The vectors
+# are stored in float32, which rounds by 6e-8.
 TOLERANCE = 1e-6
 
 
 def load(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(config, float64 tensors by key) of <name>.npz."""
+    """Return the config of <name>.npz, and its tensors by key, in float64."""
     with np.load(FOLDER / f"{name}.npz") as file:
         config = json.loads(str(file["config"])) if "config" in file else {}
-        return config, {k: _tensor(file[k]) for k in file.files if k != "config"}
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.double() if tensor.is_floating_point() else tensor
+        tensors = {}
+        for key in file.files:
+            if key != "config":
+                tensors[key] = _tensor(file[key])
+    return config, tensors
 
 
 def entries(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose key starts with `prefix`, under the rest of their key."""
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    """Return the tensors whose key begins with `prefix`, under the rest of the key.
+
+    E.g. with "sd/": `sd/fc1.weight` -> `fc1.weight`.
+    """
+    found = {}
+    for key, tensor in tensors.items():
+        if key.startswith(prefix):
+            found[key.removeprefix(prefix)] = tensor
+    return found
+
+
+def cotangent(like: Tensor) -> Tensor:
+    """Return the weights of the loss whose gradients are stored: cos(0.37 i + 0.5).
+
+    i is the index in the flattened tensor. So each value of the output has another weight.
+    """
+    index = torch.arange(like.numel(), dtype=torch.float64)
+    return torch.cos(0.37 * index + 0.5).view(like.shape)
+
+
+def difference(got: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest value expected."""
+    assert got.shape == expected.shape, f"{tuple(got.shape)} != {tuple(expected.shape)}"
+    largest = expected.abs().max().clamp_min(1e-30)  # all values may be 0
+    return float((got.detach() - expected).abs().max() / largest)
+
+
+# ---- Vectors of a whole network ----
 
 
 @dataclass
 class NetVector:
-    """One whole-network vector: constructor arguments, weights, input, and sampled outputs and
-    gradients.
-    """
+    """The vector of a whole network."""
 
+    # "network" has the arguments of its constructor.
     config: dict[str, Any]
+    # By the names of network_vrt.
     weights: dict[str, Tensor]
+    # Frames (B, N, C, H, W).
     input: Tensor
+    # A part of the values of outputs and gradients, by key.
     samples: dict[str, Tensor]
 
     def sampled(self, key: str, tensor: Tensor) -> Tensor:
-        """`tensor` seen as the stored sample of `key` is."""
-        return tensor.detach().reshape(-1)[:: self.config["sample_strides"][key]]
+        """Return those values of a tensor that are stored as the sample of `key`.
+
+        A sample has each n-th value, so that the file stays small.
+        """
+        stride = self.config["sample_strides"][key]
+        return tensor.detach().reshape(-1)[::stride]
 
 
 def load_net(name: str) -> NetVector:
+    """Return the vector of a whole network."""
     config, tensors = load(name)
-    config["network"].pop("recal_all_flows", None)  # it never had an effect
-    planes = tensors.pop("bf16_bytes").numpy()
-    words = np.ascontiguousarray(planes.T).view(np.uint16).reshape(-1).astype(np.uint32) << 16
-    values = torch.from_numpy(words.view(np.float32).astype(np.float64))
-    stored, start = {}, 0
-    for key, shape in config["bf16_layout"]:
-        count = int(np.prod(shape))
-        stored[key] = values[start : start + count].view(shape)
-        start += count
-    stored |= {k: tensors.pop(k) for k in list(tensors) if k.startswith("sd/")}
+    config["network"].pop("recal_all_flows", None)  # an option that never had an effect
+
+    stored = _weights_in_bfloat16(tensors.pop("bf16_bytes").numpy(), config["bf16_layout"])
+    # The sines of the position bias are no numbers of bfloat16, so they are stored on their own.
+    for key in list(tensors):
+        if key.startswith("sd/"):
+            stored[key] = tensors.pop(key)
     weights = entries(stored, "sd/")
     if config["spynet"]:
-        weights |= {f"spynet.{k}": v for k, v in spynet_weights().items()}
+        for key, value in spynet_weights().items():
+            weights[f"spynet.{key}"] = value
     return NetVector(config, weights, stored["input"], tensors)
 
 
+def _weights_in_bfloat16(planes: np.ndarray, layout: list[Any]) -> dict[str, Tensor]:
+    """Return tensors that are stored one after another as bfloat16.
+
+    planes: (2, values) uint8, all low bytes and then all high bytes, which compresses better.
+    layout: pairs (key, shape), in the order of the tensors.
+    """
+    bfloat16 = np.ascontiguousarray(planes.T).view(np.uint16).reshape(-1)
+    # A bfloat16 is the upper half of a float32.
+    float32 = (bfloat16.astype(np.uint32) << 16).view(np.float32)
+    values = torch.from_numpy(float32.astype(np.float64))
+
+    stored = {}
+    start = 0
+    for key, shape in layout:
+        count = int(np.prod(shape))
+        stored[key] = values[start : start + count].view(shape)
+        start += count
+    return stored
+
+
 def spynet_weights() -> dict[str, Tensor]:
-    """Weights of the flow network that all vectors share; float64."""
+    """Return the weights of the flow network that all vectors share, in float64.
+
+    They are stored as small integers with a scale for each tensor.
+    """
+    weights = {}
     with np.load(FOLDER / "spynet_shared.npz") as file:
-        keys = [k for k in file.files if not k.endswith(".scale")]
-        return {
-            k: _tensor(file[k].astype(np.float32) * file[f"{k}.scale"].astype(np.float32))
-            for k in keys
-        }
+        for key in file.files:
+            if not key.endswith(".scale"):
+                scale = file[f"{key}.scale"].astype(np.float32)
+                weights[key] = _tensor(file[key].astype(np.float32) * scale)
+    return weights
 
 
 def manifests() -> dict[str, Any]:
-    """Per released model: config, keys as [name, shape, dtype, kind] in order, drop_path_prob,
-    n_params.
+    """Return what is known of each released model, by its name.
+
+    For each: "config", "keys" as [name, shape, dtype, kind] in their order, "drop_path_prob" and
+    "n_params".
     """
     with gzip.open(FOLDER / "released_manifests.json.gz", "rt") as file:
         return json.load(file)
 
 
-def cotangent(like: Tensor) -> Tensor:
-    """cos(0.37 i + 0.5), i the flat index: the weights of the scalar whose gradients are stored."""
-    return torch.cos(0.37 * torch.arange(like.numel(), dtype=torch.float64) + 0.5).view(like.shape)
-
-
-def difference(got: Tensor, expected: Tensor) -> float:
-    assert got.shape == expected.shape, f"{tuple(got.shape)} != {tuple(expected.shape)}"
-    return float((got.detach() - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+def _tensor(array: np.ndarray) -> Tensor:
+    """Return an array as a tensor; floating-point values become float64."""
+    tensor = torch.from_numpy(array)
+    return tensor.double() if tensor.is_floating_point() else tensor

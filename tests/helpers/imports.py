@@ -1,61 +1,102 @@
-"""Who imports whom: the edges between the modules below a folder, read from the source."""
+"""Who imports whom: the edges between the modules below a folder, read from the source.
+
+Tests of the order of the layers use it, and lab/house.py, which measures the size of the project.
+A module is named by its dotted name, e.g. `data.spike.formats`; a package is its __init__.py.
+"""
 
 import ast
 from pathlib import Path
 
 
 def modules_below(root: Path, folders: set[str]) -> dict[str, Path]:
-    """{dotted name: file} of the modules in `root` itself and in these folders of it; a package is
-    its __init__.py.
-    """
-    files = [
-        *root.glob("*.py"),
-        *(path for folder in folders for path in (root / folder).rglob("*.py")),
-    ]
+    """Return {dotted name: file} of the modules in `root` itself and in these folders of it."""
+    files = list(root.glob("*.py"))
+    for folder in folders:
+        files += (root / folder).rglob("*.py")
     return {module_name(path, root): path for path in files}
 
 
 def module_name(path: Path, root: Path) -> str:
+    """Return the dotted name of a file, e.g. `utils/run/run.py` -> `utils.run.run`."""
     parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    if parts[-1] == "__init__":
+        parts = parts[:-1]
+    return ".".join(parts)
 
 
 def imports_of(path: Path, root: Path, modules: dict[str, Path]) -> set[str]:
-    """Absolute dotted names of all that a file imports, in every form, also in functions and under
-    TYPE_CHECKING.
+    """Return the absolute dotted names of all that a file imports, wherever the import stands.
 
-    ``from a import b`` gives a.b where `modules` has it, else a. ``import a.b`` also runs a, and
-    gives both.
+    `from a import b` gives a.b if `modules` has a.b, otherwise a. `import a.b` also runs a, so it
+    gives both a and a.b.
     """
-    names: set[str] = set()
     package = list(path.relative_to(root).parent.parts)
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) + 1 - node.level] if node.level else []
-            base = ".".join([*start, *filter(None, [node.module])])
-            found = {f"{base}.{alias.name}" for alias in node.names} & modules.keys()
-            names |= found
-            if len(found) < len(node.names):
-                names.add(base)
-    parents = {name.rsplit(".", k)[0] for name in names for k in range(1, name.count(".") + 1)}
-    return names | (parents & modules.keys())
+            names |= _names_of_import_from(node, package, modules)
+
+    # Add the packages that are run on the way: a and a.b for a.b.c.
+    for name in list(names):
+        for parent in _parents(name):
+            if parent in modules:
+                names.add(parent)
+    return names
+
+
+def _names_of_import_from(
+    node: ast.ImportFrom, package: list[str], modules: dict[str, Path]
+) -> set[str]:
+    """Return the names that a statement `from ... import ...` imports.
+
+    package: the parts of the package in which the statement stands.
+    """
+    base = []
+    if node.level:
+        # One dot is the package itself, and each further dot is one package above.
+        base = package[: len(package) + 1 - node.level]
+    if node.module:
+        base = [*base, node.module]
+    base_name = ".".join(base)
+
+    names = set()
+    for alias in node.names:
+        full_name = f"{base_name}.{alias.name}"
+        # The imported name is a module, or a function or class of the module `base_name`.
+        names.add(full_name if full_name in modules else base_name)
+    return names
+
+
+def _parents(name: str) -> list[str]:
+    """Return the packages of a dotted name: a.b.c -> [a, a.b]."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """The modules of one circle, the first one again at the end; empty where there is none."""
-    done: set[str] = set()
+    """Return the modules of one circle of imports, e.g. [a, b, a]; [] if there is none.
+
+    graph: {module: modules that it imports}.
+    """
+    without_circle: set[str] = set()
 
     def visit(name: str, trail: list[str]) -> list[str]:
+        """Follow the imports of a module. trail: the modules that led to it."""
         if name in trail:
             return [*trail[trail.index(name) :], name]
-        if name in done:
+        if name in without_circle:
             return []
-        for other in sorted(graph[name]):
-            if found := visit(other, [*trail, name]):
+        for imported in sorted(graph[name]):
+            found = visit(imported, [*trail, name])
+            if found:
                 return found
-        done.add(name)
+        without_circle.add(name)
         return []
 
-    return next((found for name in sorted(graph) if (found := visit(name, []))), [])
+    for name in sorted(graph):
+        found = visit(name, [])
+        if found:
+            return found
+    return []

@@ -1,5 +1,8 @@
-"""A training run small enough for a test: clips of 32 x 32, a VRT of one block a stage, seconds on
-one core.
+"""A training run that is small enough for a test, and what it leaves.
+
+`write_options` writes clips and an option file, `train` runs main_train_vrt.py on them. Frames have
+32 x 32 pixels, the network has one block a stage, and a run takes seconds on one core. The results
+of a run are read by `latest`, `history`, and `files_of_run`.
 """
 
 import json
@@ -14,19 +17,23 @@ from tests.helpers.clip_files import section, write_clip, write_info
 MAIN = "main_train_vrt.py"
 LOADER = {"dataloader_num_workers": 1, "dataloader_batch_size": 1}
 
+# ---- The files of a run ----
+
 
 def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
-    """Clips (4 + 4 training frames, 3 test clips of different length) and an option file; returns
-    its path.
+    """Write clips and an option file into `folder`. Returns the path of the option file.
+
+    Two training clips have 4 frames each; three test clips have 2, 3 and 4 frames.
+    instants: number of sharp instants of each frame. changes: sections of the option file.
     """
     how: dict[str, Any] = {"h": 16, "w": 16, "instants": instants}
     for number in range(2):
         write_clip(folder, f"train{number}", frames=4, seed=number, **how)
     for number in range(3):
-        write_clip(
-            folder, f"test{number}", split="test", frames=2 + number, seed=10 + number, **how
-        )
+        frames = 2 + number
+        write_clip(folder, f"test{number}", split="test", frames=frames, seed=10 + number, **how)
     write_info(folder, h=16, w=16)
+
     crops = section(folder, num_frame=2, gt_size=32, use_hflip=True, use_rot=True)
     options: dict[str, Any] = {
         "task": "run",
@@ -34,38 +41,60 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
         "datasets": {"train": crops | LOADER, "test": section(folder, "test")},
         "netG": network(),
         "train": {
-            "total_iter": 4, "G_lossfn_type": "charbonnier", "G_optimizer_lr": 1e-3,
-            "G_scheduler_periods": 100, "E_decay": 0.9, "checkpoint_print": 1,
-            "checkpoint_test": 1000, "checkpoint_save": 1000,
+            "total_iter": 4,
+            "G_lossfn_type": "charbonnier",
+            "G_optimizer_lr": 1e-3,
+            "G_scheduler_periods": 100,
+            "E_decay": 0.9,
+            "checkpoint_print": 1,
+            # Later than the last step: a run validates and saves at its end only.
+            "checkpoint_test": 1000,
+            "checkpoint_save": 1000,
         },
         "logging": {"use_tensorboard": False},
-    }  # fmt: skip
+    }
     path = folder / "options.json"
     path.write_text(json.dumps(options | changes), encoding="utf-8")
     return path
 
 
 def network(**changes: Any) -> dict[str, Any]:
+    """Return a section `netG` of a tiny VRT with spikes. changes: keys to change."""
     values = {
-        "net_type": "vrt", "upscale": 1, "in_chans": 3, "img_size": [2, 32, 32],
-        "window_size": [2, 4, 4], "depths": [2] + [1] * 7, "indep_reconsts": [],
-        "embed_dims": [8] * 8, "num_heads": [2] * 8, "mul_attn_ratio": 0.5, "deformable_groups": 2,
+        "net_type": "vrt",
+        "upscale": 1,
+        "in_chans": 3,
+        "img_size": [2, 32, 32],
+        "window_size": [2, 4, 4],
+        "depths": [2] + [1] * 7,
+        "indep_reconsts": [],
+        "embed_dims": [8] * 8,
+        "num_heads": [2] * 8,
+        "mul_attn_ratio": 0.5,
+        "deformable_groups": 2,
         "drop_path_rate": 0.2,
         "fusion": {"type": "gated", "features": 8, "layers": 1, "gate_bias": 0.0},
-    }  # fmt: skip
+    }
     return values | changes
+
+
+def write_odd(folder: Path, **changes: Any) -> Path:
+    """Write the files of `write_options` for the network "odd" of tests/dist/odd_worker.py."""
+    return write_options(folder, netG={"net_type": "odd"}, **changes)
+
+
+# ---- Runs ----
 
 
 def train(
     options: Path, *overrides: str, ranks: int = 1, limit_s: float = 120, **launch: Any
 ) -> RankResult:
-    """Run main_train_vrt.py on these ranks to the end, whatever the end is."""
+    """Run main_train_vrt.py on these ranks until it ends, in whatever way.
+
+    overrides: options as on the command line, e.g. "train.total_iter=2".
+    launch: arguments of `run_ranks`.
+    """
     return run_ranks(ranks, MAIN, "--opt", str(options), *overrides, limit_s=limit_s, **launch)
-
-
-def write_odd(folder: Path, **changes: Any) -> Path:
-    """`write_options` for the network of tests/dist/odd_worker.py."""
-    return write_options(folder, netG={"net_type": "odd"}, **changes)
 
 
 def odd_command(
@@ -75,43 +104,47 @@ def odd_command(
     struck: tuple[int, int] = (0, 0),
     program: str = "train",
 ) -> tuple[str, ...]:
-    """odd_worker.py and its arguments: what goes wrong, on which rank, at which step, in training
-    or testing.
+    """Return the command of odd_worker.py, a run in which something goes wrong.
+
+    case: what goes wrong, by its name in odd_worker.py. struck: on which rank, at which step.
+    program: "train" or "test".
     """
-    return (
-        "tests/dist/odd_worker.py",
-        case,
-        *map(str, struck),
-        program,
-        "--opt",
-        str(options),
-        *overrides,
-    )
+    rank, step = struck
+    worker = ("tests/dist/odd_worker.py", case, str(rank), str(step), program)
+    return (*worker, "--opt", str(options), *overrides)
 
 
 def odd(options: Path, *overrides: str, ranks: int = 1, env: Any = None, **how: Any) -> RankResult:
-    """Run odd_worker.py on these ranks to the end. how: as `odd_command`."""
+    """Run odd_worker.py on these ranks until it ends. how: arguments of `odd_command`."""
     return run_ranks(ranks, *odd_command(options, *overrides, **how), limit_s=120, env=env)
 
 
+# ---- What a run leaves ----
+
+
 def experiment(options: Path, task: str = "run") -> Path:
+    """Return the folder of a run."""
     return options.parent / "experiments" / task
 
 
 def latest(options: Path, task: str = "run") -> dict[str, Any]:
-    return torch.load(
-        experiment(options, task) / "checkpoints" / "checkpoint_latest.pth", weights_only=True
-    )
+    """Return the latest checkpoint of a run."""
+    path = experiment(options, task) / "checkpoints" / "checkpoint_latest.pth"
+    return torch.load(path, weights_only=True)
 
 
 def state_of(options: Path, task: str = "run") -> dict[str, Any]:
-    """The latest checkpoint without the options, which name the task: what two runs alike have
-    alike, bit for bit.
+    """Return the latest checkpoint without the options, which name the task.
+
+    Two runs that trained alike have the same state, bit for bit.
     """
-    return {key: value for key, value in latest(options, task).items() if key != "options"}
+    checkpoint = latest(options, task)
+    checkpoint.pop("options", None)
+    return checkpoint
 
 
 def same(a: Any, b: Any) -> bool:
+    """Return whether two checkpoints are equal in each bit."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
@@ -122,10 +155,13 @@ def same(a: Any, b: Any) -> bool:
 
 
 def history(options: Path, task: str = "run") -> dict[str, list[list[float]]]:
+    """Return the curves of a run: name -> [step, value] for each step."""
     return json.loads((experiment(options, task) / "training_history.json").read_text())
 
 
 def events_of(options: Path) -> Any:
+    """Return what a run wrote for TensorBoard."""
+    # The import takes seconds, and few tests need it.
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = experiment(options) / "tb_logger"
@@ -133,10 +169,14 @@ def events_of(options: Path) -> Any:
 
 
 def files_of_run(folder: Path) -> dict[str, bytes]:
-    """The content of all files but the log, the options of each start, and the lock's owner."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {
-        str(p): p.read_bytes()
-        for p in paths
-        if p.relative_to(folder).parts[0] not in ("log", "options")
-    }
+    """Return the content of those files of a run that a second start must not change.
+
+    Left out are the log, the options of each start, and .lock, which names the running process.
+    """
+    found = {}
+    for path in folder.rglob("*"):
+        first_folder = path.relative_to(folder).parts[0]
+        is_of_start = first_folder in ("log", "options") or path.name == ".lock"
+        if path.is_file() and not is_of_start:
+            found[str(path)] = path.read_bytes()
+    return found

@@ -1,5 +1,8 @@
-"""Samples of training and clips of a test: crops and turns, planes and rates, the order of an
-epoch, refusals.
+"""data/clip_dataset.py and data/loader.py: samples of a training set, and clips of a test set.
+
+The clips are those of tests/helpers/clip_files.py: frames, sharp frames and spikes show the same
+random levels, and green counts the frames. So a test can tell from a sample which frames it has,
+whether time runs backwards, and whether all three show the same place.
 """
 
 import pickle
@@ -35,356 +38,686 @@ ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
+    """Give the root of two training clips (6 and 4 frames) and a test clip (5 frames).
+
+    Green of clip0 counts from 0, green of clip1 counts from 47.
+    """
     root = tmp_path_factory.mktemp("clips")
-    for number, frames in enumerate((6, 4)):
-        write_clip(root, f"clip{number}", frames=frames, first=47 * number, seed=number)
+    write_clip(root, "clip0", frames=6, first=0, seed=0)
+    write_clip(root, "clip1", frames=4, first=47, seed=1)
     write_clip(root, "clip9", split="test", frames=5, seed=9)
     write_info(root)
     return root
 
 
 def levels_in(item):
-    """The level of each spike pixel according to lq, gt and spikes, on the lq grid."""
+    """Return the levels (N, h, w) that lq, gt and spikes of an item show, at the size of lq."""
     lq = item["lq"][:, 0] * 255 / 20
     scale = item["gt"].shape[-1] // item["lq"].shape[-1]
     gt = item["gt"][:, 0, ::scale, ::scale] * 255 / 10
-    spike = item["spike"].sum(1) * PLANES / 2  # two bins of half the planes each
+    planes_of_a_bin = PLANES / 2
+    spike = item["spike"].sum(1) * planes_of_a_bin
     return lq, gt, spike
 
 
 def greens_in(item):
+    """Return the numbers of the frames of an item."""
     return (item["lq"][:, 1, 0, 0] * 255).round().int().tolist()
 
 
-def test_a_sample_has_the_shapes_and_ranges_of_the_batch_and_travels_to_spawned_workers(clips):
+# ---- A sample ----
+
+
+@pytest.mark.parametrize(("key", "channels"), [("lq", 3), ("spike", 2), ("gt", 3)])
+def test_a_sample_has_the_shapes_of_the_batch(clips, key, channels):
+    tensor = build(clips)[(0, 0)][key]
+
+    assert tensor.shape == (3, channels, 8, 8)
+    assert tensor.dtype == torch.float32
+    assert tensor.min() >= 0
+
+
+def test_the_frames_of_a_sample_are_in_the_range_from_0_to_1(clips):
+    assert build(clips)[(0, 0)]["lq"].max() <= 1
+
+
+def test_a_sample_says_its_clip_with_its_frame(clips):
+    assert build(clips)[(0, 0)]["key"].startswith("clip0/00000")
+
+
+def test_a_data_set_travels_to_spawned_workers(clips):
     dataset = build(clips)
-    item = dataset[(0, 0)]
-    for key, channels in (("lq", 3), ("spike", 2), ("gt", 3)):
-        assert (
-            item[key].shape == (3, channels, 8, 8)
-            and item[key].dtype == torch.float32
-            and item[key].min() >= 0
-        )
-    assert item["lq"].max() <= 1 and item["key"].startswith("clip0/00000")
-    assert torch.equal(pickle.loads(pickle.dumps(dataset))[(0, 1)]["lq"], dataset[(0, 1)]["lq"])
+
+    travelled = pickle.loads(pickle.dumps(dataset))
+
+    assert torch.equal(travelled[(0, 1)]["lq"], dataset[(0, 1)]["lq"])
 
 
 @pytest.mark.parametrize("scale", [1, 2])
-def test_crops_and_turns_agree_to_the_pixel_in_lq_gt_and_spikes(tmp_path, scale):
+def test_crops_agree_to_the_pixel_in_frames_with_sharp_frames_with_spikes(tmp_path, scale):
     write_clips(tmp_path, "clip0", scale=scale)
     dataset = build(tmp_path, gt_size=8 * scale, **ALL_TURNS)
-    for item in (dataset[(epoch, index)] for epoch in range(4) for index in range(len(dataset))):
-        assert item["lq"].shape[-2:] == (8, 8) and item["gt"].shape[-2:] == (8 * scale, 8 * scale)
-        lq, gt, spike = levels_in(item)
-        assert torch.allclose(lq, spike, atol=1e-3) and torch.allclose(lq, gt, atol=1e-3)
 
-
-def draws(count=200, size=(20, 30), **allowed):
-    rng = np.random.default_rng(0)
-    return [Augment.draw(rng, size, 8, 2, **allowed) for _ in range(count)]
-
-
-def test_crops_reach_every_even_place_and_each_turn_comes_half_of_the_time_where_allowed():
-    plain, turned = draws(2000), draws(hflip=True, rot=True, reverse=True)
-    assert {a.top for a in plain} == set(range(0, 13, 2)) and {a.left for a in plain} == set(
-        range(0, 23, 2)
-    )
-    assert {(a.top, a.left) for a in draws(20, size=(8, 8))} == {(0, 0)}
-    for name in ("hflip", "vflip", "transpose", "reverse"):
-        assert 60 < sum(getattr(a, name) for a in turned) < 140 and not any(
-            getattr(a, name) for a in plain
-        )
-    # An allowed turn leaves the rest of the draw as it was.
-    assert [(a.top, a.left, a.hflip) for a in turned] == [
-        (a.top, a.left, a.hflip) for a in draws(hflip=True)
-    ]
-
-
-def test_time_reversal_reverses_frames_and_the_planes_within_them(clips):
-    dataset = build(clips, random_reverse=True)
-    seen = set()
-    for epoch in range(8):
-        item = dataset[(epoch, 0)]
-        reverse = greens_in(item) == [2, 1, 0]
-        assert reverse or greens_in(item) == [0, 1, 2]
-        # All ones lie in the first half of a file, as recorded.
-        assert item["spike"][:, 0 if reverse else 1].max() == 0
-        seen.add(reverse)
-    assert seen == {False, True}
-
-
-def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
-    first, second = (build(clips, **ALL_TURNS) for _ in range(2))
-    second[(7, 3)]  # samples read before have no influence
-    for index in range(len(first)):
-        assert same(first[(2, index)], second[(2, index)])
-    others = [
-        build(clips, **ALL_TURNS)[(3, 0)],
-        build(clips, seed=1, **ALL_TURNS)[(2, 0)],
-        first[(2, len(first))],
-    ]
-    assert not any(torch.equal(first[(2, 0)]["lq"], other["lq"]) for other in others)
-
-
-def test_an_interval_skips_frames_and_a_short_clip_is_played_back_and_forth_with_a_notice(
-    clips, caplog
-):
-    dataset = build(clips, interval_list=[2])
-    assert all(greens_in(dataset[(0, index)]) in ([0, 2, 4], [1, 3, 5]) for index in range(6))
-    item = build(clips, num_frame=6)[(0, 6)]
-    assert "1 clips have fewer than 6 frames" in caplog.text and "clip1" in caplog.text
-    assert greens_in(item) == [47, 48, 49, 50, 49, 48]
-    # On the way back, the planes of every frame are reversed.
-    assert [bool(item["spike"][i, 0].max() > 0) for i in range(6)] == [
-        True,
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
+    for epoch in range(4):
+        for index in range(len(dataset)):
+            item = dataset[(epoch, index)]
+            assert item["lq"].shape[-2:] == (8, 8)
+            assert item["gt"].shape[-2:] == (8 * scale, 8 * scale)
+            lq, gt, spike = levels_in(item)
+            assert torch.allclose(lq, spike, atol=1e-3)
+            assert torch.allclose(lq, gt, atol=1e-3)
 
 
 def test_spikes_resized_within_a_crop_are_the_crop_of_the_resized_ones(clips):
     spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 9}}
-    whole = build(clips, "test", spike=spike)
-    train = section(
-        clips, dataroot_gt=str(clips / "GOPRO_Large/test"), spike=spike, num_frame=1, gt_size=8
+    whole = build(clips, "test", spike=spike)[0]
+    # The same clip as a training set of single frames in crops of 8 x 8.
+    frames = str(clips / "GOPRO_Large/test")
+    values = section(
+        clips,
+        dataroot_gt=frames,
+        dataroot_lq=frames,
+        dataroot_spike=str(clips / "GOPRO_Large_spike_seq/test"),
+        spike=spike,
+        num_frame=1,
+        gt_size=8,
     )
-    train |= {
-        "dataroot_lq": train["dataroot_gt"],
-        "dataroot_spike": str(clips / "GOPRO_Large_spike_seq/test"),
-    }
-    sample = build_dataset(train, "train", 0)
-    everything = whole[0]
+    crops = build_dataset(values, "train", 0)
+
     for index in range(5):
-        item = sample[(0, index)]
-        position = (
-            everything["lq"][index].unfold(1, 8, 1).unfold(2, 8, 1) == item["lq"][0][:, None, None]
-        ).all(-1)
-        y, x = position.all(-1).all(0).nonzero()[0].tolist()
-        assert torch.equal(item["spike"][0], everything["spike"][index][:, y : y + 8, x : x + 8])
+        item = crops[(0, index)]
+        # Find the place of the crop in the whole frame, by its pixels.
+        patches = whole["lq"][index].unfold(1, 8, 1).unfold(2, 8, 1)  # (3, y, x, 8, 8)
+        is_equal = patches == item["lq"][0][:, None, None]
+        is_place = is_equal.all(-1).all(-1).all(0)  # (y, x)
+        y, x = is_place.nonzero()[0].tolist()
+
+        expected = whole["spike"][index][:, y : y + 8, x : x + 8]
+        assert torch.equal(item["spike"][0], expected)
 
 
-def test_a_test_item_is_the_whole_clip_and_can_be_read_in_parts(clips):
+# ---- What is drawn for a sample ----
+
+
+def draws(count=200, size=(20, 30), **allowed):
+    """Return drawn crops of 8 x 8 at even places. allowed: hflip, rot or reverse."""
+    rng = np.random.default_rng(0)
+    return [Augment.draw(rng, size, 8, 2, **allowed) for _ in range(count)]
+
+
+def test_crops_reach_every_even_place():
+    plain = draws(2000)
+
+    assert {augment.top for augment in plain} == set(range(0, 13, 2))
+    assert {augment.left for augment in plain} == set(range(0, 23, 2))
+
+
+def test_a_crop_as_large_as_the_frame_has_one_place():
+    places = {(augment.top, augment.left) for augment in draws(20, size=(8, 8))}
+
+    assert places == {(0, 0)}
+
+
+@pytest.mark.parametrize("turn", ["hflip", "vflip", "transpose", "reverse"])
+def test_an_allowed_turn_comes_half_of_the_time(turn):
+    turned = draws(hflip=True, rot=True, reverse=True)
+
+    assert 60 < sum(getattr(augment, turn) for augment in turned) < 140  # of 200
+
+
+@pytest.mark.parametrize("turn", ["hflip", "vflip", "transpose", "reverse"])
+def test_a_turn_that_is_not_allowed_never_comes(turn):
+    for augment in draws(2000):
+        assert not getattr(augment, turn)
+
+
+def test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was():
+    all_turns = draws(hflip=True, rot=True, reverse=True)
+    one_turn = draws(hflip=True)
+
+    for a, b in zip(all_turns, one_turn, strict=True):
+        assert (a.top, a.left, a.hflip) == (b.top, b.left, b.hflip)
+
+
+@pytest.fixture
+def maybe_reversed(clips):
+    """Give a sample of eight epochs, with time reversed in some of them."""
+    dataset = build(clips, random_reverse=True)
+    return [dataset[(epoch, 0)] for epoch in range(8)]
+
+
+FORWARD = [0, 1, 2]
+BACKWARD = [2, 1, 0]
+
+
+def test_time_runs_forward_in_some_epochs_but_backward_in_others(maybe_reversed):
+    orders = [greens_in(item) for item in maybe_reversed]
+
+    assert FORWARD in orders
+    assert BACKWARD in orders
+    for order in orders:
+        assert order in (FORWARD, BACKWARD)
+
+
+def test_time_reversal_reverses_the_planes_within_the_frames(maybe_reversed):
+    for item in maybe_reversed:
+        # As recorded, all spikes lie in the first half of a frame.
+        is_backward = greens_in(item) == BACKWARD
+        empty_half = 0 if is_backward else 1
+        assert item["spike"][:, empty_half].max() == 0
+
+
+def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
+    first = build(clips, **ALL_TURNS)
+    second = build(clips, **ALL_TURNS)
+    second[(7, 3)]  # a sample that was read before has no influence
+
+    for index in range(len(first)):
+        assert same(first[(2, index)], second[(2, index)])
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "index"),
+    [
+        pytest.param(0, 3, 0, id="another epoch"),
+        pytest.param(1, 2, 0, id="another seed"),
+        # An index beyond the length repeats the sample, with new draws.
+        pytest.param(0, 2, "length", id="another index"),
+    ],
+)
+def test_another_seed_epoch_or_index_gives_another_sample(clips, seed, epoch, index):
+    dataset = build(clips, **ALL_TURNS)
+    other = build(clips, seed=seed, **ALL_TURNS)
+    if index == "length":
+        index = len(dataset)
+
+    assert not torch.equal(dataset[(2, 0)]["lq"], other[(epoch, index)]["lq"])
+
+
+# ---- Which frames a sample has ----
+
+
+def test_an_interval_skips_frames(clips):
+    dataset = build(clips, interval_list=[2])
+
+    for index in range(6):
+        assert greens_in(dataset[(0, index)]) in ([0, 2, 4], [1, 3, 5])
+
+
+def test_a_short_clip_is_played_back_from_its_end(clips):
+    # Sample 6 is the first one of clip1, which has 4 frames.
+    item = build(clips, num_frame=6)[(0, 6)]
+
+    assert greens_in(item) == [47, 48, 49, 50, 49, 48]
+
+
+def test_a_short_clip_is_named_in_the_log(clips, caplog):
+    build(clips, num_frame=6)
+
+    assert "1 clips have fewer than 6 frames" in caplog.text
+    assert "clip1" in caplog.text
+
+
+def test_on_the_way_back_the_planes_of_each_frame_are_reversed(clips):
+    item = build(clips, num_frame=6)[(0, 6)]
+
+    first_half_has_spikes = [bool(planes[0].max() > 0) for planes in item["spike"]]
+    assert first_half_has_spikes == [True, True, True, True, False, False]
+
+
+# ---- A clip of a test ----
+
+
+def test_a_test_item_is_the_whole_clip(clips):
     dataset = build(clips, "test")
+
     item = dataset[0]
 
-    assert len(dataset) == 1 and item["key"] == "clip9"
+    assert len(dataset) == 1
+    assert item["key"] == "clip9"
     assert item["frames"] == ["000000", "000001", "000002", "000003", "000004"]
-    assert item["lq"].shape == (5, 3, 16, 24) and item["spike"].shape == (5, 2, 16, 24)
+    assert item["lq"].shape == (5, 3, 16, 24)
+    assert item["spike"].shape == (5, 2, 16, 24)
+
+
+def test_a_test_item_can_be_read_in_parts(clips):
+    dataset = build(clips, "test")
+
     part = dataset.read_frames(0, 1, 2)
+
     assert part["frames"] == ["000001", "000002"]
-    assert all(torch.equal(part[k], item[k][1:3]) for k in ("lq", "gt", "spike"))
-    item = build(clips, "test", num_frame=2, dataroot_gt=None)[0]
-    assert item["lq"].shape[0] == 2 and "gt" not in item
+    for key in ("lq", "gt", "spike"):
+        assert torch.equal(part[key], dataset[0][key][1:3])
+
+
+def test_a_test_may_take_the_first_frames_alone(clips):
+    item = build(clips, "test", num_frame=2)[0]
+
+    assert item["lq"].shape[0] == 2
+
+
+def test_a_test_may_have_no_sharp_frames(clips):
+    item = build(clips, "test", dataroot_gt=None)[0]
+
+    assert "gt" not in item
+
+
+# ---- Pictures kept in memory, and a resume ----
 
 
 def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(tmp_path):
     write_clips(tmp_path, "clip0", frames=6)
-    kept, plain = build(tmp_path, cache_data=True), build(tmp_path)
-    loading = LoaderOptions(dataloader_shuffle=False)
-    loader = TrainLoader(kept, loading, accumulation_steps=1, seed=0)
+    plain = build(tmp_path)
     expected = [plain[(1, index)] for index in range(len(plain))]
-    assert len(list(loader.start(0, 0))) == 6
+    kept = build(tmp_path, cache_data=True)
+    options = LoaderOptions(dataloader_shuffle=False)
+    loader = TrainLoader(kept, options, accumulation_steps=1, seed=0)
+
+    # Epoch 0 decodes the pictures, in processes that then end. Epoch 1 has no files.
+    batches_of_epoch_0 = list(loader.start(0, 0))
     for path in (tmp_path / "GOPRO_Large").rglob("*.png"):
         path.unlink()
+    batches_of_epoch_1 = list(loader.start(1, 0))
 
-    for (batch,), item in zip(loader.start(1, 0), expected, strict=True):
-        assert torch.equal(batch["lq"][0], item["lq"]) and torch.equal(batch["gt"][0], item["gt"])
-    assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])  # and the parent process sees them
+    assert len(batches_of_epoch_0) == 6
+    for (batch,), item in zip(batches_of_epoch_1, expected, strict=True):
+        assert torch.equal(batch["lq"][0], item["lq"])
+        assert torch.equal(batch["gt"][0], item["gt"])
+    # The parent process sees them, too.
+    assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])
 
 
-def test_a_resume_sees_other_planes_and_another_rate_of_the_same_frames(tmp_path):
+def test_the_same_files_have_the_same_names_of_samples(tmp_path):
+    write_clips(tmp_path, "clip0")
+
+    assert build(tmp_path).sample_names() == build(tmp_path).sample_names()
+
+
+def test_a_resume_sees_another_rate_of_the_same_frames(tmp_path):
     write_clips(tmp_path, "clip0")
     before = build(tmp_path).sample_names()
-    assert build(tmp_path).sample_names() == before
+
     write_info(tmp_path, rate=0.5)
+
     assert build(tmp_path).sample_names() != before
+
+
+def test_a_resume_sees_other_planes_of_the_same_frames(tmp_path):
+    write_clips(tmp_path, "clip0")
+    before = build(tmp_path).sample_names()
+
     write_clip(tmp_path, "clip0", planes=32)
     write_info(tmp_path, planes=32)
+
     assert build(tmp_path).sample_names() != before
 
 
-def test_the_representation_uses_rate_and_centre_of_the_data(clips, tmp_path):
-    spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 2}}
-    # gt_plane 12: no pixel of a level up to 12 fires later
-    at_12 = build(clips, "test", spike=spike)[0]["spike"]
-    at_5 = build(clips, "test", spike={**spike, "center": 5})[0]["spike"]
-    at_file = build(clips, "test", spike={**spike, "center": "file"})[0]["spike"]
+# ---- dataset.json: rate, centre, light ----
 
-    assert at_12.max() < 0.45 < at_5.max() and torch.equal(at_file, at_12)
+TFP_OF_5 = {"type": "dat", "representation": {"type": "tfp", "half_window": 2}}
+
+
+def spikes_of_test(root, **spike):
+    """Return the spike channels of the test clip. spike: keys of the section `spike`."""
+    return build(root, "test", spike={**TFP_OF_5, **spike})[0]["spike"]
+
+
+def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips):
+    # gt_plane is 12. No pixel fires later than its level, which is 12 at most.
+    at_12 = spikes_of_test(clips)
+    at_5 = spikes_of_test(clips, center=5)
+
+    assert at_12.max() < 0.45 < at_5.max()
+
+
+def test_the_centre_may_be_named_as_that_of_the_file(clips):
+    assert torch.equal(spikes_of_test(clips, center="file"), spikes_of_test(clips))
+
+
+def test_the_rate_of_the_data_is_divided_out(clips, tmp_path):
     write_clip(tmp_path, "clip9", split="test", frames=5, seed=9)
     write_info(tmp_path, rate=0.5)
-    assert torch.allclose(build(tmp_path, "test", spike=spike)[0]["spike"], at_12 * 2)
+
+    assert torch.allclose(spikes_of_test(tmp_path), 2 * spikes_of_test(clips))
 
 
-def test_without_dataset_json_the_options_must_give_the_size_and_a_damaged_one_is_named(tmp_path):
+def test_without_dataset_json_the_options_must_give_the_size(tmp_path):
     write_clip(tmp_path, "GOPR0372_03_00", planes=24)
+
     with pytest.raises(OptionError, match=r"spike\.h is missing"):
         build(tmp_path)
+
+
+def test_without_dataset_json_the_size_of_the_options_is_enough_for_a_clip_of_gopro(tmp_path):
+    write_clip(tmp_path, "GOPR0372_03_00", planes=24)
+
     item = build(tmp_path, spike={"type": "dat", "h": 8, "w": 12})[(0, 0)]
+
     assert item["spike"].shape == (3, 4, 8, 8)
+
+
+def test_without_dataset_json_the_sharp_plane_of_another_clip_is_not_known(tmp_path):
+    write_clip(tmp_path, "GOPR0372_03_00", planes=24)
     write_clip(tmp_path, "street")
+
     with pytest.raises(DataError, match="plane of the sharp frame is not known for clip street"):
         build(tmp_path, spike={"type": "dat", "h": 8, "w": 12})
-    for content in ("{", '{"format": 2}', '{"format": 1, "h": "8"}'):
-        (tmp_path / "GOPRO_Large_spike_seq/dataset.json").write_text(content)
-        with pytest.raises(DataError, match=r"dataset.json"):
-            build(tmp_path)
 
 
-def test_options_that_do_not_fit_the_data_are_refused(clips):
-    # dataset.json may be repeated.
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("{", id="no JSON"),
+        pytest.param('{"format": 2}', id="unknown format"),
+        pytest.param('{"format": 1, "h": "8"}', id="text in place of a number"),
+    ],
+)
+def test_a_damaged_dataset_json_is_named(tmp_path, content):
+    write_clips(tmp_path, "GOPR0372_03_00")
+    (tmp_path / "GOPRO_Large_spike_seq/dataset.json").write_text(content)
+
+    with pytest.raises(DataError, match=r"dataset.json"):
+        build(tmp_path)
+
+
+VOXEL_OF_1 = {"type": "dat", "representation": {"type": "voxel", "num_bins": 1}}
+# A grey picture of 4 x 4, and the light that it shows.
+GREY = np.full((4, 4, 3), 128, np.uint8)
+DISPLAY_VALUE = 128 / 255
+LIGHT = DISPLAY_VALUE**2.2
+
+
+def grey_spikes(seen):
+    """Return 1000 planes (2, 2) of a camera of rate 0.6. seen: what it integrates of the grey."""
+    planes = np.zeros((1000, 2, 2), np.uint8)
+    planes[: round(600 * seen)] = 1
+    return planes
+
+
+@pytest.mark.parametrize(
+    ("light", "seen"),
+    [
+        pytest.param("linear", LIGHT, id="camera of light"),
+        pytest.param("display", DISPLAY_VALUE, id="camera of display values"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("gamma", "shown"),
+    [
+        pytest.param(1.0, LIGHT, id="light asked for"),
+        pytest.param(2.2, DISPLAY_VALUE, id="display values asked for"),
+    ],
+)
+def test_light_decides_what_match_or_gamma_do(tmp_path, light, seen, gamma, shown):
+    write_clip(tmp_path, "clip0", split="test", frames=1)
+    write_info(tmp_path, rate=None, light=None)
+    spike = {**VOXEL_OF_1, "rate": "match", "center": "file", "light": light}
+    spikes = build(tmp_path, "test", spike=spike).clips[0].spikes
+    window = ScaledGrid(SpikeGeometry(2, 2), (4, 4), 0).window(Augment.whole((4, 4)))
+    planes = grey_spikes(seen)
+
+    rate = spikes.rate_of(planes, GREY, window)
+    channels = spikes.changed(gamma=gamma).represent(planes, 499.5, rate)
+
+    assert rate == pytest.approx(0.6, abs=0.002)
+    assert channels.mean() == pytest.approx(shown, abs=0.002)
+
+
+def test_a_light_that_contradicts_the_data_is_refused(tmp_path):
+    write_clip(tmp_path, "clip0", split="test", frames=1)
+    write_info(tmp_path, light="display")
+
+    with pytest.raises(OptionError, match=r"spike\.light is linear, dataset.json has display"):
+        build(tmp_path, "test", spike={**VOXEL_OF_1, "rate": "match", "light": "linear"})
+
+
+def log_of_check(folder, caplog, **info):
+    """Return what the check of the data says. info: keys of dataset.json.
+
+    The spikes of the clip are proportional to the display values of its pictures.
+    """
+    write_clip(folder, "clip0", split="test", frames=2)
+    datasets = DatasetsOptions(test=resolved(section(folder, "test")))
+    write_info(folder, **info)
+    preflight(datasets, folder / "runs")
+    return caplog.text
+
+
+def test_the_check_of_the_data_tells_light_with_rate_if_nobody_states_them(tmp_path, caplog):
+    said = log_of_check(tmp_path, caplog, light=None, rate=None)
+
+    assert "look like display light of rate 1.7" in said
+    assert "firing rate at full light" in said
+
+
+def test_the_check_of_the_data_believes_a_stated_light(tmp_path, caplog):
+    said = log_of_check(tmp_path, caplog, light="linear", rate=1.0)
+
+    assert "WARNING" not in said
+
+
+# ---- Another camera, and the rate that fits the frame ----
+
+
+def threshold_camera(factor, **changes):
+    """Return a section `camera` that always changes the threshold by this factor."""
+    return {
+        "type": "perturb",
+        "threshold_prob": 1.0,
+        "threshold_range": [factor, factor],
+        **changes,
+    }
+
+
+def mean_spikes(item):
+    """Return the mean of the spike channels of an item."""
+    return float(item["spike"].mean())
+
+
+def test_another_camera_leaves_frames_as_they_are(clips):
+    plain = build(clips, **ALL_TURNS)
+    other = build(clips, camera=threshold_camera(2.0), **ALL_TURNS)
+
+    for index in range(4):
+        a = plain[(1, index)]
+        b = other[(1, index)]
+        assert torch.equal(a["lq"], b["lq"])
+        assert torch.equal(a["gt"], b["gt"])
+        assert a["key"] == b["key"]
+
+
+def test_twice_the_threshold_gives_half_the_spikes(clips):
+    plain = build(clips, **ALL_TURNS)
+    other = build(clips, camera=threshold_camera(2.0), **ALL_TURNS)
+
+    for index in range(4):
+        expected = mean_spikes(plain[(1, index)]) / 2
+        assert mean_spikes(other[(1, index)]) == pytest.approx(expected, rel=0.2)
+
+
+def test_another_camera_is_the_same_each_time(clips):
+    other = build(clips, camera=threshold_camera(2.0), **ALL_TURNS)
+
+    for index in range(4):
+        assert torch.equal(other[(1, index)]["spike"], other[(1, index)]["spike"])
+
+
+def test_a_known_rate_undoes_the_threshold(clips):
+    plain = build(clips, **ALL_TURNS)
+    known = build(clips, camera=threshold_camera(2.0, known_rate=True), **ALL_TURNS)
+
+    for index in range(4):
+        expected = mean_spikes(plain[(1, index)])
+        assert mean_spikes(known[(1, index)]) == pytest.approx(expected, rel=0.2)
+
+
+@pytest.fixture(scope="module")
+def sample_set(tmp_path_factory):
+    """Give the root of a sample set with one test clip of one frame."""
+    folder = tmp_path_factory.mktemp("sample") / "set"
+    make_sample(folder, replace(SAMPLE, clips={"test": 1}, frames=1))
+    return folder
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
+def test_a_matched_rate_gives_the_brightness_of_the_frame_whatever_the_threshold(
+    sample_set, factor
+):
+    spike = {**VOXEL_OF_1, "rate": "match"}
+    item = build(sample_set, "test", spike=spike, camera=threshold_camera(factor))[0]
+
+    light = item["lq"] ** 2.2
+    luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+    brightness = float((light * luma).sum(1).mean())
+    assert mean_spikes(item) / brightness == pytest.approx(1.0, rel=0.01)
+
+
+# ---- Options that are refused ----
+
+
+def test_options_that_repeat_dataset_json_are_accepted(clips):
     build(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})
-    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"gt_size": 7}, OptionError, "gt_size is 7"),
-        ({"gt_size": 32}, DataError, "crops of 32 do not fit into clip clip0"),
-        (
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        pytest.param({"gt_size": 7}, OptionError, "gt_size is 7", id="odd crop"),
+        pytest.param(
+            {"gt_size": 32},
+            DataError,
+            "crops of 32 do not fit into clip clip0",
+            id="crop larger than the frames",
+        ),
+        pytest.param(
             {"spike": {"type": "dat", "h": 16, "w": 12}},
             OptionError,
             "spike.h is 16, dataset.json has 8",
+            id="another size than dataset.json",
         ),
-        ({"spike": {"type": "dat", "heigth": 8}}, OptionError, "unknown option .*spike.heigth"),
-        (
+        pytest.param(
+            {"spike": {"type": "dat", "heigth": 8}},
+            OptionError,
+            "unknown option .*spike.heigth",
+            id="unknown key",
+        ),
+        pytest.param(
             {"spike": {"representation": {"type": "raw", "window": 4}, "type": "dat"}},
             OptionError,
             "raw cannot be made",
+            id="representation that cannot be made",
         ),
-    ]
-    for changes, error, said in cases:
-        with pytest.raises(error, match=said):
-            build(clips, **changes)
+    ],
+)
+def test_options_that_do_not_fit_the_data_are_refused(clips, changes, error, said):
+    with pytest.raises(error, match=said):
+        build(clips, **changes)
+
+
+def test_a_training_section_is_no_section_for_testing(clips):
     with pytest.raises(OptionError, match="a dataset for testing"):
         build_dataset(section(clips, "train"), "test", 0)
 
 
-def test_another_camera_changes_the_spikes_and_nothing_else(clips):
-    camera = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [2.0, 2.0]}
-    plain, other = build(clips, **ALL_TURNS), build(clips, camera=camera, **ALL_TURNS)
-    known = build(clips, camera=camera | {"known_rate": True}, **ALL_TURNS)
-    for index in range(4):
-        a, b = plain[(1, index)], other[(1, index)]
-        assert float(known[(1, index)]["spike"].mean()) == pytest.approx(
-            float(a["spike"].mean()), rel=0.2
-        )
-        assert (
-            torch.equal(a["lq"], b["lq"]) and torch.equal(a["gt"], b["gt"]) and a["key"] == b["key"]
-        )
-        assert float(b["spike"].mean()) == pytest.approx(float(a["spike"].mean()) / 2, rel=0.2)
-        assert torch.equal(b["spike"], other[(1, index)]["spike"])
+RAW = {"type": "raw", "window": 3}
+SPREAD_ENCODING = {"type": "encoding25", "num_windows": 3, "pad": "edge"}
+SPREAD_TFP = {"type": "tfp", "half_window": 2, "num_bins": 3}
 
 
-def test_a_matched_rate_gives_the_frame_s_own_brightness_whatever_the_threshold(tmp_path):
-    make_sample(tmp_path / "sample", replace(SAMPLE, clips={"test": 1}, frames=1))
-    values = []
-    for factor in (1.0, 2.0, 4.0):
-        camera = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [factor, factor]}
-        spike = {"type": "dat", "rate": "match", "representation": {"type": "voxel", "num_bins": 1}}
-        item = build(tmp_path / "sample", "test", spike=spike, camera=camera)[0]
-        grey = (item["lq"] ** 2.2 * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1)
-        values.append(float(item["spike"].mean()) / float(grey.mean()))
-    assert values == pytest.approx([1.0, 1.0, 1.0], rel=0.01)
+@pytest.mark.parametrize(
+    ("key", "value", "representation"),
+    [
+        # Raw planes are 0 and 1, whatever the light.
+        pytest.param("gamma", 2.2, RAW, id="gamma of raw planes"),
+        pytest.param("rate", "match", RAW, id="rate of raw planes"),
+        pytest.param("light", "linear", RAW, id="light of raw planes"),
+        # Windows that are spread over the file have no centre.
+        pytest.param("center", 5, SPREAD_ENCODING, id="centre of spread windows"),
+        pytest.param("center", 5, SPREAD_TFP, id="centre of spread bins"),
+        pytest.param("context", 8, "voxel", id="context of voxels"),
+    ],
+)
+def test_keys_without_effect_are_refused(clips, key, value, representation):
+    spike = {"type": "dat", key: value, "representation": representation}
+
+    with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
+        build(clips, "test", spike=spike)
 
 
-def test_keys_without_effect_are_refused(clips):
-    raw, spread = (
-        {"type": "raw", "window": 3},
-        {"type": "encoding25", "num_windows": 3, "pad": "edge"},
+@pytest.mark.parametrize(
+    "spike",
+    [
+        pytest.param({"type": "dat", "rate": "match"}, id="rate matched"),
+        pytest.param({"type": "dat", "representation": RAW}, id="raw planes"),
+    ],
+)
+def test_a_known_rate_is_refused_if_no_rate_is_divided_out(clips, spike):
+    camera = {"type": "perturb", "threshold_prob": 1.0, "known_rate": True}
+
+    with pytest.raises(OptionError, match=r"camera\.known_rate has no effect"):
+        build(clips, "test", spike=spike, camera=camera)
+
+
+# ---- The order of an epoch ----
+
+
+def sampler(rank=0, world_size=1, batch_size=2, length=23, seed=0, epoch=0, **how):
+    """Return the sampler of a rank at the begin of an epoch. It gives pairs (epoch, index)."""
+    made = ResumableDistributedSampler(
+        length, world_size=world_size, rank=rank, batch_size=batch_size, seed=seed, **how
     )
-    for key, value, representation in (
-        ("gamma", 2.2, raw), ("rate", "match", raw), ("light", "linear", raw),
-        ("center", 5, spread), ("center", 5, {"type": "tfp", "half_window": 2, "num_bins": 3}),
-        ("context", 8, "voxel"),
-    ):  # fmt: skip
-        with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
-            build(
-                clips, "test", spike={"type": "dat", key: value, "representation": representation}
-            )
-    # Where no rate is divided out
-    camera = {
-        "type": "perturb",
-        "threshold_prob": 1.0,
-        "known_rate": True,
-    }
-    for spike in ({"type": "dat", "rate": "match"}, {"type": "dat", "representation": raw}):
-        with pytest.raises(OptionError, match=r"camera\.known_rate has no effect"):
-            build(clips, "test", spike=spike, camera=camera)
+    made.seek(epoch)
+    return made
 
 
-def test_light_decides_what_match_and_gamma_do(tmp_path):
-    write_clip(tmp_path, "clip0", split="test", frames=1)
-    write_info(tmp_path, rate=None, light=None)
-    spike = {
-        "type": "dat",
-        "rate": "match",
-        "representation": {"type": "voxel", "num_bins": 1},
-        "center": "file",
-    }
-    source = {
-        light: build(tmp_path, "test", spike={**spike, "light": light}).clips[0].spikes
-        for light in ("linear", "display")
-    }
-    # A camera of rate 0.6 that looks at an even grey, as light and as display value.
-    grey = np.full((4, 4, 3), 128, np.uint8)
-    for light, seen in (("linear", (128 / 255) ** 2.2), ("display", 128 / 255)):
-        stream = np.zeros((1000, 2, 2), np.uint8)
-        stream[: round(600 * seen)] = 1
-        window = ScaledGrid(SpikeGeometry(2, 2), (4, 4), 0).window(Augment.whole((4, 4)))
-        rate = source[light].rate_of(stream, grey, window)
-        assert rate == pytest.approx(0.6, abs=0.002)
-        # gamma 1: linear light, whatever the sensor integrated; gamma 2.2: the picture's own
-        # values.
-        for gamma, value in ((1.0, (128 / 255) ** 2.2), (2.2, 128 / 255)):
-            spikes = source[light].changed(gamma=gamma)
-            assert spikes.represent(stream, 499.5, rate).mean() == pytest.approx(value, abs=0.002)
-    write_info(tmp_path, light="display")
-    with pytest.raises(OptionError, match=r"spike\.light is linear, dataset.json has display"):
-        build(tmp_path, "test", spike={**spike, "light": "linear"})
+def indices(some_sampler):
+    """Return the indices of an epoch in their order."""
+    return [index for _, index in some_sampler]
 
 
-def test_the_check_of_the_data_tells_light_and_rates_that_nobody_states(tmp_path, caplog):
-    # The test clips' spikes are proportional to the values of their pictures.
-    write_clip(tmp_path, "clip0", split="test", frames=2)
-    datasets = DatasetsOptions(test=resolved(section(tmp_path, "test")))
-    for stated, words in (
-        (None, ["look like display light of rate 1.7", "firing rate at full light"]),
-        ("linear", []),
-    ):
-        write_info(tmp_path, light=stated, rate=1.0 if stated else None, made_for=str(stated))
-        caplog.clear()
-        preflight(datasets, tmp_path / f"runs {stated}")
-        assert all(word in caplog.text for word in words) and (
-            words or "WARNING" not in caplog.text
-        ), caplog.text
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_incomplete_last_batch_is_left_out_on_every_rank(rank):
+    of_rank = sampler(rank, world_size=2, batch_size=3, length=23)
 
-
-def make(rank=0, world_size=1, batch_size=2, length=23, seed=0, epoch=0, **how):
-    how |= {"world_size": world_size, "rank": rank, "batch_size": batch_size, "seed": seed}
-    sampler = ResumableDistributedSampler(length, **how)
-    sampler.seek(epoch)
-    return sampler
-
-
-def test_the_incomplete_last_batch_is_left_out_on_every_rank():
-    samplers = [make(rank, world_size=2, batch_size=3, length=23) for rank in range(2)]
-
-    assert [(len(list(s)), len(s), s.batches_per_epoch) for s in samplers] == [(9, 9, 3)] * 2
+    # 23 samples are 3 batches of 3 on each of 2 ranks, and 5 more.
+    assert len(list(of_rank)) == 9
+    assert len(of_rank) == 9
+    assert of_rank.batches_per_epoch == 3
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))
-def test_shards_are_disjoint_and_equal_whatever_the_size(world_size):
+def test_the_ranks_have_equally_many_samples_whatever_the_size(world_size):
     for length in range(world_size, 51):
-        shards = [[i for _, i in make(rank, world_size, 1, length)] for rank in range(world_size)]
-
-        assert {len(shard) for shard in shards} == {length // world_size}
-        together = [index for shard in shards for index in shard]
-        assert len(set(together)) == len(together) and set(together) <= set(range(length))
+        for rank in range(world_size):
+            shard = indices(sampler(rank, world_size, 1, length))
+            assert len(shard) == length // world_size
 
 
-def test_the_order_follows_from_seed_and_epoch_only():
-    assert list(make(epoch=3)) == list(make(epoch=3))
-    assert {epoch for epoch, _ in make(epoch=3)} == {3}  # it travels with every index
-    assert [i for _, i in make(epoch=3)] != [i for _, i in make(epoch=4)]
-    assert [i for _, i in make(seed=1)] != [i for _, i in make(seed=2)]
-    assert [i for _, i in make(length=6, shuffle=False)] == list(range(6))
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_no_two_ranks_have_the_same_sample(world_size):
+    for length in range(world_size, 51):
+        together = []
+        for rank in range(world_size):
+            together += indices(sampler(rank, world_size, 1, length))
+        assert len(set(together)) == len(together)
+        assert set(together) <= set(range(length))
+
+
+def test_the_order_follows_from_seed_with_epoch():
+    assert list(sampler(epoch=3)) == list(sampler(epoch=3))
+
+
+def test_the_epoch_travels_with_every_index():
+    assert {epoch for epoch, _ in sampler(epoch=3)} == {3}
+
+
+def test_another_epoch_has_another_order():
+    assert indices(sampler(epoch=3)) != indices(sampler(epoch=4))
+
+
+def test_another_seed_has_another_order():
+    assert indices(sampler(seed=1)) != indices(sampler(seed=2))
+
+
+def test_without_shuffling_the_order_is_that_of_the_clips():
+    assert indices(sampler(length=6, shuffle=False)) == [0, 1, 2, 3, 4, 5]

@@ -1,7 +1,13 @@
-"""The equations of the joint solution, and its solution, on scenes whose motion is known."""
+"""data/motion/joint.py: the sharp frame that fits the RGB frame and the spikes along a motion.
+
+The data are simulated scenes whose motion is known (tests/helpers/moving_scene.py). The equations
+say: the sharp frame, moved along the motion and averaged, is the blurry frame (RGB equations); its
+light between two spikes of a pixel is one threshold (spike equations).
+"""
 
 import json
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,165 +28,338 @@ from data.motion.recording import RecordedClip, Recording
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")
+# The frame of the clip that is solved: the middle one of three.
 FRAME = 1
+# Pixels at each side that are not compared, because the scene moves in and out of view there.
 EDGE = 12
 MOVING = Scene(velocity=(12.0, -4.0))
 
+# A frame (C, H, W) without its edges; spike planes have half as many pixels.
+INSIDE = (slice(None), slice(EDGE, -EDGE), slice(EDGE, -EDGE))
+INSIDE_SPIKES = (slice(None), slice(EDGE // 2, -EDGE // 2), slice(EDGE // 2, -EDGE // 2))
+
 
 def true_motion(scene: Scene, factor: float = 1.0) -> Motion:
-    times = np.linspace(-30.5, 29.5, 9)
+    """Return the true motion of the middle frame at nine times of the exposure.
+
+    factor: scales the motion. 0 says that nothing moves.
+    """
+    times = np.linspace(-30.5, 29.5, 9)  # planes after the sharp frame
     times[np.abs(times).argmin()] = 0.0
     shifts = np.stack([scene.shifts(FRAME, time) for time in times]).astype(np.float32)
-    return Motion(times, factor * shifts, np.full(shifts.shape[:3], 0.1, np.float32))
+    expected_error = np.full(shifts.shape[:3], 0.1, np.float32)  # pixels
+    return Motion(times, factor * shifts, expected_error)
 
 
 class Case:
-    """The middle frame of a clip, solved with one motion. folder: of `Scene.write`."""
+    """The middle frame of a clip, with its equations along one motion.
+
+    folder: a folder of `Scene.write`. motion: None measures it from the spikes.
+    spike: keys of the section `spike`.
+    """
 
     def __init__(self, folder, motion=None, device=CPU, **spike) -> None:
         reader = reader_of(folder, **spike)
         item = reader.frame(FRAME)
+        self.blurry = item["lq"]
+        self.sharp = item["gt"]
+
         clip = RecordedClip(reader, None)
         self.recording = clip.read(FRAME)
         self.pixels = SpikePixels(clip.view, device)
         self.gain, is_good = clip.gain()
-        motion = motion or motion_of(self.recording, clip.view, self.gain)
-        self.blurry, self.sharp = item["lq"], item["gt"]
+        if motion is None:
+            motion = motion_of(self.recording, clip.view, self.gain)
         self.equations = Equations(
             self.recording, self.pixels, motion, self.gain, is_good, Solver(), device
         )
 
     def psnr(self, frame: torch.Tensor) -> float:
-        difference = (frame - self.sharp)[:, EDGE:-EDGE, EDGE:-EDGE]
-        return float(-10 * (difference**2).mean().log10())
+        """Return the PSNR of a frame in dB, without its edges."""
+        error = (frame - self.sharp)[INSIDE]
+        return float(-10 * (error**2).mean().log10())
+
+    def guarded(self, z: torch.Tensor, start: torch.Tensor, guard: float):
+        """Return the frame between a solution z and its start, and its weights."""
+        return guarded(z, start, self.recording, self.pixels, self.gain, guard=guard)
 
 
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory):
+    """Give the folder of a clip that moves."""
     return MOVING.write(tmp_path_factory.mktemp("moving") / "clip")
 
 
-@pytest.mark.parametrize("light", ["linear", "display"])
-def test_the_sharp_frame_along_the_true_motion_fits_all_equations(tmp_path, light):
-    scene = replace(MOVING, light=light)
-    case = Case(scene.write(tmp_path / "clip"), true_motion(scene))
-    equations = case.equations
-    inside = (slice(None), slice(EDGE, -EDGE), slice(EDGE, -EDGE))
-    half = (slice(None), slice(EDGE // 2, -EDGE // 2), slice(EDGE // 2, -EDGE // 2))
+@pytest.fixture(scope="module", params=["linear", "display"])
+def true_case(request, tmp_path_factory):
+    """Give a clip along its true motion, for each light that the spike camera may integrate."""
+    scene = replace(MOVING, light=request.param)
+    folder = scene.write(tmp_path_factory.mktemp("light") / "clip")
+    return Case(folder, true_motion(scene))
 
-    def misfits(frame: torch.Tensor) -> tuple[float, float]:
-        """Root mean squares over the expected errors, of the RGB and of the spike equations."""
-        r_b, r_s = equations.residuals(frame)
-        of_rgb = (equations.w_b * r_b)[inside]
-        of_spikes = (equations.w_s * r_s)[half][equations.w_s[half] > 0]
-        return float(of_rgb.square().mean().sqrt()), float(of_spikes.square().mean().sqrt())
 
-    rgb, spikes = misfits(case.sharp)
-    rgb_of_blurry, spikes_of_blurry = misfits(case.blurry)
-    assert rgb < 1.5 and spikes < 1.5
-    assert rgb_of_blurry > 3 * rgb and spikes_of_blurry > 1.3 * spikes
+# ---- The equations ----
+
+
+class Misfit(NamedTuple):
+    """Root mean squares of residuals, in multiples of the expected error."""
+
+    rgb: float
+    spikes: float
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    """Return the root of the mean square of a tensor."""
+    return float(values.square().mean().sqrt())
+
+
+def misfit(equations: Equations, frame: torch.Tensor) -> Misfit:
+    """Return how badly a frame fits the equations. 1 is as good as noise allows."""
+    r_b, r_s = equations.residuals(frame)
+    # Weights w are one over the expected error. Spike intervals that do not count have weight 0.
+    of_rgb = (equations.w_b * r_b)[INSIDE]
+    counts = equations.w_s[INSIDE_SPIKES] > 0
+    of_spikes = (equations.w_s * r_s)[INSIDE_SPIKES][counts]
+    return Misfit(root_mean_square(of_rgb), root_mean_square(of_spikes))
+
+
+def test_the_sharp_frame_along_the_true_motion_fits_all_equations(true_case):
+    of_sharp = misfit(true_case.equations, true_case.sharp)
+
+    assert of_sharp.rgb < 1.5
+    assert of_sharp.spikes < 1.5
+
+
+def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_case):
+    of_sharp = misfit(true_case.equations, true_case.sharp)
+    of_blurry = misfit(true_case.equations, true_case.blurry)
+
+    assert of_blurry.rgb > 3 * of_sharp.rgb
+    assert of_blurry.spikes > 1.3 * of_sharp.spikes
 
 
 def test_the_adjoint_of_the_cameras_is_exact(moving):
     case = Case(moving)
     torch.manual_seed(0)
 
-    def linear(d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def cameras(d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what both cameras see of a change d of the frame."""
         return case.equations.cameras(d, d[:1])
 
     d = torch.rand_like(case.sharp)
-    seen = linear(d)
-    values = torch.rand_like(seen[0]), torch.rand_like(seen[1])
-    there = sum(float((a * b).double().sum()) for a, b in zip(seen, values, strict=True))
-    back = float((d * adjoint_of(linear, d)(values)).double().sum())
-    assert there == pytest.approx(back, rel=1e-5)
+    rgb, spikes = cameras(d)
+    rgb_values = torch.rand_like(rgb)
+    spike_values = torch.rand_like(spikes)
+
+    # A' is the adjoint of A if (A d) . v = d . (A' v) for all d and v.
+    forward = (rgb * rgb_values).double().sum() + (spikes * spike_values).double().sum()
+    adjoint = adjoint_of(cameras, d)((rgb_values, spike_values))
+    backward = (d * adjoint).double().sum()
+    assert float(forward) == pytest.approx(float(backward), rel=1e-5)
 
 
-def test_an_interval_goes_from_one_spike_to_a_later_one_and_counts_what_lies_between():
+# Times between which light is counted, in planes.
+EDGES = np.array([8, 14, 20, 26, 32])
+
+
+@pytest.fixture
+def random_stream():
+    """Give 40 planes of 5 x 6 pixels that fire at different rates."""
     rng = np.random.default_rng(1)
-    stream = (rng.random((40, 5, 6)) < rng.random((5, 6)) * 0.5).astype(np.uint8)
-    edges = np.array([8, 14, 20, 26, 32])
-    f, e, n = spike_intervals(stream, edges)
-    assert f.shape == e.shape == n.shape == (4, 5, 6)
-    found = 0
-    for m, y, x in np.argwhere(n > 0):
-        times = np.flatnonzero(stream[:, y, x]) + 1
-        begin, end = f[m, y, x], e[m, y, x]
-        assert begin in times and end in times and 8 <= begin < end <= 32
-        assert n[m, y, x] == ((times > begin) & (times <= end)).sum()
-        found += 1
-    assert found > 60
-    # No light is counted twice.
+    density = rng.random((40, 5, 6))
+    return (density < rng.random((5, 6)) * 0.5).astype(np.uint8)
+
+
+def test_spike_intervals_have_one_value_for_each_pair_of_edges(random_stream):
+    begins, ends, counts = spike_intervals(random_stream, EDGES)
+
+    assert begins.shape == ends.shape == counts.shape == (4, 5, 6)
+
+
+def test_an_interval_goes_from_one_spike_to_a_later_one(random_stream):
+    begins, ends, counts = spike_intervals(random_stream, EDGES)
+
+    checked = 0
+    for m, y, x in np.argwhere(counts > 0):
+        begin = begins[m, y, x]
+        end = ends[m, y, x]
+        spike_times = np.flatnonzero(random_stream[:, y, x]) + 1  # a spike ends its plane
+        assert begin in spike_times
+        assert end in spike_times
+        assert EDGES[0] <= begin < end <= EDGES[-1]
+        checked += 1
+    assert checked > 60
+
+
+def test_an_interval_counts_the_spikes_that_lie_between(random_stream):
+    begins, ends, counts = spike_intervals(random_stream, EDGES)
+
+    for m, y, x in np.argwhere(counts > 0):
+        spike_times = np.flatnonzero(random_stream[:, y, x]) + 1
+        lies_between = (spike_times > begins[m, y, x]) & (spike_times <= ends[m, y, x])
+        assert counts[m, y, x] == lies_between.sum()
+
+
+def test_no_light_is_counted_twice(random_stream):
+    begins, ends, counts = spike_intervals(random_stream, EDGES)
+
     for y, x in np.ndindex(5, 6):
-        used = n[:, y, x] > 0
-        assert (f[used, y, x][1:] >= e[used, y, x][:-1]).all()
-    # A pixel that fires at all within the edges, twice or more, has an interval.
-    within = (stream[7:32] > 0).sum(0)
-    assert ((n.sum(0) > 0) == (within > 1)).mean() > 0.9
+        is_used = counts[:, y, x] > 0
+        next_begins = begins[is_used, y, x][1:]
+        former_ends = ends[is_used, y, x][:-1]
+        assert (next_begins >= former_ends).all()
 
 
-def test_a_rolling_shutter_exposes_each_row_for_as_long_but_later():
-    recording = Recording(
-        np.zeros((9, 4, 3), np.float32), np.zeros((80, 2, 2), np.uint8), 20, 60, 40
-    )
+def test_nearly_each_pixel_that_fires_twice_within_the_edges_has_an_interval(random_stream):
+    _, _, counts = spike_intervals(random_stream, EDGES)
+
+    has_interval = counts.sum(0) > 0
+    fires_twice = (random_stream[7:32] > 0).sum(0) > 1  # planes that end at times 8 to 32
+    assert (has_interval == fires_twice).mean() > 0.9
+
+
+@pytest.fixture
+def rolling_shares():
+    """Give the share (14, 9) of each of 14 times in the exposure of each of 9 rows.
+
+    The exposure is planes 20 to 60 of 80 planes. It rolls by 0.4 of its length, 16 planes.
+    """
+    frame = np.zeros((9, 4, 3), np.float32)
+    spikes = np.zeros((80, 2, 2), np.uint8)
+    recording = Recording(frame, spikes, 20, 60, 40)
+    return exposure_shares(recording, np.linspace(12, 68, 15), rows=9, rolling=0.4)
+
+
+def test_a_rolling_shutter_exposes_each_row_for_as_long(rolling_shares):
+    assert np.allclose(rolling_shares.sum(0), 1)
+
+
+def test_a_rolling_shutter_exposes_each_row_later(rolling_shares):
     edges = np.linspace(12, 68, 15)
-    shares = exposure_shares(recording, edges, rows=9, rolling=0.4)
     middles = (edges[:-1] + edges[1:]) / 2
-    assert np.allclose(shares.sum(0), 1)
-    assert np.allclose(middles @ shares, 40 + np.linspace(-8, 8, 9), atol=0.1)
+
+    mean_times = middles @ rolling_shares
+
+    # From 8 planes before the middle of the exposure (plane 40) to 8 planes after it.
+    assert np.allclose(mean_times, 40 + np.linspace(-8, 8, 9), atol=0.1)
+
+
+# ---- The solution ----
 
 
 def test_the_frame_is_far_sharper_than_its_start(moving):
     case = Case(moving)
-    assert case.psnr(case.equations.solve(case.blurry)) > case.psnr(case.blurry) + 5
+
+    frame = case.equations.solve(case.blurry)
+
+    assert case.psnr(frame) > case.psnr(case.blurry) + 5  # dB
 
 
-@pytest.mark.parametrize("light", ["linear", "display"])
-def test_the_equations_pull_a_frame_towards_the_sharp_one_and_hardly_the_sharp_one(tmp_path, light):
-    scene = replace(MOVING, light=light)
-    case = Case(scene.write(tmp_path / "clip"), true_motion(scene))
-    inside = (slice(None), slice(EDGE, -EDGE), slice(EDGE, -EDGE))
-    of_blurry = case.equations.pulls(case.blurry)[inside]
-    of_sharp = case.equations.pulls(case.sharp)[inside]
-    wanted = (case.sharp - case.blurry)[inside]
-    grey = wanted.mean(0, keepdim=True)
-    for pull, way in ((of_blurry[3:4], grey), (of_blurry[6:7], grey)):
-        assert float((pull * way).sum() / (pull.norm() * way.norm())) > 0.5
-    assert of_sharp[:4].abs().mean() < 0.5 * of_blurry[:4].abs().mean()
-    assert of_sharp[4:].abs().mean() < 0.8 * of_blurry[4:].abs().mean()
+# Channels of `Equations.pulls`: 0 to 2 are the change of each colour that the RGB equations want,
+# 3 is the change of the grey value that the spike equations want, 4 and 5 are how far both are off,
+# and 6 is by how much the spikes of the sharp instant are brighter than the frame.
+CHANGES = slice(0, 4)
+GREY = slice(3, 4)
+OTHERS = slice(4, 7)
+BRIGHTER = slice(6, 7)
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [pytest.param(GREY, id="spike equations"), pytest.param(BRIGHTER, id="sharp instant")],
+)
+def test_the_equations_pull_a_frame_towards_the_sharp_one(true_case, channel):
+    case = true_case
+
+    pull = case.equations.pulls(case.blurry)[INSIDE][channel]
+
+    wanted = (case.sharp - case.blurry)[INSIDE].mean(0, keepdim=True)
+    cosine = (pull * wanted).sum() / (pull.norm() * wanted.norm())
+    assert float(cosine) > 0.5
+
+
+def test_the_equations_hardly_pull_the_sharp_frame(true_case):
+    case = true_case
+
+    of_blurry = case.equations.pulls(case.blurry)[INSIDE].abs()
+    of_sharp = case.equations.pulls(case.sharp)[INSIDE].abs()
+
+    assert of_sharp[CHANGES].mean() < 0.5 * of_blurry[CHANGES].mean()
+    assert of_sharp[OTHERS].mean() < 0.8 * of_blurry[OTHERS].mean()
+
+
+FLAT = torch.linspace(0.2, 0.8, 64).expand(64, 64)
+
+
+def test_a_ramp_has_no_noise():
+    assert noise_of(FLAT) < 1e-6
 
 
 def test_the_noise_of_a_frame_is_measured_where_it_is_flat():
     torch.manual_seed(0)
-    flat = torch.linspace(0.2, 0.8, 64).expand(64, 64)
-    assert noise_of(flat) < 1e-6
-    assert noise_of(flat + 0.02 * torch.randn(64, 64)) == pytest.approx(0.02, rel=0.1)
+
+    assert noise_of(FLAT + 0.02 * torch.randn(64, 64)) == pytest.approx(0.02, rel=0.1)
 
 
 def test_what_the_calibration_tells_of_the_shutter_helps(tmp_path):
     scene = Scene(velocity=(14.0, 0.0), exposure=0.7, rolling=0.4)
     folder = scene.write(tmp_path / "clip")
+    # A spike pixel covers 2 x 2 RGB pixels.
     view = {"matrix": [[2, 0, 0.5], [0, 2, 0.5]], "spike_size": [48, 48], "rgb_size": [96, 96]}
-    reached = []
-    for told in ({}, {"exposure_share": 0.7}, {"exposure_share": 0.7, "rolling": 0.4}):
+
+    def psnr_if_told(**shutter: float) -> float:
+        """Return the PSNR that is reached if the calibration has these keys of the shutter."""
         path = tmp_path / "cameras.json"
-        path.write_text(json.dumps({"format": 1, **view, **told}))
+        path.write_text(json.dumps({"format": 1, **view, **shutter}))
         case = Case(folder, true_motion(scene), calibration=str(path))
-        reached.append(case.psnr(case.equations.solve(case.blurry)))
-    assert reached[0] + 0.5 < reached[1] < reached[2] - 0.5
+        return case.psnr(case.equations.solve(case.blurry))
+
+    without = psnr_if_told()
+    with_exposure = psnr_if_told(exposure_share=0.7)
+    with_both = psnr_if_told(exposure_share=0.7, rolling=0.4)
+
+    assert without + 0.5 < with_exposure
+    assert with_exposure + 0.5 < with_both
 
 
-def test_the_guard_saves_a_good_start_from_a_wrong_motion(moving):
-    case = Case(moving, true_motion(MOVING, factor=0.0))  # all is said to stand still
+# ---- The guard, which falls back to the start where the solution does not fit ----
+
+
+@pytest.fixture(scope="module")
+def wrong_solution(moving):
+    """Give a case with a wrong motion (nothing moves), a good start, and the bad solution."""
+    case = Case(moving, true_motion(MOVING, factor=0.0))
     torch.manual_seed(0)
     start = (case.sharp + 0.03 * torch.randn_like(case.sharp)).clamp(0, 1)
-    z = case.equations.solve(start)
-    frame, weight = guarded(z, start, case.recording, case.pixels, case.gain, guard=3.0)
-    lost, kept = case.psnr(start) - case.psnr(z), case.psnr(start) - case.psnr(frame)
-    assert lost > 1 and kept < lost / 2
-    assert float(weight.min()) >= 0 and float(weight.max()) <= 1
-    free, _ = guarded(z, start, case.recording, case.pixels, case.gain, guard=0.0)
-    assert torch.equal(free, z)
+    return case, start, case.equations.solve(start)
+
+
+def test_the_guard_saves_a_good_start_from_a_wrong_motion(wrong_solution):
+    case, start, z = wrong_solution
+
+    frame, _ = case.guarded(z, start, guard=3.0)
+
+    loss_of_solution = case.psnr(start) - case.psnr(z)
+    loss_of_guarded = case.psnr(start) - case.psnr(frame)
+    assert loss_of_solution > 1  # dB
+    assert loss_of_guarded < loss_of_solution / 2
+
+
+def test_the_guard_weighs_each_pixel_between_start_and_solution(wrong_solution):
+    case, start, z = wrong_solution
+
+    _, weight = case.guarded(z, start, guard=3.0)
+
+    assert float(weight.min()) >= 0
+    assert float(weight.max()) <= 1
+
+
+def test_a_guard_of_0_gives_the_solution_as_it_is(wrong_solution):
+    case, start, z = wrong_solution
+
+    frame, _ = case.guarded(z, start, guard=0.0)
+
+    assert torch.equal(frame, z)
 
 
 @pytest.mark.cuda
@@ -189,8 +368,9 @@ def test_a_gpu_gives_the_frame_that_the_cpu_gives(moving):
     frames = []
     for device in (CPU, torch.device("cuda")):
         case = Case(moving, device=device)
-        z_0 = case.blurry.to(device)
-        z = case.equations.solve(z_0)
-        frame, _ = guarded(z, z_0, case.recording, case.pixels, case.gain, guard=3.0)
+        start = case.blurry.to(device)
+        frame, _ = case.guarded(case.equations.solve(start), start, guard=3.0)
         frames.append(frame.cpu())
-    assert (frames[0] - frames[1]).abs().max() < 1e-3
+
+    on_cpu, on_gpu = frames
+    assert (on_cpu - on_gpu).abs().max() < 1e-3

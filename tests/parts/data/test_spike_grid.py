@@ -1,3 +1,9 @@
+"""data/cameras/spike_grid.py: where a pixel of the spike camera lies in the RGB frame.
+
+A calibration has the matrix from spike pixels to RGB pixels. `CalibratedGrid` brings the channels
+of a spike plane (24 x 32 random values here) onto the frame (36 x 60), or onto a crop of it.
+"""
+
 import json
 from typing import Any
 
@@ -16,111 +22,207 @@ from data.spike.formats import SpikeGeometry
 from tests.helpers.two_cameras import similarity
 from utils.errors import DataError
 
-PLANE, FRAME = (24, 32), (36, 60)
+# Height and width.
+PLANE = (24, 32)
+FRAME = (36, 60)
+
+# The matrices from spike pixels to RGB pixels.
 TURNED = similarity(3.0, 1.37, PLANE, FRAME, (4.3, -2.6))
+# A camera that looks from the side: parallel lines meet.
+PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TURNED
+# Spike pixels that are smaller than RGB pixels.
+FINE = TURNED @ np.diag([0.4, 0.4, 1.0])
 
 
 def grid(matrix=TURNED, plane=PLANE, frame=FRAME, nearest=False, **keys):
+    """Return the grid of a calibration. keys: more keys of the calibration."""
     calibration = Calibration(
         matrix=matrix.tolist(), spike_size=list(plane), rgb_size=list(frame), **keys
     )
     return CalibratedGrid(calibration, SpikeGeometry(*plane), "calibration.json", nearest)
 
 
-def channels(plane=PLANE, count=2):
+def random_channels(plane=PLANE, count=2):
+    """Return random channels (count, h, w) of a spike plane."""
     return np.random.default_rng(0).random((count, *plane), np.float32)
 
 
-def on_frame(some_grid, values, aug=None):
-    """The channels on the crop, of the spike pixels that the crop reads."""
-    window = some_grid.window(aug or Augment.whole(FRAME))
+WHOLE = Augment.whole(FRAME)
+
+
+def on_frame(some_grid, values, crop_of_frame=WHOLE):
+    """Return channels (C, h, w) on a crop of the frame.
+
+    Only those spike pixels are used that the grid asks for.
+    """
+    window = some_grid.window(crop_of_frame)
     crop = window.crop
-    return window.to_rgb(
-        values[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-    )
+    rows = slice(crop.top, crop.top + crop.height)
+    columns = slice(crop.left, crop.left + crop.width)
+    return window.to_rgb(values[:, rows, columns])
 
 
-PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TURNED
+# ---- Crops ----
+
+MATRICES = [
+    pytest.param(TURNED, id="turned"),
+    pytest.param(PERSPECTIVE, id="perspective"),
+    pytest.param(FINE, id="fine"),
+]
 
 
-@pytest.mark.parametrize("matrix", [TURNED, PERSPECTIVE, TURNED @ np.diag([0.4, 0.4, 1.0])])
+@pytest.mark.parametrize("matrix", MATRICES)
 @pytest.mark.parametrize("nearest", [False, True])
-def test_a_crop_is_bit_for_bit_the_crop_of_the_whole_and_reads_only_what_it_needs(matrix, nearest):
-    some_grid, values = grid(matrix, nearest=nearest), channels()
+@pytest.mark.parametrize(
+    ("top", "left", "height", "width"),
+    [
+        pytest.param(0, 0, 7, 9, id="corner"),
+        pytest.param(13, 31, 16, 20, id="middle"),
+        pytest.param(35, 59, 1, 1, id="last pixel"),
+        pytest.param(20, 30, 8, 8, id="small"),
+    ],
+)
+def test_a_crop_is_bit_for_bit_the_crop_of_the_whole(matrix, nearest, top, left, height, width):
+    some_grid = grid(matrix, nearest=nearest)
+    values = random_channels()
+
+    found = on_frame(some_grid, values, Augment(top, left, height, width))
+
     whole = on_frame(some_grid, values)
-    for top, left, height, width in (
-        (0, 0, 7, 9),
-        (13, 31, 16, 20),
-        (35, 59, 1, 1),
-        (20, 30, 8, 8),
-    ):
-        aug = Augment(top, left, height, width)
-        assert np.array_equal(
-            on_frame(some_grid, values, aug), whole[:, top : top + height, left : left + width]
-        )
+    assert np.array_equal(found, whole[:, top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize("matrix", [pytest.param(TURNED, id="turned"), MATRICES[1]])
+@pytest.mark.parametrize("nearest", [False, True])
+def test_a_crop_reads_only_what_it_needs(matrix, nearest):
+    some_grid = grid(matrix, nearest=nearest)
+
     crop = some_grid.window(Augment(20, 36, 8, 8)).crop
+
+    # RGB pixels per spike pixel. 4 more pixels are read for the turn and the interpolation.
     scale = np.sqrt(np.linalg.det(matrix[:2, :2]))
-    assert max(crop.height, crop.width) <= 9 / scale + 4 < max(PLANE) or scale < 1
+    needed = 9 / scale + 4
+    assert max(crop.height, crop.width) <= needed
+    assert needed < max(PLANE)
+
+
+# ---- Values ----
 
 
 def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives():
     size = (2 * PLANE[0], 2 * PLANE[1])
-    same = grid(similarity(0, 2, PLANE, size, (0, 0)), frame=size)
+    calibrated = grid(similarity(0, 2, PLANE, size, (0, 0)), frame=size)
     scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
-    assert same.coverage == 1.0 and same.region == scaled.region == (0, 0, *size)
-    aug = Augment(6, 10, 16, 24)
-    assert np.abs(on_frame(same, channels(), aug) - on_frame(scaled, channels(), aug)).max() < 1e-6
-    # Spikes finer than the frame are averaged over its pixels.
-    plane, frame = (60, 90), (20, 30)
-    some_grid, noise = (
-        grid(similarity(0, 1 / 3, plane, frame, (0, 0)), plane, frame),
-        channels(plane, 1),
-    )
+    crop = Augment(6, 10, 16, 24)
+
+    found = on_frame(calibrated, random_channels(), crop)
+
+    expected = on_frame(scaled, random_channels(), crop)
+    assert np.abs(found - expected).max() < 1e-6
+
+
+def test_a_calibration_that_only_enlarges_covers_the_frame():
+    size = (2 * PLANE[0], 2 * PLANE[1])
+    calibrated = grid(similarity(0, 2, PLANE, size, (0, 0)), frame=size)
+    scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
+
+    assert calibrated.coverage == 1.0
+    assert calibrated.region == scaled.region == (0, 0, *size)
+
+
+def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
+    plane = (60, 90)
+    frame = (20, 30)
+    some_grid = grid(similarity(0, 1 / 3, plane, frame, (0, 0)), plane, frame)
+    noise = random_channels(plane, 1)
+
     found = some_grid.window(Augment.whole(frame)).to_rgb(noise)[0]
-    assert found == pytest.approx(noise[0].reshape(20, 3, 30, 3).mean(axis=(1, 3)), abs=1e-6)
+
+    expected = noise[0].reshape(20, 3, 30, 3).mean(axis=(1, 3))
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_each_rgb_pixel_takes_the_light_at_its_own_place():
-    # A ramp is interpolated without error: its value tells the place.
+@pytest.mark.parametrize("mirror", ["none", "columns", "rows", "both"])
+def test_each_rgb_pixel_takes_the_light_at_its_own_place(mirror):
+    # The values are the coordinates of the spike pixels. A ramp is interpolated without error, so
+    # the value on the frame tells the place that it was taken from.
     y, x = np.mgrid[: PLANE[0], : PLANE[1]].astype(np.float32)
-    for mirror in ("none", "columns", "rows", "both"):
-        some_grid = grid(PERSPECTIVE, mirror=mirror)
-        top, left, height, width = some_grid.region
-        found = on_frame(some_grid, np.stack((x, y)))
-        for row, col in ((top + 2, left + 2), (top + height - 3, left + width // 2)):
-            u, v = found[:, row, col]
-            u = PLANE[1] - 1 - u if mirror in ("columns", "both") else u
-            v = PLANE[0] - 1 - v if mirror in ("rows", "both") else v
-            back = PERSPECTIVE @ [u, v, 1]
-            assert back[:2] / back[2] == pytest.approx([col, row], abs=1e-4)
+    some_grid = grid(PERSPECTIVE, mirror=mirror)
 
+    found = on_frame(some_grid, np.stack((x, y)))
 
-def test_crops_are_drawn_where_the_spike_camera_sees_and_edges_are_repeated_elsewhere():
-    some_grid = grid()
     top, left, height, width = some_grid.region
-    window = some_grid.window(Augment(top, left, height, width))
-    assert window.covered.all() and height * width > 0.75 * some_grid.coverage * FRAME[0] * FRAME[1]
-    whole = on_frame(some_grid, channels(count=1))[0]
-    uncovered = ~some_grid.window(Augment.whole(FRAME)).covered
-    assert 0.5 < some_grid.coverage < 0.9 and whole[uncovered].min() > 0
-    # Brightness is compared where both look: light beside the view of the spike camera does not
-    # count.
-    picture = np.where(uncovered, 255, 100).astype(np.uint8)[..., None].repeat(3, axis=2)
-    rate, colour = some_grid.window(Augment.whole(FRAME)).brightness(
-        np.ones((2, *PLANE), np.uint8), picture
-    )
-    assert colour.tolist() == [100, 100, 100] and rate == pytest.approx(1)
+    for row, column in ((top + 2, left + 2), (top + height - 3, left + width // 2)):
+        u, v = found[:, row, column]
+        if mirror in ("columns", "both"):
+            u = PLANE[1] - 1 - u
+        if mirror in ("rows", "both"):
+            v = PLANE[0] - 1 - v
+        place = PERSPECTIVE @ [u, v, 1]
+        assert place[:2] / place[2] == pytest.approx([column, row], abs=1e-4)
 
 
-def test_a_calibration_for_other_cameras_is_refused():
-    fits_plane = Calibration(matrix=TURNED.tolist(), spike_size=list(PLANE), rgb_size=list(FRAME))
+# ---- What the spike camera does not see ----
+
+
+def test_crops_are_drawn_where_the_spike_camera_sees():
+    some_grid = grid()
+
+    top, left, height, width = some_grid.region
+
+    assert some_grid.window(Augment(top, left, height, width)).covered.all()
+    # The region is the largest rectangle that was found in a turned one.
+    area_in_view = some_grid.coverage * FRAME[0] * FRAME[1]
+    assert height * width > 0.75 * area_in_view
+
+
+def test_the_coverage_is_the_share_of_the_frame_in_view():
+    assert 0.5 < grid().coverage < 0.9
+
+
+def test_edges_are_repeated_outside_of_the_view():
+    some_grid = grid()
+    is_outside = ~some_grid.window(WHOLE).covered
+
+    whole = on_frame(some_grid, random_channels(count=1))[0]
+
+    assert whole[is_outside].min() > 0
+
+
+def test_brightness_is_compared_where_both_cameras_look():
+    window = grid().window(WHOLE)
+    # Light outside of the view of the spike camera does not count.
+    grey = np.where(window.covered, 100, 255).astype(np.uint8)
+    picture = grey[..., None].repeat(3, axis=2)
+    spikes = np.ones((2, *PLANE), np.uint8)
+
+    rate, colour = window.brightness(spikes, picture)
+
+    assert rate == pytest.approx(1)
+    assert colour.tolist() == [100, 100, 100]
+
+
+# ---- What is refused ----
+
+
+def test_a_calibration_for_another_spike_camera_is_refused():
+    calibration = Calibration(matrix=TURNED.tolist(), spike_size=list(PLANE), rgb_size=list(FRAME))
+
     with pytest.raises(DataError, match="24 x 32, these are 25 x 32"):
-        CalibratedGrid(fits_plane, SpikeGeometry(25, 32), "")
+        CalibratedGrid(calibration, SpikeGeometry(25, 32), "")
+
+
+def test_a_calibration_that_looks_beside_the_frame_is_refused():
     with pytest.raises(DataError, match="outside of the frame"):
         grid(similarity(0, 1, PLANE, FRAME, (500, 0)))
+
+
+def test_a_region_that_the_spike_camera_does_not_see_is_refused():
     with pytest.raises(DataError, match="region"):
         grid(region=[0, 0, 36, 60])
 
+
+# ---- The file of a calibration ----
 
 GOOD: dict[str, Any] = {
     "format": 1,
@@ -130,35 +232,90 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_a_calibration_file_holds_what_was_saved_and_says_what_is_wrong(tmp_path):
-    path = tmp_path / "calibration.json"
-    saved = Calibration(
+def saved_calibration():
+    """Return a calibration with all keys."""
+    return Calibration(
         **GOOD, mirror="columns", time_offset_planes=2.5, tick_hz=20000, made={"by": "hand"}
     )
+
+
+def test_a_calibration_file_holds_what_was_saved(tmp_path):
+    path = tmp_path / "calibration.json"
+    saved = saved_calibration()
+
     save_calibration(path, saved)
-    assert load_calibration(path) == saved and load_calibration(path).digest() == saved.digest()
-    unknown = saved.model_copy(update={"tick_hz": None, "made": {}})  # neither has an effect
-    assert (
-        unknown.digest() == saved.digest() != saved.model_copy(update={"mirror": "rows"}).digest()
-    )
+
+    assert load_calibration(path) == saved
+    assert load_calibration(path).digest() == saved.digest()
+
+
+def test_keys_without_an_effect_do_not_change_the_digest():
+    saved = saved_calibration()
+
+    changed = saved.model_copy(update={"tick_hz": None, "made": {}})
+
+    assert changed.digest() == saved.digest()
+
+
+def test_another_mirror_changes_the_digest():
+    saved = saved_calibration()
+
+    changed = saved.model_copy(update={"mirror": "rows"})
+
+    assert changed.digest() != saved.digest()
+
+
+def test_the_matrix_of_a_mirrored_calibration_begins_at_the_other_side():
     # Column 0 of the upright picture is column 11 of the mirrored one.
-    assert (saved.to_rgb() @ [0, 0, 1]).tolist() == [1.5 * 11 + 3, -2, 1]
-    singular = [[1, 2, 0], [2, 4, 0]]
-    for changes, words in (
-        ({"tick_rate": 1}, ["tick_rate", "tick_hz"]), ({"matrix": singular}, ["singular"]),
-        ({"matrix": [[1, 0, 0], [0, 1, 0], [-0.2, 0, 1]]}, ["infinity"]),
-        ({"matrix": [[1, 0]] * 2}, ["matrix"]), ({"mirror": "left"}, ["mirror", "columns"]),
-        ({"tick_hz": 0}, ["tick_hz"]),
-    ):  # fmt: skip
-        path.write_text(json.dumps(GOOD | changes))
-        with pytest.raises(DataError) as error:
-            load_calibration(path)
-        assert all(word in str(error.value) for word in [*words, str(path)]), str(error.value)
-        assert error.value.expected and error.value.do
+    place = saved_calibration().to_rgb() @ [0, 0, 1]
+
+    assert place.tolist() == [1.5 * 11 + 3, -2, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"tick_rate": 1}, ["tick_rate", "tick_hz"], id="unknown key"),
+        pytest.param({"matrix": [[1, 2, 0], [2, 4, 0]]}, ["singular"], id="singular matrix"),
+        pytest.param(
+            {"matrix": [[1, 0, 0], [0, 1, 0], [-0.2, 0, 1]]},
+            ["infinity"],
+            id="matrix that leads to infinity",
+        ),
+        pytest.param({"matrix": [[1, 0], [1, 0]]}, ["matrix"], id="matrix of 2 x 2"),
+        pytest.param({"mirror": "left"}, ["mirror", "columns"], id="unknown mirror"),
+        pytest.param({"tick_hz": 0}, ["tick_hz"], id="clock that stands still"),
+    ],
+)
+def test_a_wrong_calibration_file_says_what_is_wrong(tmp_path, changes, words):
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(GOOD | changes))
+
+    with pytest.raises(DataError) as error:
+        load_calibration(path)
+
+    for word in [*words, str(path)]:
+        assert word in str(error.value)
+    assert error.value.expected
+    assert error.value.do
+
+
+def test_a_calibration_file_that_holds_no_object_is_refused(tmp_path):
+    path = tmp_path / "calibration.json"
     path.write_text("[1]")
+
     with pytest.raises(DataError, match="cannot read the calibration: it is no JSON object"):
         load_calibration(path)
+
+
+def test_a_calibration_file_that_is_no_json_is_refused(tmp_path):
+    path = tmp_path / "calibration.json"
     path.write_text("{")
-    for place in (path, tmp_path / "none.json"):
-        with pytest.raises(DataError, match="cannot read the calibration"):
-            load_calibration(place)
+
+    with pytest.raises(DataError, match="cannot read the calibration"):
+        load_calibration(path)
+
+
+def test_a_calibration_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(DataError, match="cannot read the calibration"):
+        load_calibration(tmp_path / "none.json")

@@ -1,4 +1,9 @@
-"""Fusion operators: what the trunk sees, what warm starts keep, what is refused."""
+"""models/fusion/operators.py: how spikes reach the network.
+
+A fusion operator combines RGB frames (B, T, 3, H, W) and spike planes (B, T, S, H, W). It may act
+on the input, on the features, before each stage, and on the image to which the network adds its
+result (the base). The frames and planes are random; the network is a small VRT.
+"""
 
 import pytest
 import torch
@@ -8,42 +13,96 @@ from models.network_vrt import VRT
 from tests.helpers.small_vrt import SMALL
 from utils.errors import DataError, OptionError
 
+# Spike channels of a frame.
 S = 4
+# The smallest operator with parameters.
+SMALL_OPERATOR = {"features": 8, "layers": 1}
 
 
 def operator(section, spike_channels=S):
+    """Return the operator of a section `netG.fusion`: a name, or a dict with a type."""
     return FUSIONS.build(section, "netG.fusion", spike_channels=spike_channels)
 
 
 def exposure(spike_channels=S, **options):
-    return operator({"type": "exposure", "features": 8, "layers": 1, **options}, spike_channels)
+    """Return a small operator "exposure"."""
+    return operator({"type": "exposure", **SMALL_OPERATOR, **options}, spike_channels)
+
+
+def network(**options):
+    """Return a small VRT with spikes. Untrained, it returns its base exactly."""
+    return VRT(**SMALL, spike_channels=S, **options)
 
 
 def clip(size=32):
+    """Return random frames (1, 3, 3, size, size) and planes (1, 3, S, size, size)."""
     torch.manual_seed(0)
     return torch.rand(1, 3, 3, size, size), torch.rand(1, 3, S, size, size)
 
 
-def test_concat_shows_the_trunk_every_channel_without_parameters():
-    rgb, spike = clip()
-    assert torch.equal(operator("concat").on_input(rgb, spike), torch.cat((rgb, spike), 2))
-    assert not operator("none").state_dict() and not operator("concat").state_dict()
-    # gated starts almost closed unless told otherwise
-    closed = (operator("gated").on_input(rgb, spike) - rgb).abs().max()
-    opened = (operator({"type": "gated", "gate_bias": 0.0}).on_input(rgb, spike) - rgb).abs().max()
-    assert 0 < closed < 0.05
-    assert opened > 5 * closed
+# ---- What the network sees ----
 
 
-@pytest.mark.parametrize(
-    "section, in_chans", [("concat", 3 + S), ("concat", None), ("gated", 3), ("gated", None)]
-)
-def test_a_network_with_spikes_refuses_clips_without(section, in_chans):
+def test_concat_shows_the_network_every_channel():
     rgb, spike = clip()
-    net = VRT(**SMALL, in_chans=in_chans, fusion=section, spike_channels=S)
+
+    seen = operator("concat").on_input(rgb, spike)
+
+    assert torch.equal(seen, torch.cat((rgb, spike), 2))
+
+
+@pytest.mark.parametrize("name", ["none", "concat"])
+def test_an_operator_that_learns_nothing_has_no_parameters(name):
+    assert not operator(name).state_dict()
+
+
+def test_gated_starts_almost_closed():
+    rgb, spike = clip()
+
+    change = operator("gated").on_input(rgb, spike) - rgb
+
+    assert 0 < change.abs().max() < 0.05
+
+
+def test_gated_starts_open_if_told():
+    rgb, spike = clip()
+
+    closed = operator("gated").on_input(rgb, spike) - rgb
+    opened = operator({"type": "gated", "gate_bias": 0.0}).on_input(rgb, spike) - rgb
+
+    assert opened.abs().max() > 5 * closed.abs().max()
+
+
+WITH_SPIKES = [
+    pytest.param("concat", 3 + S, id="concat, channels given"),
+    pytest.param("concat", None, id="concat"),
+    pytest.param("gated", 3, id="gated, channels given"),
+    pytest.param("gated", None, id="gated"),
+]
+
+
+@pytest.mark.parametrize(("section", "in_chans"), WITH_SPIKES)
+def test_an_untrained_network_with_spikes_returns_its_frames(section, in_chans):
+    rgb, spike = clip()
+    net = network(in_chans=in_chans, fusion=section)
+
     assert torch.equal(net(rgb, spike), rgb)
+
+
+@pytest.mark.parametrize(("section", "in_chans"), WITH_SPIKES)
+def test_a_network_with_spikes_refuses_clips_without(section, in_chans):
+    rgb, _ = clip()
+    net = network(in_chans=in_chans, fusion=section)
+
     with pytest.raises(DataError, match="no spike tensor"):
         net(rgb)
+
+
+@pytest.mark.parametrize(("section", "in_chans"), WITH_SPIKES)
+def test_a_network_with_spikes_refuses_another_number_of_channels(section, in_chans):
+    rgb, spike = clip()
+    net = network(in_chans=in_chans, fusion=section)
+
     with pytest.raises(DataError, match="S = 4"):
         net(rgb, spike[:, :, :2])
 
@@ -51,125 +110,268 @@ def test_a_network_with_spikes_refuses_clips_without(section, in_chans):
 def test_a_network_without_fusion_ignores_spikes():
     rgb, spike = clip()
     net = VRT(**SMALL).eval()
-    net.conv_last.weight.data.normal_()
+    net.conv_last.weight.data.normal_()  # 0 in an untrained network, which returns its frames
+
     assert torch.equal(net(rgb), net(rgb, spike))
+
+
+# ---- The whole network with an operator that learns ----
 
 
 @pytest.mark.parametrize("base", ["blurry", "fused"])
 @pytest.mark.parametrize("name", ["gated", "exposure"])
-def test_spikes_reach_the_output_and_gradients_reach_the_operator(name, base):
+def test_spikes_reach_the_output(name, base):
     rgb, spike = clip()
-    net = VRT(
-        **SMALL, fusion={"type": name, "features": 8, "layers": 1, "base": base}, spike_channels=S
-    ).eval()
+    net = network(fusion={"type": name, **SMALL_OPERATOR, "base": base}).eval()
     net.conv_last.weight.data.normal_()
-    y = net(rgb, spike)
-    assert (y - net(rgb, spike.flip(2))).abs().max() > 1e-3
-    y.square().mean().backward()
-    assert all(p.grad.any() for p in net.fusion.parameters())
+
+    change = net(rgb, spike) - net(rgb, spike.flip(2))
+
+    assert change.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("base", ["blurry", "fused"])
+@pytest.mark.parametrize("name", ["gated", "exposure"])
+def test_gradients_reach_the_operator(name, base):
+    rgb, spike = clip()
+    net = network(fusion={"type": name, **SMALL_OPERATOR, "base": base}).eval()
+    net.conv_last.weight.data.normal_()
+
+    net(rgb, spike).square().mean().backward()
+
+    for parameter in net.fusion.parameters():
+        assert parameter.grad.any()
 
 
 @pytest.mark.parametrize("name", ["gated", "exposure"])
-def test_the_untrained_network_returns_the_base(name):
+def test_the_untrained_network_on_the_blurry_base_returns_the_blurry_frames(name):
     rgb, spike = clip()
-    section = {"type": name, "features": 8, "layers": 1}
-    nets = {
-        base: VRT(**SMALL, fusion=section | {"base": base}, spike_channels=S)
-        for base in ("blurry", "fused")
-    }
-    assert torch.equal(nets["blurry"](rgb, spike), rgb)
-    fused = nets["fused"].fusion.on_input(rgb, spike)
-    assert torch.equal(nets["fused"](rgb, spike), fused) and not torch.equal(fused, rgb)
+    net = network(fusion={"type": name, **SMALL_OPERATOR, "base": "blurry"})
+
+    assert torch.equal(net(rgb, spike), rgb)
 
 
-def test_exposure_starts_as_the_mean_of_the_frame_and_its_estimates_and_can_choose_each():
-    rgb, ratios = clip()
-    rgb = rgb[:, :, :1].expand_as(rgb)  # in a grey frame all colours change as luma does
+@pytest.mark.parametrize("name", ["gated", "exposure"])
+def test_the_untrained_network_on_the_fused_base_returns_the_fused_frames(name):
+    rgb, spike = clip()
+    net = network(fusion={"type": name, **SMALL_OPERATOR, "base": "fused"})
+
+    restored = net(rgb, spike)
+
+    assert torch.equal(restored, net.fusion.on_input(rgb, spike))
+    assert not torch.equal(restored, rgb)
+
+
+# ---- exposure: a weighted mean of the frame and of its estimates ----
+
+
+@pytest.fixture
+def grey_estimates():
+    """Give grey frames, spike planes, and the S images between which `exposure` chooses.
+
+    The images are the frame, and the frame times each ratio of the planes. The last plane has no
+    ratio: it is the confidence. In a grey frame all colours change as the luma does.
+    """
+    rgb, planes = clip()
+    rgb = rgb[:, :, :1].expand_as(rgb)
+    ratios = 3 * planes[:, :, :-1]
+    images = [rgb]
+    for i in range(S - 1):
+        images.append((rgb * ratios[:, :, i : i + 1]).clamp(0, 1))
+    spike = torch.cat((ratios, planes[:, :, -1:]), dim=2)
+    return rgb, spike, images
+
+
+@pytest.fixture
+def constant_weights():
+    """Give an operator "exposure" whose weights do not depend on frames and planes."""
     net = exposure()
-    images = [rgb, *((rgb * ratios[:, :, i : i + 1] * 3).clamp(0, 1) for i in range(S - 1))]
     torch.nn.init.zeros_(net.weight.weight)
     torch.nn.init.zeros_(net.weight.bias)
-    spike = torch.cat((3 * ratios[:, :, :-1], ratios[:, :, -1:]), dim=2)
-    assert torch.allclose(net.on_input(rgb, spike), sum(images) / S, atol=1e-6)
-    for index, image in enumerate(images):
-        net.weight.bias.data = 50 * torch.eye(S)[index]
-        assert torch.allclose(net.on_input(rgb, spike), image, atol=1e-6)
+    return net
+
+
+def test_exposure_starts_as_the_mean_of_the_frame_with_its_estimates(
+    grey_estimates, constant_weights
+):
+    rgb, spike, images = grey_estimates
+
+    fused = constant_weights.on_input(rgb, spike)
+
+    assert torch.allclose(fused, sum(images) / S, atol=1e-6)
+
+
+@pytest.mark.parametrize("index", range(S))
+def test_exposure_can_choose_each_of_its_images(grey_estimates, constant_weights, index):
+    rgb, spike, images = grey_estimates
+    # The weights are a softmax: 50 against 0 leaves the others without weight.
+    constant_weights.weight.bias.data = 50 * torch.eye(S)[index]
+
+    fused = constant_weights.on_input(rgb, spike)
+
+    assert torch.allclose(fused, images[index], atol=1e-6)
 
 
 def chosen_estimate(rgb, ratio, **options):
-    """The estimate of an exposure operator that trusts the first ratio (B, T, 1, H, W) of three
-    alone.
+    """Return the estimate of an exposure operator from one ratio (B, T, 1, H, W).
+
+    The operator trusts this ratio alone. The other planes, a second ratio and the confidence, have
+    no weight.
     """
     net = exposure(spike_channels=3, estimates=1, **options)
     net.weight.bias.data = torch.tensor([0.0, 50.0])
     net.weight.weight.data.zero_()
-    return net.on_input(rgb, torch.cat((ratio, 2 * ratio, torch.ones_like(ratio)), dim=2))
+    spike = torch.cat((ratio, 2 * ratio, torch.ones_like(ratio)), dim=2)
+    return net.on_input(rgb, spike)
 
 
-@pytest.mark.parametrize("size", [(32, 32), (17, 23)])
+def luma(rgb):
+    """Return the luma (B, T, 1, H, W) of frames."""
+    weights = torch.tensor((0.299, 0.587, 0.114)).view(3, 1, 1)
+    return (rgb * weights).sum(2, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "size", [pytest.param((32, 32), id="even size"), pytest.param((17, 23), id="odd size")]
+)
 def test_exposure_estimates_the_colours_of_objects_that_are_blurred_together(size):
-    red, blue = (
-        torch.tensor(colour).view(3, 1, 1) for colour in ((0.8, 0.2, 0.1), (0.1, 0.2, 0.5))
-    )
+    red = torch.tensor((0.8, 0.2, 0.1)).view(3, 1, 1)
+    blue = torch.tensor((0.1, 0.2, 0.5)).view(3, 1, 1)
     torch.manual_seed(0)
-    blurry, sharp = (share * red + (1 - share) * blue for share in torch.rand(2, 1, 2, 1, *size))
-    luma = torch.tensor((0.299, 0.587, 0.114)).view(3, 1, 1)
-    ratio = (sharp * luma).sum(2, keepdim=True) / (blurry * luma).sum(2, keepdim=True)
+    # Each pixel shows both objects: other shares in the blurry frame than in the sharp frame.
+    share_in_blurry, share_in_sharp = torch.rand(2, 1, 2, 1, *size)
+    blurry = share_in_blurry * red + (1 - share_in_blurry) * blue
+    sharp = share_in_sharp * red + (1 - share_in_sharp) * blue
+    ratio = luma(sharp) / luma(blurry)
+
     error = (chosen_estimate(blurry, ratio) - sharp).abs().mean()
-    proportional = ((blurry * ratio).clamp(0, 1) - sharp).abs().mean()
-    assert error < 0.2 * proportional
+
+    # The simple estimate changes all colours alike, by the ratio.
+    error_of_simple = ((blurry * ratio).clamp(0, 1) - sharp).abs().mean()
+    assert error < 0.2 * error_of_simple
 
 
-def test_exposure_keeps_the_colour_of_a_flat_or_dark_place():
-    flat = torch.tensor((0.6, 0.3, 0.2)).view(3, 1, 1).expand(1, 1, 3, 16, 16)
-    ratio = torch.full((1, 1, 1, 16, 16), 1.3)
-    assert torch.allclose(chosen_estimate(flat, ratio), 1.3 * flat, atol=1e-4)
-    assert chosen_estimate(0 * flat, ratio).abs().max() < 1e-6
-    column = flat[..., :5, :1]  # smaller than the window
-    assert torch.allclose(chosen_estimate(column, ratio[..., :5, :1]), 1.3 * column, atol=1e-4)
+FLAT = torch.tensor((0.6, 0.3, 0.2)).view(3, 1, 1).expand(1, 1, 3, 16, 16)
+BRIGHTER = torch.full((1, 1, 1, 16, 16), 1.3)
+
+
+def test_exposure_keeps_the_colour_of_a_flat_place():
+    estimate = chosen_estimate(FLAT, BRIGHTER)
+
+    assert torch.allclose(estimate, 1.3 * FLAT, atol=1e-4)
+
+
+def test_exposure_keeps_a_dark_place_dark():
+    estimate = chosen_estimate(0 * FLAT, BRIGHTER)
+
+    assert estimate.abs().max() < 1e-6
+
+
+def test_exposure_keeps_the_colour_of_a_frame_smaller_than_its_window():
+    column = FLAT[..., :5, :1]
+
+    estimate = chosen_estimate(column, BRIGHTER[..., :5, :1])
+
+    assert torch.allclose(estimate, 1.3 * column, atol=1e-4)
 
 
 @pytest.mark.parametrize("radius", [1, 7])
 def test_exposure_fits_colours_in_windows_of_this_radius_only(radius):
     torch.manual_seed(0)
-    rgb, ratio = torch.rand(1, 1, 3, 32, 32), torch.full((1, 1, 1, 32, 32), 1.2)
+    rgb = torch.rand(1, 1, 3, 32, 32)
+    ratio = torch.full((1, 1, 1, 32, 32), 1.2)
     other = rgb.clone()
-    other[..., 16, 16] = 1 - other[..., 16, 16]
-    before, after = (chosen_estimate(image, ratio, colour_radius=radius) for image in (rgb, other))
-    rows = (before - after).abs().sum((0, 1, 2, 4)).gt(1e-6).nonzero().flatten()
-    assert rows.min() == 16 - radius and rows.max() == 16 + radius
+    other[..., 16, 16] = 1 - other[..., 16, 16]  # one pixel differs
+
+    before = chosen_estimate(rgb, ratio, colour_radius=radius)
+    after = chosen_estimate(other, ratio, colour_radius=radius)
+
+    change_of_row = (before - after).abs().sum((0, 1, 2, 4))
+    changed_rows = change_of_row.gt(1e-6).nonzero().flatten()
+    assert changed_rows.min() == 16 - radius
+    assert changed_rows.max() == 16 + radius
 
 
 def test_exposure_under_autocast_keeps_its_sums_in_the_precision_of_the_frames():
-    rgb, spike = clip()
+    rgb, _ = clip()
     net = exposure()
     exact = net.colour_changes(rgb.flatten(0, 1))
+
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(net.colour_changes(rgb.flatten(0, 1)), exact)
-        assert net.on_input(rgb, spike).dtype == torch.float32
+        found = net.colour_changes(rgb.flatten(0, 1))
+
+    assert torch.equal(found, exact)
 
 
-@pytest.mark.parametrize(("section", "channels", "said"), [
-    ({"type": "exposure", "estimates": None}, 1, "representation relative"),
-    ({"type": "exposure", "estimates": 2}, 2, "representation relative"),
-    ({"type": "exposure", "estimates": 0}, 2, "representation relative"),
-    ("concat", 0, "no spike channels"),
-    ("gated", 0, "no spike channels"),
-    ("exposure", 0, "no spike channels"),
-    ({"type": "exposure", "colour_radius": 0}, S, r"colour_radius is 0\n(.*\n)*.*int >= 1"),
-    ("gatd", S, "'gatd'"),
-    ({"type": "gated", "feature": 3}, S, r"unknown option netG\.fusion\.feature"),
-])  # fmt: skip
+def test_exposure_under_autocast_gives_frames_in_float32():
+    rgb, spike = clip()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        fused = exposure().on_input(rgb, spike)
+
+    assert fused.dtype == torch.float32
+
+
+# ---- What is refused ----
+
+
+@pytest.mark.parametrize(
+    ("section", "channels", "said"),
+    [
+        pytest.param(
+            {"type": "exposure", "estimates": None},
+            1,
+            "representation relative",
+            id="exposure: one channel is the confidence, so there is no ratio",
+        ),
+        pytest.param(
+            {"type": "exposure", "estimates": 2},
+            2,
+            "representation relative",
+            id="exposure: more estimates than ratios",
+        ),
+        pytest.param(
+            {"type": "exposure", "estimates": 0},
+            2,
+            "representation relative",
+            id="exposure: no estimate",
+        ),
+        pytest.param("concat", 0, "no spike channels", id="concat without spikes"),
+        pytest.param("gated", 0, "no spike channels", id="gated without spikes"),
+        pytest.param("exposure", 0, "no spike channels", id="exposure without spikes"),
+        pytest.param(
+            {"type": "exposure", "colour_radius": 0},
+            S,
+            r"colour_radius is 0\n(.*\n)*.*int >= 1",
+            id="a value out of its range",
+        ),
+        pytest.param("gatd", S, "'gatd'", id="an unknown operator"),
+        pytest.param(
+            {"type": "gated", "feature": 3},
+            S,
+            r"unknown option netG\.fusion\.feature",
+            id="an unknown option",
+        ),
+    ],
+)
 def test_what_an_operator_cannot_take_is_refused(section, channels, said):
     with pytest.raises(OptionError, match=said):
         VRT(**SMALL, fusion=section, spike_channels=channels)
 
 
+# ---- Where an operator can act ----
+
+
 @FUSIONS.register("everywhere", given=("spike_channels", "feature_channels"))
 class EverywhereFusion(Fusion):
+    """Acts at each place, and notes the shapes of the features that it sees."""
+
     def __init__(self, spike_channels: int = 0, feature_channels: list[int] | None = None) -> None:
         super().__init__()
-        self.widths, self.seen = feature_channels, []
+        # Channels of the features: before the stages (0), and after stages 1 to 7.
+        self.widths = feature_channels
+        # Stage and shape, in the order of the calls.
+        self.seen = []
 
     def on_input(self, image, spike):
         return image + spike.mean(2, keepdim=True)
@@ -186,13 +388,35 @@ class EverywhereFusion(Fusion):
         return fused[:, :, :3]
 
 
-def test_an_operator_acts_on_input_features_stages_and_base():
+@pytest.fixture
+def everywhere():
+    """Give a network with an operator that has acted at each place, and what it restored."""
     rgb, spike = clip()
-    net = VRT(**SMALL, fusion="everywhere", spike_channels=S).eval()
+    net = network(fusion="everywhere").eval()
     with torch.no_grad():
         restored = net(rgb, spike)
-    assert torch.equal(restored, rgb + spike.mean(2, keepdim=True))  # step 0 returns the base
-    assert [stage for stage, _ in net.fusion.seen] == list(range(8))
-    for stage, shape in net.fusion.seen:
-        scale = (1, 1, 2, 4, 8, 4, 2, 1)[stage]
-        assert shape == (1, 3, 32 // scale, 32 // scale, net.fusion.widths[stage])
+    return net.fusion, restored
+
+
+def test_an_operator_acts_on_the_input_as_on_the_base(everywhere):
+    rgb, spike = clip()
+    _, restored = everywhere
+
+    # An untrained network returns the base: `on_base` gives the result of `on_input`.
+    assert torch.equal(restored, rgb + spike.mean(2, keepdim=True))
+
+
+def test_an_operator_acts_on_the_features_of_each_stage(everywhere):
+    fusion, _ = everywhere
+
+    assert [stage for stage, _ in fusion.seen] == list(range(8))
+
+
+def test_an_operator_sees_the_features_at_the_scale_of_the_stage(everywhere):
+    fusion, _ = everywhere
+    # The network is a U: stages 2 to 4 halve the size, stages 5 to 7 double it.
+    scales = (1, 1, 2, 4, 8, 4, 2, 1)
+
+    for stage, shape in fusion.seen:
+        side = 32 // scales[stage]
+        assert shape == (1, 3, side, side, fusion.widths[stage])

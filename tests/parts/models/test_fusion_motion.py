@@ -1,4 +1,9 @@
-"""The fusion "motion": it begins as "exposure", and its steps begin as no change."""
+"""models/fusion/fusion_motion.py: the fusion "motion", learned steps along the motion of a clip.
+
+Its first estimate is the one of the fusion "exposure". Steps then change the estimate so that it
+fits the equations of both cameras better. The equations are those of the middle frame of a
+simulated scene with a known motion (tests/helpers/moving_scene.py).
+"""
 
 import pytest
 import torch
@@ -12,71 +17,144 @@ from models.network_fusion import FusionNet
 from tests.helpers.checked import present
 from tests.helpers.moving_scene import Scene, reader_of
 
+# Spike channels of a frame.
 S = 4
 CPU = torch.device("cpu")
+# The smallest operator.
 SMALL = {"features": 8, "layers": 1}
 
 
-def built(name):
+def operator(name):
+    """Return a small operator with the weights of seed 0."""
     torch.manual_seed(0)
     return FUSIONS.build({"type": name, **SMALL}, "netG.fusion", spike_channels=S)
 
 
-@pytest.fixture(scope="module", params=[(96, 96), (90, 80)], ids=str)
+def random_clip():
+    """Return frames (1, 2, 3, 32, 32) and spike planes (1, 2, S, 32, 32)."""
+    return torch.rand(1, 2, 3, 32, 32), torch.rand(1, 2, S, 32, 32)
+
+
+def small_steps(steps):
+    """Return untrained steps."""
+    torch.manual_seed(0)
+    return MotionSteps(**SMALL, steps=steps)
+
+
+@pytest.fixture(scope="module", params=[(96, 96), (90, 80)], ids=["square", "not square"])
 def equations(request, tmp_path_factory):
-    """Those of the middle frame of a clip that moves."""
+    """Give the equations of the middle frame of a clip that moves."""
     scene = Scene(velocity=(9.0, -4.0), size=request.param)
-    clip = RecordedClip(reader_of(scene.write(tmp_path_factory.mktemp("clip") / "a")), None)
+    folder = scene.write(tmp_path_factory.mktemp("clip") / "a")
+    clip = RecordedClip(reader_of(folder), None)
     gain, is_good = clip.gain()
     recording = clip.read(1)
     motion = motion_of(recording, clip.view, gain)
     solver = Solver(groups=6, linearisations=1, steps=3)
-    return Equations(recording, SpikePixels(clip.view, CPU), motion, gain, is_good, solver, CPU)
+    pixels = SpikePixels(clip.view, CPU)
+    return Equations(recording, pixels, motion, gain, is_good, solver, CPU)
+
+
+# ---- The first estimate ----
+
+
+def test_the_weights_of_exposure_fit_all_but_the_steps():
+    lacking = operator("motion").load_state_dict(operator("exposure").state_dict(), strict=False)
+
+    assert not lacking.unexpected_keys
+    for key in lacking.missing_keys:
+        assert key.startswith("steps.")
 
 
 def test_its_first_estimate_is_that_of_exposure_with_the_same_weights():
-    exposure, motion = built("exposure"), built("motion")
-    lacking = motion.load_state_dict(exposure.state_dict(), strict=False)
-    assert not lacking.unexpected_keys
-    assert all(key.startswith("steps.") for key in lacking.missing_keys)
-    lq, spike = torch.rand(1, 2, 3, 32, 32), torch.rand(1, 2, S, 32, 32)
+    exposure = operator("exposure")
+    motion = operator("motion")
+    motion.load_state_dict(exposure.state_dict(), strict=False)
+    lq, spike = random_clip()
+
     assert torch.equal(motion.on_input(lq, spike), exposure.on_input(lq, spike))
 
 
 def test_a_network_of_it_alone_gives_the_first_estimate():
     net = FusionNet({"type": "motion", **SMALL}, spike_channels=S)
-    lq, spike = torch.rand(1, 2, 3, 32, 32), torch.rand(1, 2, S, 32, 32)
+    lq, spike = random_clip()
+
     assert torch.equal(net(lq, spike), net.fusion.on_input(lq, spike))
 
 
-def test_untrained_steps_change_nothing_and_all_of_them_learn(equations):
-    torch.manual_seed(0)
-    steps = MotionSteps(features=8, layers=1, steps=2)
+# ---- The steps ----
+
+
+def test_untrained_steps_change_nothing(equations):
     z_0 = equations.blurry.clone()
-    assert torch.equal(steps(z_0, equations), z_0)
+
+    assert torch.equal(small_steps(2)(z_0, equations), z_0)
+
+
+def test_each_step_gives_a_frame(equations):
+    z_0 = equations.blurry.clone()
+
+    frames = small_steps(2).all_steps(z_0, equations.proposal(z_0), equations)
+
+    assert [frame.shape for frame in frames] == [z_0.shape, z_0.shape]
+
+
+def test_all_weights_of_the_steps_learn(equations):
+    z_0 = equations.blurry.clone()
+    steps = small_steps(2)
+    # The last layer of untrained steps is 0, and would stop the gradients.
     torch.nn.init.normal_(steps.tail.weight, 0, 0.1)
     frames = steps.all_steps(z_0, equations.proposal(z_0), equations)
-    assert [frame.shape for frame in frames] == [z_0.shape] * 2
+
     (frames[-1] - z_0).square().mean().backward()
-    assert all(present(parameter.grad).any() for parameter in steps.parameters())
+
+    for parameter in steps.parameters():
+        assert present(parameter.grad).any()
 
 
-def test_what_the_steps_see_is_finite_and_of_the_size_of_one(equations):
-    for values in (equations.evidence(), equations.pulls(equations.blurry)):
-        assert values.isfinite().all() and values.abs().mean() < 2
+@pytest.mark.parametrize("kind", ["evidence", "pulls"])
+def test_what_the_steps_see_is_finite_with_a_size_of_one(equations, kind):
+    if kind == "evidence":
+        values = equations.evidence()
+    else:
+        values = equations.pulls(equations.blurry)
+
+    assert values.isfinite().all()
+    assert values.abs().mean() < 2
 
 
-def test_the_net_sees_a_turned_picture_and_its_changes_are_turned_back():
+ALL_TURNS = [
+    Turn(mirrored, upside_down, transposed)
+    for mirrored in (False, True)
+    for upside_down in (False, True)
+    for transposed in (False, True)
+]
+
+
+@pytest.mark.parametrize("turn", ALL_TURNS, ids=str)
+def test_a_turned_picture_is_turned_back_exactly(turn):
     picture = torch.rand(5, 6, 8)
-    for number in range(8):
-        turn = Turn(bool(number & 1), bool(number & 2), bool(number & 4))
-        assert torch.equal(turn.undone(turn.of(picture)), picture)
-        assert turn.of(picture).shape == ((5, 8, 6) if turn.transposed else (5, 6, 8))
+
+    assert torch.equal(turn.undone(turn.of(picture)), picture)
 
 
-def test_frames_of_odd_sizes_are_padded_and_cut_again():
-    steps = MotionSteps(features=8, layers=1, steps=1)
+@pytest.mark.parametrize("turn", ALL_TURNS, ids=str)
+def test_a_transposed_picture_has_the_other_shape(turn):
+    shape = turn.of(torch.rand(5, 6, 8)).shape
+
+    if turn.transposed:
+        assert shape == (5, 8, 6)
+    else:
+        assert shape == (5, 6, 8)
+
+
+def test_frames_of_odd_sizes_are_padded_then_cut_again():
+    steps = small_steps(1)
     torch.nn.init.normal_(steps.tail.weight)
-    at_pixels, at_half = torch.rand(AT_PIXELS, 15, 21), torch.rand(AT_HALF, 15, 21)
+    at_pixels = torch.rand(AT_PIXELS, 15, 21)
+    at_half = torch.rand(AT_HALF, 15, 21)
+
     changes = steps.net(at_pixels, at_half)
-    assert changes.shape == (6, 15, 21) and changes.isfinite().all()
+
+    assert changes.shape == (6, 15, 21)
+    assert changes.isfinite().all()

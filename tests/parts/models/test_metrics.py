@@ -1,3 +1,9 @@
+"""models/metrics.py, models/restore/scores.py and lpips.py: the scores of restored frames.
+
+PSNR and SSIM are compared with scikit-image on a smooth random picture and a noisy copy. LPIPS
+is compared with a number that the published package gave.
+"""
+
 import math
 
 import numpy as np
@@ -10,121 +16,242 @@ from models.restore.scores import collect, score_table
 from utils.errors import CheckpointError, DataError
 from utils.image import tensor_to_uint8
 
+# The largest difference from another program that computes in float64.
+EXACT = 1e-9
 
-def pair(height=61, width=48, noise=12, seed=0):
-    rng = np.random.default_rng(seed)
+
+def pair(height=61, width=48, noise=12):
+    """Return a smooth random picture (H, W, 3) uint8, and the same with noise."""
+    rng = np.random.default_rng(0)
     smooth = np.cumsum(rng.normal(0, 4, (height, width, 3)), axis=1) + 120
     noisy = smooth + rng.normal(0, noise, smooth.shape)
-    return tuple(np.clip(np.round(x), 0, 255).astype(np.uint8) for x in (smooth, noisy))
+    return to_uint8(smooth), to_uint8(noisy)
 
 
-@pytest.mark.parametrize("noise", [1, 80])
-def test_psnr_and_ssim_agree_with_scikit_image(noise):
-    # Every worker reads every file of tests, and scipy takes two seconds to import.
+def to_uint8(values):
+    """Round values to whole ones from 0 to 255."""
+    return np.clip(np.round(values), 0, 255).astype(np.uint8)
+
+
+# ---- PSNR and SSIM ----
+
+# The noise of the second picture: hardly any, and much.
+NOISE = [1, 80]
+# The window of the paper of SSIM.
+SSIM_WINDOW = {
+    "gaussian_weights": True,
+    "sigma": 1.5,
+    "use_sample_covariance": False,
+    "data_range": 255,
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_psnr_agrees_with_scikit_image(noise):
+    # Not at the top: every worker reads every file of tests, and the import takes two seconds.
+    from skimage.metrics import peak_signal_noise_ratio
+
+    a, b = pair(noise=noise)
+
+    expected = peak_signal_noise_ratio(a, b, data_range=255)
+    assert psnr(a, b) == pytest.approx(expected, abs=EXACT)
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_ssim_agrees_with_scikit_image(noise):
+    from skimage.metrics import structural_similarity
+
+    a, b = pair(noise=noise)
+
+    expected = structural_similarity(a, b, channel_axis=2, **SSIM_WINDOW)
+    assert ssim(a, b) == pytest.approx(expected, abs=EXACT)
+
+
+def test_luma_agrees_with_scikit_image():
+    from skimage.color import rgb2ycbcr
+
+    a, _ = pair()
+
+    assert rgb_to_y(a) == pytest.approx(rgb2ycbcr(a)[..., 0], abs=EXACT)
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_the_scores_of_luma_agree_with_scikit_image(noise):
     from skimage.color import rgb2ycbcr
     from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
     a, b = pair(noise=noise)
-    same_window = {
-        "gaussian_weights": True,
-        "sigma": 1.5,
-        "use_sample_covariance": False,
-        "data_range": 255,
-    }
-    assert psnr(a, b) == pytest.approx(peak_signal_noise_ratio(a, b, data_range=255), abs=1e-9)
-    assert ssim(a, b) == pytest.approx(
-        structural_similarity(a, b, channel_axis=2, **same_window), abs=1e-9
-    )
-    a_y, b_y = rgb2ycbcr(a)[..., 0], rgb2ycbcr(b)[..., 0]
     scores: dict = {}
+
     add_scores(scores, "restored", a, b, chosen_metrics(OF_TESTS, ()))
-    assert rgb_to_y(a) == pytest.approx(a_y, abs=1e-9)
-    assert scores["restored"]["psnr_y"][0] == pytest.approx(
-        peak_signal_noise_ratio(a_y, b_y, data_range=255), abs=1e-9
-    )
-    assert scores["restored"]["ssim_y"][0] == pytest.approx(
-        structural_similarity(a_y, b_y, **same_window), abs=1e-9
-    )
+
+    a_y = rgb2ycbcr(a)[..., 0]
+    b_y = rgb2ycbcr(b)[..., 0]
+    expected_psnr = peak_signal_noise_ratio(a_y, b_y, data_range=255)
+    expected_ssim = structural_similarity(a_y, b_y, **SSIM_WINDOW)
+    found = scores["restored"]
+    assert found["psnr_y"][0] == pytest.approx(expected_psnr, abs=EXACT)
+    assert found["ssim_y"][0] == pytest.approx(expected_ssim, abs=EXACT)
 
 
-def test_known_scores_and_different_sizes_are_refused():
-    a = np.zeros((16, 16, 3), np.uint8)
-    assert psnr(a, a + 1) == pytest.approx(20 * math.log10(255), abs=1e-12)
-    assert psnr(a, a) == math.inf
-    assert ssim(a, a) == 1.0
+BLACK = np.zeros((16, 16, 3), np.uint8)
+
+
+def test_an_error_of_one_level_has_a_psnr_of_48_db():
+    assert psnr(BLACK, BLACK + 1) == pytest.approx(20 * math.log10(255), abs=1e-12)
+
+
+def test_equal_frames_have_an_infinite_psnr():
+    assert psnr(BLACK, BLACK) == math.inf
+
+
+def test_equal_frames_have_an_ssim_of_1():
+    assert ssim(BLACK, BLACK) == 1.0
+
+
+def test_frames_of_different_sizes_are_refused():
     a, b = pair()
+
     with pytest.raises(DataError, match="different sizes"):
         psnr(a, b[1:])
+
+
+def test_frames_smaller_than_the_window_of_ssim_are_refused():
+    a, b = pair()
+
     with pytest.raises(DataError, match="11x11"):
         ssim(a[:10], b[:10])
 
 
-def test_uint8_is_clamped_and_rounded():
-    image = (
-        torch.tensor([-0.2, 0.0, 0.4 / 255, 0.6 / 255, 1.0, 1.7]).reshape(1, 2, 3).expand(3, 2, 3)
-    )
+# ---- Frames and tables ----
+
+
+def test_values_of_a_frame_are_clamped_then_rounded():
+    values = torch.tensor([-0.2, 0.0, 0.4 / 255, 0.6 / 255, 1.0, 1.7])
+    image = values.reshape(1, 2, 3).expand(3, 2, 3)
+
     assert tensor_to_uint8(image)[..., 0].tolist() == [[0, 0, 0], [1, 255, 255]]
+
+
+def test_the_channels_of_a_uint8_frame_come_last():
     assert tensor_to_uint8(torch.zeros(2, 5, 3, 8, 9)).shape == (2, 5, 8, 9, 3)
 
 
 def test_a_frame_that_is_not_finite_scores_nan():
     a, b = pair()
+    metrics = chosen_metrics(("psnr", "ssim"), ())
     scores = {}
-    for image in (a, None):
-        add_scores(scores, "restored", image, b, chosen_metrics(("psnr", "ssim"), ()))
-    assert scores["restored"]["psnr"][0] == psnr(a, b) and math.isnan(scores["restored"]["psnr"][1])
+
+    add_scores(scores, "restored", a, b, metrics)
+    add_scores(scores, "restored", None, b, metrics)  # None: the frame is not finite
+
+    of_first, of_second = scores["restored"]["psnr"]
+    assert of_first == psnr(a, b)
+    assert math.isnan(of_second)
+
+
+def test_the_chosen_metrics_alone_are_computed():
+    a, b = pair()
+    scores = {}
+
+    add_scores(scores, "restored", a, b, chosen_metrics(("psnr", "ssim"), ()))
+
     assert list(scores["restored"]) == ["psnr", "ssim"]
 
 
-def save_weights(folder):
-    """Seeded stand-ins for the two published files, under their names of tensors."""
+@pytest.mark.parametrize(
+    ("restored_error", "input_error", "gain"),
+    [
+        pytest.param(0, 0, "+0.00", id="both without error"),
+        pytest.param(0, 1, "+inf", id="restored without error"),
+        pytest.param(1, 0, "-inf", id="input without error"),
+        pytest.param(1, 1, "+0.00", id="equal errors"),
+    ],
+)
+def test_the_gain_of_frames_without_error_is_a_number(restored_error, input_error, gain):
+    sharp = np.full((16, 16, 3), 100, np.uint8)
+    metrics = chosen_metrics(OF_TESTS, ())
+    scores: dict = {}
+    add_scores(scores, "restored", sharp + np.uint8(restored_error), sharp, metrics)
+    add_scores(scores, "input", sharp + np.uint8(input_error), sharp, metrics)
+
+    results = collect([{"name": "a", "frames": 1, "per_frame": scores}], 1)
+    header, rows = score_table(results)
+
+    column = header.index("gain dB")
+    assert {row[column] for row in rows} == {gain}
+
+
+# ---- LPIPS ----
+
+
+@pytest.fixture(scope="module")
+def lpips_files(tmp_path_factory):
+    """Give two files that stand in for the published weights: AlexNet, and the linear layers.
+
+    They have the published names of tensors, and random values.
+    """
     import torchvision  # imports torch's compiler, and every worker reads every file of tests
 
+    folder = tmp_path_factory.mktemp("lpips")
     generator = torch.Generator().manual_seed(0)
+    # LPIPS uses the convolutions alone: the first 12 layers.
     features = torchvision.models.alexnet(weights=None).features[:12]
-    shapes = {k: v.shape for k, v in features.state_dict().items()}
-    backbone = {
-        f"features.{k}": 0.05 * torch.randn(shape, generator=generator)
-        for k, shape in shapes.items()
-    }
-    lin = {
-        f"lin{i}.model.1.weight": torch.rand(1, c, 1, 1, generator=generator)
-        for i, c in enumerate(TAPS.values())
-    }
-    torch.save({**backbone, "classifier.1.bias": torch.zeros(3)}, folder / "alexnet.pth")
-    torch.save(lin, folder / "alex.pth")
+    backbone = {}
+    for name, tensor in features.state_dict().items():
+        backbone[f"features.{name}"] = 0.05 * torch.randn(tensor.shape, generator=generator)
+    backbone["classifier.1.bias"] = torch.zeros(3)  # a tensor that LPIPS does not use
+    linear = {}
+    for number, channels in enumerate(TAPS.values()):
+        weight = torch.rand(1, channels, 1, 1, generator=generator)
+        linear[f"lin{number}.model.1.weight"] = weight
+
+    torch.save(backbone, folder / "alexnet.pth")
+    torch.save(linear, folder / "alex.pth")
     return [folder / "alexnet.pth", folder / "alex.pth"]
 
 
-def test_the_distance_is_that_of_the_published_code(tmp_path):
-    files = save_weights(tmp_path)
-    net = Lpips(files[::-1])
-    rows, cols = torch.meshgrid(torch.arange(72.0), torch.arange(80.0), indexing="ij")
-    a = torch.stack((rows / 72, cols / 80, (rows + cols) % 16 / 16))
+@pytest.fixture
+def wave_pair():
+    """Give a picture (72, 80, 3) of ramps in [0, 255], and the same with waves on it."""
+    rows, columns = torch.meshgrid(torch.arange(72.0), torch.arange(80.0), indexing="ij")
+    a = torch.stack((rows / 72, columns / 80, (rows + columns) % 16 / 16))
     b = (a + 0.2 * torch.sin(rows / 3)).clamp(0, 1)
-    a, b = ((255 * image).permute(1, 2, 0).numpy() for image in (a, b))
-    # Computed by the package lpips 0.1.4 with these weights.
-    assert net.score(a, b)["lpips"] == pytest.approx(0.218428, rel=1e-4)
-    assert net.score(b, a)["lpips"] == pytest.approx(0.218428, rel=1e-4)
+    return (255 * a).permute(1, 2, 0).numpy(), (255 * b).permute(1, 2, 0).numpy()
+
+
+# The distance of the pair, computed by the package lpips 0.1.4 with these weights.
+PUBLISHED = 0.218428
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_the_distance_is_that_of_the_published_code(lpips_files, wave_pair, is_swapped):
+    a, b = wave_pair
+    net = Lpips(lpips_files)
+
+    found = net.score(b, a) if is_swapped else net.score(a, b)
+
+    assert found["lpips"] == pytest.approx(PUBLISHED, rel=1e-4)
+
+
+def test_the_two_files_may_be_given_in_any_order(lpips_files, wave_pair):
+    net = Lpips(lpips_files[::-1])
+
+    assert net.score(*wave_pair)["lpips"] == pytest.approx(PUBLISHED, rel=1e-4)
+
+
+def test_equal_frames_have_no_distance(lpips_files):
     image = np.zeros((64, 64, 3), np.uint8)
-    assert (
-        net.score(image, image) == {"lpips": 0.0}
-        and Lpips(files).score(image, image + 90)["lpips"] > 0
-    )
+
+    assert Lpips(lpips_files).score(image, image) == {"lpips": 0.0}
+
+
+def test_frames_of_other_brightness_have_a_distance(lpips_files):
+    image = np.zeros((64, 64, 3), np.uint8)
+
+    assert Lpips(lpips_files).score(image, image + 90)["lpips"] > 0
+
+
+def test_a_missing_file_is_told_by_its_first_tensor(lpips_files):
     with pytest.raises(CheckpointError, match=r"lack lin0\.model\.1\.weight"):
-        Lpips(files[:1])
-
-
-@pytest.mark.parametrize(
-    ("restored", "given", "gain"),
-    [(0, 0, "+0.00"), (0, 1, "+inf"), (1, 0, "-inf"), (1, 1, "+0.00")],
-)
-def test_the_gain_of_frames_without_error_is_a_number(restored, given, gain):
-    sharp = np.full((16, 16, 3), 100, np.uint8)
-    scores: dict = {}
-    metrics = chosen_metrics(OF_TESTS, ())
-    add_scores(scores, "restored", sharp + np.uint8(restored), sharp, metrics)
-    add_scores(scores, "input", sharp + np.uint8(given), sharp, metrics)
-    results = collect([{"name": "a", "frames": 1, "per_frame": scores}], 1)
-    header, rows = score_table(results)
-    assert {row[header.index("gain dB")] for row in rows} == {gain}
+        Lpips(lpips_files[:1])

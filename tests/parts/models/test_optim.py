@@ -1,3 +1,5 @@
+"""models/schedules.py, models/optim.py and models/losses.py: learning rate, groups, losses."""
+
 import math
 from typing import Any
 
@@ -11,73 +13,146 @@ from models.schedules import lr_at
 from utils.options.models import TrainOptions
 
 OPTIONS: dict[str, Any] = {
-    "G_optimizer_type": "adam", "G_optimizer_lr": 4e-4, "fix_keys": ["spynet", "deform"],
-    "fix_lr_mul": 0.125, "G_scheduler_periods": 300, "G_scheduler_milestones": [10, 20],
-}  # fmt: skip
-TRAIN = TrainOptions(**OPTIONS)
+    "G_optimizer_type": "adam",
+    "G_optimizer_lr": 4e-4,
+    # Parameters with one of these words in their names form the slow group.
+    "fix_keys": ["spynet", "deform"],
+    # The slow group has this part of the learning rate.
+    "fix_lr_mul": 0.125,
+    "G_scheduler_periods": 300,
+    "G_scheduler_milestones": [10, 20],
+}
 
 
-def changed(**changes: Any) -> TrainOptions:
+def train_options(**changes: Any) -> TrainOptions:
+    """Return a section `train`. changes: keys to change."""
     return TrainOptions(**(OPTIONS | changes))
 
 
-def test_the_cosine_is_that_of_torch_until_its_end_and_stays_low_there():
+# ---- The learning rate of a step ----
+
+# The rate at the end of the cosine.
+FLOOR = 1e-7
+
+
+def test_the_cosine_is_that_of_torch_until_its_end():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=4e-4)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 300, eta_min=1e-7)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 300, eta_min=FLOOR)
+
     for step in range(1, 300):
         optimizer.step()
         scheduler.step()
-        assert lr_at(step, 4e-4, TRAIN) == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9)
-    # torch restarts here at the full rate; the last steps of a run must not.
-    assert lr_at(300, 4e-4, TRAIN) == lr_at(301, 4e-4, TRAIN) == 1e-7
+        of_torch = scheduler.get_last_lr()[0]
+        assert lr_at(step, 4e-4, train_options()) == pytest.approx(of_torch, rel=1e-9)
 
 
-def test_later_periods_restart_with_their_weight_and_milestones_follow_a_warm_up():
-    train = changed(G_scheduler_periods=[100, 50], G_scheduler_restart_weights=[1.0, 0.5])
+@pytest.mark.parametrize("step", [300, 301])
+def test_the_cosine_stays_low_after_its_end(step):
+    # torch restarts here at the full rate. The last steps of a run must not.
+    assert lr_at(step, 4e-4, train_options()) == FLOOR
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        pytest.param(100, 0.5, id="begin of the second period"),
+        pytest.param(125, 0.25, id="its middle"),
+        pytest.param(150, FLOOR, id="its end"),
+    ],
+)
+def test_a_later_period_restarts_with_its_weight(step, rate):
+    train = train_options(G_scheduler_periods=[100, 50], G_scheduler_restart_weights=[1.0, 0.5])
+
+    assert lr_at(step, 1.0, train) == pytest.approx(rate, rel=1e-3)
+
+
+def test_the_second_period_begins_exactly_with_its_weight():
+    train = train_options(G_scheduler_periods=[100, 50], G_scheduler_restart_weights=[1.0, 0.5])
+
     assert lr_at(100, 1.0, train) == pytest.approx(0.5, rel=1e-6)
-    assert lr_at(125, 1.0, train) == pytest.approx(0.25, rel=1e-3)
-    assert lr_at(150, 1.0, train) == 1e-7
-    train = changed(G_scheduler_type="MultiStepLR", G_warmup_iter=4)
-    assert [lr_at(step, 1.0, train) for step in (1, 4, 9, 10, 19, 20)] == [
-        0.25,
-        1,
-        1,
-        0.5,
-        0.5,
-        0.25,
-    ]
+    assert lr_at(150, 1.0, train) == FLOOR
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        pytest.param(1, 0.25, id="first step of the warm-up"),
+        pytest.param(4, 1, id="last step of the warm-up"),
+        pytest.param(9, 1, id="before the first milestone"),
+        pytest.param(10, 0.5, id="first milestone"),
+        pytest.param(19, 0.5, id="before the second milestone"),
+        pytest.param(20, 0.25, id="second milestone"),
+    ],
+)
+def test_milestones_follow_a_warm_up(step, rate):
+    train = train_options(G_scheduler_type="MultiStepLR", G_warmup_iter=4)
+
+    assert lr_at(step, 1.0, train) == rate
+
+
+# ---- Groups of parameters ----
+
+
+def linear_layers(*names: str) -> nn.ModuleDict:
+    """Return a network of linear layers with these names. Each has two parameters."""
+    return nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
 
 
 @pytest.mark.parametrize(
     ("fix_iter", "expected"),
-    [(20_000, [(2, 4e-4), (4, 5e-5)]), (-1, [(6, 4e-4)]), (None, [(6, 4e-4)])],
+    [
+        # Pairs: number of parameters, learning rate.
+        pytest.param(20_000, [(2, 4e-4), (4, 5e-5)], id="frozen at first, then slow"),
+        pytest.param(-1, [(6, 4e-4)], id="-1"),
+        pytest.param(None, [(6, 4e-4)], id="not given"),
+    ],
 )
-def test_flow_and_alignment_form_the_slow_group_unless_it_is_switched_off(fix_iter, expected):
-    net = nn.ModuleDict(
-        {"spynet": nn.Linear(2, 2), "pa_deform": nn.Linear(2, 2), "mlp": nn.Linear(2, 2)}
-    )
-    groups = build_optimizer(net, changed(fix_iter=fix_iter)).param_groups
-    assert [(len(g["params"]), g["initial_lr"]) for g in groups] == expected
+def test_flow_with_alignment_form_the_slow_group_unless_it_is_switched_off(fix_iter, expected):
+    net = linear_layers("spynet", "pa_deform", "mlp")
+
+    groups = build_optimizer(net, train_options(fix_iter=fix_iter)).param_groups
+
+    found = [(len(group["params"]), group["initial_lr"]) for group in groups]
+    assert found == expected
 
 
 def test_a_key_of_the_slow_group_without_a_parameter_is_named(caplog):
-    net = nn.ModuleDict({"spynet": nn.Linear(2, 2), "pa_deform": nn.Linear(2, 2)})
-    build_optimizer(net, changed(fix_iter=5, fix_keys=["spynet", "spynt", "deform"]))
+    net = linear_layers("spynet", "pa_deform")
+
+    build_optimizer(net, train_options(fix_iter=5, fix_keys=["spynet", "spynt", "deform"]))
+
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["train.fix_keys: no parameter of the network has spynt in its name"]
 
 
+# ---- Losses ----
+
+# Differences of 3 and 4.
+RESTORED = torch.tensor([1.0, 5.0])
+GT = torch.tensor([4.0, 1.0])
+
+
+def loss_of(name: str, restored: torch.Tensor, gt: torch.Tensor, **options: Any) -> float:
+    """Return the value of a loss."""
+    loss = LOSSES.build({"G_lossfn_type": name, **options}, "train")
+    return loss(restored, gt).item()
+
+
 def test_the_charbonnier_loss_has_eps_inside_the_root():
-    loss = LOSSES.build({"G_lossfn_type": "charbonnier", "G_charbonnier_eps": 1e-2}, "train")
-    assert loss(torch.zeros(4), torch.zeros(4)).item() == pytest.approx(0.1)
-    expected = (math.sqrt(9.01) + math.sqrt(16.01)) / 2
-    restored, gt = torch.tensor([1.0, 5.0]), torch.tensor([4.0, 1.0])
-    assert loss(restored, gt).item() == pytest.approx(expected)
+    found = loss_of("charbonnier", RESTORED, GT, G_charbonnier_eps=1e-2)
+
+    assert found == pytest.approx((math.sqrt(9 + 0.01) + math.sqrt(16 + 0.01)) / 2)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("l1", 3.5), ("l2", 12.5)])
+def test_the_charbonnier_loss_of_equal_frames_is_the_root_of_eps():
+    found = loss_of("charbonnier", torch.zeros(4), torch.zeros(4), G_charbonnier_eps=1e-2)
+
+    assert found == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [pytest.param("l1", (3 + 4) / 2, id="l1"), pytest.param("l2", (9 + 16) / 2, id="l2")],
+)
 def test_a_loss_is_the_mean_over_the_differences_of_all_values(name, expected):
-    loss = LOSSES.build({"G_lossfn_type": name}, "train")
-    restored, gt = torch.tensor([1.0, 5.0]), torch.tensor([4.0, 1.0])
-
-    assert loss(restored, gt).item() == expected
+    assert loss_of(name, RESTORED, GT) == expected

@@ -1,6 +1,12 @@
-"""The parts of the network against the reference vectors of single modules, and its flow in
-training.
+"""The modules of the network, compared with reference vectors of the published network.
+
+The vectors lie in tests/data/golden/: for each module its options, weights and input, and the
+output and gradients of the published code in float64. A gradient belongs to a loss in which each
+value of the output has another weight (`golden.cotangent`). Other tests ask for what the vectors
+cannot show: flows without a number, precision, sizes that are refused, the shipped flow network.
 """
+
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -22,194 +28,158 @@ from tests.helpers.checked import present
 from tests.helpers.small_vrt import SMALL, small_vrt
 from utils.errors import DataError, OptionError
 
+# The last convolution of the flow network at its finest level. In a new network it is 0.
+LAST_OF_FLOW = "spynet.basic_module.5.basic_module.8"
 
-def names(prefix: str) -> list[str]:
-    return sorted(p.stem for p in golden.FOLDER.glob(f"{prefix}*.npz"))
+
+def names_of_vectors(prefix: str) -> list[str]:
+    """Return the names of the reference vectors that begin so, e.g. "mod_align"."""
+    return sorted(path.stem for path in golden.FOLDER.glob(f"{prefix}*.npz"))
 
 
-def compare(found: dict[str, torch.Tensor], t: dict[str, torch.Tensor]) -> None:
+def assert_near(found: dict[str, torch.Tensor], vector: dict[str, torch.Tensor]) -> None:
+    """Check tensors against those of a vector with the same keys."""
     for key, value in found.items():
-        assert golden.difference(value, t[key]) < golden.TOLERANCE, key
+        assert golden.difference(value, vector[key]) < golden.TOLERANCE, key
+
+
+def run_backward(*outputs: torch.Tensor) -> None:
+    """Run backward from the loss of the vectors. The n-th output has n times the weight."""
+    loss = torch.zeros((), dtype=torch.float64)
+    for number, output in enumerate(outputs, start=1):
+        loss = loss + number * (output * golden.cotangent(output)).sum()
+    loss.backward()
 
 
 def gradients(tensors) -> dict[str, torch.Tensor]:
-    return {f"grad/{key}": present(tensor.grad) for key, tensor in tensors}
+    """Return the gradients of pairs (name, tensor) under the keys of a vector."""
+    return {f"grad/{name}": present(tensor.grad) for name, tensor in tensors}
+
+
+def frames(*shape: int) -> torch.Tensor:
+    """Return random frames; by default 3 frames of 32 x 32."""
+    return torch.rand(shape or (1, 3, 3, 32, 32))
+
+
+# ---- Warping by a flow ----
 
 
 @pytest.mark.parametrize(
     "mode", ["bilinear/zeros", "bilinear/border", "nearest/zeros", "nearest4/zeros"]
 )
-@pytest.mark.parametrize("lacking", [(), ("cpu",)])  # kinds without padding of the border
-def test_warps_and_their_gradients(mode, lacking, monkeypatch):
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        pytest.param((), id="torch pads the border"),
+        pytest.param(("cpu",), id="border padded by us"),
+    ],
+)
+def test_a_warp_with_its_gradients_is_that_of_the_reference(mode, lacking, monkeypatch):
+    # Some kinds of device cannot pad the border in grid_sample.
     monkeypatch.setattr(forms, "NO_BORDER_PADDING", lacking)
-    _, t = golden.load("mod_flow_warp")
-    x, flow = t["x"].requires_grad_(), t["flow"].requires_grad_()
-    moved = flow.permute(0, 3, 1, 2)
-    y = nearest4(x, moved) if mode == "nearest4/zeros" else flow_warp(x, moved, *mode.split("/"))
-    (y * golden.cotangent(y)).sum().backward()
-    compare({f"out/{mode}": y, f"grad_x/{mode}": present(x.grad)}, t)
-    assert (flow.grad is None) == (mode == "nearest4/zeros")
-    found = torch.zeros_like(flow) if flow.grad is None else flow.grad
-    assert torch.allclose(found, t[f"grad_flow/{mode}"], rtol=1e-5, atol=1e-5)
+    _, vector = golden.load("mod_flow_warp")
+    x = vector["x"].requires_grad_()
+    flow = vector["flow"].requires_grad_()
+    channels_first = flow.permute(0, 3, 1, 2)
+
+    if mode == "nearest4/zeros":
+        y = nearest4(x, channels_first)
+    else:
+        interpolation, padding = mode.split("/")
+        y = flow_warp(x, channels_first, interpolation, padding)
+    run_backward(y)
+
+    assert_near({f"out/{mode}": y, f"grad_x/{mode}": present(x.grad)}, vector)
+    if mode == "nearest4/zeros":
+        # Not differentiable: the reference stored zeros.
+        assert flow.grad is None
+        assert not vector[f"grad_flow/{mode}"].any()
+    else:
+        expected = vector[f"grad_flow/{mode}"]
+        assert torch.allclose(present(flow.grad), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
 def test_nearest4_survives_a_flow_that_is_no_number(bad):
     flow = torch.full((1, 2, 4, 4), bad)
+
     assert nearest4(torch.ones(1, 1, 4, 4), flow).shape == (1, 4, 4, 4)
 
 
 def test_one_coordinate_that_is_no_number_changes_no_bit_elsewhere():
     torch.manual_seed(0)
-    x, flow = torch.rand(1, 2, 16, 16), 3 * torch.randn(1, 2, 16, 16)
-    results = []
-    for bad in (flow, flow.clone()):
-        picture = x.clone().requires_grad_()
-        bad.requires_grad_()
-        if results:
-            bad.data[0, :, 5, 7] = float("nan")
-        y = flow_warp(picture, bad, padding="border")
-        weight = torch.ones(16, 16)
-        weight[5, 7] = 0
-        (y * weight).square().sum().backward()
-        results.append([y.detach(), present(picture.grad), present(bad.grad)])
+    x = torch.rand(1, 2, 16, 16)
+    flow = 3 * torch.randn(1, 2, 16, 16)
+    bad_flow = flow.clone()
+    bad_flow[0, :, 5, 7] = float("nan")
+    is_good = torch.ones(16, 16)
+    is_good[5, 7] = 0
 
-    exact, found = results
-    for tensor in (exact[0], found[0], exact[2], found[2]):
-        tensor[0, :, 5, 7] = 0
-    assert all(map(torch.equal, found, exact))
+    def warp_and_gradients(flow):
+        """Return the warped picture without the bad pixel, and the gradients of x and flow."""
+        picture = x.clone().requires_grad_()
+        moves = flow.clone().requires_grad_()
+        y = flow_warp(picture, moves, padding="border")
+        (y * is_good).square().sum().backward()
+        good = is_good.bool()
+        return y.detach()[..., good], present(picture.grad), present(moves.grad)[..., good]
+
+    exact = warp_and_gradients(flow)
+    found = warp_and_gradients(bad_flow)
+
+    for tensor, expected in zip(found, exact, strict=True):
+        assert torch.equal(tensor, expected)
+
+
+# ---- The flow network ----
 
 
 @pytest.mark.parametrize("size", [(32, 32), (8, 40), (16, 24)])
 def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
-    flows = SpyNet()(torch.rand(1, 3, *size), torch.rand(1, 3, *size))
-    assert [tuple(f.shape[2:]) for f in flows] == [
-        (size[0] // s, size[1] // s) for s in (1, 2, 4, 8)
-    ]
-    assert all(torch.isfinite(f).all() for f in flows)
+    height, width = size
+
+    flows = SpyNet()(frames(1, 3, height, width), frames(1, 3, height, width))
+
+    sizes = [tuple(flow.shape[2:]) for flow in flows]
+    assert sizes == [(height // scale, width // scale) for scale in (1, 2, 4, 8)]
+    for flow in flows:
+        assert torch.isfinite(flow).all()
 
 
-# SpyNet, flows of distances one to three and the convolution itself: the networks of
-# tests/parts/models/test_network_vrt.py.
-@pytest.mark.parametrize("name", names("mod_align"))
-def test_alignment_of_a_clip_and_its_gradients(name):
-    config, t = golden.load(name)
-    reach = config["pa_frames"] // 2
-    module = DeformAlign(
-        config["dim"], config["deformable_groups"], reach, config["max_residue_magnitude"]
-    ).double()
-    module.load_state_dict(golden.entries(t, "sd/pa_deform."))
-    inputs = {k: t[k].requires_grad_() for k in t if k == "x" or k.startswith("flow_")}
-    flows = ([inputs[f"flow_{way}/{d}"] for d in range(reach)] for way in ("backward", "forward"))
-    later, earlier = align_clip(module, inputs["x"], *flows)
-    (
-        (later * golden.cotangent(later)).sum() + 2 * (earlier * golden.cotangent(earlier)).sum()
-    ).backward()
-    compare({"x_backward": later, "x_forward": earlier, **gradients(inputs.items())}, t)
-
-
-@pytest.mark.parametrize("kernels", ["auto", "plain"])
-@pytest.mark.parametrize("name", names("mod_tmsag"))
-def test_attention_group_and_all_its_gradients(name, kernels):
-    config, t = golden.load(name)
-    group = BlockGroup(
-        config["dim"], config["depth"], config["num_heads"], tuple(config["window_size"]),
-        config["mut_attn"], [0.0] * config["depth"], mlp_ratio=config["mlp_ratio"],
-        qkv_bias=config["qkv_bias"], kernels=kernels,
-    ).double()  # fmt: skip
-    group.load_state_dict(golden.entries(t, "sd/"))
-    x = t["input"].requires_grad_()
-    y = group(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
-    (y * golden.cotangent(y)).sum().backward()
-    compare({"output": y, **gradients([("input", x), *group.named_parameters()])}, t)
-
-
-def test_computed_tables_are_those_of_the_reference():
-    config, t = golden.load("mod_tmsag_mutual")
-    sizes = (config[key] for key in ("dim", "depth", "num_heads"))
-    fresh = BlockGroup(*sizes, tuple(config["window_size"]), True, [0.0]).state_dict()
-    for key in ("blocks.0.attn.position_bias", "blocks.0.attn.relative_position_index"):
-        assert torch.allclose(fresh[key].double(), t[f"sd/{key}"].double(), atol=1e-6), key
-    assert sine_positions(8, 8, 96).shape == (1, 64, 96)
-
-
-def test_bfloat16_keeps_the_flow_in_float32_and_the_output_near():
-    torch.manual_seed(0)
-    net, x = VRT(**SMALL).eval(), torch.rand(1, 3, 3, 32, 32)
-    net.conv_last.weight.data.normal_(std=0.1)
-    exact = net(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        rough = net(x)
-        flows = net.estimate_flows(x)
-    assert all(f.dtype is torch.float32 for backward, _ in flows for f in backward)
-    assert 0 < (rough - exact).abs().max() < 0.05 * (exact - x).abs().max()
-    rough.square().mean().backward()
-    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in net.parameters())
-
-
-def test_a_fresh_network_moves_everywhere_as_soon_as_its_last_convolution_has_moved():
-    torch.manual_seed(0)
-    net, x = VRT(**SMALL, drop_path_rate=0.0), torch.rand(1, 3, 3, 32, 32)
-    net.conv_last.weight.data.normal_(std=0.01)
-    net(x).square().mean().backward()
-    still = [k for k, p in net.named_parameters() if p.grad is None or not p.grad.any()]
-    # What stands before another convolution of zeros waits one step more.
-    assert all(k.startswith("spynet.") or "pa_deform.conv_offset" in k for k in still), still
-    last = net.get_parameter("spynet.basic_module.5.basic_module.8.weight")
-    assert present(last.grad).any()
-
-
-@pytest.mark.parametrize("change, key", [
-    ({"num_heads": [3] * 9}, "netG.embed_dims[0]"), ({"depths": [2] * 7}, "netG.depths"),
-    ({"embed_dims": [16] * 8}, "netG.embed_dims"),
-    ({"embed_dims": [16] * 8 + [20]}, "netG.embed_dims"),
-    ({"embed_dims": [10] * 9, "num_heads": [2] * 9}, "netG.embed_dims[0]"),
-    ({"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]"),
-    ({"pa_frames": 6}, "netG.embed_dims[0]"),
-    ({"deformable_groups": 5}, "netG.deformable_groups"),
-    ({"window_size": [6, 4]}, "netG.window_size"),
-    ({"pa_frames": 4, "deformable_groups": 1, "embed_dims": [16] * 9}, "netG.deformable_groups"),
-    ({"upscale": 6}, "netG.upscale"), ({"indep_reconsts": [11]}, "netG.indep_reconsts"),
-    ({"out_chans": 1}, "netG.out_chans"), ({"in_chans": 2}, "netG.in_chans"),
-])  # fmt: skip
-def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
-    with pytest.raises(OptionError) as refused:
-        small_vrt(**change)
-    assert refused.value.where == key
-
-
-@pytest.mark.parametrize("shape, expected", [
-    ((1, 3, 3, 36, 32), "multiples of 8"), ((1, 3, 3, 24, 32), "at least 32 x 32"),
-    ((1, 1, 3, 32, 32), "at least 2 frames"), ((1, 3, 4, 32, 32), "(B, N, 3, H, W)"),
-])  # fmt: skip
-def test_clips_that_cannot_go_through_are_refused(shape, expected):
-    with pytest.raises(DataError) as refused:
-        VRT(**SMALL)(torch.rand(shape))
-    assert expected in refused.value.expected
+def moved_pictures(motion: tuple[float, float]) -> np.ndarray:
+    """Return two pictures (2, 128, 128, 3) float32; the second one is moved by (x, y) pixels."""
+    sheet = texture(np.random.default_rng(11), 192).astype(np.float32)
+    sheet = cv2.GaussianBlur(sheet, (0, 0), 1.0)
+    first = cv2.getRectSubPix(sheet, (128, 128), (96, 96))
+    second = cv2.getRectSubPix(sheet, (128, 128), (96 - motion[0], 96 - motion[1]))
+    return np.stack([first, second])
 
 
 @pytest.mark.parametrize("motion", [(3.0, 0.0), (-6.0, 9.0)])
-def test_the_shipped_weights_find_a_known_translation_of_sharp_and_blurry_frames(motion):
-    sheet = cv2.GaussianBlur(
-        texture(np.random.default_rng(11), 192).astype(np.float32), (0, 0), 1.0
-    )
-    frames = np.stack(
-        [
-            cv2.getRectSubPix(sheet, (128, 128), (96 - s * motion[0], 96 - s * motion[1]))
-            for s in (0, 1)
-        ]
-    )
-    sharp = torch.from_numpy(frames).permute(0, 3, 1, 2)[None]
+@pytest.mark.parametrize("is_blurry", [False, True])
+def test_the_shipped_weights_find_a_known_translation(motion, is_blurry):
+    clip = torch.from_numpy(moved_pictures(motion)).permute(0, 3, 1, 2)
+    if is_blurry:
+        clip = torch.nn.functional.avg_pool2d(clip, 5, 1, 2)
     net = VRT(**SMALL, spynet_path=str(OWN_FLOW))
+
+    with torch.no_grad():
+        full_resolution = net.estimate_flows(clip[None])[0]
+    backward, forward = full_resolution
+    to_next = backward[0]  # index 0: between neighbours
+    to_former = forward[0]
+
     true = torch.tensor(motion).view(1, 1, 2, 1, 1)
-    for clip in (sharp, torch.nn.functional.avg_pool2d(sharp[0], 5, 1, 2)[None]):
-        with torch.no_grad():
-            backward, forward = (way[0] for way in net.estimate_flows(clip)[0])
-        for found, sign in ((backward, 1), (forward, -1)):
-            assert (found - sign * true).norm(dim=2).mean() < 0.25 * true.norm()
+    assert (to_next - true).norm(dim=2).mean() < 0.25 * true.norm()
+    assert (to_former + true).norm(dim=2).mean() < 0.25 * true.norm()
 
 
-def test_the_flow_network_is_frozen_and_released():
+@pytest.fixture(scope="module")
+def weights_of_steps():
+    """Give the weights after step 1 and after step 2 of a run with fix_iter 2.
+
+    The flow network ("spynet") is frozen before step 2.
+    """
     train = {
         "G_lossfn_type": "l1",
         "E_decay": 0,
@@ -220,30 +190,261 @@ def test_the_flow_network_is_frozen_and_released():
     model = define_Model({"netG": {"net_type": "vrt", **SMALL}, "train": train})
     model.init_train()
     torch.manual_seed(0)
-    clip = {"lq": torch.rand(1, 2, 3, 32, 32), "key": ["a/0"]}
+    lq = frames(1, 2, 3, 32, 32)
+    batch = {"lq": lq, "gt": 1 - lq, "key": ["a/0"]}
     weights = []
     for step in (1, 2):
-        model.optimize_parameters(step, [{**clip, "gt": 1 - clip["lq"]}])
-        weights.append(
-            {k: v.clone() for k, v in model.training_state()["model_state_dict"].items()}
-        )
-    last = "spynet.basic_module.5.basic_module.8.bias"
-    assert not weights[0][last].any()  # still zero flow
-    assert weights[1][last].any()
+        model.optimize_parameters(step, [batch])
+        state = model.training_state()["model_state_dict"]
+        weights.append({name: value.clone() for name, value in state.items()})
+    return weights
 
 
-def test_weights_that_name_the_input_of_the_flow_load_if_it_is_the_blurry_frames(tmp_path):
-    netG = {"net_type": "vrt", **SMALL, "flow_input": "rgb", "flow_channels": None}
-    net = define_G({"netG": netG})
-    options = {"scale": 1, "netG": netG, "spike_channels": 0, "spike": None, "spike_data": None}
-    torch.save({"params": net.state_dict(), "options": options}, tmp_path / "former.pth")
-    assert read_saved(tmp_path / "former.pth").build()(torch.rand(1, 2, 3, 32, 32)).shape == (
-        1,
-        2,
-        3,
-        32,
-        32,
+def test_the_flow_network_is_frozen_at_first(weights_of_steps):
+    assert not weights_of_steps[0][f"{LAST_OF_FLOW}.bias"].any()  # 0, as in a new network
+
+
+def test_the_flow_network_is_released_after_fix_iter(weights_of_steps):
+    assert weights_of_steps[1][f"{LAST_OF_FLOW}.bias"].any()
+
+
+# ---- Alignment, and groups of attention blocks ----
+
+# tests/parts/models/test_network_vrt.py compares whole networks. It covers SpyNet, flows between
+# frames at distances of one to three, and the deformable convolution itself.
+
+
+@pytest.mark.parametrize("name", names_of_vectors("mod_align"))
+def test_the_alignment_of_a_clip_with_its_gradients_is_that_of_the_reference(name):
+    config, vector = golden.load(name)
+    reach = config["pa_frames"] // 2  # frames on each side
+    module = DeformAlign(
+        config["dim"], config["deformable_groups"], reach, config["max_residue_magnitude"]
+    ).double()
+    module.load_state_dict(golden.entries(vector, "sd/pa_deform."))
+    inputs = {}
+    for key, tensor in vector.items():
+        if key == "x" or key.startswith("flow_"):
+            inputs[key] = tensor.requires_grad_()
+    flows_backward = [inputs[f"flow_backward/{d}"] for d in range(reach)]
+    flows_forward = [inputs[f"flow_forward/{d}"] for d in range(reach)]
+
+    later, earlier = align_clip(module, inputs["x"], flows_backward, flows_forward)
+    run_backward(later, earlier)
+
+    found = {"x_backward": later, "x_forward": earlier, **gradients(inputs.items())}
+    assert_near(found, vector)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+@pytest.mark.parametrize("name", names_of_vectors("mod_tmsag"))
+def test_an_attention_group_with_all_its_gradients_is_that_of_the_reference(name, kernels):
+    config, vector = golden.load(name)
+    group = BlockGroup(
+        config["dim"],
+        config["depth"],
+        config["num_heads"],
+        tuple(config["window_size"]),
+        config["mut_attn"],
+        [0.0] * config["depth"],
+        mlp_ratio=config["mlp_ratio"],
+        qkv_bias=config["qkv_bias"],
+        kernels=kernels,
+    ).double()
+    group.load_state_dict(golden.entries(vector, "sd/"))
+    x = vector["input"].requires_grad_()
+
+    # The reference has channels first (B, C, N, H, W); ours has channels last.
+    y = group(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
+    run_backward(y)
+
+    found = {"output": y, **gradients([("input", x), *group.named_parameters()])}
+    assert_near(found, vector)
+
+
+@pytest.mark.parametrize("table", ["position_bias", "relative_position_index"])
+def test_a_computed_table_is_that_of_the_reference(table):
+    config, vector = golden.load("mod_tmsag_mutual")
+    group = BlockGroup(
+        config["dim"],
+        config["depth"],
+        config["num_heads"],
+        tuple(config["window_size"]),
+        True,
+        [0.0],
     )
+    key = f"blocks.0.attn.{table}"
+
+    found = group.state_dict()[key].double()
+
+    assert torch.allclose(found, vector[f"sd/{key}"].double(), atol=1e-6)
+
+
+def test_the_table_of_positions_has_a_row_for_each_token_of_a_window():
+    assert sine_positions(8, 8, 96).shape == (1, 64, 96)
+
+
+# ---- A whole small network ----
+
+
+class Precisions(NamedTuple):
+    """A network with a random last convolution, used in float32 and in bfloat16."""
+
+    net: VRT
+    x: torch.Tensor
+    exact: torch.Tensor  # the output in float32
+    rough: torch.Tensor  # the output in bfloat16
+
+
+@pytest.fixture(scope="module")
+def precisions():
+    """Give a network, its input, and both outputs."""
+    torch.manual_seed(0)
+    net = VRT(**SMALL).eval()
+    x = frames()
+    net.conv_last.weight.data.normal_(std=0.1)
+    exact = net(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = net(x)
+    return Precisions(net, x, exact, rough)
+
+
+def test_bfloat16_keeps_the_flow_in_float32(precisions):
+    with torch.autocast("cpu", torch.bfloat16):
+        flows = precisions.net.estimate_flows(precisions.x)
+
+    for backward, _ in flows:  # of each resolution
+        for flow in backward:
+            assert flow.dtype is torch.float32
+
+
+def test_bfloat16_keeps_the_output_near(precisions):
+    error = (precisions.rough - precisions.exact).abs().max()
+
+    largest_change = (precisions.exact - precisions.x).abs().max()
+    assert 0 < error < 0.05 * largest_change
+
+
+def test_bfloat16_gives_finite_gradients(precisions):
+    precisions.rough.square().mean().backward()
+
+    for parameter in precisions.net.parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
+
+
+@pytest.fixture(scope="module")
+def network_after_backward():
+    """Give a new network whose last convolution is not 0, after a backward pass."""
+    torch.manual_seed(0)
+    net = VRT(**SMALL, drop_path_rate=0.0)
+    x = frames()
+    net.conv_last.weight.data.normal_(std=0.01)
+    net(x).square().mean().backward()
+    return net
+
+
+def test_a_new_network_learns_everywhere_as_soon_as_its_last_convolution_is_not_0(
+    network_after_backward,
+):
+    without_gradient = []
+    for name, parameter in network_after_backward.named_parameters():
+        if parameter.grad is None or not parameter.grad.any():
+            without_gradient.append(name)
+
+    # Two other convolutions begin as 0. What stands before them waits one step more.
+    for name in without_gradient:
+        assert name.startswith("spynet.") or "pa_deform.conv_offset" in name
+
+
+def test_the_flow_of_a_new_network_learns_from_its_last_convolution_on(network_after_backward):
+    last = network_after_backward.get_parameter(f"{LAST_OF_FLOW}.weight")
+
+    assert present(last.grad).any()
+
+
+# ---- What is refused ----
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        pytest.param(
+            {"num_heads": [3] * 9}, "netG.embed_dims[0]", id="channels not divisible by heads"
+        ),
+        pytest.param({"depths": [2] * 7}, "netG.depths", id="no layer of the last stage"),
+        pytest.param({"embed_dims": [16] * 8}, "netG.embed_dims", id="a width is missing"),
+        pytest.param(
+            {"embed_dims": [16] * 8 + [20]}, "netG.embed_dims", id="widths of the last stage differ"
+        ),
+        pytest.param(
+            {"embed_dims": [10] * 9, "num_heads": [2] * 9},
+            "netG.embed_dims[0]",
+            id="channels not divisible by 4",
+        ),
+        pytest.param(
+            {"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]", id="the U is not closed"
+        ),
+        pytest.param({"pa_frames": 6}, "netG.embed_dims[0]", id="channels not divisible by frames"),
+        pytest.param(
+            {"deformable_groups": 5},
+            "netG.deformable_groups",
+            id="channels not divisible by groups",
+        ),
+        pytest.param({"window_size": [6, 4]}, "netG.window_size", id="window of two sides"),
+        pytest.param(
+            {"pa_frames": 4, "deformable_groups": 1, "embed_dims": [16] * 9},
+            "netG.deformable_groups",
+            id="groups not divisible by frames",
+        ),
+        pytest.param({"upscale": 6}, "netG.upscale", id="enlargement by 6"),
+        pytest.param(
+            {"indep_reconsts": [11]}, "netG.indep_reconsts", id="a stage that is not there"
+        ),
+        pytest.param({"out_chans": 1}, "netG.out_chans", id="grey output of RGB input"),
+        pytest.param({"in_chans": 2}, "netG.in_chans", id="input of two channels"),
+    ],
+)
+def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
+    with pytest.raises(OptionError) as refused:
+        small_vrt(**change)
+
+    assert refused.value.where == key
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        pytest.param((1, 3, 3, 36, 32), "multiples of 8", id="height of 36"),
+        pytest.param((1, 3, 3, 24, 32), "at least 32 x 32", id="too small"),
+        pytest.param((1, 1, 3, 32, 32), "at least 2 frames", id="one frame"),
+        pytest.param((1, 3, 4, 32, 32), "(B, N, 3, H, W)", id="four channels"),
+    ],
+)
+def test_clips_that_cannot_go_through_are_refused(shape, expected):
+    with pytest.raises(DataError) as refused:
+        VRT(**SMALL)(torch.rand(shape))
+
+    assert expected in refused.value.expected
+
+
+# ---- Options of a former version: flow_input ----
+
+FORMER = {"net_type": "vrt", **SMALL, "flow_input": "rgb", "flow_channels": None}
+
+
+def test_weights_that_name_the_blurry_frames_as_input_of_the_flow_load(tmp_path):
+    net = define_G({"netG": FORMER})
+    options = {"scale": 1, "netG": FORMER, "spike_channels": 0, "spike": None, "spike_data": None}
+    torch.save({"params": net.state_dict(), "options": options}, tmp_path / "former.pth")
+
+    loaded = read_saved(tmp_path / "former.pth").build()
+
+    clip = frames(1, 2, 3, 32, 32)
+    assert loaded(clip).shape == clip.shape
+
+
+def test_another_input_of_the_flow_is_refused():
     with pytest.raises(OptionError, match=r"unknown option netG\.flow_input") as refused:
-        define_G({"netG": {**netG, "flow_input": "both"}})
+        define_G({"netG": {**FORMER, "flow_input": "both"}})
+
     assert refused.value.do.startswith("remove it")

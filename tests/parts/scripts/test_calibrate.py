@@ -1,3 +1,10 @@
+"""scripts/calibrate.py: the program finds how a spike camera looks at the frame of an RGB camera.
+
+Its input is a pair: spikes (.dat) and a frame (.png) of the same time. The pairs are random scenes,
+recorded through a known matrix (tests/helpers/two_cameras.py). Exit code 0: found; 2: wrong use of
+the program; 3: these files cannot be calibrated.
+"""
+
 import numpy as np
 import pytest
 
@@ -7,104 +14,240 @@ from scripts.calibrate import main
 from tests.helpers.two_cameras import LIMIT_PX, error_px, similarity, texture, write_pair
 from utils.image import imread_rgb, imwrite_rgb
 
-PLANE, FRAME = (128, 200), (180, 320)
+# Height and width of the spike planes and of the frames.
+PLANE = (128, 200)
+FRAME = (180, 320)
+SIZES = {"rgb": FRAME, "spike": PLANE}
+SIZE_FLAGS = ["--size", "128", "200"]
+
+# The true matrix from spike pixels to RGB pixels.
 TRUTH = similarity(2.0, 1.37, PLANE, FRAME, (7.3, -4.8))
-SIZE = ["--size", "128", "200"]
+# The same for a camera that looks slightly from the side, and strongly from the side.
+SLIGHT_PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [8e-5, -5e-5, 1]]) @ TRUTH
+STRONG_PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TRUTH
 
 
-def calibrate(*args):
-    return main([*map(str, args)])
+def calibrate(*arguments):
+    """Run the program, and return its exit code."""
+    return main([str(argument) for argument in arguments])
 
 
-def test_a_turned_enlarged_and_shifted_camera_is_recovered_with_noise_and_blur(tmp_path, capsys):
-    rng, out = np.random.default_rng(1), tmp_path / "calibration.json"
-    pair = write_pair(
-        tmp_path, "a", TRUTH, "none", rng, rgb=FRAME, spike=PLANE, motion=(6, -4), noise=0.02
-    )
-    stored = SpikeGeometry(*PLANE, bit_order="big")  # as numpy.packbits
-    write_spikes(pair[1], read_spikes(pair[1], SpikeGeometry(*PLANE)), stored)
-    flags = [*SIZE, "--bit-order", "big", "--model", "similarity", "--tick-hz", 20000]
-    assert calibrate(*pair, *flags, "--out", out) == 0
-    assert error_px(out, TRUTH, "none")[1] <= LIMIT_PX
-    found = load_calibration(out)
-    assert (found.tick_hz, found.spike_size, found.rgb_size) == (20000, [128, 200], [180, 320])
-    assert found.made["residual_px"] < 0.5 and "residual" in capsys.readouterr().out
-    assert imread_rgb(tmp_path / "calibration.png").shape == (2 * 180, 320, 3)
-    # Nothing is overwritten, neither the file nor the picture.
-    for taken in (
-        ["--out", out],
-        ["--out", tmp_path / "b.json", "--overlay", tmp_path / "calibration.png"],
-    ):
-        before = out.read_bytes()
-        assert calibrate(*pair, *SIZE, *taken) == 2 and out.read_bytes() == before
-        assert "exists already" in capsys.readouterr().err and not (tmp_path / "b.json").exists()
+def still_pair(folder, name="a", seed=3, truth=TRUTH):
+    """Write a pair of a scene that stands still, and return the flags --pair DAT FRAME."""
+    return write_pair(folder, name, truth, "none", np.random.default_rng(seed), **SIZES)
 
 
-def test_several_pairs_of_a_mirrored_camera_with_perspective_are_one_calibration(tmp_path):
-    rng, out = np.random.default_rng(2), tmp_path / "calibration.json"
-    truth = np.array([[1, 0, 0], [0, 1, 0], [8e-5, -5e-5, 1]]) @ TRUTH
-    a, b = (
-        write_pair(tmp_path, name, truth, "columns", rng, rgb=FRAME, spike=PLANE, noise=0.02)
-        for name in "ab"
-    )
-    assert calibrate(*a, *b, *SIZE, "--out", out) == 0
-    assert (
-        error_px(out, truth, "columns")[1] <= LIMIT_PX and load_calibration(out).mirror == "columns"
-    )
+# ---- A calibration that is found ----
 
 
-def test_pictures_of_different_scenes_are_refused(tmp_path, capsys):
-    rng, out = np.random.default_rng(3), tmp_path / "calibration.json"
-    pair = write_pair(tmp_path, "a", TRUTH, "none", rng, rgb=FRAME, spike=PLANE)
-    other = np.repeat((255 * texture(rng, FRAME))[..., None], 3, axis=2).astype(np.uint8)
-    imwrite_rgb(tmp_path / "other.png", other)
-    flat = (rng.random((40, *PLANE)) < 0.3).astype(np.uint8)
-    write_spikes(tmp_path / "flat.dat", flat, SpikeGeometry(*PLANE))
-    for spikes, frame in ((pair[1], tmp_path / "other.png"), (tmp_path / "flat.dat", pair[2])):
-        assert calibrate("--pair", spikes, frame, *SIZE, "--out", out) == 3
-        error = capsys.readouterr().err
-        assert "cannot be calibrated" in error and "expected" in error and str(frame) in error
-    imwrite_rgb(tmp_path / "small.png", other[:90])
-    assert calibrate(*pair, "--pair", pair[1], tmp_path / "small.png", *SIZE, "--out", out) == 3
-    assert "differ in size" in capsys.readouterr().err
-    missing = tmp_path / "none.npy"
-    assert calibrate("--pair", missing, tmp_path / "other.png", "--out", out) == 3
-    assert str(missing) in capsys.readouterr().err
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [
-        ".dat",
-        ".dat",
-        ".png",
-        ".png",
-        ".png",
-    ]
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory):
+    """Give the folder and the flags of a calibrated pair with noise, blur, and packed bits.
+
+    The calibration is calibration.json, its picture is calibration.png.
+    """
+    folder = tmp_path_factory.mktemp("turned")
+    rng = np.random.default_rng(1)
+    pair = write_pair(folder, "a", TRUTH, "none", rng, motion=(6, -4), noise=0.02, **SIZES)
+    _, dat, _ = pair
+    # Store the spikes again with the first pixel in the highest bit, as numpy.packbits does.
+    spikes = read_spikes(dat, SpikeGeometry(*PLANE))
+    write_spikes(dat, spikes, SpikeGeometry(*PLANE, bit_order="big"))
+
+    flags = [*SIZE_FLAGS, "--bit-order", "big", "--model", "similarity", "--tick-hz", 20000]
+    assert calibrate(*pair, *flags, "--out", folder / "calibration.json") == 0
+    return folder, pair
 
 
-def test_a_model_that_cannot_map_all_patches_is_refused(tmp_path, capsys):
-    rng, out = np.random.default_rng(2), tmp_path / "calibration.json"
-    bent = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TRUTH
-    pair = write_pair(tmp_path, "a", bent, "none", rng, rgb=FRAME, spike=PLANE)
+def test_a_turned_camera_is_found_in_noise_with_blur(turned):
+    folder, _ = turned
 
-    assert calibrate(*pair, *SIZE, "--model", "similarity", "--out", out) == 3
+    _, largest = error_px(folder / "calibration.json", TRUTH, "none")
 
+    assert largest <= LIMIT_PX
+
+
+def test_the_file_says_the_clock_with_the_sizes(turned):
+    folder, _ = turned
+
+    found = load_calibration(folder / "calibration.json")
+
+    assert found.tick_hz == 20000
+    assert found.spike_size == list(PLANE)
+    assert found.rgb_size == list(FRAME)
+
+
+def test_the_file_says_how_well_the_pictures_fit(turned):
+    folder, _ = turned
+
+    found = load_calibration(folder / "calibration.json")
+
+    assert found.made["residual_px"] < 0.5
+
+
+def test_a_picture_shows_both_cameras_one_above_the_other(turned):
+    folder, _ = turned
+
+    assert imread_rgb(folder / "calibration.png").shape == (2 * FRAME[0], FRAME[1], 3)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(["--out", "calibration.json"], id="file"),
+        pytest.param(["--out", "b.json", "--overlay", "calibration.png"], id="picture"),
+    ],
+)
+def test_nothing_is_overwritten(turned, capsys, monkeypatch, flags):
+    folder, pair = turned
+    before = (folder / "calibration.json").read_bytes()
+    monkeypatch.chdir(folder)
+
+    code = calibrate(*pair, *SIZE_FLAGS, *flags)
+
+    assert code == 2
+    assert "exists already" in capsys.readouterr().err
+    assert (folder / "calibration.json").read_bytes() == before
+    assert not (folder / "b.json").exists()
+
+
+def test_the_program_prints_how_well_the_pictures_fit(tmp_path, capsys):
+    pair = still_pair(tmp_path)
+
+    code = calibrate(*pair, *SIZE_FLAGS, "--out", tmp_path / "calibration.json")
+
+    assert code == 0
+    assert "residual" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory):
+    """Give the calibration of two pairs, by a camera that mirrors and looks from the side."""
+    folder = tmp_path_factory.mktemp("mirrored")
+    rng = np.random.default_rng(2)
+    pairs = []
+    for name in ("a", "b"):
+        pairs += write_pair(folder, name, SLIGHT_PERSPECTIVE, "columns", rng, noise=0.02, **SIZES)
+    out = folder / "calibration.json"
+    assert calibrate(*pairs, *SIZE_FLAGS, "--out", out) == 0
+    return out
+
+
+def test_several_pairs_of_a_camera_with_perspective_are_one_calibration(mirrored):
+    _, largest = error_px(mirrored, SLIGHT_PERSPECTIVE, "columns")
+
+    assert largest <= LIMIT_PX
+
+
+def test_a_mirrored_camera_is_found(mirrored):
+    assert load_calibration(mirrored).mirror == "columns"
+
+
+# ---- Pairs that are refused ----
+
+
+def random_frame(path, rows=FRAME[0]):
+    """Write a frame of another scene."""
+    grey = 255 * texture(np.random.default_rng(5), FRAME)
+    imwrite_rgb(path, np.repeat(grey[:rows, :, None], 3, axis=2).astype(np.uint8))
+    return path
+
+
+def flat_spikes(path):
+    """Write spikes without a scene: each pixel fires at random."""
+    random_values = np.random.default_rng(6).random((40, *PLANE))
+    write_spikes(path, (random_values < 0.3).astype(np.uint8), SpikeGeometry(*PLANE))
+    return path
+
+
+@pytest.mark.parametrize("wrong", ["frame of another scene", "spikes without a scene"])
+def test_pictures_of_different_scenes_are_refused(tmp_path, capsys, wrong):
+    _, dat, png = still_pair(tmp_path)
+    if wrong == "frame of another scene":
+        png = random_frame(tmp_path / "other.png")
+    else:
+        dat = flat_spikes(tmp_path / "flat.dat")
+    before = sorted(tmp_path.iterdir())
+
+    code = calibrate("--pair", dat, png, *SIZE_FLAGS, "--out", tmp_path / "calibration.json")
+
+    assert code == 3
     said = capsys.readouterr().err
-    assert "single patches lie" in said and "from where the similarity maps them" in said
+    assert "cannot be calibrated" in said
+    assert "expected" in said
+    assert str(png) in said
+    assert sorted(tmp_path.iterdir()) == before  # nothing was written
+
+
+def test_frames_of_different_sizes_are_refused(tmp_path, capsys):
+    pair = still_pair(tmp_path)
+    small = random_frame(tmp_path / "small.png", rows=90)
+    out = tmp_path / "calibration.json"
+
+    code = calibrate(*pair, "--pair", pair[1], small, *SIZE_FLAGS, "--out", out)
+
+    assert code == 3
+    assert "differ in size" in capsys.readouterr().err
     assert not out.exists()
 
 
-@pytest.mark.parametrize("motion", [(14, 6), (0, 0)])
-def test_the_time_offset_is_found_where_the_scene_moves_and_refused_where_it_does_not(
-    tmp_path, capsys, motion
-):
-    rng, known, out = np.random.default_rng(4), tmp_path / "known.json", tmp_path / "out.json"
-    still = write_pair(tmp_path, "still", TRUTH, "none", rng, rgb=FRAME, spike=PLANE)
-    assert calibrate(*still, *SIZE, "--out", known) == 0
-    made = {"rgb": FRAME, "spike": PLANE, "motion": motion, "around": 20, "noise": 0.01}
-    moving = write_pair(tmp_path, "moving", TRUTH, "none", rng, **made)
-    # The exposure is planes 20 to 59; it is looked for around plane 13.
+def test_spikes_that_are_not_there_are_named(tmp_path, capsys):
+    missing = tmp_path / "none.npy"
+    frame = random_frame(tmp_path / "frame.png")
+    out = tmp_path / "calibration.json"
+
+    code = calibrate("--pair", missing, frame, "--out", out)
+
+    assert code == 3
+    assert str(missing) in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_model_that_cannot_map_all_patches_is_refused(tmp_path, capsys):
+    pair = still_pair(tmp_path, seed=2, truth=STRONG_PERSPECTIVE)
+    out = tmp_path / "calibration.json"
+
+    code = calibrate(*pair, *SIZE_FLAGS, "--model", "similarity", "--out", out)
+
+    assert code == 3
+    said = capsys.readouterr().err
+    assert "single patches lie" in said
+    assert "from where the similarity maps them" in said
+    assert not out.exists()
+
+
+# ---- The time offset between the two cameras ----
+
+
+def find_time_offset(folder, motion):
+    """Look for the time offset in a pair with this motion. Returns exit code and calibrations.
+
+    The matrix is known from another pair, in which nothing moves. The exposure is planes 20 to 59
+    of the file; the program is told planes 13 to 52, so the true offset is 7 planes.
+    """
+    rng = np.random.default_rng(4)
+    known = folder / "known.json"
+    still = write_pair(folder, "still", TRUTH, "none", rng, **SIZES)
+    assert calibrate(*still, *SIZE_FLAGS, "--out", known) == 0
+    pair = write_pair(
+        folder, "moving", TRUTH, "none", rng, motion=motion, around=20, noise=0.01, **SIZES
+    )
     search = ["--geometry", known, "--search-planes", 12, "--planes", 13, 40]
-    code = calibrate(*moving, *SIZE, *search, "--out", out)
-    if any(motion):
-        assert code == 0 and load_calibration(out).time_offset_planes == pytest.approx(7, abs=0.5)
-        assert load_calibration(out).matrix == load_calibration(known).matrix
-    else:
-        assert code == 3 and "moves too little" in capsys.readouterr().err and not out.exists()
+    out = folder / "out.json"
+    return calibrate(*pair, *SIZE_FLAGS, *search, "--out", out), known, out
+
+
+def test_the_time_offset_is_found_if_the_scene_moves(tmp_path):
+    code, known, out = find_time_offset(tmp_path, motion=(14, 6))
+
+    assert code == 0
+    assert load_calibration(out).time_offset_planes == pytest.approx(7, abs=0.5)
+    assert load_calibration(out).matrix == load_calibration(known).matrix
+
+
+def test_a_time_offset_is_refused_if_the_scene_does_not_move(tmp_path, capsys):
+    code, _, out = find_time_offset(tmp_path, motion=(0, 0))
+
+    assert code == 3
+    assert "moves too little" in capsys.readouterr().err
+    assert not out.exists()
