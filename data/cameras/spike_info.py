@@ -1,7 +1,20 @@
 """What is known of spike files: dataset.json, and which planes belong to which frame.
 
-`DatasetInfo` holds the contents of a dataset.json. `Timing` holds the keys `spike.first`,
-`spike.count` and `spike.exposure`. It decides which planes are read for a frame.
+A plane is one read-out of the spike camera. Two things are described here:
+
+`DatasetInfo` holds the contents of a dataset.json beside the spike files, for example
+
+    {"format": 1, "h": 360, "w": 640, "planes": 56, "gt_plane": 24, "rate": 0.5, "light": "linear",
+     "clips": {"GOPR0372_07_00": {"planes": 56, "offset": 0}}}
+
+`Timing` holds the keys `spike.first`, `spike.count` and `spike.exposure` of an option file, and
+decides which planes are read for a frame. Spike files come in two kinds:
+
+    * one file per frame: the frame has the planes first ... first + count - 1 of its file;
+    * one file per clip: either `spike.exposure` lists the planes of each frame (`Exposures`), or
+      they follow from the times of the frames (`Timing.shares`).
+
+The result is a `Span` for each frame. The last third of the file refuses what does not fit.
 """
 
 import dataclasses
@@ -27,14 +40,16 @@ from utils.user_path import advice_on, expanded
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
-# Keys that a clip may have of its own, see `DatasetInfo.of_clip`.
+# Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips. See
+# `DatasetInfo.of_clip`.
 OF_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
-# Planes for each 240-fps frame of the published Spk-GoPro streams.
+# Planes for each 240-fps frame of the published Spk-GoPro streams: itself and 7 interpolated ones.
 GOPRO_INTERPOLATE = 8
 # A clip name of Spk-GoPro, GOPR0372_07_00, has the number of averaged frames in the middle.
 GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
 # Upper bound of planes in a file: 15 years at 2 kHz. Sums of such numbers fit into 64 bits.
 MOST_PLANES = 2**40
+# Ends of several error texts.
 EXPOSURE_FORM = (
     '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list '
     "with [start, length] of every frame}; or the name of a JSON file that holds one of these"
@@ -61,7 +76,10 @@ def spike_errors_as_data_errors() -> Generator[None]:
 
 
 class ClipKeys(BaseModel, strict=True, extra="allow"):
-    """The keys of a clip in dataset.json, see `DatasetInfo.clips`. Other keys are records."""
+    """The keys of one clip in "clips" of dataset.json, with the types that they must have.
+
+    See `DatasetInfo` for their meaning. Other keys are allowed: they record how a clip was made.
+    """
 
     h: Side | None = None
     w: Side | None = None
@@ -78,15 +96,21 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
 class DatasetInfo:
     """The contents of a dataset.json. A value is None if the file does not contain it.
 
-    h, w: size of a spike plane. flip: whether rows are stored bottom first.
-    planes: number of planes in a file. gt_plane: the plane at which the sharp frame was taken.
-    rate: spikes per plane at full light. light: what the sensor integrated, "linear" light or
-    "display" values.
-    interpolate: number of planes for each raw frame.
+    path: of the file; "" if there is none.
+    h, w: height and width of a spike plane.
+    flip: whether rows are stored bottom first.
+    planes: number of planes in a file.
+    gt_plane: number of the plane at which the sharp frame was taken.
+    rate: spikes per plane at full light.
+    light: what the sensor integrated, "linear" light or "display" values.
+    interpolate: number of planes for each raw frame. A raw frame is a frame of the fast video of
+    which clip and spikes were made.
     calibration: the contents of a file of scripts/calibrate.py. It is not shown by repr, because
-    digests contain the calibration of `DatSpikes`.
-    clips: {clip: its own values}: the keys of `of_clip`, planes, gt_plane, and offset, the number
-    of raw frames from the middle of an exposure to its sharp frame.
+    digests contain the calibration of `DatSpikes` already.
+    clips: name of a clip -> its values, with the keys of `ClipKeys`. `offset` is the number of raw
+    frames from the middle of an exposure to its sharp frame.
+
+    Digests of runs hold the repr of this object: do not rename or reorder fields.
     """
 
     path: str = ""
@@ -102,9 +126,10 @@ class DatasetInfo:
     clips: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def of_clip(self, clip: str) -> "DatasetInfo":
-        """Return what is known of the spikes of one clip: its own values, else those of all clips.
+        """Return what is known of the spikes of one clip.
 
-        Returns this object itself if the clip has no value of its own.
+        A value of the clip takes the place of the value for all clips (keys OF_CLIP). Returns this
+        object itself if the clip has no such value.
         """
         own = {}
         for key, value in self.clips.get(clip, {}).items():
@@ -119,18 +144,20 @@ class DatasetInfo:
         """The rate; "match" if each clip has its own rate; None if it is unknown."""
         if self.rate is not None:
             return self.rate
-        if self.clips and all(clip.get("rate") for clip in self.clips.values()):
+        every_clip_has_a_rate = all(clip.get("rate") for clip in self.clips.values())
+        if self.clips and every_clip_has_a_rate:
             return "match"
         return None
 
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
-        """Return how many planes each file of a clip holds, and how many its last file at least.
+        """Return the planes of a clip's files, and the least number of planes of its last file.
 
-        usual: the number to return if nothing is known.
+        usual: the number of planes to return if dataset.json does not tell it.
 
-        The light after the last raw frame is unknown, so the planes interpolated after it are
-        missing. If sharp frames are later than the middle of their exposure, the planes of the raw
-        frames that would follow are missing too.
+        The last file may be shorter. The light after the last raw frame is unknown, so the
+        `interpolate` - 1 planes after it are missing. If sharp frames are `offset` raw frames later
+        than the middle of their exposure, the planes of so many raw frames are missing too.
+        For example, of 56 planes with 8 planes per raw frame: 49.
         """
         own = self.clips.get(clip, {})
         planes = own.get("planes") or self.planes or usual
@@ -144,9 +171,10 @@ class DatasetInfo:
         It comes from dataset.json, or from a clip name of Spk-GoPro. Returns None if neither
         tells it.
 
-        For GOPR0372_07_00, n = 7 frames were averaged. Each 240-fps frame is followed by 7
-        interpolated ones, so frame i of the n is plane 8 i. The sharp frame, number (n - 1) / 2,
-        is plane 4 n - 4. The last file of a clip may lack 7 of its 8 n planes.
+        For a clip named GOPR0372_07_00, n = 7 raw frames were averaged. Each raw frame is followed
+        by 7 interpolated ones, so raw frame i of the n is plane 8 i. The sharp frame is the middle
+        one, number (n - 1) / 2, so it is plane 4 n - 4. A file has 8 n planes; the last file of a
+        clip may lack 7 of them.
         """
         own = self.clips.get(clip, {}).get("gt_plane")
         if own is not None:
@@ -165,9 +193,12 @@ class DatasetInfo:
 def nearest_info(path: Path) -> DatasetInfo:
     """Return the dataset.json of the data set that a spike file or folder belongs to.
 
-    Layout: <root>/<split>/<clip>/spike/<file>. Returns an empty one if there is no such file.
+    path: a spike file, a folder of spike files or of a clip. Layout of a data set:
+    <root>/dataset.json and <root>/<split>/<clip>/spike/<file>. The nearest folder that has the file
+    counts. Returns an empty DatasetInfo if there is none.
     """
     above = path.resolve().parents
+    # From spike/ it is three folders up to the root, from a file four.
     folders = [path, *above[:3]] if path.is_dir() else [path.parent, *above[:4]]
     for folder in folders:
         info = load_info(str(folder))
@@ -179,7 +210,7 @@ def nearest_info(path: Path) -> DatasetInfo:
 def load_info(dataroot_spike: str) -> DatasetInfo:
     """Return the dataset.json in the spike folder or in its parent, which holds the splits.
 
-    Returns an empty one if there is no such file.
+    Returns an empty DatasetInfo if there is no such file.
     Raises DataError for a file that is no JSON object of this format, and for values of a wrong
     type.
     """
@@ -191,9 +222,11 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
 
 
 def _read_info(path: Path) -> DatasetInfo:
-    whose = ""
+    """Read and check a dataset.json. Raises DataError."""
+    whose = ""  # the clip of a wrong value, for the message
     try:
         known = _known_values(read_json(path))
+        # It is validated as JSON in strict mode: "56" and true are no numbers.
         info = TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
         for clip, own in info.clips.items():
             whose = f"clip {clip}: "
@@ -207,12 +240,16 @@ def _read_info(path: Path) -> DatasetInfo:
             '"light", "gt_plane"',
             do="correct it, or make the data set again",
         ) from e
-    # Set last: a folder's name need not be text that JSON can hold.
+    # The path is set last, because the name of a folder may have bytes that JSON cannot hold.
     return dataclasses.replace(info, path=str(path))
 
 
 def _known_values(table: Any) -> dict[str, Any]:
-    """Return the fields of `DatasetInfo` in the contents of a file. Raises ValueError."""
+    """Return the fields of `DatasetInfo` that the contents of a file give. Raises ValueError.
+
+    table: what the JSON file holds. Its other keys are ignored, because newer versions may add
+    some.
+    """
     if not isinstance(table, dict):
         raise ValueError("it is no JSON object")
     if table.get("format") != FORMAT:
@@ -222,8 +259,11 @@ def _known_values(table: Any) -> dict[str, Any]:
         recipe = {}
     if not isinstance(recipe, dict):
         raise ValueError("recipe is no JSON object")
-    # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
-    values = {"light": recipe.get("light"), **table, "interpolate": recipe.get("interpolate")}
+    # The recipe holds the settings with which scripts/prepare_gopro_spike.py made the clips. Two
+    # values come from it: `interpolate`, and the light in older files, which have it only there.
+    values = dict(table)
+    values["interpolate"] = recipe.get("interpolate")
+    values.setdefault("light", recipe.get("light"))
     known = {}
     for one in dataclasses.fields(DatasetInfo):
         if one.name != "path" and values.get(one.name) is not None:
@@ -232,7 +272,10 @@ def _known_values(table: Any) -> dict[str, Any]:
 
 
 def _refuse_misspelt(own: dict[str, Any]) -> None:
-    """Raise ValueError for a key that is nearly a key of a clip. Other keys are records."""
+    """Raise ValueError for a key of a clip that is probably misspelt, such as "gt_plan".
+
+    own: the values of the clip. A key that is far from all known keys is a record of the user.
+    """
     known = list(ClipKeys.model_fields)
     for key in own:
         near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
@@ -244,7 +287,7 @@ def _in_words(e: Exception) -> str:
     """Return the first error of pydantic, or the system's reason, in one line."""
     if isinstance(e, ValidationError):
         first = e.errors()[0]
-        found = reprlib.repr(first["input"])  # it may be a table of a whole data set
+        found = reprlib.repr(first["input"])  # shortened, it may be a table of a whole data set
         key = ".".join(map(str, first["loc"]))
         return f"{key} is {found}: {first['msg']}".strip()
     return getattr(e, "strerror", None) or str(e)
@@ -255,14 +298,21 @@ def _in_words(e: Exception) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """The planes of one frame: first ... first + count - 1 of its file.
+    """The planes that are read for one frame.
 
-    The plane of the sharp frame (`spike.center`, gt_plane) is counted in the planes of the file,
-    or with `spike.exposure` in the planes of the exposure. There are `length` of these planes, and
-    the planes of the frame are origin ... origin + count - 1 among them.
-    middle: the middle of the planes that belong to the frame, counted in the same way; x.5 lies
-    between two planes. It differs from the middle of the planes that are read if the file lacks
-    some.
+    first, count: the planes first ... first + count - 1 of its file.
+
+    The plane of the sharp frame (`spike.center`, gt_plane) is a number in another count. With one
+    file per frame it is counted in the planes of the file, with one file per clip in the planes of
+    the exposure. Three fields translate between the two counts:
+    length: number of planes in this count.
+    origin: number of the first plane that is read, in this count. The planes that are read are
+    origin ... origin + count - 1.
+    middle: the middle of the planes that belong to the frame, in this count; x.5 lies between two
+    planes. It differs from the middle of the planes that are read if the file lacks some.
+
+    Example: the exposure has the planes 100 ... 155 of the one file of a clip, and the middle half
+    of them is read: first 114, count 28, length 56, origin 14, middle 27.5.
     """
 
     first: int
@@ -280,8 +330,8 @@ Length = Annotated[float, Field(strict=True, ge=0.5, le=MOST_PLANES, allow_inf_n
 class Exposures(BaseModel, frozen=True, extra="forbid"):
     """The exposures of the frames of a clip, in planes of its one file.
 
-    The exposure of frame i is row i, (start, length). Without rows it begins at
-    start + i period and has `length` planes.
+    rows: (start, length) of the exposure of each frame. Without rows, the exposure of frame i
+    begins at start + i period and has `length` planes.
 
     Times may lie between planes, for instance with the period 20000 / 24 of a 24-fps camera. The
     first plane is the rounded start, and the number of planes is the rounded length. So rounding
@@ -297,6 +347,7 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int]:
         """Return (first plane, number of planes) of a frame.
 
+        frame: number of the frame; the caller checks that there is a row for it.
         offset: planes by which the start moves.
         """
         if self.rows:
@@ -309,16 +360,20 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class Timing:
-    """The planes that are read of each file.
+    """Which planes of the spike files are read.
 
-    first, count: the planes of a file per frame; count None: to the end of the file; first
-    "central": the planes in the middle.
-    exposures: {clip: exposures in its one file}, with "" for every other clip. None: there is a
-    file for each frame, or the frames of a clip share one file, see `shares`.
-    offset: number of planes that is added to the first plane. share: part of an exposure's planes,
-    in their middle, that are read. Both come from the calibration, see
-    data/cameras/spike_grid.py. `share` is not shown by repr, because digests contain the
-    calibration.
+    first, count: of a file per frame, the planes first ... first + count - 1. count None: to the
+    end of the file. first "central": the `count` planes in the middle.
+    exposures: clip -> its exposures, if a clip has one file. The key "" stands for every other
+    clip. None: there is a file for each frame, or the frames of a clip share one file by their
+    times, see `shares`.
+
+    Two values come from the calibration, see data/cameras/spike_grid.py:
+    offset: number of planes that is added to the first plane.
+    share: fraction of an exposure's planes that are read, in its middle. It is not shown by repr,
+    because digests contain the calibration.
+
+    Digests of runs hold the repr of this object: do not rename or reorder fields.
     """
 
     first: int | Literal["central"] = 0
@@ -351,15 +406,18 @@ class Timing:
             return len(table.rows)
         first, count = table.planes_of(0, self.offset)
         frames = max(int((planes - first - count) / table.period), 1)
-        # So many fit in any case; starts are rounded to planes, so a few more may fit.
-        while sum(table.planes_of(frames, self.offset)) <= planes:
+        # This number may be too small, also because starts are rounded to planes. Add frames as
+        # long as the next exposure ends within the file.
+        while True:
+            first, count = table.planes_of(frames, self.offset)
+            if first + count > planes:
+                return frames
             frames += 1
-        return frames
 
     def window(self, planes: int) -> tuple[int, int]:
         """Return (first plane, number of planes) that `first` and `count` choose of a file."""
         if self.first == "central":
-            count = min(self.count or planes, planes)
+            count = planes if self.count is None else min(self.count, planes)
             return (planes - count) // 2, count
         count = planes - self.first if self.count is None else self.count
         return self.first, count
@@ -369,8 +427,8 @@ class Timing:
     ) -> list[tuple[int, int]] | None:
         """Decide which planes of the one file of a clip belong to which of its frames.
 
-        planes: number of planes in the file. times: of the frames. tick_hz: planes per second, if
-        known.
+        planes: number of planes in the file. times: when the frames were taken. tick_hz: planes per
+        second, if known.
         Returns (first plane, plane after the last) of each frame, or None if `exposures` says it.
 
         Frames at one distance share the planes evenly. Other frames of a film have the planes of
@@ -405,11 +463,13 @@ class Timing:
     ) -> Span:
         """Return the planes of frame number `frame` of a clip, in a file of `planes` planes.
 
-        shares: the planes of each frame in one file, see `shares`; None: `exposures` says them, or
-        there is a file for each frame.
+        shares: the result of the method `shares`, if the clip has one file. None: `exposures` says
+        the planes, or there is a file for each frame.
         Raises DataError if the planes reach outside of the file, and for a frame that
         `spike.exposure` lacks.
         """
+        # The planes start ... start + count - 1 belong to the frame. `origin` is the number of the
+        # plane `start` in the count of `Span`.
         if self.exposures is not None:
             start, count = self._exposure(clip, frame)
             origin = 0
@@ -426,9 +486,11 @@ class Timing:
             origin = begin
             length = planes
 
-        # Of the planes of the frame, read those in the middle, during which it was exposed. This is
-        # at least one, unless the frame has none.
-        exposed = max(min(count, 1), nearest_plane(count * self.share))
+        # Of the planes of the frame, read lo ... hi - 1, those in the middle, during which it was
+        # exposed. This is at least one, unless the frame has none.
+        exposed = nearest_plane(count * self.share)
+        if count > 0:
+            exposed = max(exposed, 1)
         lo = start + (count - exposed) // 2
         hi = lo + exposed
         if self.exposures is None and self.count is None:
@@ -450,6 +512,7 @@ class Timing:
         return table.planes_of(frame, self.offset)
 
     def _outside(self, clip: str, frame: int, lo: int, hi: int, planes: int) -> DataError:
+        """Return the refusal of a frame whose planes lo ... hi - 1 are not all in its file."""
         keys = "spike.exposure" if self.is_one_file else "spike.first, spike.count"
         shift = f", time offset {self.offset:g}" if self.offset else ""
         needs = f"frame {frame} of clip {clip} needs planes {lo} to {hi - 1} ({keys}{shift})"
@@ -472,16 +535,20 @@ def nearest_plane(time: float) -> int:
 
 # ---- spike.exposure --------------------------------------------------------------------------
 
-# {clip: its exposures}, with "" for every other clip.
+# {clip: its exposures}, with "" for every other clip. Exposures are an object or a list of rows.
 Tables = Annotated[dict[str, dict[str, Any] | list[Any]], Field(min_length=1)]
-# An object without rows needs all of these keys, so None stands for a missing one.
-REGULAR = dict.fromkeys(("start", "length", "period"))
+# The keys of an object, which are all needed.
+REGULAR = ("start", "length", "period")
 
 
 def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] | None:
     """Read the key `spike.exposure` of the options.
 
-    value: exposures of all clips or of each clip, or the name of a file with them.
+    value: one of
+        {"start": 0, "length": 20, "period": 25}             for all clips
+        {"clip1": {"start": 0, ...}, "clip2": [[0, 20], [25, 20]]}
+        the name of a JSON file with one of these.
+    Returns clip -> exposures, with the key "" for all clips; None if the key is not set.
     Raises OptionError for a wrong form, DataError for an unreadable file.
     """
     if value is None:
@@ -491,14 +558,20 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     if isinstance(value, str):
         where = expanded(value)
         table = _exposures_in(where)
-    if isinstance(table, dict) and table.keys() & REGULAR.keys():
+    is_for_all_clips = isinstance(table, dict) and any(key in table for key in REGULAR)
+    if is_for_all_clips:
         table = {"": table}
 
     found = {}
-    clip = ""
+    clip = ""  # for the message
     try:
         for clip, entry in TypeAdapter(Tables).validate_python(table).items():
-            fields = REGULAR | entry if isinstance(entry, dict) else {"rows": entry}
+            if isinstance(entry, dict):
+                # `Exposures` has defaults for lists of rows. Here each key is needed, so a missing
+                # key becomes None, which is refused.
+                fields = {**dict.fromkeys(REGULAR), **entry}
+            else:
+                fields = {"rows": entry}
             found[clip] = Exposures.model_validate(fields)
     except ValidationError as e:
         whose = f" for clip {clip}" if clip else ""
@@ -528,9 +601,10 @@ def _exposures_in(path: str) -> Any:
 
 
 class UnknownPlanes(DataError):
-    """The times of a clip's frames do not tell which planes of its one spike file are whose.
+    """The times of a clip's frames do not tell which planes of its one file belong to which frame.
 
-    clip: its name. proposal: exposures to correct, in the form of `spike.exposure` for a clip.
+    clip: its name.
+    proposal: exposures in the form of `spike.exposure` for a clip, a guess that the user corrects.
     """
 
     def __init__(self, what: str, clip: str, proposal: Any) -> None:
@@ -545,7 +619,10 @@ class UnknownPlanes(DataError):
 
 
 def joined(refused: Sequence[UnknownPlanes]) -> DataError:
-    """Return one error for several clips, with one `spike.exposure` for all of them."""
+    """Return one error for several clips, which proposes one `spike.exposure` for all of them.
+
+    refused: the errors of the clips, at least one.
+    """
     first = refused[0]
     if len(refused) == 1:
         return DataError(first.what, first.where, first.expected, first.do)
@@ -559,11 +636,15 @@ def joined(refused: Sequence[UnknownPlanes]) -> DataError:
 
 
 def exposure_argument(table: dict[str, Any]) -> str:
-    """Return the argument of a command line that gives `spike.exposure`. table: by clip."""
+    """Return the argument of a command line that sets `spike.exposure`.
+
+    table: clip -> exposures.
+    """
     return f"'spike.exposure={json.dumps(table)}'"
 
 
 def _unlisted_frame(verb: str, clip: str, frame: int) -> DataError:
+    """Return the refusal of a frame that `spike.exposure` does not list."""
     return DataError(
         what=f"spike.exposure {verb} clip {clip}, which has a frame {frame}",
         where=f"clip {clip}",
@@ -575,40 +656,52 @@ def _unlisted_frame(verb: str, clip: str, frame: int) -> DataError:
 def _unknown_times(
     clip: str, times: FrameTimes, first: int, count: int, tick_hz: float | None = None
 ) -> UnknownPlanes:
-    """Return the refusal of one file without spike.exposure.
+    """Return the refusal of one file without spike.exposure. It proposes exposures.
 
-    first, count: the planes to share. tick_hz: planes per second, if the clocks contradict.
+    times: of the frames. first, count: the planes of the file to distribute.
+    tick_hz: planes per second, if this clock and the times of the film contradict each other.
+    The guess behind the proposal: the planes begin and end with the clip.
     """
     proposal: Any
-    # The guess: the planes begin and end with the clip.
     if times.is_even:
         length = round(count / len(times), 3)
         proposal = {"start": first, "length": length, "period": length}
     elif tick_hz:
+        # The times of the film in seconds, turned into planes.
         proposal = []
         for start, end in zip(times.starts, times.ends, strict=True):
-            begin = first + _plain((start - times.begin) * Fraction(tick_hz))
-            proposal.append([begin, _plain((end - start) * Fraction(tick_hz))])
+            begin = (start - times.begin) * Fraction(tick_hz)
+            length = (end - start) * Fraction(tick_hz)
+            proposal.append([first + _plain(begin), _plain(length)])
     else:
-        shares = times.shares(first, count)
-        proposal = [[begin, max(after - begin, 1)] for begin, after in shares]
+        proposal = []
+        for begin, after in times.shares(first, count):
+            length = max(after - begin, 1)  # an exposure has at least one plane
+            proposal.append([begin, length])
     what = f"one spike file for the {len(times)} frames of clip {clip}: {times.described()}"
     return UnknownPlanes(what, clip, proposal)
 
 
 def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
-    """Refuse exposures that are not those of the frames that are there.
+    """Raise UnknownPlanes if exposures do not belong to the frames that exist.
 
-    table: the exposures of a clip as the user gives them. times: of the frames.
+    table: the exposures of a clip as the user gives them. times: of the existing frames. It
+    proposes the exposures of these frames.
     """
     if table.rows:
+        # A list must have a row for each frame. If frames are missing, the list is likely to have
+        # the missing frames too: propose the list without them.
         if times.missing and len(table.rows) != len(times):
+            rows = []
+            for place in times.places():
+                if place < len(table.rows):
+                    start, length = table.rows[place]
+                    rows.append([start, length])
             what = f"spike.exposure lists {len(table.rows)} frames of clip {clip}"
-            # The list is likely to have the missing frames too.
-            kept = [place for place in times.places() if place < len(table.rows)]
-            rows = [list(table.rows[place]) for place in kept]
             raise UnknownPlanes(f"{what}: {times.described()}", clip, rows)
         return
+
+    # A start, length and period: the frames must follow one another at one distance.
     if times.is_even:
         return
     rows = []

@@ -1,7 +1,22 @@
-"""The `spike` section of a dataset: geometry of the planes, how they are read, their channels.
+"""The `spike` section of a dataset: how its spikes are read and turned into channels.
 
-`DatSpikes` is what a section says of the spikes of one data set, or of one clip. It chooses the
-planes of each frame (`exposures`), reads them, and turns them into channels (`read`).
+`DatSpikes` is what a section says of the spikes of one data set, or of one clip. It is used in two
+phases:
+
+    1. When the clips are listed: `exposures` decides which planes (read-outs of the spike camera)
+       belong to each frame, and checks that they exist.
+    2. For each sample: `read` reads these planes and turns them into channels (S, H, W) on the
+       pixels of the frame.
+
+It puts together what four other modules know:
+
+    data/cameras/spike_info.py   dataset.json, and the planes of each frame (`Timing`)
+    data/cameras/spike_grid.py   which RGB pixel belongs to which spike pixel
+    data/spike/formats.py        spike files (read through an io backend of the data set)
+    data/spike/represent.py      the functions that turn planes into channels
+
+"Light" below means the amount of light, linear. "Display values" are what a picture file holds,
+light to the power 1 / 2.2.
 """
 
 import copy
@@ -42,6 +57,7 @@ from utils.options.section import Registry, import_parts
 
 logger = logging.getLogger(__name__)
 
+# Display value 0 ... 255 -> linear light 0 ... 1.
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 # A channel of a proportional representation is one of those nearest to the sharp moment if its
 # mean distance from it is as small as the smallest one, up to half a plane of rounding.
@@ -53,14 +69,19 @@ NEAR = 10
 LEAST_FIRED = 1e-4
 LEAST_SEEN = 1e-3
 
+# Values of `spike.representation.type` and of `spike.type`.
 REPRESENTATIONS = Registry("spike representation", "type")
 SPIKE_SOURCES = Registry("spike source", "type")
 
+# Files data/spike/represent_*.py of a user add representations when they are imported. The options
+# of a representation are the parameters of its function, without the two that are given here.
 import_parts("data.spike", "represent_*")
 for _name, _known in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_known.function)
 
 
+# The section gives the arguments of `__init__`, `info` is added when it is built. The fields follow
+# from the arguments, so `__init__` is written by hand. Two objects are never compared.
 @SPIKE_SOURCES.register("dat", given=("info",))
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class DatSpikes:
@@ -97,11 +118,12 @@ class DatSpikes:
     interpolation: int  # a constant of OpenCV
     calibration: Calibration | None
     calibrated: CalibratedGrid | None  # made of `calibration`
-    is_auto: bool  # data/cameras/self_calibration.py gives each clip its own calibration
+    is_auto: bool  # whether data/cameras/self_calibration.py gives each clip its own calibration
     name: str  # of the representation
     options: dict[str, Any]  # of the representation
     channels: int  # S
     ignored: frozenset[str]  # keys of the section without effect on the representation
+    # Whether the section or dataset.json gives the value, or the representation does not need it.
     is_light_known: bool
     is_rate_known: bool
     is_stretched: bool  # whether the planes cover frames of any ratio of height to width
@@ -128,26 +150,32 @@ class DatSpikes:
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
+        # The form of a plane. Rows are stored bottom first, except in files of an SPS100.
+        stored_bottom_first = layout == "raster"
         try:
             geometry = SpikeGeometry(
-                _agreed("h", h, info),
-                _agreed("w", w, info),
-                _agreed("flip", flip, info, default=layout == "raster"),
-                head_columns,
-                bit_order,
-                layout,
+                height=_agreed("h", h, info),
+                width=_agreed("w", w, info),
+                flipud=_agreed("flip", flip, info, default=stored_bottom_first),
+                head_columns=head_columns,
+                bit_order=bit_order,
+                layout=layout,
             )
         except SpikeFileError as e:
             where = "spike.h, spike.w, spike.head_columns"
             raise OptionError(e.what, where, e.expected, "correct them") from e
         _refuse_exposure_beside_window(exposure, first, count)
+
+        # The representation, and the keys that have no effect with its options.
         options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
         name = options.pop("type")
         ignored = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
         if rate == "match":
-            known_rate = rate
+            known_rate = rate  # measured for each frame, so it is not compared with dataset.json
         else:
             known_rate = float(_agreed("rate", rate, info, default=1.0))
+        is_light_given = light is not None or info.light is not None
+        is_rate_given = rate is not None or info.rate is not None
 
         self._set(
             info=info,
@@ -167,31 +195,40 @@ class DatSpikes:
             options=options,
             channels=channels_of(representation),
             ignored=ignored,
-            is_light_known="light" in ignored or (light or info.light) is not None,
-            is_rate_known="rate" in ignored or (rate or info.rate) is not None,
+            is_light_known="light" in ignored or is_light_given,
+            is_rate_known="rate" in ignored or is_rate_given,
             is_stretched=False,
         )
-        recorded = info.calibration if calibration == "recorded" else None
-        if recorded:
-            self._calibrate(load_calibration(info.path, recorded), info.path)
-        elif calibration not in (None, "auto", "recorded"):
+        # With "recorded" a clip without a calibration in dataset.json is taken as aligned. With
+        # "auto" the calibration comes later, through `changed`.
+        if calibration == "recorded":
+            if info.calibration:
+                self._calibrate(load_calibration(info.path, info.calibration), info.path)
+        elif calibration not in (None, "auto"):
             self._calibrate(load_calibration(calibration), calibration)
 
+        # Key -> whether the section sets it to another value than its default.
         given = {
-            "rate": rate,
-            "light": light,
+            "rate": rate is not None,
+            "light": light is not None,
             "gamma": gamma != 1.0,
             "center": center != "gt",
-            "context": context,
+            "context": context > 0,
         }
         _refuse_keys_without_effect(given, ignored, f"{name} with {options}")
 
     def _set(self, **values: Any) -> None:
-        """Set fields of a new object. All others go through `changed`."""
+        """Set fields of an object that nobody else has yet: fields are frozen for everybody else.
+
+        To change an existing object, make a copy with `changed`.
+        """
         vars(self).update(values)
 
     def _calibrate(self, calibration: Calibration, path: str) -> None:
-        """Set the fields of a new object that follow from a calibration. path: for messages."""
+        """Set the fields of a new object that follow from a calibration.
+
+        path: file of the calibration, for messages.
+        """
         is_nearest = self.interpolation == cv2.INTER_NEAREST
         timing = dataclasses.replace(
             self.timing,
@@ -202,9 +239,10 @@ class DatSpikes:
         self._set(calibration=calibration, calibrated=grid, timing=timing)
 
     def changed(self, calibration: Calibration | None = None, **fields: Any) -> "DatSpikes":
-        """Return a copy with other values. calibration: one that was found, in place of the own.
+        """Return a copy with other values.
 
-        fields: the fields of this class, such as context or center.
+        calibration: a calibration that was found from the clip; it replaces the present one.
+        fields: fields of this class, such as context or center.
         """
         unknown = fields.keys() - {field.name for field in dataclasses.fields(self)}
         if unknown:
@@ -237,27 +275,38 @@ class DatSpikes:
         """Return the planes of each frame of a clip.
 
         The planes are checked: they lie in their file and can be represented.
-        clip: its name. files: path and number of planes of one file per frame, or of one for all.
-        times: of the frames of one file, see `Timing.shares`; None: the frames follow one another
-        at one distance.
+        clip: its name.
+        files: (path, number of planes) of each spike file: one file per frame, or one for all.
+        frames: number of frames.
+        times: when the frames were taken; needed if one file holds all planes, see `Timing.shares`.
+        None: the frames follow one another at one distance.
         Raises OptionError if the plane of the sharp frame is unknown, DataError for all else.
         """
+        is_one_file = len(files) == 1
+        # (first plane, plane after the last) of each frame in the one file.
         shares = None
-        if times and len(files) == 1:
-            shares = self.shares(clip, files[0][1], times)
+        if times and is_one_file:
+            _, planes = files[0]
+            shares = self.shares(clip, planes, times)
+
         found = []
         checked = set()
         for frame in range(frames):
-            number = frame if len(files) > 1 else 0
+            number = 0 if is_one_file else frame
             path, planes = files[number]
             span = self.timing.span(clip, frame, planes, shares)
+            # `_center` counts as dataset.json does. From here on, the frame's own planes are
+            # counted from 0.
             center = self._center(clip, span) - span.origin
             own = Piece(path, span.first, span.count)
             before, pieces = self._with_context(files, number, span)
             found.append(Exposure(own, pieces, before, center, span.origin))
-            # Most exposures are alike, and a trial takes longer than all the rest.
-            if (span.count, center) not in checked:
-                checked.add((span.count, center))
+
+            # Try whether the representation can be made of so many planes. Most exposures are
+            # alike, and a trial takes longer than all the rest, so each kind is tried once.
+            kind = (span.count, center)
+            if kind not in checked:
+                checked.add(kind)
                 self._refuse_too_few_planes(path, span.count, center)
         return tuple(found)
 
@@ -269,31 +318,40 @@ class DatSpikes:
     def _with_context(
         self, files: list[tuple[str, int]], number: int, span: Span
     ) -> tuple[int, tuple[Piece, ...]]:
-        """Return how many planes are read before those of a frame, and all planes read.
+        """Return how many planes are read before those of a frame, and all planes to read.
 
-        files: see `exposures`. number: of the frame's own file. The files follow one another in
-        time, so the context may lie in the files before and after the own one.
+        files: see `exposures`. number: index in `files` of the file with the frame's own planes.
+        `context` planes are wanted on both sides. The files follow one another in time, so they may
+        lie in the files before and after. Where no file has them, fewer planes are read.
         """
-        # All planes are counted from the first one of the own file.
-        lo = span.first - self.context
-        hi = span.first + span.count + self.context
-        start = -files[number - 1][1] if number else 0
-        before = min(self.context, span.first - start)
+        # All times are counted from the first plane of the frame's own file. So the file before it
+        # begins at a negative time. Wanted are the planes `wanted_from` ... `wanted_to` - 1.
+        wanted_from = span.first - self.context
+        wanted_to = span.first + span.count + self.context
+        begin_of_file = 0
+        if number > 0:
+            _, planes_before = files[number - 1]
+            begin_of_file = -planes_before
+        before = min(self.context, span.first - begin_of_file)
+
+        # The file before, the frame's own, and the file after.
         pieces = []
-        for file, length in files[max(number - 1, 0) : number + 2]:
-            begin = max(lo - start, 0)
-            stop = min(hi - start, length)
-            if begin < stop:
-                pieces.append(Piece(file, begin, stop - begin))
-            start += length
+        for path, planes in files[max(number - 1, 0) : number + 2]:
+            first = max(wanted_from - begin_of_file, 0)
+            end = min(wanted_to - begin_of_file, planes)
+            if first < end:
+                pieces.append(Piece(path, first, end - first))
+            begin_of_file += planes
         return before, tuple(pieces)
 
     def _center(self, clip: str, span: Span) -> float:
-        """Return the plane of the sharp frame, counted as `span.origin` is; x.5 lies between two.
+        """Return the plane of the sharp frame, counted as dataset.json counts it (`span.origin`).
 
-        Raises OptionError if it is unknown or outside of the planes that are read.
+        x.5 lies between two planes. Raises OptionError if the plane is unknown, or outside of the
+        planes that are read.
         """
         last = span.origin + span.count - 1
+        # A representation that does not use it gets the middle, which is always inside.
         if "center" in self.ignored:
             return (span.origin + last) / 2
         if self.center == "gt":
@@ -309,12 +367,15 @@ class DatSpikes:
         return center
 
     def _refuse_too_few_planes(self, path: str, count: int, center: float) -> None:
-        """Refuse an exposure that the representation cannot be made of.
+        """Raise DataError if the representation cannot be made of `count` planes.
 
-        center: the plane of the sharp frame, counted from the first of the `count` planes.
+        It is tried on one pixel without spikes.
+        path: of the spike file. center: the plane of the sharp frame, counted from the first of
+        these planes.
         """
+        one_pixel = np.zeros((count, 1, 1), np.uint8)
         try:
-            self.represent(np.zeros((count, 1, 1), np.uint8), center, rate=1.0)
+            self.represent(one_pixel, center, rate=1.0)
         except ValueError as e:
             raise DataError(
                 what=f"{count} planes are too few for spike.representation {self.name}: {e}",
@@ -335,14 +396,18 @@ class DatSpikes:
         reverse: bool = False,
         camera: CameraDraw | None = None,
     ) -> np.ndarray:
-        """Read the channels of one frame within the crop of `aug`, which are not flipped.
+        """Read the channels of one frame within the crop of `aug`. They are not flipped.
 
-        files: an io backend. image: the crop of the blurry frame, (aug.height, aug.width, 3)
-        uint8, B, G, R. reverse: whether time runs backwards. camera: a simulated camera; None: the
-        recording one.
-        Returns (S, aug.height, aug.width) float32. It is exactly that crop of the whole frame's
+        files: an io backend of the data set, which reads the spike files.
+        frame: number of the frame in the clip.
+        image: the crop of the blurry frame, (aug.height, aug.width, 3) uint8, B, G, R.
+        reverse: whether the clip is played backwards.
+        camera: a simulated camera, whose spikes are made of the recorded ones. None: the recorded
+        spikes.
+        Returns (S, aug.height, aug.width) float32. It is exactly this crop of the whole frame's
         channels, although only the spike pixels that the crop needs are unpacked.
         """
+        # The planes of the frame with their context, as far as the crop needs their pixels.
         window = clip.grid.window(aug)
         exposure = clip.exposures[frame]
         with spike_errors_as_data_errors():
@@ -351,6 +416,7 @@ class DatSpikes:
         if camera:
             stream = camera.apply(stream, frame)
 
+        # The rate is measured in the frame's own planes, the channels may use the context too.
         before = exposure.before
         count = exposure.own.count
         after = len(stream) - before - count
@@ -364,10 +430,12 @@ class DatSpikes:
         """Return the spikes per plane at full light.
 
         stream: the planes of a frame (T, h, w). frame: its blurry frame at the same place,
-        (H, W, 3) uint8, B, G, R.
-        With rate "match" it is measured. During the exposure both cameras recorded the same light:
-        the frame as display values of gamma 2.2, the spikes as `light` says. So the threshold and
-        the gain of the spike camera may be unknown.
+        (H, W, 3) uint8, B, G, R. window: which spike pixel lies at which RGB pixel.
+
+        With rate "match" it is measured: mean firing rate over mean brightness of the frame. During
+        the exposure both cameras recorded the same light, the frame as display values of gamma 2.2,
+        the spikes as `light` says. So the threshold and the gain of the spike camera may be
+        unknown.
         """
         if self.rate != "match":
             return self.rate
@@ -378,7 +446,8 @@ class DatSpikes:
             values = cv2.LUT(frame, DISPLAY_TO_LIGHT)
             full = 1.0
         fired, colour = window.brightness(stream, values)
-        seen = float(colour @ LUMA[::-1]) / full  # LUMA is for R, G, B
+        luma_bgr = LUMA[::-1]  # LUMA is for R, G, B
+        seen = float(colour @ luma_bgr) / full
         return max(fired, LEAST_FIRED) / max(seen, LEAST_SEEN)
 
     def represent(
@@ -419,7 +488,8 @@ class DatSpikes:
         """
         if self.name == "relative":
             return self._image_of_ratios(channels)
-        image = np.maximum(channels[self._nearest(exposure, reverse)].mean(0), 0)
+        nearest = channels[self._nearest(exposure, reverse)]  # (n, H, W)
+        image = np.maximum(nearest.mean(0), 0)
         is_proportional = rp.REPRESENTATIONS[self.name].proportional
         if not is_proportional and self.light == "display":
             return image
@@ -429,16 +499,19 @@ class DatSpikes:
     def _image_of_ratios(self, channels: np.ndarray) -> np.ndarray:
         """Return `sharp_image` of the representation "relative".
 
-        A ratio r, times the spikes n of the exposure, is the light of the sharp moment up to a
-        factor. The last channel is the confidence c = n / (n + a), so n = a c / (1 - c).
+        A ratio r, times the number n of spikes in the exposure, is the light of the sharp moment up
+        to a factor. The last channel is the confidence c = n / (n + a), so n = a c / (1 - c). The
+        factor a is left out, because the result is divided by its brightest pixel.
         """
         # Of several windows, the one of the middle length.
         order = np.argsort(self.options["half_windows"])
         middle = order[len(order) // 2]
-        # What the sensor integrated is light to the power 1 / power.
+        # What the sensor integrated is light to the power 1 / power. The channels were raised to
+        # 1 / gamma, so the power gamma / power turns them back into what was integrated.
         power = DISPLAY_GAMMA if self.light == "display" else 1.0
         channels = channels.astype(np.float64)  # the confidence may be close to 1
         ratio = np.maximum(channels[middle], 0) ** (self.gamma / power)
+        # At most 0.999, or the division by 1 - c below would have no limit.
         confidence = np.clip(channels[-1], 0, 0.999) ** (self.gamma / power)
         light = ratio * confidence / (1 - confidence)
         brightest = max(light.max(), 1e-9)
@@ -449,17 +522,24 @@ class DatSpikes:
         offsets = self.options.get("offsets")
         if offsets and self.options.get("num_bins") is None:
             return [int(np.argmin(np.abs(offsets)))]
+
+        # For other representations, find out which planes each channel depends on. Take a row of T
+        # pixels, and let pixel t fire only in plane t: channel s of pixel t is then the weight of
+        # plane t in channel s.
         count = exposure.own.count
         center = exposure.center
-        # If only plane t of pixel t fires, the channels are the weights of each plane.
         impulses = np.eye(count, dtype=np.uint8)[:, None]  # (T, 1, T)
         weights = rp.represent(self.name, impulses, center, reverse=reverse, **self.options)
         weights = weights[:, 0]  # (S, T)
+
+        # The mean distance (S,) of these planes from the sharp moment.
         distances = np.abs(np.arange(count) - center)
-        mean_distance = (weights @ distances) / np.maximum(weights.sum(axis=1), 1e-9)
+        total = np.maximum(weights.sum(axis=1), 1e-9)
+        mean_distance = (weights @ distances) / total
         is_proportional = rp.REPRESENTATIONS[self.name].proportional
         tolerance = SAME_DISTANCE if is_proportional else NEAR
-        return np.flatnonzero(mean_distance <= mean_distance.min() + tolerance).tolist()
+        is_near = mean_distance <= mean_distance.min() + tolerance
+        return np.flatnonzero(is_near).tolist()
 
 
 # ---- Sections to sources ---------------------------------------------------------------------
@@ -468,10 +548,12 @@ class DatSpikes:
 def user_spikes(
     section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str
 ) -> DatSpikes:
-    """Return the source of a user's spikes for a network. Warns of what is assumed.
+    """Return how a user's spikes are read for a trained network. Warns of what is assumed.
 
-    section: the spike section of the network. trained: `ClipDataset.spike_data` of the training;
-    None: it is not known. info: of the user's spikes. clip: name, for the warnings.
+    section: the spike section of the network.
+    trained: `ClipDataset.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
+    None: it is not known.
+    info: what is known of the user's spikes. clip: its name, for the warnings.
 
     If neither the user nor dataset.json gives the light, it is the light of the training. If they
     do not give the rate, it is measured ("match"). A network that learned from undivided firing
@@ -485,22 +567,26 @@ def user_spikes(
             "second camera: give spike.calibration if these are, too",
             clip,
         )
+    # The representation uses neither light nor rate.
     if "light" in source.ignored:
         return source
+
     light = section.light or info.light
     if light is None and trained:
         light = trained.get("light")
     changes = {"light": light}
     if not source.is_rate_known:
-        how = (
-            "taken as 1, as for a network that learned from undivided firing rates of the same "
-            "camera"
-        )
+        # A training without a rate did not divide the firing rates.
         if trained is not None and trained["rate"] is not None:
             changes["rate"] = "match"
             how = (
                 f"measured from the brightness of the frames, which show {light} light as in "
                 "training (spike.rate=match)"
+            )
+        else:
+            how = (
+                "taken as 1, as for a network that learned from undivided firing rates of the same "
+                "camera"
             )
         logger.warning(
             "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if "
@@ -512,8 +598,9 @@ def user_spikes(
 
 
 def channels_of(representation: Mapping[str, Any] | str) -> int:
-    """Return S of a section spike.representation.
+    """Return S, the number of channels, of a section spike.representation.
 
+    representation: the section, or the name of a representation alone.
     Raises OptionError for options that contradict one another.
     """
     options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
@@ -530,7 +617,7 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
 
 
 def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> Any:
-    """Return the option, else the value of dataset.json, else the default.
+    """Return the value of a key: the option, else the value of dataset.json, else the default.
 
     Raises OptionError if option and dataset.json differ, or if there is no value.
     """
@@ -558,6 +645,7 @@ def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> An
 
 
 def _refuse_exposure_beside_window(exposure: Any, first: Any, count: int | None) -> None:
+    """Raise OptionError if the planes of a frame are given in two ways."""
     if exposure is None or (not first and count is None):
         return
     raise OptionError(
@@ -571,7 +659,10 @@ def _refuse_exposure_beside_window(exposure: Any, first: Any, count: int | None)
 def _refuse_keys_without_effect(
     given: Mapping[str, Any], ignored: frozenset[str], representation: str
 ) -> None:
-    """Refuse keys that the representation ignores. given: key -> whether it was set."""
+    """Raise OptionError if keys are set that the representation ignores.
+
+    given: key -> whether it was set. representation: its name and options, for the message.
+    """
     idle = [f"spike.{key}" for key, is_set in given.items() if is_set and key in ignored]
     if not idle:
         return
@@ -585,6 +676,7 @@ def _refuse_keys_without_effect(
 
 
 def _unknown_center(clip: str, why: str) -> OptionError:
+    """Return the refusal of a clip whose plane of the sharp frame cannot be used."""
     return OptionError(
         what=f"the plane of the sharp frame {why} for clip {clip}",
         where="spike.center",
@@ -594,4 +686,5 @@ def _unknown_center(clip: str, why: str) -> OptionError:
     )
 
 
+# Files data/spike_source_*.py of a user add spike sources when they are imported.
 import_parts("data", "spike_source_*")
