@@ -1,8 +1,16 @@
-"""What a run writes into its folder: log lines, numbers and pictures (`Experiment`), by writers;
-one run at a time.
+"""What a run writes into its folder: log lines, numbers, pictures and checkpoints.
 
-Writers are the history with its report, TensorBoard, W&B, and those of `logging.writers`. Only rank
-0 has writers.
+`utils.run.run.Run` has one `Experiment`, and calls its methods after a step, an epoch or a
+validation. An `Experiment` logs a line, and hands numbers and pictures on to the writers:
+
+* the history with its report (utils.run.history), always,
+* TensorBoard and W&B, if the options ask for them,
+* further ones of the option `logging.writers`: classes in files utils/writer_<name>.py.
+
+A writer has a method `scalars(values, step)`, and may have `image(tag, rgb, step)` and `close()`.
+docs/extending.md shows an example. Only rank 0 has writers. One process has one run at a time.
+
+Tags of the numbers: `train/loss`, `val/psnr`, `ranks/data_s/3` (seconds a step of rank 3), ...
 """
 
 import json
@@ -13,8 +21,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -40,25 +48,50 @@ from utils.run.progress import duration
 
 logger = logging.getLogger(__name__)
 
-HPARAMS, METRICS = ("datasets", "netG", "train"), ("val/psnr", "val/ssim", "train/loss")
+# The option sections that TensorBoard shows as hyperparameters, and the scalars beside them.
+HPARAMS = ("datasets", "netG", "train")
+METRICS = ("val/psnr", "val/ssim", "train/loss")
 
-WRITERS = Registry("log writer")  # of `logging.writers`; the others have keys of their own
+# The classes of `logging.writers`, by their names. TensorBoard and W&B have options of their own.
+WRITERS = Registry("log writer")
 
-# What a run writes into its folder.
+# The names of all files and folders that a run writes into its folder.
 WRITTEN = (
-    "log", "options", "checkpoints", "models", "images", history.LINES_NAME, history.HISTORY_NAME,
+    "log",
+    "options",
+    "checkpoints",
+    "models",
+    "images",
+    history.LINES_NAME,
+    history.HISTORY_NAME,
     history.CURVES_NAME,
-    history.REPORT_NAME, history.ENVIRONMENT_NAME, status.STATUS_NAME, "tb_logger", "wandb",
-    ".lock", "nonfinite_*.json",
-)  # fmt: skip
-# second of the start, host, process, number
+    history.REPORT_NAME,
+    history.ENVIRONMENT_NAME,
+    status.STATUS_NAME,
+    "tb_logger",
+    "wandb",
+    ".lock",
+    "nonfinite_*.json",
+)
+# Files that grow while the run writes them, besides the log.
+APPENDED = (history.LINES_NAME,)
+
+# A file of TensorBoard, e.g. "events.out.tfevents.1764255931.gpu7.4711.0": second of the start,
+# host, process, number.
 EVENTS_NAME = re.compile(r"events\.out\.tfevents\.(?P<second>\d{10})\.(?P<rest>.+)")
-APPENDED = (history.LINES_NAME,)  # files that grow, besides the log
+
+# The folder of this program.
 ROOT = Path(__file__).resolve().parents[2]
 
 
+# ---- Experiment ------------------------------------------------------------------------------
+
+
 class Experiment:
-    """The log line, numbers, images and checkpoints of a run. Only rank 0 writes."""
+    """Writes log lines, numbers, pictures and checkpoints of a run.
+
+    Every rank has an Experiment; only the one of rank 0 writes files.
+    """
 
     def __init__(
         self,
@@ -68,64 +101,80 @@ class Experiment:
         health: Health,
         held: RunFolder | None = None,
     ) -> None:
-        """options: all of them, plain and without secrets, for each checkpoint. held: the lock of
-        the folder.
+        """folder: the folder of the run.
+        options: all options, plain and without secrets. Each checkpoint holds them.
+        order: the order of the training data. Each checkpoint holds it.
+        health: judges the numbers of log lines and validations, and warns.
+        held: the lock of the folder, on rank 0; None elsewhere.
         """
         self.held = held
-        self.folder, self.options, self.order, self.health = folder, options, order, health
-        self.writers: list[Any] = []  # see docs/extending.md
+        self.folder = folder
+        self.options = options
+        self.order = order
+        self.health = health
+        self.writers: list[Any] = []  # `Run.opened` fills it, on rank 0
         self.is_main = utils_dist.is_main_process()
-        self.table = ""  # of the newest validation
-        self.last_values = ""  # of the newest log line, for the progress bar
+        self.table = ""  # the table of the newest validation
+        self.last_values = ""  # numbers of the newest log line, for the progress bar
 
     def log_training(
         self, progress: Progress, ranks: list[Measured], grad_norms: list[float], eta: str
     ) -> None:
-        """One line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...``; its values, and those of each rank,
-        to the writers.
+        """Log a line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...``, and hand its numbers to the
+        writers, with some numbers of each rank.
 
-        ranks: of the steps since the last line. grad_norms: of these steps. eta: see
-        RunProgress.eta.
+        ranks: what each rank measured in the steps since the last line.
+        grad_norms: gradient norms of these steps; empty if all of them were skipped.
+        eta: the time that remains, see RunProgress.eta; may be empty.
         """
         values = log_values(ranks)
-        loss, lr, speed = values["loss"], values["lr"], values.get("it_per_s")
-        said = f"{loss:.4f}" if grad_norms else "none (all steps skipped)"
-        self.last_values = f"loss {said}, lr {lr:.1e}"
-        fields = (f", it/s: {speed:.3g}" if speed else "") + (f", eta: {eta}" if eta else "")
+        loss = f"{values['loss']:.4f}" if grad_norms else "none (all steps skipped)"
+        lr = values["lr"]
+        self.last_values = f"loss {loss}, lr {lr:.1e}"
+        # Speed and remaining time are not known at the first line.
+        further = ""
+        speed = values.get("it_per_s")
+        if speed:
+            further += f", it/s: {speed:.3g}"
+        if eta:
+            further += f", eta: {eta}"
         logger.info(
             "Epoch: %d, Iter: %d, Loss: %s, lr: %.3e%s",
             progress.epoch + 1,
             progress.step,
-            said,
+            loss,
             lr,
-            fields,
+            further,
         )
+
         tagged = {f"train/{name}": value for name, value in values.items()}
-        # Seconds per step of each rank
-        for name in ("data_s", "forward_s", "compute_s") if ranks[0].steps else ():
-            tagged |= {
-                f"ranks/{name}/{i}": getattr(rank, name) / rank.steps
-                for i, rank in enumerate(ranks)
-            }
+        # The seconds a step of each rank show which rank is slow. Without a counted step there is
+        # nothing to divide.
+        if ranks[0].steps:
+            for name in ("data_s", "forward_s", "compute_s"):
+                for number, rank in enumerate(ranks):
+                    tagged[f"ranks/{name}/{number}"] = getattr(rank, name) / rank.steps
         self.to_writers("scalars", tagged, progress.step)
         self.health.logged(ranks, grad_norms)
 
     def log_epoch(self, epoch: int, values: dict[str, float], timer: StepTimer) -> None:
-        """One line on the epoch that ended, the `epoch`-th. values: see ModelVRT.epoch_log."""
-        speed, skipped = timer.epoch.values(), values["skipped"]
-        pauses = (
-            f" ({duration(timer.epoch.paused)} of it validation and saving)"
-            if timer.epoch.paused >= 1
-            else ""
-        )
+        """Log a line on the epoch that has ended, and begin to time the next one.
+
+        epoch: number of the epoch, from 1. values: see `StepLog.read_epoch` (utils.run.steps).
+        """
+        speed = timer.epoch.values()
+        skipped = values["skipped"]
+        took = f"took {duration(time.perf_counter() - timer.epoch_begin)}"
+        if timer.epoch.paused >= 1:  # a shorter pause would be shown as 0 seconds
+            took += f" ({duration(timer.epoch.paused)} of it validation and saving)"
+
         parts = [f"{values['steps']:,} steps", f"mean loss {values['loss']:.4f}"]
-        parts += (
-            [f"{speed['it_per_s']:.3g} it/s", f"data wait {100 * speed['data_share']:.0f} %"]
-            if speed
-            else []
-        )
-        parts += [f"took {duration(time.perf_counter() - timer.epoch_begin)}{pauses}"]
-        parts += [f"{skipped} steps skipped"] if skipped else []
+        if speed:
+            parts.append(f"{speed['it_per_s']:.3g} it/s")
+            parts.append(f"data wait {100 * speed['data_share']:.0f} %")
+        parts.append(took)
+        if skipped:
+            parts.append(f"{skipped} steps skipped")
         logger.info("Epoch %d ended: %s", epoch, ", ".join(parts))
         timer.begin_epoch()
 
@@ -135,8 +184,12 @@ class Experiment:
         scalars: dict[str, float],
         panels: dict[str, dict[str, np.ndarray]],
     ) -> None:
-        """The validation's means as one line and curves; strips of its panels to
-        images/<clip>/<step>.png.
+        """Log the means of a validation, and write its curves and pictures.
+
+        scalars: tag -> mean over the clips, e.g. "val/psnr" of the restored frames, and
+            "val/psnr_input" of the blurry frames.
+        panels: clip -> title -> picture. The pictures of a clip become one strip, in the file
+            images/<clip>/<step>.png.
         """
         further = ""
         for name in history.further_metrics(scalars):
@@ -154,45 +207,61 @@ class Experiment:
             further,
         )
         self.health.validated(scalars["val/psnr"])
+
         for name, images in panels.items():
             strip = comparison_strip(images)
             with best_effort("images of the validation"):
                 imwrite_rgb(self.folder / "images" / name / f"{progress.step}.png", strip)
-                write_whole(
-                    self.folder / "images" / history.PANELS_NAME, json.dumps(list(images)).encode()
-                )
+                # The titles, by which the report cuts the strip into its panels again.
+                titles = json.dumps(list(images)).encode()
+                write_whole(self.folder / "images" / history.PANELS_NAME, titles)
             self.to_writers("image", f"val/{name}", strip, progress.step)
-        self.to_writers("scalars", scalars, progress.step)  # last: the report shows the pictures
+        # The scalars come last, because the history then writes the report, which shows the
+        # pictures.
+        self.to_writers("scalars", scalars, progress.step)
 
     def save(self, name: str, state_of: Callable[[], dict[str, Any]], progress: Progress) -> None:
-        """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options
-        and the versions.
+        """Write checkpoints/checkpoint_<name>.pth: the state of the model, and with it the position
+        of the run, the options and the versions.
 
-        state_of: called on rank 0 only, for it copies all weights and moments to the CPU.
-        Raises FolderMovedError if the folder was moved: the checkpoint is saved where the folder is
-        now.
+        All ranks may call it; rank 0 writes.
+
+        name: "latest" or "best".
+        state_of: returns the state of the model. It is called on rank 0 only, because it copies all
+            weights and moments to the CPU.
+
+        Raises FolderMovedError if somebody moved the folder of the run. The checkpoint is then
+        written where the folder is now.
         """
         is_again = name == "latest" and progress.saved == progress.step
         if name == "latest":
             progress.saved = progress.step
         if not self.is_main:
             return
+
         begin = time.perf_counter()
-        path, moved = checkpoint.own_checkpoint(self.folder, name), None
+        path = checkpoint.own_checkpoint(self.folder, name)
+        moved = None
         try:
             self.check_folder()
         except FolderMovedError as e:
-            if e.now is None:
+            if e.now is None:  # nobody knows where the folder is now
                 raise
-            path, moved = checkpoint.own_checkpoint(e.now, name), e
-        position = {
+            path = checkpoint.own_checkpoint(e.now, name)
+            moved = e
+
+        state = {
+            **state_of(),
             **asdict(progress),
             "order": asdict(self.order),
             "world_size": utils_dist.get_world_size(),
+            "version": VERSION,
+            "options": self.options,
         }
-        position["version"] = VERSION
+        # A second save of the same step completes the first one, e.g. by the score of its
+        # validation. It must not push an earlier version out.
         keep = 0 if is_again else self.options["train"]["keep_checkpoints"]
-        checkpoint.save({**state_of(), **position, "options": self.options}, path, keep)
+        checkpoint.save(state, path, keep)
         logger.info(
             "saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin
         )
@@ -200,47 +269,25 @@ class Experiment:
             raise FolderMovedError(self.folder, moved.now, saved=path)
 
     def check_folder(self) -> None:
-        """Check that the folder is still the one that this run holds: see RunFolder.check."""
+        """Check that the folder is still the one that this run has locked: see RunFolder.check."""
         if self.held is not None:
             self.held.check()
 
-    def close(self, limit_s: float | None = None) -> None:
-        """Close the writers.
-
-        limit_s: seconds after which the run goes on without those that have not ended, a dashboard
-        without a network for example. None: no limit.
-        """
-        if limit_s is None:
-            self.to_writers("close")
-        else:
-            self._close_within(limit_s)
-        self.writers.clear()
-
-    def _close_within(self, limit_s: float) -> None:
-        threads = {}
-        for writer in tuple(self.writers):
-            name = type(writer).__name__
-            call = (writer, "close")
-            threads[name] = threading.Thread(target=self._to_writer, args=call, daemon=True)
-            threads[name].start()
-        deadline = time.monotonic() + limit_s
-        for name, thread in threads.items():
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                logger.warning("%s did not end within %.0f s and is left behind", name, limit_s)
+    # ---- The writers of an Experiment ----
 
     def to_writers(self, method: str, *values: Any) -> None:
-        """Call a method of each writer.
+        """Call a method of each writer, e.g. `to_writers("scalars", values, step)`.
 
-        One that fails is left out from then on, with one warning: no error in TensorBoard or W&B (a
-        full disk, a lost connection) ends a run.
+        A writer that fails is left out from then on, with one warning. So no error in TensorBoard
+        or W&B (a full disk, a lost connection) ends a run.
         """
-        for writer in tuple(self.writers):
+        for writer in tuple(self.writers):  # a copy, because a failing writer leaves the list
             self._to_writer(writer, method, *values)
 
     def _to_writer(self, writer: Any, method: str, *values: Any) -> None:
+        """Call a method of one writer, if it has the method: the history takes no images."""
         try:
-            if hasattr(writer, method):  # the history takes no images
+            if hasattr(writer, method):
                 getattr(writer, method)(*values)
         except Exception as e:
             self.writers.remove(writer)
@@ -249,28 +296,49 @@ class Experiment:
                 "%s failed and is left out from now on: %s: %s", name, type(e).__name__, e
             )
 
+    def close(self, limit_s: float | None = None) -> None:
+        """Close the writers.
+
+        limit_s: seconds after which the run goes on without the writers that have not ended, e.g. a
+            dashboard without a network. None for no limit.
+        """
+        if limit_s is None:
+            self.to_writers("close")
+        else:
+            self._close_within(limit_s)
+        self.writers.clear()
+
+    def _close_within(self, limit_s: float) -> None:
+        """Close all writers at the same time, and wait at most `limit_s` for all of them."""
+        # The threads are daemons: one that hangs does not hold the end of the process.
+        threads = {}
+        for writer in tuple(self.writers):
+            name = type(writer).__name__
+            close = (writer, "close")
+            threads[name] = threading.Thread(target=self._to_writer, args=close, daemon=True)
+            threads[name].start()
+
+        deadline = time.monotonic() + limit_s
+        for name, thread in threads.items():
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("%s did not end within %.0f s and is left behind", name, limit_s)
+
 
 def write_environment(folder: Path, parameters: int) -> None:
-    """folder/environment.json, for the report: command, versions, device, size, of each start that
-    trains. Rank 0.
+    """Write environment.json into the folder of a run, for its report. Only rank 0 calls it.
+
+    The file tells command, versions, device and size of the newest start that trains, e.g.
+    {"command": "main_train_vrt.py --opt ...", "torch": "2.8.0", "parameters": "18.32 M", ...}.
+
+    parameters: number of parameters of the network.
     """
-    # Without the ceiling, git would name the commit of a repository that this folder happens to lie
-    # in.
-    environment = os.environ | {
-        "GIT_CEILING_DIRECTORIES": str(ROOT.parent),
-        "GIT_OPTIONAL_LOCKS": "0",
-    }
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    commit, device = "", utils_dist.get_device()
-    with suppress(OSError, subprocess.SubprocessError):  # no git, or no repository
-        commit = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=10, check=True
-        ).stdout
+    device = utils_dist.get_device()
     values = {
         "command": " ".join(map(shown_argument, sys.argv)),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "SpikeVRT": VERSION,
-        "commit": commit.strip() or None,
+        "commit": _commit() or None,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "CUDA": torch.version.cuda if gpu.is_cuda(device) else None,
@@ -284,8 +352,34 @@ def write_environment(folder: Path, parameters: int) -> None:
         write_whole(path, f"{json.dumps(known, indent=2)}\n".encode())
 
 
+def _commit() -> str:
+    """Return the git commit of this program, with "-dirty" if files were changed, e.g. "47c71ae".
+
+    Returns "" if there is no git, or if the program lies in no repository.
+    """
+    environment = {
+        **os.environ,
+        # git looks no further up than the folder of this program. Otherwise it would name the
+        # commit of a repository that this folder happens to lie in.
+        "GIT_CEILING_DIRECTORIES": str(ROOT.parent),
+        # git takes no lock in the repository, which may be in use.
+        "GIT_OPTIONAL_LOCKS": "0",
+    }
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        answer = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.strip()
+
+
+# ---- TensorBoard -----------------------------------------------------------------------------
+
+
 class TensorBoardWriter:
-    """Scalars and pictures for TensorBoard."""
+    """Writes scalars and pictures for TensorBoard."""
 
     def __init__(
         self,
@@ -294,56 +388,75 @@ class TensorBoardWriter:
         options: dict[str, Any],
         repeated: Mapping[str, float] | None = None,
     ) -> None:
-        """Hide what an earlier start wrote after `step`.
+        """Open a new file, and hide what an earlier start wrote after `step`.
 
-        options: without secrets; shown as text, and those of HPARAMS as hyperparameters beside the
-        newest METRICS.
-        repeated: scalars of `step` itself, whose entries are hidden and written again; None to keep
-        its entries.
+        folder: where TensorBoard's files are, e.g. <run>/tb_logger.
+        step: number of steps done when this start begins.
+        options: all options, without secrets. They are shown as text, and the sections of HPARAMS
+            as hyperparameters beside the newest METRICS.
+        repeated: scalars of `step` itself. If they are given, the entries of `step` are hidden too,
+            and these scalars are written again. None to keep the entries of `step`.
         """
         from torch.utils.tensorboard import SummaryWriter, summary
 
-        before = set(threading.enumerate())
         first_hidden = step + 1 if repeated is None else step
+        threads_before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
             put_before_now(folder)
             self.writer = SummaryWriter(str(folder), purge_step=first_hidden)
-        self.image, self.close = (
-            partial(self.writer.add_image, dataformats="HWC"),
-            self.writer.close,
-        )
-        # Its thread raises an error in the next call here, and prints it as an uncaught one as
-        # well.
-        threads, hook = set(threading.enumerate()) - before, threading.excepthook
-        threading.excepthook = lambda args: None if args.thread in threads else hook(args)
+        _silence(set(threading.enumerate()) - threads_before)
+        self.image = partial(self.writer.add_image, dataformats="HWC")  # height, width, channels
+        self.close = self.writer.close
+
         lines = json.dumps(options, indent=2).splitlines()
-        values = {key: value for name in HPARAMS for key, value in flat(options.get(name), name)}
+        # "train.G_optimizer_lr" -> 0.0004, ...
+        hyperparameters: dict[str, Any] = {}
+        for name in HPARAMS:
+            hyperparameters.update(flat(options.get(name), name))
         with best_effort(str(folder)):
-            # indented: verbatim
-            self.writer.add_text("options", "\n".join(f"    {line}" for line in lines), step)
-            # add_hparams would write a second run. TensorBoard takes the metrics from the scalars
-            # of this one.
+            # TensorBoard shows text as Markdown, which leaves indented lines as they are.
+            text = "\n".join(f"    {line}" for line in lines)
+            self.writer.add_text("options", text, step)
+            # `add_hparams` would write a second run. This is what it does, in this run: TensorBoard
+            # takes the values of the metrics from the scalars of this run.
             file_writer: Any = self.writer.file_writer  # open until `close`
-            for part in summary.hparams(values, dict.fromkeys(METRICS)):
-                file_writer.add_summary(part)
+            for entry in summary.hparams(hyperparameters, dict.fromkeys(METRICS)):
+                file_writer.add_summary(entry)
             self.scalars(repeated or {}, step)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write a point of each curve."""
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, step)
 
 
-def put_before_now(folder: Path) -> None:
-    """Rename the files of earlier starts so that their names sort before the one of a file of now.
+def _silence(threads: set[threading.Thread]) -> None:
+    """Print no uncaught error of these threads, which are TensorBoard's.
 
-    TensorBoard reads a folder in the order of the names, which begin with the second of their
-    start. If the clock went back, or two starts share a second, it would take the newer file for
-    the older one, and hide what the older one holds.
+    TensorBoard raises such an error again in the next call of the run, which then reports it.
     """
+    hook = threading.excepthook
+
+    def hook_without_them(args: Any) -> None:
+        if args.thread not in threads:
+            hook(args)
+
+    threading.excepthook = hook_without_them
+
+
+def put_before_now(folder: Path) -> None:
+    """Rename the files of earlier starts so that their names sort before the name of a new file.
+
+    TensorBoard reads the files of a folder in the order of their names, which begin with the second
+    of their start. If the clock went back, or if two starts share a second, it would take the newer
+    file for the older one, and hide what the older one holds.
+    """
+    # Go from the last name to the first. Each file gets a second that is no later than `latest`,
+    # which never goes up. So the order of the files stays.
     latest = int(time.time()) - 1
     for path in sorted(folder.glob("events.out.tfevents.*"), reverse=True):
         found = EVENTS_NAME.fullmatch(path.name)
-        if found is None or path.is_symlink():
+        if found is None or path.is_symlink():  # no file of TensorBoard's
             continue
         second = int(found["second"])
         if second <= latest:
@@ -353,22 +466,28 @@ def put_before_now(folder: Path) -> None:
         latest -= 1
 
 
-class WandbWriter:
-    """Weights & Biases; continues the same W&B run after a resume.
+# ---- Weights & Biases ------------------------------------------------------------------------
 
-    The key reaches wandb through the environment of this process only: its own login would write it
-    to a file.
+
+class WandbWriter:
+    """Writes to Weights & Biases. After a resume it continues the same W&B run.
+
+    wandb gets the key through the environment of this process only, because its own login would
+    write the key to a file.
     """
 
     def __init__(
         self, section: LoggingOptions, folder: Path, options: dict[str, Any], run_id: str | None
     ) -> None:
-        """options: those of the run without secrets, as W&B's config."""
+        """section: the options `logging`.
+        options: all options, without secrets. W&B shows them as its config.
+        run_id: id of the W&B run to continue, or None for a new one.
+        """
         import wandb
 
-        if key := section.wandb_api_key:
-            os.environ["WANDB_API_KEY"] = key
-        # wandb copies the command line into its files.
+        if section.wandb_api_key:
+            os.environ["WANDB_API_KEY"] = section.wandb_api_key
+        # wandb copies the command line into its files, so secrets in it are replaced first.
         sys.argv = [shown_argument(argument) for argument in sys.argv]
         about: dict[str, Any] = {
             "project": section.wandb_project,
@@ -379,48 +498,70 @@ class WandbWriter:
             "resume": "allow" if run_id else None,
             "config": options,
         }
-        self.image_of, stdin = wandb.Image, sys.stdin
+        self.image_of = wandb.Image
         try:
-            # On a terminal, without a key, wandb would wait for one, and store it.
-            with open(os.devnull, encoding="utf-8") as sys.stdin:
-                try:
-                    self.run = wandb.init(**about)
-                finally:
-                    sys.stdin = stdin
+            with _no_input():
+                self.run = wandb.init(**about)
         except wandb.Error as e:  # no key, a wrong one, or no network
             self.run = wandb.init(**about, mode="offline")
             logger.warning(
                 "W&B cannot be used (%s): this run is recorded offline; upload it later with: "
                 "wandb sync %s",
-                str(e).splitlines()[0], Path(self.run.dir).parent,
-            )  # fmt: skip
-        self.scalars, self.close = self.run.log, self.run.finish
+                str(e).splitlines()[0],
+                Path(self.run.dir).parent,
+            )
+        self.scalars = self.run.log
+        self.close = self.run.finish
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
+        """Write a picture."""
         self.run.log({tag: self.image_of(rgb)}, step=step)
+
+
+@contextmanager
+def _no_input() -> Generator[None]:
+    """Give an empty stdin to the block.
+
+    On a terminal, without a key, wandb would wait for the user to type one, and store it.
+    """
+    stdin = sys.stdin
+    with open(os.devnull, encoding="utf-8") as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = stdin
+
+
+# ---- The writers that the options ask for ----------------------------------------------------
 
 
 def build_writers(
     section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress
 ) -> list[Any]:
-    """The writers of `logging`. progress: where the run starts; its W&B run is continued, or noted
-    there.
+    """Return the writers that the options `logging` ask for. The history is always the first.
+
+    options: all options, without secrets.
+    progress: where the run starts. It holds the id of the W&B run to continue; the id of a new one
+        is noted there.
     """
     writers: list[Any] = [history.HistoryWriter(folder, progress.step)]
-    writers += [
-        WRITERS.build(own, "logging.writers", folder=folder, step=progress.step)
-        for own in section.writers
-    ]
+    for writer_section in section.writers:
+        writer = WRITERS.build(writer_section, "logging.writers", folder=folder, step=progress.step)
+        writers.append(writer)
     if section.use_tensorboard:
         repeated = None
         if progress.validated < progress.step:
-            # A validation of this step may be recorded, and comes again.
+            # A validation of this step was perhaps recorded, and then interrupted before the
+            # checkpoint was written. It comes again, so its entries are hidden.
             repeated = history.training_scalars(folder, progress.step)
         writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated))
     if section.use_wandb:
-        writers.append(WandbWriter(section, folder, options, progress.wandb_id))
-        progress.wandb_id = writers[-1].run.id
+        writer = WandbWriter(section, folder, options, progress.wandb_id)
+        progress.wandb_id = writer.run.id
+        writers.append(writer)
     return writers
 
 
+# Find the files utils/writer_*.py: each registers its class in WRITERS.
 import_parts("utils", "writer_*")
