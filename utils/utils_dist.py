@@ -1,7 +1,24 @@
-"""The ranks of a run: start, identity, collectives, and how all of them end together, by an error
-or by a signal.
+"""The ranks of a run: how they start, what they exchange, and how all of them end together.
+
+A rank is one process of a run; usually it has one GPU. A program uses this module like this:
+
+    with utils_dist.ranks():                      # the ranks meet; all end together
+        with utils_dist.all_ranks_or_none():      # an error on one rank is an error on all
+            opt = read_options(argv)
+        utils_dist.begin(opt.watchdog, ...)       # process group, and the watchdog
+        utils_dist.stop_on(*STOP_SIGNALS)         # these signals now ask for a stop
+        ...
+        every_rank = utils_dist.gather_objects(value)
+
+A function marked "Collective." must be called by every rank, by all ranks in the same order. A rank
+that leaves one out lets the others wait for it, until the watchdog ends the run.
 
 In a single process, which has no process group, every function works the same.
+
+The parts of this page: identity, start, collectives, agreement of the ranks, errors, signals.
+The modules in utils/dist do the work below: rendezvous (how ranks meet), watchdog (ends a run that
+hangs), process (processes and signals of this host), message (objects as bytes). `RUN` of
+utils.dist.state holds what this process knows of its run.
 """
 
 import logging
@@ -20,7 +37,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,22 +61,29 @@ from utils.options.models import MULTIPLES, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
-JOB_KEY = "SPIKEVRT_JOB_KEY"  # secret of one start of a run, made by its launcher
-PREEMPTED = (
-    75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
-)
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-# From the first signal on, another of these ends the rank at once. scancel sends SIGTERM to the
-# step and to the job, a moment apart, and some launchers pass on the SIGINT that a terminal has
-# sent to all: that is one request.
-REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
-# for what is closed after an error; less than watchdog.EXIT_S, in which this rank has to end
-CLOSE_S = 5.0
-PATIENCE_S = 3.0  # for the report of the rank that failed first
+# Environment variable: the secret of one start of a run, made by its launcher.
+JOB_KEY = "SPIKEVRT_JOB_KEY"
 
-# Messages of gloo, NCCL and the store about a peer that is gone or does not answer. NCCL's other
-# errors, such as a GPU given to two ranks or a full /dev/shm, concern this rank: each of them is a
-# cause.
+# Exit code of a run that a signal has stopped: "temporary failure, try again" (sysexits.h).
+# submit_job.sh queues the job again if it sees this code.
+PREEMPTED = 75
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+# Seconds after the first signal from which on another one ends the rank at once. One request may
+# arrive as two signals: scancel sends SIGTERM to the step and to the job, a moment apart, and some
+# launchers pass on the SIGINT that a terminal has sent to all processes.
+REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
+
+# Seconds that closing a resource may take after an error. They are fewer than watchdog.EXIT_S, the
+# seconds in which this rank has to end.
+CLOSE_S = 5.0
+
+# Seconds that a rank waits for the report of the rank that failed first.
+PATIENCE_S = 3.0
+
+# Messages of gloo, NCCL and the store about another rank that is gone or does not answer. Other
+# errors of NCCL, such as a GPU given to two ranks or a full /dev/shm, come from this rank: each of
+# them is a cause.
 OF_A_PEER = re.compile(
     r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|"
     r"client socket has timed out|ncclRemoteError|remote process|communicator was aborted|"
@@ -68,72 +92,82 @@ OF_A_PEER = re.compile(
 
 
 class _PeerFailed(BaseException):
-    """Another rank failed with this exit code, and has reported it.
+    """Another rank failed, and has reported it. This rank ends without a message.
 
-    This rank ends without a message.
+    It is no Exception, so that no `except Exception` on the way swallows it. Its only argument is
+    the exit code.
     """
 
 
+# ---- Identity --------------------------------------------------------------------------------
+
+
 def get_rank() -> int:
+    """Return the number of this rank: 0 ... world size - 1."""
     return RUN.launch.rank
 
 
 def get_world_size() -> int:
+    """Return the number of ranks."""
     return RUN.launch.world_size
 
 
 def is_main_process() -> bool:
+    """Whether this is rank 0, which writes the files of a run."""
     return RUN.launch.rank == 0
 
 
 def get_device() -> torch.device:
-    """Return the accelerator of this rank, or the CPU where there is none."""
+    """Return the accelerator of this rank, or the CPU if there is none."""
     return devices.of_rank(RUN.launch.local_rank)
+
+
+# ---- Start and end ---------------------------------------------------------------------------
 
 
 @contextmanager
 def ranks(log: bool = True) -> Generator[None]:
-    """Wrap the whole program in it: the ranks meet, and end together with one message and one exit
-    code. Collective.
+    """Start the ranks, and end all of them together. The whole program runs within the block.
 
-    From the meeting on, an error on one rank ends all, reported once. They end by os._exit then:
-    destroying a broken process group can block for ever. Where a platform has started one process
-    for all GPUs of a node, torchrun takes its place.
+    Collective. At the start the ranks meet. From then on, an error on one rank ends all of them,
+    with one message and one exit code. After an error they end by os._exit, because destroying a
+    broken process group can block for ever.
 
-    Read the options next, within `all_ranks_or_none`, then call `begin`. Without options:
-    `init_dist`.
-    log: set up the log of a run; tools that print their results need none.
+    A cloud platform may have started one process for all GPUs of a node. This process then becomes
+    torchrun, which starts this program again, once for each GPU.
+
+    Next, read the options within `all_ranks_or_none`, then call `begin`. A program without options
+    calls `init_dist`.
+
+    log: whether to set up the log of a run. Tools that print their results need no log.
     """
     process.open_closed_streams()
     try:
-        gpu_count = devices.count()
-        command = shlex.join(["python", "-u", *map(shown_argument, sys.argv)])
-        env = with_standard_names(os.environ, gpu_count, command)
-        if node := node_variables(env, gpu_count):
-            torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
-            os.execve(
-                sys.executable, [sys.executable, "-u", torchrun, *sys.argv], os.environ | node
-            )
-        launch = read_launch(env, gpu_count, command)
-        if launch.world_size > 1:
-            system.refuse_ranks_without_proc()
+        launch = _read_own_launch()
         is_group_of_others = dist.is_initialized()  # made by Ray Train, for example
         if is_group_of_others:
             launch = _launch_of_group(launch)
         if log:
             setup_logging(launch.rank)
         RUN.launch = launch
-        # Out of the environment, so that no child process and no report has the key.
+        # `pop` takes the key out of the environment, so that no child process and no report has it.
         RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
         if launch.mode == "torchrun":
             process.die_with_parent()
         if launch.world_size > 1:
+            # The watchdog begins before the meeting, so each rank that arrives has a beat in the
+            # store.
             RUN.store = rendezvous.open_store(launch)
             RUN.watchdog = Watchdog()
             rendezvous.meet(RUN.store, launch)
-            # If rank 0 and its store are lost before its first beat is read, it can be named.
+            # Rank 0 and its store may be lost before the watchdog reads its first beat. With this
+            # state the watchdog can name it all the same.
             RUN.watchdog.beats.states.setdefault(0, read_state(0, RUN.store.get("beat/0")))
+
         yield
+
+        # The end without an error. From here on, a rank whose process is gone is no failure. After
+        # the barrier no rank needs another one.
         if RUN.watchdog is not None:
             RUN.watchdog.ending = True
             barrier()
@@ -143,18 +177,39 @@ def ranks(log: bool = True) -> Generator[None]:
         RUN.watchdog = None
         _forget_run()
     except SystemExit:
+        # The program ends on purpose, and has said why.
         _forget_run()
         raise
     except BaseException as e:
         code = _report(e)
-        RUN.reported = None  # its frames hold the tensors of the run
+        RUN.reported = None  # its traceback holds the tensors of the run
         if get_world_size() > 1:
-            watchdog.leave(code, RUN.store)
+            watchdog.leave(code, RUN.store)  # ends this process
         process.write_exit_file(code)
         process.outlast_siblings()
         process.kill_trees()
         _forget_run()
         sys.exit(code)
+
+
+def _read_own_launch() -> LaunchInfo:
+    """Return what the environment says of this process: its rank, the number of ranks, ...
+
+    Does not return if a platform has started one process for all GPUs of this node: torchrun takes
+    the place of this process.
+    """
+    gpu_count = devices.count()
+    command = shlex.join(["python", "-u", *map(shown_argument, sys.argv)])  # for advice in errors
+    env = with_standard_names(os.environ, gpu_count, command)
+    node = node_variables(env, gpu_count)
+    if node:
+        torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
+        arguments = [sys.executable, "-u", torchrun, *sys.argv]
+        os.execve(sys.executable, arguments, os.environ | node)
+    launch = read_launch(env, gpu_count, command)
+    if launch.world_size > 1:
+        system.refuse_ranks_without_proc()
+    return launch
 
 
 def begin(
@@ -165,70 +220,86 @@ def begin(
 ) -> None:
     """Make the process group, check that all ranks have the same options, and watch the phases.
 
-    Collective.
+    Collective. From now on a rank that stays too long in one phase ends the run, see
+    utils.dist.watchdog.
 
-    From now on a rank that stays too long in one phase ends the run (utils.dist.watchdog). budgets:
-    None for a test without an option file. timeout_s: of a collective, at least. digest: of all
-    options. kept: see `Run`.
+    budgets: the options `watchdog`, or None for a test without an option file.
+    timeout_s: least time-out of a collective, in seconds.
+    digest: a digest of all options.
+    kept: folder of what was found in the data, see `Run` of utils.dist.state.
     """
     RUN.kept = kept
-    init_dist(budgets.timeout_s(timeout_s) if budgets else timeout_s)
+    if budgets is None:
+        init_dist(timeout_s)
+    else:
+        # A time-out of torch ends a run without naming a rank. So it comes after the watchdog.
+        init_dist(budgets.timeout_s(timeout_s))
     check_same_on_all_ranks("the options", digest)
-    if not budgets and get_world_size() == 1:
-        return  # it may be as slow as it likes: no other rank waits for it
-    budgets = budgets or WatchdogOptions()
+    if budgets is None and get_world_size() == 1:
+        return  # a test alone may be as slow as it likes: no other rank waits for it
+    if budgets is None:
+        budgets = WatchdogOptions()
     if get_world_size() > 1:
-        budgets = _fitted(budgets)
-    RUN.watchdog = RUN.watchdog or Watchdog()
+        budgets = _fitted_to_timeout(budgets)
+    if RUN.watchdog is None:  # a single process, which has not met anybody
+        RUN.watchdog = Watchdog()
     RUN.watchdog.watch(budgets)
 
 
-def _fitted(budgets: WatchdogOptions) -> WatchdogOptions:
-    """The limits of the watchdog beside the process group's time-out, which ends a run without a
-    name.
+def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
+    """Return the limits of the watchdog, fitted to the time-out of the process group.
 
-    Raises DistError where it always would before the watchdog can; warns where it does in slow
-    phases.
+    That time-out ends a run without naming a rank, so the watchdog should come first.
+
+    Raises DistError if the time-out would always come before the watchdog. Logs a warning if it
+    would in slow phases only.
     """
-    names = ("stall_s", *MULTIPLES)
     if RUN.launch.timeout_s:
-        # Slow ranks are allowed so much: they may need it while the others wait.
-        unset = [name for name in MULTIPLES if getattr(budgets, name) is None]
-        budgets = budgets.model_copy(
-            update={name: max(budgets.limit(name), 0.9 * RUN.timeout_s) for name in unset}
-        )
-        limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in names)
+        # The user has set NCCL_TIMEOUT, so slow ranks are allowed that much: they may need it while
+        # the others wait. Only limits that the user has not set are raised.
+        raised = {}
+        for name in MULTIPLES:
+            if getattr(budgets, name) is None:
+                raised[name] = max(budgets.limit(name), 0.9 * RUN.timeout_s)
+        budgets = budgets.model_copy(update=raised)
+        limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in ("stall_s", *MULTIPLES))
         logger.info(
             "NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits
         )
-    if late := [
-        f"{name} is {s:g} s" for name in names if (s := budgets.limit(name)) >= RUN.timeout_s
-    ]:
-        what = (
-            f"watchdog: {', '.join(late)}; the time-out of the process group is {RUN.timeout_s:g} s"
+
+    # The limits that the time-out comes before.
+    late = []
+    for name in ("stall_s", *MULTIPLES):
+        limit_s = budgets.limit(name)
+        if limit_s >= RUN.timeout_s:
+            late.append(f"{name} is {limit_s:g} s")
+    if not late:
+        return budgets
+    what = f"watchdog: {', '.join(late)}; the time-out of the process group is {RUN.timeout_s:g} s"
+    if budgets.stall_s >= RUN.timeout_s:
+        raise DistError(
+            what=what,
+            where="NCCL_TIMEOUT",
+            expected="the watchdog first: only it can say which rank stands still, and where",
+            do="raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s",
         )
-        if budgets.stall_s >= RUN.timeout_s:
-            expected = "the watchdog first: only it can say which rank stands still, and where"
-            raise DistError(
-                what,
-                "NCCL_TIMEOUT",
-                expected,
-                "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s",
-            )
-        if is_main_process():
-            logger.warning("%s: a rank that takes so long is ended without a name", what)
+    if is_main_process():
+        logger.warning("%s: a rank that takes so long is ended without a name", what)
     return budgets
 
 
 def init_dist(timeout_s: float = 1800) -> None:
-    """Within `ranks`: make the process group, with the backend of the device. Collective.
+    """Make the process group, with the backend of the device. Called within `ranks`. Collective.
 
-    timeout_s: of every collective; the environment's NCCL_TIMEOUT, in seconds, takes precedence.
-    Raises DistError where this machine has GPUs that torch cannot use, and where two ranks have the
-    same GPU.
+    timeout_s: time-out of every collective. NCCL_TIMEOUT in the environment, in seconds, takes
+        precedence.
+
+    Raises DistError if this machine has GPUs that torch cannot use, or if two ranks have the same
+    GPU.
     """
     gpu.require_usable_gpus()
-    launch, device = RUN.launch, get_device()
+    launch = RUN.launch
+    device = get_device()
     gpu.require_kernels(device)
     if launch.world_size == 1:
         return
@@ -237,17 +308,19 @@ def init_dist(timeout_s: float = 1800) -> None:
     if device.type != "cpu":
         devices.make_current(device)
         gpu.claim(RUN.store, launch.rank, gpu.identity(device))
-    # Scripts, libraries and DDP itself read these; SLURM sets none of them.
-    os.environ |= {
-        "RANK": str(launch.rank),
-        "LOCAL_RANK": str(launch.local_rank),
-        "WORLD_SIZE": str(launch.world_size),
-        "MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port),
-    }  # fmt: skip
+
+    # Scripts, libraries and DDP itself read these variables. SLURM sets none of them.
+    os.environ["RANK"] = str(launch.rank)
+    os.environ["LOCAL_RANK"] = str(launch.local_rank)
+    os.environ["WORLD_SIZE"] = str(launch.world_size)
+    os.environ["MASTER_ADDR"] = launch.master_addr
+    os.environ["MASTER_PORT"] = str(launch.master_port)
     if rendezvous.is_loopback_name(launch.master_addr):
         # All ranks are on this host, so gloo need not listen on its network.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # NCCL exchanges its ids through the store, whose own time-out of 10 s would be too short.
+
+    # NCCL exchanges its ids through the store. The store's own time-out of 10 s would be too short
+    # for that.
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     if not dist.is_initialized():
         dist.init_process_group(
@@ -287,15 +360,18 @@ def _forget_run() -> None:
 
 
 def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
-    """Return the launch of a process group that is there already. Collective.
+    """Return the launch of a process group that another library has made before. Collective.
 
-    Our own store, for the watchdog, needs a port beside that of the group.
+    launch: what the environment says. Rank and world size come from the group.
     """
     world_size = dist.get_world_size()
     if world_size == 1:
         return launch
-    kind = get_device().type
-    device = torch.device(kind if dist.get_backend() == devices.backend(get_device()) else "cpu")
+    # Our own store, for the watchdog, needs a port of its own. Rank 0 asks its system for a free
+    # port (bind to port 0), and tells the others. A group of gloo's takes CPU tensors only.
+    own_device = get_device()
+    is_of_device = dist.get_backend() == devices.backend(own_device)
+    device = torch.device(own_device.type if is_of_device else "cpu")
     port = torch.zeros(1, dtype=torch.int64, device=device)
     if dist.get_rank() == 0:
         with socket.socket() as free:
@@ -310,16 +386,22 @@ def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
         local_rank=launch.local_rank,
         master_addr=launch.master_addr or os.environ.get("MASTER_ADDR", "127.0.0.1"),
         master_port=int(port),
-        by_agent=False,
+        by_agent=False,  # rank 0 opens the store
     )
 
 
+# ---- Collectives -----------------------------------------------------------------------------
+# Each one tells the watchdog its name: `watchdog.collective("barrier")`. The watchdog counts the
+# collectives that a rank has entered. The rank with the fewest is the one that the others wait for.
+
+
 def barrier() -> None:
-    """Collective."""
+    """Wait until every rank is here. Collective."""
     if dist.is_initialized():
         with watchdog.collective("barrier"):
-            own = get_device()
-            dist.barrier(device_ids=None if own.type == "cpu" else [own.index])
+            device = get_device()
+            # NCCL has to know the device, gloo takes none.
+            dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
 
 
 def gather_objects(obj: Any) -> list[Any]:
@@ -330,29 +412,31 @@ def gather_objects(obj: Any) -> list[Any]:
     if get_world_size() == 1:
         return [obj]
     device = get_device()
-    own = torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)
+    own = torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)  # (bytes,)
     with watchdog.collective("all_gather"):
-        # First the sizes, because all ranks give tensors of one size.
+        # First the sizes, because in an all_gather all ranks give tensors of one size.
         sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(get_world_size())]
         dist.all_gather(sizes, torch.tensor([len(own)], device=device))
         counts = [int(size) for size in sizes]
         for rank, count in enumerate(counts):
             message.refuse_size(count, rank)
 
+        # Then the bytes, each padded with zeros to the largest size.
         padded = torch.zeros(max(counts), dtype=torch.uint8)
         padded[: len(own)] = own
         found = [torch.empty(max(counts), dtype=torch.uint8, device=device) for _ in counts]
         dist.all_gather(found, padded.to(device))
-    return [
-        message.unpack(bytes(data[:count].cpu().numpy()), rank)
-        for rank, (data, count) in enumerate(zip(found, counts, strict=True))
-    ]
+    objects = []
+    for rank, count in enumerate(counts):
+        content = bytes(found[rank][:count].cpu().numpy())
+        objects.append(message.unpack(content, rank))
+    return objects
 
 
 def from_rank(source: int, obj: Any) -> Any:
     """Return the object of rank `source`, on every rank. Collective.
 
-    obj: as in `gather_objects`; the objects of the other ranks are ignored.
+    obj: as in `gather_objects`. The objects of the other ranks are ignored.
     """
     if get_world_size() == 1:
         return obj
@@ -360,6 +444,7 @@ def from_rank(source: int, obj: Any) -> Any:
     is_source = get_rank() == source
     data = torch.frombuffer(bytearray(message.pack(obj if is_source else None)), dtype=torch.uint8)
     with watchdog.collective("broadcast"):
+        # First the size, because the other ranks have to make a tensor for the bytes.
         size = torch.tensor([len(data)], device=device)
         dist.broadcast(size, source)
         message.refuse_size(int(size), source)
@@ -367,18 +452,23 @@ def from_rank(source: int, obj: Any) -> Any:
             data = torch.empty(int(size), dtype=torch.uint8)
         data = data.to(device)
         dist.broadcast(data, source)
-    return obj if is_source else message.unpack(bytes(data.cpu().numpy()), source)
+    if is_source:
+        return obj
+    return message.unpack(bytes(data.cpu().numpy()), source)
 
 
 def share_checked(checked: dict[str, Any] | None) -> None:
-    """Tell all ranks what rank 0 has checked, see `Run.checked`. Collective."""
+    """Tell all ranks what rank 0 has checked in the data, see `Run.checked`. Collective.
+
+    checked: on rank 0 what it has checked; on the other ranks it is ignored.
+    """
     RUN.checked = from_rank(0, checked) or {}
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:
     """Return the mean of `tensor` over all ranks, on every rank. Collective.
 
-    tensor: of a floating type and of one shape on all ranks; it stays as it is.
+    tensor: of a floating type, and of one shape on all ranks. It stays as it is.
     """
     mean = tensor.detach().clone()
     if dist.is_initialized():
@@ -389,69 +479,83 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A copy of `value` in which each tensor t of its dicts, lists and tuples is change(t), in
-    their order.
+    """Return a copy of a nested value in which each tensor t is replaced by change(t).
+
+    value: tensors and plain values in dicts, lists and tuples. `change` is called in the order in
+    which the tensors stand there.
     """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
         return {key: map_tensors(item, change) for key, item in value.items()}
-    return (
-        type(value)(map_tensors(item, change) for item in value)
-        if isinstance(value, (list, tuple))
-        else value
-    )
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(item, change) for item in value)
+    return value
 
 
 def state_from_rank_0(state: Any) -> Any:
-    """The nested `state` of rank 0 on every rank, tensors on the CPU. Collective.
+    """Return the nested `state` of rank 0 on every rank, with its tensors on the CPU. Collective.
 
-    One tensor at a time is on the device: a checkpoint may be larger than what is free there.
+    The tensors are sent one by one, because a checkpoint may be larger than the memory that is free
+    on the device.
+
+    state: see `map_tensors`. Only rank 0 needs it.
     """
     if get_world_size() == 1:
         return state
+    # First everything but the numbers: a tensor on the device "meta" has a shape and a type only.
     outline = from_rank(0, map_tensors(state, lambda tensor: tensor.to("meta")))
 
     def broadcast(tensor: Tensor) -> Tensor:
-        given = (
-            tensor.reshape(-1)
-            if is_main_process()
-            else torch.empty(tensor.numel(), dtype=tensor.dtype)
-        )
-        sent = given.view(torch.uint8).to(get_device())  # bytes, for gloo does not know every dtype
-        dist.broadcast(sent, 0)
-        return tensor if is_main_process() else sent.cpu().view(tensor.dtype).view(tensor.shape)
+        """Send the numbers of a tensor on rank 0, and receive them on the others."""
+        if is_main_process():
+            flat = tensor.reshape(-1)
+        else:
+            flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        # As bytes, because gloo does not know every dtype.
+        content = flat.view(torch.uint8).to(get_device())
+        dist.broadcast(content, 0)
+        if is_main_process():
+            return tensor
+        return content.cpu().view(tensor.dtype).view(tensor.shape)
 
+    # All ranks go through the tensors in the same order.
     with watchdog.collective("broadcast"):
         return map_tensors(state if is_main_process() else outline, broadcast)
+
+
+# ---- Agreement of the ranks ------------------------------------------------------------------
 
 
 def check_same_on_all_ranks(
     name: str, value: Any, do: str = "start all ranks from the same files"
 ) -> None:
-    """Raises DistError, on all ranks, where `value` differs between ranks; do: the advice of the
-    error. Collective.
+    """Raise DistError, on all ranks, if `value` differs between ranks. Collective.
+
+    name: what the value is, e.g. "the options". do: the advice of the error.
     """
     found = gather_objects(value)
     if all(other == found[0] for other in found):
         return
-    texts = [repr(other) for other in found]
-    groups = {
-        text: [str(rank) for rank, other in enumerate(texts) if other == text] for text in texts
-    }
-    listed = "; ".join(f"rank {', '.join(ranks)}: {text}" for text, ranks in groups.items())
+    # Equal values are listed together, e.g. "rank 0, 1, 3: 'a'; rank 2: 'b'".
+    ranks_of: dict[str, list[str]] = {}
+    for rank, other in enumerate(found):
+        ranks_of.setdefault(repr(other), []).append(str(rank))
+    listed = "; ".join(f"rank {', '.join(same)}: {text}" for text, same in ranks_of.items())
     raise DistError(f"{name} differ between the ranks", listed, "the same on all ranks", do)
 
 
 @contextmanager
 def all_ranks_or_none() -> Generator[None]:
-    """Run the body on every rank.
+    """Run the block on every rank. If any rank fails in it, all ranks end.
 
-    If any rank fails, all end, and the lowest one that failed reports it. Collective.
+    Collective. The lowest rank that failed reports its error. The ranks exchange only success or
+    failure here, through the store: the block may run before there is a process group.
     """
     if get_world_size() == 1 or RUN.store is None:
         yield
         return
+    # Each call has keys of its own in the store. The number is equal on all ranks.
     RUN.rounds += 1
     meeting = Round(RUN.store, f"round/{RUN.rounds}", get_rank(), get_world_size())
     try:
@@ -459,31 +563,38 @@ def all_ranks_or_none() -> Generator[None]:
     except Exception as e:
         code = getattr(e, "exit_code", 1)
         meeting.arrive(code)
-        if get_rank() and meeting.wait(5.0) != (get_rank(), code):  # lower ranks may fail as well
+        # A lower rank may fail as well, and then reports. Rank 0 has no lower rank.
+        if get_rank() and meeting.wait(5.0) != (get_rank(), code):
             raise _PeerFailed(code) from e
         raise
     meeting.arrive()
     with watchdog.collective("the other ranks"):
         failed = meeting.wait()  # the watchdog ends this wait if a rank fails elsewhere
     if failed:
-        raise _PeerFailed(failed[1])
+        _, code = failed
+        raise _PeerFailed(code)
+
+
+# ---- Errors ----------------------------------------------------------------------------------
 
 
 @contextmanager
 def closed_after_report(resource: Any) -> Generator[Any]:
-    """As contextlib.closing; an error in the block is reported before `resource.close()`, which may
-    hang.
+    """Call `resource.close()` after the block, as contextlib.closing does.
 
-    This rank then ends within CLOSE_S, whether it hangs or not.
+    Closing may hang, e.g. a dashboard without a network. So an error in the block is reported
+    first, and this rank then ends within CLOSE_S, whether closing hangs or not.
     """
 
     def leave() -> None:
-        reported: Any = RUN.reported  # started only after an error has been reported
-        watchdog.leave(reported[1], RUN.store)
+        reported: Any = RUN.reported  # the timer is started only after an error has been reported
+        _, code = reported
+        watchdog.leave(code, RUN.store)
 
     limit = threading.Timer(CLOSE_S, leave)
     limit.daemon = True
     with ExitStack() as last:
+        # In reverse order: the resource is closed, and then the timer is cancelled.
         last.callback(limit.cancel)
         last.callback(resource.close)
         try:
@@ -494,167 +605,242 @@ def closed_after_report(resource: Any) -> Generator[Any]:
             raise
 
 
+class _Ending(NamedTuple):
+    """How this rank ends after an error.
+
+    cause: the error to report. It may be another one than was raised.
+    code: the exit code.
+    is_reporter: whether this rank reports the cause. If not, another rank does.
+    """
+
+    cause: BaseException
+    code: int
+    is_reporter: bool
+
+
 def _report(error: BaseException) -> int:
-    """The exit code of the error that ends this rank, once reported here or by the first rank that
-    failed.
+    """Report the error that ends this rank, unless another rank has reported it.
+
+    Of all ranks, the first that failed reports. Returns the exit code.
     """
     if RUN.reported and RUN.reported[0] is error:
-        return RUN.reported[1]
-    code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-    cause, is_first = error, False
+        return RUN.reported[1]  # reported already, by `closed_after_report`
     if isinstance(error, _PeerFailed):
-        code = error.args[0]
+        ending = _Ending(error, error.args[0], is_reporter=False)
     elif RUN.store is None:
-        # Before joining there is no store to ask. A single process reports always, and of the ranks
-        # that one launcher started on this host the first with this error at this place; a process
-        # that started later reports again.
-        env = os.environ
-        size = processes_said(env)
-        # What differs between ranks is no other place
-        place = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
-        said = f"{getattr(error, 'what', error)} {place} {os.getppid()}"
-        is_first = size == 1 or process.first_to_claim(said)
+        ending = _Ending(error, _exit_code(error), _is_reporter_without_store(error))
     else:
-        # An error that follows from the failure of another rank, which that rank or a watchdog
-        # reports.
-        is_of_peer = isinstance(error, DistNetworkError) or OF_A_PEER.search(str(error))
-        if isinstance(error, RuntimeError) and is_of_peer:
-            cause = _lost_contact(error)
-            code = cause.exit_code
-        own = Failure(get_rank(), code, get_rank())
-        try:
-            noted = claim_failure(RUN.store, own, get_world_size())
-        except ForeignValueError as e:
-            noted = None
-            if isinstance(cause, StallError):
-                # The other ranks have left because a stranger wrote into the store. So does this
-                # rank, and one rank of the host says so.
-                cause = e
-                code = e.exit_code
-                if not watchdog.first_to_say_foreign():
-                    noted = own._replace(code=code)
-        except RuntimeError:  # the store is gone with its rank; the watchdog reports that
-            noted = own._replace(code=StallError.exit_code)
-        is_first = noted is None
-        if noted is not None:
-            code = noted.code
-        if noted is not None and code == StallError.exit_code:
-            time.sleep(10)  # a watchdog thread, here or on another rank, ends this process
-    if is_first:
-        if isinstance(cause, SpikeVRTError):
-            text = str(cause)
-        elif isinstance(cause, KeyboardInterrupt):
-            text = "Interrupted (Ctrl-C). The same command continues from what was saved last."
-        else:
-            prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
-            text = textwrap.indent(
-                "".join(traceback.format_exception(cause)).rstrip(), prefix, lambda line: True
-            )
-        watchdog.say(text)
+        ending = _ending_with_store(error)
+    if ending.is_reporter:
+        watchdog.say(_text_of(ending.cause))
         with suppress(RuntimeError):
             if RUN.store is not None:
-                # The other ranks wait for this before they end
+                # The other ranks wait for this before they end.
                 RUN.store.set(watchdog.REPORTED, "1")
-    RUN.reported = error, code
-    return code
+    RUN.reported = (error, ending.code)
+    return ending.code
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code for an error: 130 for Ctrl-C as in a shell, 1 for unknown errors."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return getattr(error, "exit_code", 1)
+
+
+def _is_reporter_without_store(error: BaseException) -> bool:
+    """Whether this process reports the error. The ranks have not joined, so they have no store.
+
+    A single process always reports. Of several ranks that one launcher has started on this host,
+    the first with this error at this place reports. A process that is started later reports again.
+    """
+    if processes_said(os.environ) == 1:  # the number of ranks, as the launcher says
+        return True
+    # "rank 3 of 8 on host a" and "rank 5 of 8 on host a" are the same place here.
+    place = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
+    what = getattr(error, "what", error)
+    launcher = os.getppid()
+    return process.first_to_claim(f"{what} {place} {launcher}")
+
+
+def _ending_with_store(error: BaseException) -> _Ending:
+    """Return how this rank ends after an error. The ranks agree through the store who reports."""
+    cause = error
+    code = _exit_code(error)
+    # Another rank has failed, and the broken connection to it fails this rank. That rank, or a
+    # watchdog, reports.
+    is_of_peer = isinstance(error, DistNetworkError) or OF_A_PEER.search(str(error))
+    if isinstance(error, RuntimeError) and is_of_peer:
+        cause = _lost_contact(error)
+        code = cause.exit_code
+
+    own = Failure(rank=get_rank(), code=code, by=get_rank())
+    try:
+        earlier = claim_failure(RUN.store, own, get_world_size())
+    except ForeignValueError as e:
+        if not isinstance(cause, StallError):
+            return _Ending(cause, code, is_reporter=True)
+        # The other ranks have left because a stranger wrote into the store. So does this rank, and
+        # one rank of the host says so.
+        return _Ending(e, e.exit_code, watchdog.first_to_say_foreign())
+    except RuntimeError:
+        # The store is gone with its rank. A watchdog reports that.
+        earlier = own._replace(code=StallError.exit_code)
+    if earlier is None:
+        return _Ending(cause, code, is_reporter=True)
+    if earlier.code == StallError.exit_code:
+        # A watchdog, here or on another rank, ends this process within this time.
+        time.sleep(10)
+    return _Ending(cause, earlier.code, is_reporter=False)
 
 
 def _lost_contact(error: BaseException) -> StallError:
-    """The error of a broken connection, with the ranks that stopped beating.
+    """Return the error of a broken connection. It names the ranks that have stopped beating.
 
-    First waits for another rank's report.
+    Each rank writes a beat, a growing number, into the store. See utils.dist.beats. First this
+    waits for the report of another rank, which may know the cause.
     """
-    store, suspects = RUN.store, ""
-    # The store is lost as well, or a stranger has written into it, which the watchdog reports.
+    suspects = ""
+    # The store may be lost as well, or a stranger has written into it, which the watchdog reports.
     with suppress(RuntimeError, ForeignValueError):
-        # One rank compares the beats of all ranks before and after the wait; the others give it
-        # time to report.
-        looks = store.add("lost contact", 1) == 1
-        before = read_states(store, get_world_size()) if looks else {}
-        deadline = time.monotonic() + (PATIENCE_S if looks else 2 * PATIENCE_S)
-        while not store.get(FAILURE) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        after = read_states(store, get_world_size()) if looks and not store.get(FAILURE) else {}
-        suspects = "; ".join(
-            f"rank {other} on {state['host']}, last seen in {where(state)}"
-            for other, state in after.items()
-            if other != get_rank() and state["beat"] == before[other]["beat"]
-        )
-    do = (
-        "look into the logs of the other ranks (was the run suspended? raise dist_timeout_s); "
-        f"torch says:\n{error}"
-    )
+        suspects = _ranks_without_new_beat()
     return StallError(
-        "lost contact with another rank",
-        suspects or f"rank {get_rank()}",
-        "all ranks connected",
-        do,
+        what="lost contact with another rank",
+        where=suspects or f"rank {get_rank()}",
+        expected="all ranks connected",
+        do="look into the logs of the other ranks (was the run suspended? raise dist_timeout_s); "
+        f"torch says:\n{error}",
     )
+
+
+def _ranks_without_new_beat() -> str:
+    """Wait for the report of another rank. Returns the ranks that did not beat meanwhile, in words.
+
+    Returns "" if a failure has been noted, or if another rank compares the beats.
+    """
+    store = RUN.store
+    # `add` returns 1 to the first rank that comes here. It compares the beats of all ranks before
+    # and after the wait. The others give it time to report.
+    is_observer = store.add("lost contact", 1) == 1
+    before = read_states(store, get_world_size()) if is_observer else {}
+    patience_s = PATIENCE_S if is_observer else 2 * PATIENCE_S
+    deadline = time.monotonic() + patience_s
+    while not store.get(FAILURE) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if not is_observer or store.get(FAILURE):
+        return ""
+    after = read_states(store, get_world_size())
+    suspects = []
+    for other, state in after.items():
+        if other != get_rank() and state["beat"] == before[other]["beat"]:
+            suspects.append(f"rank {other} on {state['host']}, last seen in {where(state)}")
+    return "; ".join(suspects)
+
+
+def _text_of(cause: BaseException) -> str:
+    """Return the text that reports an error to the user."""
+    if isinstance(cause, SpikeVRTError):
+        return str(cause)
+    if isinstance(cause, KeyboardInterrupt):
+        return "Interrupted (Ctrl-C). The same command continues from what was saved last."
+    # Something unforeseen: the whole traceback, with the rank in front of each line.
+    prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
+    lines = "".join(traceback.format_exception(cause)).rstrip()
+    return textwrap.indent(lines, prefix, lambda line: True)  # True: empty lines too
+
+
+# ---- Signals ---------------------------------------------------------------------------------
 
 
 def stop_on(*numbers: signal.Signals) -> None:
-    """From now on these signals ask for a stop; a repeated one, see REPEATED_S, ends this rank.
+    """Take these signals, from now on, as requests to stop.
 
-    `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so
-    that it ignores Ctrl-C: it goes on. But torchrun takes Ctrl-C in any case, passes it on and
-    kills the ranks that do not end.
+    The run then saves after its step and ends, see `stop_vote`. A repeated signal ends this rank at
+    once, see REPEATED_S.
     """
     is_torchrun = RUN.launch.mode == "torchrun"
-    handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
-    if signal.SIGUSR1 in numbers and is_torchrun and "SIGUSR1" not in handled and is_main_process():
-        logger.warning(
-            "SIGUSR1 would kill torchrun before the ranks can save: "
-            "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
-        )
+    if signal.SIGUSR1 in numbers and is_torchrun and is_main_process():
+        # torchrun tells its ranks which signals it passes on. torch 2.8 does not set the variable.
+        if "SIGUSR1" not in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", ""):
+            logger.warning(
+                "SIGUSR1 would kill torchrun before the ranks can save: "
+                "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
+            )
     for number in numbers:
-        is_meant = (
-            number in (signal.SIGTERM, signal.SIGUSR1)
-            or signal.getsignal(number) is not signal.SIG_IGN
-        )
-        if is_meant or (number == signal.SIGINT and is_torchrun):
+        if _is_to_be_handled(number, is_torchrun):
             signal.signal(number, _on_signal)
 
 
+def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
+    """Whether a request by this signal is meant for the run."""
+    if number in (signal.SIGTERM, signal.SIGUSR1):
+        return True
+    # torchrun takes Ctrl-C in any case, passes it on, and kills the ranks that do not end.
+    if number == signal.SIGINT and is_torchrun:
+        return True
+    # `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so
+    # that it ignores Ctrl-C. The run goes on ignoring them.
+    return signal.getsignal(number) is not signal.SIG_IGN
+
+
 def _on_signal(number: int, _: Any) -> None:
-    since = time.monotonic() - RUN.stop_requested
-    if RUN.stop_requested and since > REPEATED_S.get(number, float("inf")):
-        os._exit(128 + number)
-    if number == signal.SIGINT and not RUN.stop_requested and is_main_process():
+    """Note the time of the first request to stop. A repeated one may end the process at once.
+
+    The second argument is the interrupted frame, which every signal handler is given.
+    """
+    if RUN.stop_requested:
+        since = time.monotonic() - RUN.stop_requested
+        if since > REPEATED_S.get(number, float("inf")):
+            os._exit(128 + number)  # the exit code of a shell for a program that a signal has ended
+        return
+    if number == signal.SIGINT and is_main_process():
+        # os.write, because print fails if the signal has interrupted another print.
+        text = "\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n"
         with suppress(OSError):
-            os.write(
-                2,
-                b"\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n",
-            )
-    RUN.stop_requested = RUN.stop_requested or time.monotonic()
+            os.write(2, text.encode())
+    RUN.stop_requested = time.monotonic()
 
 
 def stop_vote() -> Callable[[], bool]:
-    """Whether any rank was asked to stop, exchanged while the step computes; call the result for
-    the answer.
+    """Begin to ask all ranks whether one of them was asked to stop. Returns a function that waits
+    for the answer.
 
-    Collective; the answer is the same on all ranks. All must stop after the same step: one that
-    stops earlier leaves the others in a collective.
+    Collective. The ranks exchange their answers while the step computes, so nothing waits for them:
+
+        is_stop = stop_vote()
+        ...                    # the step
+        if is_stop(): ...      # the same answer on all ranks
+
+    All ranks must stop after the same step. A rank that stops earlier leaves the others in a
+    collective.
     """
-    device, work, copied = get_device(), None, None
-    # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for
-    # the last step.
+    device = get_device()
+    # torch.full writes the number on the device. torch.tensor would copy it from the host, and on a
+    # GPU the copy would wait for the last step.
     flag = torch.full((), float(RUN.stop_requested > 0), device=device)
+    work = None
     if dist.is_initialized():
-        # A sum: gloo's MAX loses NaN, and sums do as well
+        # The sum is above 0 if a rank was asked to stop.
         work = dist.all_reduce(flag, async_op=True)
-    if devices.pins_memory(device):
-        # Copied before the step's own work, so that the answer waits for no more than this.
-        if work is not None:
-            work.wait()  # only the stream waits
-        flag = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
-        copied = torch.Event(device)
-        copied.record()
+    if not devices.pins_memory(device):
 
-    def is_stop() -> bool:
-        if copied is not None:
-            copied.synchronize()
-        elif work is not None:
-            work.wait()
-        return bool(flag > 0)
+        def is_stop() -> bool:
+            if work is not None:
+                work.wait()
+            return bool(flag > 0)
 
-    return is_stop
+        return is_stop
+
+    # On a GPU the answer is copied to the host before the step's own work begins there. So the
+    # function waits for the copy only, and not for the step.
+    if work is not None:
+        work.wait()  # the GPU waits for the exchange, the host does not
+    answer = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
+    copied = torch.Event(device)
+    copied.record()
+
+    def is_stop_on_gpu() -> bool:
+        copied.synchronize()
+        return bool(answer > 0)
+
+    return is_stop_on_gpu

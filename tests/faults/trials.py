@@ -261,9 +261,10 @@ def overhead(share: float) -> dict[str, Any]:
         "from torch.distributed import TCPStore\n"
         "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
         "store.set('met', '1')\n"
-        "w.RUN.store = store; dog = w.Watchdog(); dog.budgets = w.WatchdogOptions(); dog._turn()\n"
+        "w.RUN.store = store; dog = w.Watchdog(); dog.budgets = w.WatchdogOptions()\n"
+        "dog.beat_once()\n"
         "t = time.perf_counter()\n"
-        "for i in range(1000): dog._turn()\n"
+        "for i in range(1000): dog.beat_once()\n"
         "print((time.perf_counter() - t) / 1000 * 1e6)\n"
         "import os; os._exit(0) if not __import__('sys').stdout.flush() else None\n"
     )

@@ -1,7 +1,22 @@
 """How the ranks find each other: one key-value store on rank 0, with our own time limits.
 
-torch alone waits for ever where another program listens on the port, says "timed out" where a name
-does not resolve, and does not name the ranks that are missing.
+torch alone waits for ever if another program listens on the port. It says "timed out" if a name
+does not resolve, and it does not name the ranks that are missing. So this module checks each step
+of the meeting itself:
+
+1. `open_store`: rank 0 opens the store at MASTER_ADDR:MASTER_PORT, the other ranks connect.
+2. `meet`: each rank notes in the store that it has arrived, and waits until all have.
+
+Later in the run, `Round` is a barrier through the same store, at which each rank says whether it
+failed. `utils_dist.all_ranks_or_none` uses it.
+
+The keys of the meeting, in a run of 4 ranks:
+
+    arrived/0 ... arrived/3   1 each
+    arrived                   4: the last rank to arrive then sets `met`
+    met                       1
+    joined                    4: the number of processes that have come, twice the same one too
+    proof/0 ... proof/3       present if the launcher has shared a job key among the ranks
 """
 
 import errno
@@ -33,71 +48,98 @@ from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python
-# and torch, a fault is reported within 15 s.
+# Time limit of each check in seconds, or SPIKEVRT_JOIN_TIMEOUT if that is shorter. With the start
+# of Python and torch, a fault is then reported within 15 s.
 CHECK_S = 10.0
-# store key: number of processes that have joined; a rank that joined twice counts twice
+
+# Key: number of processes that have joined. A rank that joined twice counts twice.
 JOINED = "joined"
-MET = "met"  # store key: all ranks have arrived
+# Key: all ranks have arrived.
+MET = "met"
+
 T = TypeVar("T")
 
 
+# ---- Opening the store -----------------------------------------------------------------------
+
+
 def open_store(launch: LaunchInfo) -> Store:
-    """The store of all ranks. Raises DistError within the time limits."""
-    hosts, address = (
-        launch.rank == 0 and not launch.by_agent,
-        (launch.master_addr, launch.master_port),
-    )
-    clock, limit_s = AwakeClock(), min(CHECK_S, launch.join_s)
+    """Open the store on rank 0, or connect to it on the other ranks. Returns the store.
+
+    Its keys have a prefix, "spikevrt/", and after a launch by torchrun also the name of this start.
+
+    Raises DistError within the time limits.
+    """
+    _check_address_resolves(launch)
+    # torchrun's agent (`by_agent`) has opened a store already, so that rank 0 only connects to it.
+    hosts_store = launch.rank == 0 and not launch.by_agent
+    tcp = _open_on_rank_0(launch) if hosts_store else _connect(launch)
+    start = _name_of_start(tcp, launch) if launch.by_agent else ""
+    return PrefixStore(f"spikevrt/{start}", tcp)
+
+
+def _check_address_resolves(launch: LaunchInfo) -> None:
+    """Raise DistError if MASTER_ADDR is not a known name.
+
+    A job's DNS entry may appear a moment after its containers, so the name is tried for a while.
+    """
+    clock = AwakeClock()
+    limit_s = min(CHECK_S, launch.join_s)
     while True:
+        left_s = limit_s - clock.now()
         try:
-            _within(limit_s - clock.now(), lambda: socket.getaddrinfo(*address))
-            break
+            _within(left_s, lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
+            return
         except (OSError, TimeoutError) as e:
-            # A job's DNS entry may appear a moment after its containers.
+            # A look-up that failed is repeated until CHECK_S / 2 before the limit.
             if clock.now() > limit_s - CHECK_S / 2:
-                what, do = (
-                    f"MASTER_ADDR does not resolve: {launch.master_addr}",
-                    f"correct MASTER_ADDR ({e})",
-                )
                 raise DistError(
-                    what, _place(launch), "the name or address of the host of rank 0", do
+                    what=f"MASTER_ADDR does not resolve: {launch.master_addr}",
+                    where=_place(launch),
+                    expected="the name or address of the host of rank 0",
+                    do=f"correct MASTER_ADDR ({e})",
                 ) from e
         time.sleep(0.5)
+
+
+def _open_on_rank_0(launch: LaunchInfo) -> TCPStore:
+    """Open the store. Raises DistError if the port is in use, or is not one of this host."""
+    address = f"{launch.master_addr}:{launch.master_port}"
     try:
-        tcp = _within(limit_s, lambda: _hosted_store(launch)) if hosts else None
+        return _within(min(CHECK_S, launch.join_s), lambda: _hosted_store(launch))
     except TimeoutError as e:
-        what, do = (
-            f"rank 0 cannot reach its own store at {address[0]}:{address[1]}",
-            "correct MASTER_ADDR",
-        )
+        # torch's store also connects to itself. It cannot if MASTER_ADDR is another host.
         raise DistError(
-            what, _place(launch), "MASTER_ADDR names the host that rank 0 runs on", do
+            what=f"rank 0 cannot reach its own store at {address}",
+            where=_place(launch),
+            expected="MASTER_ADDR names the host that rank 0 runs on",
+            do="correct MASTER_ADDR",
         ) from e
     except (TorchDistError, OSError) as e:
-        in_use = "EADDRINUSE" in str(e) or "in use" in str(e)
-        what = (
-            f"port {launch.master_port} is in use"
-            if in_use
-            else f"cannot open port {launch.master_port}"
-        )
         do = "choose another MASTER_PORT (the same on all ranks), or end what listens there"
-        do += "" if in_use else f"; torch says: {str(e).splitlines()[0]}"
-        raise DistError(what, _place(launch), "a free MASTER_PORT on the host of rank 0", do) from e
-    tcp = tcp or _connect(launch)
-    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if launch.by_agent else ''}", tcp)
+        if "EADDRINUSE" in str(e) or "in use" in str(e):
+            what = f"port {launch.master_port} is in use"
+        else:
+            what = f"cannot open port {launch.master_port}"
+            do += f"; torch says: {str(e).splitlines()[0]}"
+        raise DistError(
+            what=what,
+            where=_place(launch),
+            expected="a free MASTER_PORT on the host of rank 0",
+            do=do,
+        ) from e
 
 
 def _hosted_store(launch: LaunchInfo) -> TCPStore:
     """Open the store of the run on the address of MASTER_ADDR alone.
 
-    torch listens on every address of the host, though MASTER_ADDR may be its loopback.
+    torch by itself listens on every address of the host, even if MASTER_ADDR is its loopback.
     """
     address = (launch.master_addr, launch.master_port)
     listener = _listener(*address)
     if listener is None:
         return TCPStore(*address, is_master=True, wait_for_workers=False)
-    # The store closes the descriptor with itself.
+    # The store takes over the open socket, and closes it with itself.
     descriptor = listener.detach()
     return TCPStore(*address, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
 
@@ -105,155 +147,202 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
 def _listener(name: str, port: int) -> socket.socket | None:
     """Return a socket that listens on the address of MASTER_ADDR.
 
-    Returns None if the other hosts know the host of rank 0 by another address: behind a service of
-    a cloud, or if this host itself calls its name by a loopback address, as Debian does.
+    Returns None if the other hosts know the host of rank 0 by another address than this host does.
+    This is so behind a service of a cloud, or if this host itself calls its name by a loopback
+    address, as Debian does.
     """
-    family, kind, protocol, _, place = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
-    is_loopback = ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback
-    if is_loopback and not is_loopback_name(name):
+    # The first address that the system knows for the name.
+    addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, place = addresses[0]
+    # An IPv6 address may have a suffix that names a network card, e.g. "fe80::1%eth0".
+    host = str(place[0]).partition("%")[0]
+    if ipaddress.ip_address(host).is_loopback and not is_loopback_name(name):
         return None
     listener = socket.socket(family, kind, protocol)
     try:
+        # Without this option the port could not be used for a minute after an earlier run.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
         listener.listen(socket.SOMAXCONN)
     except OSError as e:
         listener.close()
-        if e.errno == errno.EADDRNOTAVAIL:
+        if e.errno == errno.EADDRNOTAVAIL:  # the address is not one of this host
             return None
         raise
     return listener
 
 
 def is_loopback_name(name: str) -> bool:
-    """Whether MASTER_ADDR is a name of the loopback on every host."""
+    """Whether MASTER_ADDR means "this host itself" on every host, e.g. "localhost", "127.0.0.1"."""
     if name.lower() in ("localhost", "ip6-localhost", "localhost.localdomain"):
         return True
     try:
         return ipaddress.ip_address(name).is_loopback
-    except ValueError:
+    except ValueError:  # another name
         return False
 
 
 def _connect(launch: LaunchInfo) -> TCPStore:
-    """A client of rank 0's store; waits for rank 0 to open it."""
-    address, clock, told = (launch.master_addr, launch.master_port), AwakeClock(), False
+    """Wait until rank 0 has opened its store. Returns a client of the store."""
+    host = launch.master_addr
+    port = launch.master_port
+    clock = AwakeClock()
     check_s = min(CHECK_S, launch.join_s)
+    is_told = False
     while True:
+        # First a plain connection, whose errors tell more than torch's.
         try:
-            socket.create_connection(address, timeout=5).close()
+            socket.create_connection((host, port), timeout=5).close()
             break
         except OSError as e:
             waited = clock.now()
             if waited > launch.join_s:
-                reason = errno.errorcode.get(e.errno, e)
-                what = (
-                    f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({reason})"
-                )
-                do = (
-                    "check that rank 0 was started, that MASTER_ADDR is its host, "
-                    "and that no firewall blocks the port"
-                )
+                reason = errno.errorcode.get(e.errno, e)  # e.g. "ECONNREFUSED"
                 raise DistError(
-                    what, _place(launch), "rank 0 listening on MASTER_ADDR:MASTER_PORT", do
+                    what=f"nobody answers at {host}:{port} after {waited:.0f} s ({reason})",
+                    where=_place(launch),
+                    expected="rank 0 listening on MASTER_ADDR:MASTER_PORT",
+                    do="check that rank 0 was started, that MASTER_ADDR is its host, "
+                    "and that no firewall blocks the port",
                 ) from e
-            if waited > check_s and not told:
-                told = True
-                logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, *address)
+            if waited > check_s and not is_told:
+                is_told = True
+                logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, host, port)
         time.sleep(0.1)
     try:
-        # Another program may accept and never answer; torch ignores its own time-out then.
+        # Another program may accept the connection and never answer. torch ignores its own time-out
+        # then.
         return _within(
-            check_s, lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=check_s))
+            check_s,
+            lambda: TCPStore(host, port, is_master=False, timeout=timedelta(seconds=check_s)),
         )
     except (TimeoutError, TorchDistError) as e:
-        what = f"what listens at {address[0]}:{address[1]} is not the store of this run"
-        do = "choose another MASTER_PORT, the same on all ranks"
-        raise DistError(what, _place(launch), "rank 0 of the same run on that port", do) from e
+        raise DistError(
+            what=f"what listens at {host}:{port} is not the store of this run",
+            where=_place(launch),
+            expected="rank 0 of the same run on that port",
+            do="choose another MASTER_PORT, the same on all ranks",
+        ) from e
+
+
+# ---- Several starts in one store -------------------------------------------------------------
 
 
 def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
-    """A name for this start of the ranks, chosen by rank 0: the store also holds the keys of starts
-    before a restart.
+    """Return a name for this start of the ranks, which rank 0 chooses.
 
-    TORCHELASTIC_RESTART_COUNT differs between the agents of torchrun: each counts only the restarts
-    that it asked for. So every rank sends a request with a random id, which only a rank 0 of the
-    same start answers.
+    If torchrun restarts the ranks, its store also holds the keys of the starts before. The name is
+    a prefix of the keys, so that the starts do not meet.
+
+    torchrun's own count of restarts (TORCHELASTIC_RESTART_COUNT) is no such name. It differs
+    between the agents of torchrun, because each counts only the restarts that it asked for. So
+    every rank sends a request with a random id. Only a rank 0 of the same start is still alive to
+    answer it.
     """
-    mine = uuid.uuid4().hex
+    own_id = uuid.uuid4().hex
     if launch.rank == 0:
-        request = tcp.clone(), mine, launch.join_s
+        # The id of rank 0 is the name. A thread tells it to the other ranks. `clone`, because each
+        # thread needs a connection of its own.
+        arguments = (tcp.clone(), own_id, launch.join_s)
         threading.Thread(
-            target=_answer_requests, args=request, daemon=True, name="rendezvous"
+            target=_answer_requests, args=arguments, daemon=True, name="rendezvous"
         ).start()
-        return mine
-    tcp.set(f"request/{tcp.add('requests', 1)}", mine)
-    if not wait_for(tcp, f"answer/{mine}", launch.join_s, lambda: "rank 0"):
+        return own_id
+    number = tcp.add("requests", 1)
+    tcp.set(f"request/{number}", own_id)
+    if not wait_for(tcp, f"answer/{own_id}", launch.join_s, lambda: "rank 0"):
         raise _not_arrived("rank 0", launch)
-    return tcp.get(f"answer/{mine}").decode()
+    return tcp.get(f"answer/{own_id}").decode()
 
 
 def _answer_requests(tcp: Store, name: str, limit_s: float) -> None:
-    """In a thread of rank 0, until all ranks have met.
+    """Answer the requests of `_name_of_start`, until all ranks have met.
 
-    Nobody reads the answers to ranks of an earlier start.
+    This is a thread of rank 0.
+
+    Requests of ranks of an earlier start are answered as well; nobody reads those answers.
+
+    name: the name of this start. limit_s: seconds after which this ends.
     """
-    heard, unanswered, clock = 0, set(), AwakeClock(1.0)
+    heard = 0  # the number of the last request that is known
+    unanswered = set()  # numbers of requests
+    clock = AwakeClock(1.0)
     with suppress(RuntimeError):  # the store is lost
         while clock.now() < limit_s and not tcp.check([f"spikevrt/{name}/{MET}"]):
-            count = tcp.add("requests", 0)
-            unanswered |= set(range(heard + 1, count + 1))
+            count = tcp.add("requests", 0)  # adding 0 reads the number
+            unanswered.update(range(heard + 1, count + 1))
             heard = count
-            for number in [n for n in unanswered if tcp.check([f"request/{n}"])]:
-                tcp.set(f"answer/{tcp.get(f'request/{number}').decode()}", name)
-                unanswered.remove(number)
+            # A rank takes its number first and writes its request after that. So a request may not
+            # be there yet.
+            for number in list(unanswered):
+                if tcp.check([f"request/{number}"]):
+                    asker = tcp.get(f"request/{number}").decode()
+                    tcp.set(f"answer/{asker}", name)
+                    unanswered.remove(number)
             time.sleep(0.1)
 
 
+# ---- The meeting -----------------------------------------------------------------------------
+
+
 def meet(store: Store, launch: LaunchInfo) -> None:
-    """Wait until every rank has arrived: a few requests per rank, whatever the number of ranks.
+    """Wait until every rank has arrived. Collective.
 
-    Collective.
+    It takes a few requests per rank, whatever the number of ranks. Ranks may be started minutes
+    apart: rank 0 names the missing ranks after 10 s.
 
-    Ranks may be started minutes apart: rank 0 names the missing ones after 10 s, and raises
-    DistError after SPIKEVRT_JOIN_TIMEOUT seconds (default 300).
+    Raises DistError after SPIKEVRT_JOIN_TIMEOUT seconds (default 300), and if a rank arrives twice.
     """
     store.add(JOINED, 1)
     if RUN.job_key:
         store.set(f"proof/{launch.rank}", sealed(f"proof/{launch.rank}", "here"))
     if store.add(f"arrived/{launch.rank}", 1) > 1:
-        expected, do = (
-            "each RANK once",
-            "correct RANK, or end the other run that uses this MASTER_PORT",
+        raise DistError(
+            what=f"rank {launch.rank} arrived twice",
+            where=_place(launch),
+            expected="each RANK once",
+            do="correct RANK, or end the other run that uses this MASTER_PORT",
         )
-        raise DistError(f"rank {launch.rank} arrived twice", _place(launch), expected, do)
     if store.add("arrived", 1) == launch.world_size:
         store.set(MET, "1")
 
-    def missing() -> str:
-        ranks = [rank for rank in range(launch.world_size) if not store.check([f"arrived/{rank}"])]
-        noun = "ranks" if len(ranks) > 1 else "rank"
-        return f"{noun} {', '.join(map(str, ranks))} of {launch.world_size}"
+    if launch.rank == 0:
+        # Only rank 0 looks up the missing ranks.
+        def missing() -> str:
+            return _missing_ranks(store, launch.world_size)
 
-    # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 is missing,
-    # they report it.
-    is_first = launch.rank == 0
-    if not wait_for(
-        store, MET, launch.join_s + (0 if is_first else 3), missing if is_first else None
-    ):
-        raise _not_arrived(missing() if is_first else "rank 0", launch)
+        if not wait_for(store, MET, launch.join_s, missing):
+            raise _not_arrived(missing(), launch)
+    else:
+        # The others wait 3 s longer, so that they end after the report of rank 0. If they are still
+        # here then, rank 0 is missing itself.
+        if not wait_for(store, MET, launch.join_s + 3):
+            raise _not_arrived("rank 0", launch)
+
     if RUN.job_key:
-        # Rank 0 asks every rank for its proof, and every rank asks rank 0.
-        _refuse_strangers(store, range(launch.world_size) if is_first else [0], launch)
+        # Rank 0 checks the proof of every rank, and every rank checks the proof of rank 0.
+        checked = range(launch.world_size) if launch.rank == 0 else [0]
+        _refuse_strangers(store, checked, launch)
+
+
+def _missing_ranks(store: Store, world_size: int) -> str:
+    """Return the ranks that have not arrived, e.g. "ranks 2, 5 of 8"."""
+    missing = []
+    for rank in range(world_size):
+        if not store.check([f"arrived/{rank}"]):
+            missing.append(str(rank))
+    noun = "ranks" if len(missing) > 1 else "rank"
+    return f"{noun} {', '.join(missing)} of {world_size}"
 
 
 def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) -> None:
     """Raise DistError if one of these ranks does not have the job key."""
     for rank in ranks:
         key = f"proof/{rank}"
+        # A stranger that has not read this program leaves no proof at all. An empty one is wrong.
+        proof = store.get(key) if store.check([key]) else b""
         try:
-            # A stranger that has not read this program leaves no proof at all.
-            unsealed(key, store.get(key) if store.check([key]) else b"")
+            unsealed(key, proof)
         except ForeignValueError as e:
             raise DistError(
                 what=f"what arrived as rank {rank} does not have the key of this start",
@@ -265,47 +354,72 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
 
 
 def _not_arrived(ranks: str, launch: LaunchInfo) -> DistError:
-    what = f"{ranks} did not arrive in {launch.join_s:.0f} s"
-    do = "look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait"
-    return DistError(what, _place(launch), "WORLD_SIZE processes, each with its own RANK", do)
+    """Return the error of a meeting that lasts too long. ranks: the missing ranks, in words."""
+    return DistError(
+        what=f"{ranks} did not arrive in {launch.join_s:.0f} s",
+        where=_place(launch),
+        expected="WORLD_SIZE processes, each with its own RANK",
+        do="look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait",
+    )
+
+
+# ---- A barrier with outcomes -----------------------------------------------------------------
 
 
 class Round:
-    """A barrier at which each rank reports success or failure: a few requests per rank, however
-    many ranks.
+    """A barrier at which each rank reports success or failure.
+
+    Each rank calls `arrive`, and then `wait` returns the same outcome on all ranks. It takes a few
+    requests per rank, however many ranks there are. The keys of a round named "round/7":
+
+        round/7/arrived   how many ranks have arrived
+        round/7/failed    "3 2": rank 3 failed with exit code 2, and no lower rank failed
+        round/7/over      present when all ranks have arrived
     """
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
-        self.store, self.rank, self.world_size = store, rank, world_size
-        self.arrived, self.failed, self.over = (
-            f"{name}/{key}" for key in ("arrived", "failed", "over")
-        )
+        """name: name of this round, the same on all ranks and used once."""
+        self.store = store
+        self.rank = rank
+        self.world_size = world_size
+        self.arrived = f"{name}/arrived"
+        self.failed = f"{name}/failed"
+        self.over = f"{name}/over"
 
     def arrive(self, code: int | None = None) -> None:
         """Arrive. The last rank to arrive lets all ranks read the outcome.
 
-        code: the exit code if this rank failed.
+        code: the exit code if this rank failed, or None if it did not.
         """
-        mine = "" if code is None else sealed(self.failed, f"{self.rank} {code}")
-        noted = self.store.compare_set(self.failed, "", mine)
-        while mine:
+        # compare_set(key, expected, new) writes `new` if the key holds `expected`, and returns what
+        # the key holds then. A rank without a failure calls it too, because `get` of a key that
+        # nobody has written would wait. The failure is written before this rank counts as arrived.
+        own = "" if code is None else sealed(self.failed, f"{self.rank} {code}")
+        noted = self.store.compare_set(self.failed, "", own)
+        if own:
+            # Another rank may have noted its failure before. The lowest rank that failed counts, so
+            # replace the failure of a higher rank. In between, a third rank may have noted its own:
+            # then look again.
             failure = self._failure(noted)
-            if failure is None or failure[0] <= self.rank:  # the lowest rank that failed counts
-                break
-            noted = self.store.compare_set(self.failed, noted.decode(), mine)
+            while failure is not None and failure[0] > self.rank:
+                noted = self.store.compare_set(self.failed, noted.decode(), own)
+                failure = self._failure(noted)
         if self.store.add(self.arrived, 1) == self.world_size:
             self.store.set(self.over, "1")
 
     def wait(self, seconds: float = float("inf")) -> tuple[int, int] | None:
-        """Return the lowest rank that failed and its exit code, or None if none failed.
+        """Wait until all ranks have arrived, or the time is over.
 
-        Waits until all ranks have arrived, or the time is over.
+        Returns (rank, exit code) of the lowest rank that failed, or None if none failed.
         """
         wait_for(self.store, self.over, seconds)
         return self._failure(self.store.get(self.failed))
 
     def _failure(self, value: bytes) -> tuple[int, int] | None:
-        """Return what `arrive` noted. Raises ForeignValueError if no rank of the run wrote it."""
+        """Return (rank, exit code) as `arrive` noted them, or None if nothing is noted.
+
+        Raises ForeignValueError if no rank of the run wrote the value.
+        """
         if not value:
             return None
         try:
@@ -317,39 +431,55 @@ class Round:
         return rank, code
 
 
+# ---- Waiting ---------------------------------------------------------------------------------
+
+
 def wait_for(
     store: Store, key: str, seconds: float, missing: Callable[[], str] | None = None
 ) -> bool:
-    """Whether the key comes within this time. missing: what to say after 10 s that this waits for.
+    """Wait until the store has the key. Returns False if the time is over before.
 
-    Polls, in the end four times a second: torch's own wait ignores Ctrl-C, and prints when the time
-    is over.
+    seconds: longest time to wait, which does not count the time in which the process is suspended.
+    missing: returns what this waits for, in words. After 10 s it is logged. None to log nothing.
+
+    torch's own wait ignores Ctrl-C, and prints when its time is over. So this asks again and again:
+    first after 10 ms, then less and less often, in the end four times a second.
     """
-    clock, pause_s, told = AwakeClock(1.0), 0.01, False
+    clock = AwakeClock(1.0)
+    pause_s = 0.01
+    is_told = False
     while not store.check([key]):
         waited = clock.now()
         if waited > seconds:
             return False
-        if missing and waited > CHECK_S and not told:
-            told = True
+        if missing and waited > CHECK_S and not is_told:
+            is_told = True
             logger.warning("waiting for %s", missing())
         time.sleep(pause_s)
         pause_s = min(0.25, 1.3 * pause_s)
     return True
 
 
-def _place(launch: LaunchInfo) -> str:
-    place = f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()}"
-    return f"{place} ({launch.mode} launch)"
-
-
 def _within(seconds: float, function: Callable[[], T]) -> T:
-    """function(), or TimeoutError; a call that hangs stays behind in its thread, which cannot be
+    """Return function(), or raise TimeoutError if it takes longer.
+
+    The function runs in a thread. A call that hangs stays behind there, because a thread cannot be
     ended.
     """
-    call, clock = futures.ThreadPoolExecutor(1).submit(function), AwakeClock(1.0)
-    while not call.done() and (left_s := seconds - clock.now()) > 0:
+    call = futures.ThreadPoolExecutor(1).submit(function)
+    clock = AwakeClock(1.0)
+    while not call.done():
+        left_s = seconds - clock.now()
+        if left_s <= 0:
+            break
+        # Wait in slices, because the clock has to be asked at least once a second.
         futures.wait([call], min(0.5, left_s))
     if not call.done():
         raise TimeoutError(f"no answer in {seconds:.0f} s")
     return call.result()
+
+
+def _place(launch: LaunchInfo) -> str:
+    """Return where this process is, for errors: "rank 1 of 4 on host a (torchrun launch)"."""
+    rank = f"rank {launch.rank} of {launch.world_size}"
+    return f"{rank} on {socket.gethostname()} ({launch.mode} launch)"

@@ -1,10 +1,24 @@
-"""End a run that hangs, and name the rank that stands still, with its stack.
+"""The watchdog: ends a run that hangs, and names the rank that stands still, with its stack.
 
-The main thread notes its phase: a tuple, without a lock and without a request to the store. The
-watchdog thread has a connection of its own to the store. Every half second it publishes the phase
-and watches a few other ranks (`utils.dist.beats`). It ends all ranks within seconds if a rank is
-SILENT (no beat), STUCK (too long in one phase), DEAD (its process is gone) or has FAILED (an error,
-see `utils_dist`).
+A run of several ranks hangs if one rank stops, because the others wait for it in a collective. So
+each rank has three threads of ours and one small process:
+
+* The main thread trains. It notes its *phase* in `RUN.place`, e.g. "forward" at step 120, whenever
+  it enters one. This costs no lock and no request.
+* The watchdog thread (`Watchdog.run`) has a connection of its own to the key-value store of the
+  run. Every half second it writes the phase into the store (a *beat*), and reads the beats of a few
+  other ranks (`utils.dist.beats`).
+* A second thread (`Watchdog._watch_watchdog`) ends the process if the watchdog thread itself hangs
+  in a request to the store.
+* The guard (`utils.dist.process.guard`) is a process. It ends the rank if no Python code of the
+  rank can run at all.
+
+The watchdog ends all ranks within seconds if a rank is
+
+    SILENT   no beat
+    STUCK    too long in one phase; the options `watchdog` have the limits
+    DEAD     its process is gone
+    failed   it raised an error, see `utils_dist`
 
 A main thread that waits for a paused terminal (Ctrl-S, a selection, `less`) does not stand still:
 the run goes on as soon as the terminal does. So nothing here writes to the terminal before it has
@@ -45,27 +59,34 @@ from utils.dist.store_values import Failure, ForeignValueError, State, sealed, s
 from utils.errors import StallError
 from utils.options.models import WatchdogOptions
 
-REPORTED = "reported"  # store key: the failure has been reported; all ranks may end
+# Store key: the failure has been reported, so all ranks may end.
+REPORTED = "reported"
 STALL_CODE = StallError.exit_code
-EXIT_S = 8.0  # a rank that knows of a failure ends within this time
-# The system is asked what the main thread does only in a phase that takes this long.
+# Seconds within which a rank ends after it knows of a failure.
+EXIT_S = 8.0
+# Only in a phase that takes longer than this is the system asked what the main thread does.
 LONG_PHASE_S = 1.0
-PATIENCE_S = 10.0  # after this time, what does not answer is said in the log
-SAY_S = 1.0  # longest wait for a terminal
+# Seconds after which the log file says what does not answer.
+PATIENCE_S = 10.0
+# Longest wait for a terminal, in seconds.
+SAY_S = 1.0
 
 # ---- Where the main thread is ----------------------------------------------------------------
 
 
 def phase(name: str, step: int | None = None, is_sync: bool = False) -> None:
-    """Note that the main thread enters a phase.
+    """Note that the main thread enters a phase. Its time begins at 0.
 
-    name: name of the phase. step: number of optimizer steps so far; None: as before.
-    is_sync: whether the phase ends only when all ranks have entered it.
+    name: name of the phase, e.g. "forward".
+    step: number of optimizer steps so far, or None if it has not changed.
+    is_sync: whether the phase ends only when all ranks have entered it, as a collective does.
     """
     before = RUN.place
-    staged = name if name.endswith(RUN.stage) else name + RUN.stage
-    now_at = before.step if step is None else step
-    RUN.place = Place(staged, now_at, time.monotonic(), before.syncs + is_sync)
+    # Within `stage`, RUN.stage is " in <name>", e.g. " in validate".
+    full_name = name if name.endswith(RUN.stage) else name + RUN.stage
+    step_now = before.step if step is None else step
+    # One assignment of a new tuple: the watchdog thread never sees half of it.
+    RUN.place = Place(full_name, step_now, time.monotonic(), before.syncs + is_sync)
 
 
 def go_on() -> None:
@@ -74,7 +95,10 @@ def go_on() -> None:
 
 
 def asleep_s() -> float:
-    """Return the seconds in which this process was suspended, from any start; see AwakeClock."""
+    """Return seconds in which this process was suspended. Only differences of it have a meaning.
+
+    The clock of the watchdog stands still while the process is suspended, see AwakeClock.
+    """
     if RUN.watchdog is None:
         return 0.0
     return time.monotonic() - RUN.watchdog.beats.clock.now()
@@ -82,7 +106,10 @@ def asleep_s() -> float:
 
 @contextmanager
 def stage(name: str) -> Generator[None]:
-    """Within the block, call each phase "<phase> in `name`", with the time limit of `name`."""
+    """Within the block, call each phase "<phase> in `name`", with the time limit of `name`.
+
+    E.g. "forward in validate" may take as long as the limit of "validate" says.
+    """
     RUN.stage = f" in {name}"
     try:
         yield
@@ -94,7 +121,11 @@ def stage(name: str) -> Generator[None]:
 
 @contextmanager
 def collective(name: str) -> Generator[None]:
-    """Call the phase "`name` in <phase>" during a collective."""
+    """Within the block, which runs a collective, call the phase "`name` in <phase>".
+
+    The rank that has entered the fewest collectives is the one that the others wait for. After an
+    error in the block the phase stays, because the rank failed in it.
+    """
     outer = RUN.place.phase
     phase(f"{name} in {outer}", is_sync=True)
     yield
@@ -102,7 +133,10 @@ def collective(name: str) -> Generator[None]:
 
 
 def stack_file_name(rank: int) -> str:
-    """Return the name of the memory file into which a rank of this run writes its stacks."""
+    """Return the name of the memory file into which a rank of this run writes its stacks.
+
+    E.g. "spikevrt-rank-3-of-5f0c2a9be81d4477". A memory file is never on a disk.
+    """
     return f"spikevrt-rank-{rank}{run_mark()}"
 
 
@@ -118,55 +152,65 @@ def run_mark() -> str:
 
 
 class Watchdog(threading.Thread):
-    """The watchdog thread of this rank. It runs as soon as it is made."""
+    """The watchdog thread of this rank. It begins to beat as soon as the object is made.
+
+    Before `watch` it follows only failures of other ranks and the end of their processes. After
+    `watch` it ends the run if a rank stands still.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="watchdog")
         self.rank = RUN.launch.rank
-        self.store: Store | None = None
+        self.host = socket.gethostname()
+        self.store: Store | None = None  # None in a single process
         if RUN.store is not None:
-            self.store = RUN.store.clone()
-            # A pause is no failure; `_watch_this_thread` has the limit.
+            self.store = RUN.store.clone()  # each thread needs a connection of its own
+            # A pause of the store is no failure. `_watch_watchdog` has the limit.
             self.store.set_timeout(timedelta(days=365))
         self.beats = Beats(self.rank, RUN.launch.world_size, self.store)
-        # None until `watch`: the thread follows failures and deaths only.
-        self.budgets: WatchdogOptions | None = None
-        self.interval_s = BEAT_S
-        # The main thread has finished: a peer whose process is gone is not DEAD.
+
+        # What this thread does.
+        self.budgets: WatchdogOptions | None = None  # limits of the phases; None until `watch`
+        self.interval_s = BEAT_S  # seconds between two beats
+        self.passes = 0  # how often `run` has gone through its loop
+        self.stopped = threading.Event()
+        self.guard: subprocess.Popen[bytes] | None = None  # gets a byte in each pass
+        # Set by the main thread when it has finished. Then other ranks may end: they are not DEAD.
         self.ending = False
         self.failure: Failure | None = None  # the failure that ends the run, once it is known
-        self.stopped = threading.Event()
-        self.turns = 0
-        self.guard: subprocess.Popen[bytes] | None = None  # hears a heartbeat from each turn
+
+        # What the main thread does.
         self.place = RUN.place  # the phase of the last beat
-        self.entered = self.beats.clock.now()  # when this phase began
+        self.entered = self.beats.clock.now()  # when the main thread entered this phase
         self.blocked_since: float | None = None  # since when the main thread waits for a terminal
         self.is_block_told = False
-        self.host = socket.gethostname()
-        # In memory, so that nothing is left on the disk. Its name proves to other ranks of this
-        # host that the process is a rank of this run.
+
+        # The stacks go into a file in memory, so that nothing is left on the disk. The name of the
+        # file proves to other ranks of this host that the process is a rank of this run.
         self.stack_file, self.stack_path = system.file_in_memory(stack_file_name(self.rank))
-        # The C-level handler answers even while another thread holds the GIL; loader processes
-        # inherit it.
+        # faulthandler writes the stacks at SIGUSR2. Its handler is C code, which answers even while
+        # another thread holds the GIL. Loader processes inherit it.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
         self.beats.publish(self._own_state())
         self.start()
 
     def watch(self, budgets: WatchdogOptions) -> None:
-        """End the run on a stall from now on."""
+        """End the run from now on if a rank stands still. budgets: the options `watchdog`."""
         go_on()
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
+        # The clock has to be asked at least once in slice_s seconds. Each beat asks it.
         self.beats.clock.slice_s = 2 * self.interval_s
-        # The guard comes after the other ranks, which see more.
+        # The guard comes 4 s after the other ranks, which see more.
         limit_s = budgets.stall_s + 4
         is_alone = self.store is None
         self.guard = process.start_guard(self.rank, limit_s, self.stack_path, is_alone, log_file())
         self.budgets = budgets
-        # Others report a silent rank only once its beat has shown that it is watched: beat before
-        # going on.
+        # Others report a silent rank only if its last beat has shown that it is watched. So beat
+        # before the main thread goes on, which may hang at once.
         self.beats.publish(self._own_state())
 
     def stop(self) -> None:
+        """End the thread and the guard, at the normal end of a run."""
         self.stopped.set()
         self.join()
         faulthandler.unregister(signal.SIGUSR2)
@@ -175,24 +219,24 @@ class Watchdog(threading.Thread):
             self.guard.wait()
 
     def run(self) -> None:
-        threading.Thread(
-            target=self._watch_this_thread, daemon=True, name="watchdog's guard"
-        ).start()
+        """Beat until the run ends. `threading.Thread` calls this in the thread."""
+        threading.Thread(target=self._watch_watchdog, daemon=True, name="watchdog's guard").start()
         while not self.stopped.wait(self.interval_s):
-            self.turns += 1
+            self.passes += 1
             if self.guard is not None and self.guard.stdin is not None:
-                with suppress(OSError):
+                with suppress(OSError):  # the guard is gone, or does not read
                     self.guard.stdin.write(b".")
             try:
-                self._turn()
+                self.beat_once()
             except ForeignValueError as e:
                 self._end_by_foreign_value(e)
-            except RuntimeError:  # the store is lost
+            except RuntimeError:
+                # The store is lost. At the normal end it goes with rank 0, and `stop` comes soon.
                 if self.ending or self.stopped.wait(0.3):
                     return
                 self._store_lost()
 
-    def _turn(self) -> None:
+    def beat_once(self) -> None:
         """Beat. End if another rank failed or reports a stall; else look for the first stall."""
         self.beats.publish(self._own_state())
         failure = self.beats.read()
@@ -202,6 +246,8 @@ class Watchdog(threading.Thread):
         elif failure is None:
             verdict = self.beats.verdict(self.budgets.stall_s if self.budgets else None)
 
+        # Several ranks may see the same stall. The first to claim it in the store reports it;
+        # `claim_failure` returns None to this rank, and the failure of the first one to the others.
         if verdict is not None and self.store is not None:
             stall = Failure(verdict.rank, STALL_CODE, self.rank)
             failure = claim_failure(self.store, stall, self.beats.world_size)
@@ -218,20 +264,25 @@ class Watchdog(threading.Thread):
             return
         if failure.code == STALL_CODE and self.store is not None:
             if failure.rank == self.rank:
+                # This rank stands still itself. Its stacks go to the rank that reports.
                 key = f"stacks/{self.rank}"
                 self.store.set(key, sealed(key, process.dump_stacks(self.stack_file)))
+            # The reporter may need this rank's answers until it has reported, at most 5 s.
             wait_for(self.store, REPORTED, 5.0)
         leave(failure.code, self.store)
 
     def _own_state(self) -> State:
+        """Return the next beat: where the main thread is, and how long it has been there."""
         place = RUN.place
         now = self.beats.clock.now()
         if place is not self.place:
+            # A new phase. It began since the last beat, so at most one slice of the clock ago: a
+            # longer time says that the process was suspended.
             self.place = place
             in_phase_s = time.monotonic() - place.since
             self.entered = now - min(in_phase_s, self.beats.clock.slice_s)
         if self._waits_for_terminal(now):
-            self.entered = now
+            self.entered = now  # the time of the phase stands still at 0
         return {
             "phase": place.phase,
             "step": place.step,
@@ -244,7 +295,10 @@ class Watchdog(threading.Thread):
         }
 
     def _waits_for_terminal(self, now: float) -> bool:
-        """Whether the main thread waits in a write to a paused terminal. The log file says so."""
+        """Whether the main thread waits in a write to a paused terminal. The log file says so.
+
+        now: time of the clock of the beats.
+        """
         is_new_phase = now - self.entered < LONG_PHASE_S
         if self.blocked_since is None and is_new_phase:
             return False
@@ -262,36 +316,41 @@ class Watchdog(threading.Thread):
             )
         return True
 
-    def _watch_this_thread(self) -> None:
-        """End the process if the thread hangs in a call to the store.
+    # ---- The thread that watches the watchdog thread -----------------------------------------
+
+    def _watch_watchdog(self) -> None:
+        """End the process if the watchdog thread hangs in a request to the store.
 
         The time-out of the store does not hold if packets are dropped.
         """
         clock = process.AwakeClock(2 * self.interval_s)
-        seen = 0
-        since = 0.0
+        seen_passes = 0
+        since = 0.0  # when the number of passes last changed
         is_told = False
         while not self.stopped.wait(self.interval_s):
-            clock.slice_s = 2 * self.interval_s
+            clock.slice_s = 2 * self.interval_s  # `watch` may have changed the interval
             now = clock.now()
-            if seen != self.turns or self.budgets is None or self.ending:
-                seen = self.turns
+            if seen_passes != self.passes or self.budgets is None or self.ending:
+                seen_passes = self.passes
                 since = now
                 is_told = False
                 continue
-            if now - since > PATIENCE_S and not is_told:
+            silent_s = now - since
+            if silent_s > PATIENCE_S and not is_told:
                 is_told = True
                 write_to_log_file(
                     f"rank {self.rank}: the store of the run at {RUN.launch.master_addr}:"
-                    f"{RUN.launch.master_port} has not answered for {now - since:.0f} s"
+                    f"{RUN.launch.master_port} has not answered for {silent_s:.0f} s"
                 )
-            if now - since > self._patience_s(self.budgets.stall_s):
+            if silent_s > self._patience_s(self.budgets.stall_s):
                 self._store_lost()
 
     def _patience_s(self, stall_s: float) -> float:
-        """Return how long the store may be silent before this rank ends."""
+        """Return how many seconds the store may be silent before this rank ends."""
         if self.failure is not None:
             return EXIT_S
+        # Rank 0 hosts the store, unless an agent of torchrun does. Without its process the store
+        # will not answer again.
         host = None if RUN.launch.by_agent else self.beats.states.get(0)
         if host is not None and is_gone(host):
             return min(1.5, stall_s)
@@ -302,15 +361,17 @@ class Watchdog(threading.Thread):
     def _report(self, verdict: Verdict) -> NoReturn:
         """Say what stops the run, and end it."""
         rank = verdict.rank
-        stacks = ""
         if self.store is not None:
             self.beats.states.update(read_states(self.store, self.beats.world_size))
-        if verdict.kind != "DEAD":
+        if verdict.kind == "DEAD":
+            stacks = ""
+        else:
             # A silent rank will hardly answer; half a second is for a rank that is only slow.
             wait_s = 0.5 if verdict.kind == "SILENT" else 1.5
             stacks = self._stacks_of(rank, wait_s) or "(it does not answer)"
         self._say(verdict, stacks)
-        # Set only now: `_watch_this_thread` would end this process while it still collects stacks.
+        # Set only now: once a failure is known, `_watch_watchdog` has less patience, and would end
+        # this process while it still collects stacks.
         self.failure = Failure(rank, STALL_CODE, self.rank)
         if self.store is not None:
             self.store.set(REPORTED, "1")
@@ -322,7 +383,10 @@ class Watchdog(threading.Thread):
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
         """Return the stacks of a rank, or "" if there are none.
 
-        A rank puts its stacks into the store if it can. On this host it gives them at a signal.
+        A rank that can puts its stacks into the store, see `_follow`. A rank of this host can also
+        be asked by a signal.
+
+        wait_s: seconds to wait for the stacks in the store; 0 if the store does not answer.
         """
         if rank == self.rank:
             return process.dump_stacks(self.stack_file)
@@ -333,48 +397,57 @@ class Watchdog(threading.Thread):
         return process.stacks_of(self.beats.states[rank]["pid"], stack_file_name(rank))
 
     def _say(self, verdict: Verdict, stacks: str) -> None:
-        """Name the rank that ends the run, with its stacks and the last place of every rank."""
+        """Report the rank that ends the run, with its stacks and the last place of every rank."""
+        lines = [str(self._stall_error(verdict, stacks)), ""]
+        lines.append("rank  host              pid  step  seconds  collectives  phase")
+        now = self.beats.clock.now()
+        for other, state in sorted(self.beats.states.items()):
+            # The age is that of the last beat. For watched ranks it is known when that beat came.
+            age = state["age"]
+            if other in self.beats.seen:
+                _, when = self.beats.seen[other]
+                age += now - when
+            host = f"{other:>4}  {state['host'][:12]:<12}"
+            numbers = f"{state['pid']:>8} {state['step']:>5} {age:>8.1f} {state['syncs']:>12}"
+            lines.append(f"{host} {numbers}  {state['phase']}")
+        if stacks:
+            lines.append(f"\nStacks of rank {verdict.rank}:")
+            lines.append(stacks)
+        lines.append("")
+        say("\n".join(lines))
+
+    def _stall_error(self, verdict: Verdict, stacks: str) -> StallError:
+        """Return the error that names the rank: what it does, where, and what to do."""
         rank, kind, what = verdict
         state = self.beats.states[rank]
-        now = self.beats.clock.now()
         expected = {
             "DEAD": "all ranks alive",
             "SILENT": "a beat of every rank each half second (option watchdog.stall_s)",
             "STUCK": f"a new phase within {state['budget']:.0f} s (options watchdog.*)",
         }
+        # "rank 3 is STUCK: 312.4 s in phase ...", but "...: no beat for 9.1 s; last seen in ..."
         link = " in" if kind == "STUCK" else "; last seen in"
         if stacks:
             do = "see its stack below"
         else:
             do = "look for the out-of-memory killer or a signal on that host"
-        error = StallError(
+        return StallError(
             what=f"rank {rank} is {kind}: {what}{link} {where(state)}",
             where=f"host {state['host']}, pid {state['pid']}",
             expected=expected[kind],
             do=do,
         )
 
-        lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
-        for other, s in sorted(self.beats.states.items()):
-            age = s["age"]
-            if other in self.beats.seen:
-                _, when = self.beats.seen[other]
-                age += now - when
-            numbers = f"{s['pid']:>8} {s['step']:>5} {age:>8.1f} {s['syncs']:>12}"
-            lines.append(f"{other:>4}  {s['host'][:12]:<12} {numbers}  {s['phase']}")
-        if stacks:
-            lines += [f"\nStacks of rank {rank}:", stacks]
-        say("\n".join([*lines, ""]))
-
     def _end_by_foreign_value(self, error: ForeignValueError) -> NoReturn:
         """End the run because a stranger wrote into its store. The first rank to see it says so."""
         own = Failure(self.rank, error.exit_code, self.rank)
         if self.store is not None:
             with suppress(ForeignValueError, RuntimeError):
-                first = claim_failure(self.store, own, self.beats.world_size)
-                if first is not None:
-                    self._follow(first)
-        # If the failure itself is the foreign value, each host says so once.
+                earlier = claim_failure(self.store, own, self.beats.world_size)
+                if earlier is not None:
+                    self._follow(earlier)
+        # If the stranger wrote under the key of the failure itself, no rank can claim the failure.
+        # Then one rank of each host says so.
         if first_to_say_foreign():
             say(str(error))
         self.failure = own
@@ -384,17 +457,19 @@ class Watchdog(threading.Thread):
         leave(own.code, self.store)
 
     def _store_lost(self) -> NoReturn:
-        """End because the store does not answer any more; one rank of each host reports it."""
+        """End because the store does not answer any more. One rank of each host reports it."""
         if self.failure is not None:  # known, and reported by another rank
             leave(self.failure.code, None)
         launch = RUN.launch
-        first = self.beats.states.get(0)
-        # Ranks notice it up to seconds apart; the same port and process are the same run.
-        pid = first["pid"] if first is not None else None
+        rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
+        # Ranks notice the loss up to seconds apart. They agree on who reports by a name that is the
+        # same on all ranks of the run: the port and the process of rank 0.
+        pid = rank_0["pid"] if rank_0 is not None else None
         if not process.first_to_claim(f"lost {launch.master_port} {pid}"):
             # Wait for the rank that reports: torchrun ends all ranks when the first has ended.
             time.sleep(2.0)
-        elif first is None or launch.by_agent:
+        elif rank_0 is None or launch.by_agent:
+            # An agent of torchrun hosts the store, or nothing is known of rank 0.
             address = f"{launch.master_addr}:{launch.master_port}"
             error = StallError(
                 what=f"rank {self.rank} has lost the store of the run",
@@ -403,13 +478,13 @@ class Watchdog(threading.Thread):
                 do="look at the network and at the logs of that node",
             )
             say(str(error))
-        elif is_gone(first):
+        elif is_gone(rank_0):
             gone = Verdict(0, "DEAD", f"its process {pid} is gone, and the store with it")
-            self._say(gone, "")
+            self._say(gone, stacks="")
         else:
             silent = Verdict(0, "SILENT", "its store does not answer")
             self._say(silent, self._stacks_of(0))
-            process.kill_rank(first["pid"], stack_file_name(0))
+            process.kill_rank(rank_0["pid"], stack_file_name(0))
         leave(STALL_CODE, None)
 
 
@@ -423,7 +498,8 @@ def first_to_say_foreign() -> bool:
 
 def say(text: str) -> None:
     """Write to the log file, then to stderr, for which nobody waits longer than SAY_S."""
-    # Under LC_ALL=C, arguments hold bytes that are no text.
+    # If the system's encoding is not UTF-8 (LC_ALL=C), arguments of the command line hold bytes
+    # that are no text. They become escapes, e.g. "\udce4".
     text = text.encode(errors="backslashreplace").decode()
     write_to_log_file(text)
 
@@ -444,7 +520,7 @@ def within_say_s(write: Callable[[], None]) -> None:
 
 
 def write_to_log_file(text: str) -> None:
-    """Write an error to the log file, if this rank has one."""
+    """Write an error to the log file, if this rank has one. Nothing goes to the terminal."""
     record = logging.LogRecord(__name__, logging.ERROR, __file__, 0, text, None, None)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
@@ -460,12 +536,15 @@ def log_file() -> str | None:
 
 
 def leave(code: int, store: Store | None) -> NoReturn:
-    """End this rank, once the other ranks have seen the failure if they could lose the store by it.
+    """End this process with an exit code.
 
-    store: None if it does not answer.
+    If the store goes with this rank, the rank first waits until the other ranks have seen the
+    failure.
+
+    store: the store of the run, or None if it does not answer.
     """
-    # The main thread and the watchdog may both come here. A rank that signs off twice lets the
-    # host of the store leave too early.
+    # The main thread and the watchdog may both come here. A rank that signs off twice would let the
+    # host of the store leave too early. So the second thread waits, and is ended with the process.
     if not RUN.leaving.acquire(timeout=EXIT_S):
         os._exit(code)  # the other thread hangs
     with suppress(Exception):
@@ -489,21 +568,28 @@ def leave(code: int, store: Store | None) -> NoReturn:
 
 
 def _sign_off(store: Store) -> None:
-    """Sign off. A rank that may take the store along waits for all ranks that are alive."""
+    """Tell the other ranks that this rank leaves. The host of the store waits for all of them.
+
+    Rank 0 hosts the store, or an agent of torchrun that may end with this rank. It waits until
+    every rank has signed off or its process is gone, 3 s at most.
+    """
     store.set(f"left/{RUN.launch.rank}", "1")
-    count = store.add("left", 1)
+    left = store.add("left", 1)
     deadline = time.monotonic() + 3
     if RUN.launch.rank != 0 and not RUN.launch.by_agent:
         return
+    # The beats of all ranks, to see whose process is gone. Before the ranks have met, not all of
+    # them have a beat.
     states = {}
     with suppress(ForeignValueError):
         if store.check([MET]):
             states = read_states(store, RUN.launch.world_size)
-    # Rank whose process is gone -> whether it ended without signing off.
+    # Ranks whose process is gone -> whether the rank ended without signing off. A rank that has
+    # signed off is counted in `left` already.
     gone: dict[int, bool] = {}
-    while count + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
+    while left + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
         for rank, state in states.items():
             if rank not in gone and is_gone(state):
                 gone[rank] = not store.check([f"left/{rank}"])
-        count = store.add("left", 0)
+        left = store.add("left", 0)  # adding 0 reads the number
