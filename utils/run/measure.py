@@ -1,8 +1,16 @@
-"""What a run measures of itself: time by part, work of the device, memory; of one rank and of all.
+"""What a run measures of itself: time, work of the device, memory; of one rank and of all ranks.
+
+The numbers go this way, from a step to the log line:
+
+    StepTimer, DeviceClock   measure the steps of this rank
+    measured(...)            collects what this rank measured since the last log line: `Measured`
+    gather_objects           brings the `Measured` of all ranks together (utils_dist)
+    log_values(...)          makes the numbers of the log line from them
+    Health.logged(...)       judges them
 
 `Health` warns of what makes a run slow, or wastes it, and says what to do. Each warning comes once
-per start of a run, on rank 0. The thresholds are constants: a run that stays below them needs no
-attention, whatever its options.
+per start of a run, on rank 0. Its thresholds are constants, because they do not depend on the
+options: a run that stays below them needs no attention.
 """
 
 import logging
@@ -14,6 +22,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +38,55 @@ logger = logging.getLogger(__name__)
 
 GB = 1e9
 Use = tuple[float, float]  # used, total, in GB (1e9 bytes)
+
+# What happens between two steps, and does not count as their time.
 PAUSES = ("validation", "save")
-WINDOW_S = 300.0  # the speed within about this time counts for the time that remains
+# The remaining time is predicted from the speed within about these seconds.
+WINDOW_S = 300.0
 
 # ---- Thresholds of `Health` ----
 
-# Share of the time. Below it, a faster loader gains less than the noise between two runs.
+# Share of the time that waits for data. Below it, a faster loader gains less than the noise between
+# two runs.
 DATA_WAIT = 0.10
-SLOWER = 1.2  # times the median of the other ranks
-LEAST_EFFECT = 0.05  # of a step: a rank that is slower by less than this delays nobody noticeably
-WINDOW_STEPS = 10  # fewer steps are judged together with the next ones
-IN_A_ROW = 3  # windows: a single one may coincide with other load
-MEMORY = 0.95  # netG.checkpoint "auto" plans with 0.90
-# A learning rate that is too high raises the norm by orders of magnitude, a healthy run by less
-# than 3.
+# A rank is slow if it takes this many times the median of the other ranks, ...
+SLOWER = 1.2
+# ... and if the difference is more than this share of a step. Less delays nobody noticeably.
+LEAST_EFFECT = 0.05
+# Steps that are judged together. Fewer steps are judged with the next ones.
+WINDOW_STEPS = 10
+# A warning of the speed needs this many bad windows in a row, because a single bad window may
+# coincide with other load.
+IN_A_ROW = 3
+# Share of the memory that is "nearly full". netG.checkpoint "auto" plans with 0.90.
+MEMORY = 0.95
+# Times that the gradient norm grows if the learning rate is too high: by orders of magnitude. In a
+# healthy run it grows by less than 3.
 NORM_FACTOR = 10.0
-NORM_RECENT = 10  # steps, at least
-NORM_BEFORE = 50  # steps
-KEPT = 1000  # steps
-FLOOR_TAIL = 0.10  # of the run; many schedules end on a short constant part
-FALLS = 3  # validations in a row
-FALL_DB = 0.1  # in all: PSNR wavers by some hundredths of a dB
-SAVES = 20  # to come: time enough to react, a day or more with usual options
+NORM_RECENT = 10  # least number of the newest steps that are compared ...
+NORM_BEFORE = 50  # ... with this many steps before them
+KEPT = 1000  # steps whose norms and losses are remembered
+# Share of a run in which the learning rate may stay at its floor. Many schedules end on a short
+# constant part.
+FLOOR_TAIL = 0.10
+# Falls of the validation PSNR in a row, and least sum of them in dB: PSNR wavers by some hundredths
+# of a dB.
+FALLS = 3
+FALL_DB = 0.1
+# Room for this many saves is time enough to react: a day or more with usual options.
+SAVES = 20
+
+
+# ---- Time ------------------------------------------------------------------------------------
 
 
 def seconds_of(
     run: Callable[[], Any], device: torch.device, repeats: int = 3, warmup: int = 0
 ) -> float:
-    """Return the median seconds of `run`, to the end of its work on the device."""
+    """Return the median seconds of `run`, to the end of its work on the device.
+
+    repeats: number of calls that count. warmup: number of calls before them.
+    """
     seconds = []
     for _ in range(warmup + repeats):
         begin = time.perf_counter()
@@ -67,22 +97,27 @@ def seconds_of(
 
 
 class Span:
-    """Steps, and seconds by part, since it began. `PAUSES` do not count."""
+    """A stretch of the run: its steps, and the seconds of each kind of work.
+
+    `PAUSES` do not count.
+    """
 
     def __init__(self) -> None:
         self.begin = time.perf_counter()
-        self.paused = 0.0
+        self.paused = 0.0  # seconds of PAUSES
         self.steps = 0
-        self.parts: dict[str, float] = defaultdict(float)
+        self.parts: dict[str, float] = defaultdict(float)  # e.g. "data" -> seconds
 
     @property
     def seconds(self) -> float:
+        """The seconds since the span began, without the pauses."""
         return time.perf_counter() - self.begin - self.paused
 
     def values(self) -> dict[str, float]:
-        """Return iterations per second, and of each part its share of the time (0..1).
+        """Return iterations per second, and the share of each kind of work in the time (0..1).
 
-        Returns {} if there was no step.
+        E.g. {"it_per_s": 2.1, "data_share": 0.03, "compute_share": 0.95}. Returns {} if there was
+        no step.
         """
         if not self.steps:
             return {}
@@ -94,24 +129,28 @@ class Span:
 
 
 class StepTimer:
-    """Wall-clock time of the steps by part, since the last log line and in the epoch; and of the
-    pauses between them.
+    """Measures wall-clock time: of the steps since the last log line, of the epoch, and of the
+    pauses between steps.
 
-    The first step of a process does not count: it also starts the workers, builds DDP, compiles and
-    tunes kernels. On a GPU the parts show what the host waited for; no device synchronisation is
-    added.
+    The first step of a process does not count, because it also starts the workers, builds DDP,
+    compiles and tunes kernels. On a GPU the times show what the host waited for. No device
+    synchronisation is added.
     """
 
     def __init__(self) -> None:
-        self.line, self.epoch = Span(), Span()
+        self.line = Span()  # since the last log line
+        self.epoch = Span()
         self.epoch_begin = time.perf_counter()
-        self.pauses: dict[str, list[float]] = defaultdict(list)  # kind -> seconds of each
-        self._is_warm = False
-        self._recent = (0.0, 0.0)  # steps and seconds before the last log line, fading
+        self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
+        self._is_warm = False  # whether the first step is done
+        self._recent = (0.0, 0.0)  # steps and seconds before the last log line, see `_faded`
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
-        """The body is a part of the steps, or one of PAUSES between them, which does not count."""
+        """Measure the block.
+
+        name: the kind of work, e.g. "data" or "compute", or one of PAUSES.
+        """
         begin = time.perf_counter()
         try:
             yield
@@ -126,17 +165,19 @@ class StepTimer:
                 self.pauses[name].append(seconds)
 
     def step_done(self) -> None:
+        """Count a step. After the first one of the process, begin to measure."""
         if self._is_warm:
             self.line.steps += 1
             self.epoch.steps += 1
         else:
             self._is_warm = True
-            self.line, self.epoch = Span(), Span()
+            self.line = Span()
+            self.epoch = Span()
 
     def read(self) -> dict[str, float]:
-        """Return `Span.values` since the last call, and memory_gb.
+        """Return `Span.values` since the last call, and "memory_gb".
 
-        memory_gb is the most so far: of torch's tensors on a GPU, else of the process.
+        memory_gb is the most memory so far: of torch's tensors on a GPU, else of the process.
         """
         values = self.line.values()
         self._recent = self._faded()
@@ -146,7 +187,9 @@ class StepTimer:
         return values
 
     def begin_epoch(self) -> None:
-        self.epoch, self.epoch_begin = Span(), time.perf_counter()
+        """Begin to measure a new epoch."""
+        self.epoch = Span()
+        self.epoch_begin = time.perf_counter()
 
     def pace(self) -> float | None:
         """Return the seconds of a step in the last minutes, or None before the second step."""
@@ -154,7 +197,11 @@ class StepTimer:
         return seconds / steps if steps else None
 
     def _faded(self) -> tuple[float, float]:
-        """Return steps and seconds up to now. What is WINDOW_S ago counts 1/e."""
+        """Return steps and seconds up to now, in which older ones count less.
+
+        What was t seconds before the current log line counts exp(-t / WINDOW_S). So the speed
+        follows a change within minutes, and a single slow step hardly moves it.
+        """
         if not self.line.steps:
             return self._recent
         steps_before, seconds_before = self._recent
@@ -164,19 +211,22 @@ class StepTimer:
 
 
 class DeviceClock:
-    """Sums the seconds that the device spends on the blocks `measured`; on the CPU, wall-clock
-    seconds.
+    """Sums the seconds that the device spends on the blocks `measured`.
 
-    On a GPU each block lies between two events of the current stream. They are read when they have
-    passed: the host never waits for the device.
+    On the CPU these are wall-clock seconds. On a GPU each block lies between two events of the
+    current stream, which the GPU stamps with its time when it comes to them. The events are read
+    after that: the host never waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds = device, 0.0
+        self.device = device
+        self.seconds = 0.0  # of the blocks that are read, since the last `read`
+        # (begin, end) of blocks that are not read yet, the oldest first.
         self.events: deque[tuple[torch.Event, torch.Event]] = deque()
 
     @contextmanager
     def measured(self) -> Generator[None]:
+        """Measure the block."""
         if self.device.type == "cpu":
             begin = time.perf_counter()
             yield
@@ -191,79 +241,120 @@ class DeviceClock:
 
     def read(self) -> float:
         """Return the seconds since the last call, of the blocks that the device has finished."""
-        while self.events and self.events[0][1].query():
-            begin, end = self.events.popleft()
-            self.seconds += begin.elapsed_time(end) / 1000
-        seconds, self.seconds = self.seconds, 0.0
+        while self.events:
+            begun, ended = self.events[0]
+            if not ended.query():  # the device has not come to it yet
+                break
+            self.events.popleft()
+            self.seconds += begun.elapsed_time(ended) / 1000  # elapsed_time is in ms
+        seconds = self.seconds
+        self.seconds = 0.0
         return seconds
 
 
+# ---- Memory ----------------------------------------------------------------------------------
+
+
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Use | None:
-    """Return the use of the fullest of the host and the control groups around this process.
+    """Return (used, total) in GB of the fullest memory that this process may use.
 
-    These are the groups with a limit, of containers and SLURM jobs. Returns None if nothing is
-    known. The kernel counts all processes of a group. The file cache does not count, also what was
-    read twice, because the kernel drops it first.
+    A process is in control groups of Linux, one within another. Containers and SLURM jobs limit the
+    memory of such a group. So the memory may be full for this process while the host has plenty:
+    the fullest of the host and these groups counts. Returns None if nothing is known.
 
-    proc, groups: where the kernel mounts them.
+    The kernel counts all processes of a group. Files that it keeps in memory (the file cache) do
+    not count here, not even files that were read twice, because the kernel drops them first.
+
+    proc, groups: where the kernel mounts its files.
     """
     found: list[Use] = []
     with suppress(OSError, KeyError, ValueError):
-        lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
-        total, free = (
-            int(lines[key].split()[0]) * 1024 / GB for key in ("MemTotal", "MemAvailable")
-        )
-        found.append((total - free, total))
+        found.append(_use_of_host(proc))
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             found += _uses_of_groups(line, groups)
-    # Version 1 has a limit of 2**63 bytes where there is none.
-    limited = [use for use in found if 0 < use[1] < 2**60 / GB]
-    return max(limited, key=lambda use: use[0] / use[1], default=None)
+    # A group of version 1 without a limit states one of 2**63 bytes.
+    no_limit = 2**60 / GB
+    fullest = None
+    fullest_share = -math.inf
+    for used, total in found:
+        if 0 < total < no_limit and used / total > fullest_share:
+            fullest = (used, total)
+            fullest_share = used / total
+    return fullest
+
+
+def _use_of_host(proc: Path) -> Use:
+    """Return (used, total) in GB of the host. Raises OSError, KeyError or ValueError."""
+    # Lines such as "MemTotal:       32768000 kB".
+    lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    total = int(lines["MemTotal"].split()[0]) * 1024 / GB
+    free = int(lines["MemAvailable"].split()[0]) * 1024 / GB
+    return total - free, total
 
 
 def _uses_of_groups(line: str, groups: Path) -> list[Use]:
-    """Return the use of a control group and of the groups around it, in the order of their depth.
+    """Return (used, total) of a control group and of the groups around it, the innermost first.
 
-    line: a line of /proc/self/cgroup. Returns [] if the group counts no memory, or has no limit.
+    line: a line of /proc/self/cgroup, "<number>:<what the group counts>:<path>". Linux has two
+        versions of groups: "4:memory:/slurm/job_7" is one of version 1, "0::/user.slice" of
+        version 2.
+
+    Returns [] if the group counts no memory, or has no limit.
     """
     _, controllers, path = line.split(":", 2)
     if "memory" in controllers.split(","):  # version 1
         root = groups / "memory"
-        used, limit, prefix = "memory.usage_in_bytes", "memory.limit_in_bytes", "total_"
+        used_file = "memory.usage_in_bytes"
+        limit_file = "memory.limit_in_bytes"
+        prefix = "total_"
     elif not controllers:  # version 2
         root = groups
-        used, limit, prefix = "memory.current", "memory.max", ""
+        used_file = "memory.current"
+        limit_file = "memory.max"
+        prefix = ""
     else:
         return []
     inner = root / path.lstrip("/")
-    # In a container the path may be that of the host, which the container does not see.
-    folders = [inner, *inner.parents] if inner.is_dir() else [root]
+    if inner.is_dir():
+        folders = [inner, *inner.parents]
+    else:
+        # In a container the path may be that of the host, which the container does not see.
+        folders = [root]
+
     uses = []
     for folder in folders:
-        with suppress(OSError, ValueError, KeyError):  # above the root, or "max": no limit
-            total = int((folder / limit).read_text())
-            stat = dict(
-                line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines()
-            )
-            cache = int(stat[f"{prefix}active_file"]) + int(stat[f"{prefix}inactive_file"])
-            held = int((folder / used).read_text())
-            uses.append(((held - cache) / GB, total / GB))
+        # A folder above the root has no such files. A file with "max" says that there is no limit.
+        with suppress(OSError, ValueError, KeyError):
+            total = int((folder / limit_file).read_text())
+            # Lines such as "active_file 1048576".
+            lines = (folder / "memory.stat").read_text().splitlines()
+            counts = dict(line.split(" ", 1) for line in lines)
+            cache = int(counts[f"{prefix}active_file"]) + int(counts[f"{prefix}inactive_file"])
+            used = int((folder / used_file).read_text()) - cache
+            uses.append((used / GB, total / GB))
     return uses
+
+
+# ---- What a rank measured, and the numbers of the log line -----------------------------------
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rank measured. Times are in seconds, over `steps` steps.
+    """What one rank measured since the last log line. Times are in seconds, over `steps` steps.
 
     The first step of a process is left out.
 
+    host: name of the host.
     cores: the cores that the process may use.
+    steps: number of steps that count.
+    seconds: wall-clock time of these steps.
     data_s: wait for batches, without the first batch of an epoch, which waits for new workers.
     forward_s: forward passes. They wait for no other rank, as the backward pass does.
-    compute_s: all of the steps.
-    values: numbers of the log line.
-    memory: "GPU" and "host" -> use, if it is known.
+    compute_s: all computing of the steps.
+    values: numbers of the log line, e.g. "loss", "lr", "memory_gb".
+    memory: "GPU" and "host" -> (used, total) in GB, if it is known.
+    gpu: how busy the GPU is, see `gpu.usage`; None if it is not known.
     """
 
     host: str
@@ -281,14 +372,18 @@ class Measured:
 def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> Measured:
     """Return what this rank measured.
 
-    model_log: `StepLog.read` of the model. timed: `StepTimer.read`, of `steps` steps.
+    steps: number of steps that count.
+    model_log: `StepLog.read_line` (utils.run.steps), with "forward_s": loss, lr, norms, ...
+    timed: `StepTimer.read`, of these steps.
     """
     values: dict[str, Any] = model_log | timed
     forward_s = values.pop("forward_s")
     norms = values.pop("grad_norms")
     if norms:
         values["grad_norm"] = statistics.median(norms)
+    # Without a step there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
+    # The wait for the first batch of an epoch is within the wait for data: take it out.
     data_share = timed.get("data_share", 0.0) - values.pop("epoch_start_share", 0.0)
     device = utils_dist.get_device()
     return Measured(
@@ -306,11 +401,12 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
 
 
 def _memory(device: torch.device) -> dict[str, Use]:
+    """Return "GPU" and "host" -> (used, total) in GB, as far as they are known."""
     memory = {}
     host = host_memory()
     if host:
         memory["host"] = host
-    with suppress(RuntimeError):
+    with suppress(RuntimeError):  # the driver does not say it
         use = devices.memory_gb(device)
         if use:
             memory["GPU"] = use
@@ -318,19 +414,27 @@ def _memory(device: torch.device) -> dict[str, Use]:
 
 
 def log_values(ranks: list[Measured]) -> dict[str, float]:
-    """Return the values of the log line: means over the ranks, and the most of memory_gb.
+    """Return the numbers of the log line: means over the ranks, and the largest memory_gb.
 
-    If all ranks report their GPU, the idlest, the mean and the fullest GPU are added.
+    If all ranks report their GPU, three numbers are added: how busy the idlest GPU is, the mean,
+    and the memory of the fullest GPU.
     """
-    names = [name for name in ranks[0].values if all(name in rank.values for rank in ranks)]
-    values = {name: statistics.fmean(rank.values[name] for rank in ranks) for name in names}
+    values = {}
+    for name in ranks[0].values:
+        if all(name in rank.values for rank in ranks):
+            values[name] = statistics.fmean(rank.values[name] for rank in ranks)
     values["memory_gb"] = max(rank.values["memory_gb"] for rank in ranks)
+
     uses = [rank.gpu for rank in ranks if rank.gpu]
     if len(uses) == len(ranks):
         busy = [use["busy"] for use in uses]
-        values |= {"gpu_busy_min": min(busy), "gpu_busy_mean": statistics.fmean(busy)}
+        values["gpu_busy_min"] = min(busy)
+        values["gpu_busy_mean"] = statistics.fmean(busy)
         values["gpu_used_gb_max"] = max(use["used_gb"] for use in uses)
     return values
+
+
+# ---- Health ----------------------------------------------------------------------------------
 
 
 class Health:
@@ -339,15 +443,21 @@ class Health:
     def __init__(
         self, folder: Path, train: TrainOptions, datasets: DatasetsOptions, total_iter: int
     ) -> None:
+        """folder: the folder of the run. train, datasets: these sections of the options.
+        total_iter: number of steps of the run.
+        """
         self.folder = folder
         self.train = train
         self.datasets = datasets
         self.total_iter = total_iter
-        self.said: set[str] = set()
-        self.window: list[list[Measured]] = []  # log lines that are not judged yet
-        self.is_first = True  # of this process: it also starts workers, builds DDP, compiles
-        self.in_a_row: Counter[str] = Counter()
-        self.norms: deque[float] = deque(maxlen=KEPT)
+        self.said: set[str] = set()  # names of the warnings that have come
+
+        # The speed is judged in windows of some log lines.
+        self.window: list[list[Measured]] = []  # log lines (each: all ranks) not judged yet
+        self.is_first = True  # the first window also starts workers, builds DDP, compiles
+        self.in_a_row: Counter[str] = Counter()  # name of a warning -> bad windows in a row
+
+        self.norms: deque[float] = deque(maxlen=KEPT)  # gradient norms of the newest steps
         self.losses: deque[float] = deque(maxlen=KEPT)  # of the log lines since the last validation
         self.validations: list[tuple[float, float]] = []  # PSNR, mean loss before it
 
@@ -371,6 +481,8 @@ class Health:
             lr_floor,
         )
 
+    # ---- At a log line ----
+
     def logged(self, ranks: list[Measured], grad_norms: list[float]) -> None:
         """Judge the steps since the last log line.
 
@@ -382,6 +494,8 @@ class Health:
             self.losses.append(statistics.fmean(rank.values["loss"] for rank in ranks))
         self._check_norms(grad_norms)
         self._check_memory(ranks)
+
+        # All ranks have made the same steps, so rank 0 tells how many there are.
         self.window.append(ranks)
         if sum(line[0].steps for line in self.window) < WINDOW_STEPS:
             return
@@ -392,6 +506,7 @@ class Health:
         self.is_first = False
 
     def _check_norms(self, grad_norms: list[float]) -> None:
+        """Warn if the gradient norm explodes: the newest steps against those before."""
         known = [*self.norms, *grad_norms]
         recent = max(NORM_RECENT, len(grad_norms))
         self.norms.extend(grad_norms)
@@ -412,26 +527,20 @@ class Health:
             )
 
     def _check_memory(self, ranks: list[Measured]) -> None:
-        loader = self.datasets.train
-        workers = loader.dataloader_num_workers if loader is not None else 0
+        """Warn if the memory of a GPU or of a host is nearly full."""
         for kind in ("GPU", "host"):
-            uses = {i: rank.memory[kind] for i, rank in enumerate(ranks) if kind in rank.memory}
-            if not uses:
+            # The rank with the fullest memory of this kind.
+            fullest = None
+            fullest_share = -math.inf
+            for number, rank in enumerate(ranks):
+                if kind in rank.memory:
+                    used, total = rank.memory[kind]
+                    if used / total > fullest_share:
+                        fullest = number
+                        fullest_share = used / total
+            if fullest is None or fullest_share <= MEMORY:
                 continue
-            fullest = max(uses, key=lambda i: uses[i][0] / uses[i][1])
-            used, total = uses[fullest]
-            if used / total <= MEMORY:
-                continue
-            if kind == "GPU":
-                do = (
-                    f'netG.checkpoint="auto" with netG.memory_budget_gb={0.85 * total:.3g} or '
-                    "less, or a smaller gt_size"
-                )
-            else:
-                do = (
-                    f"lower datasets.train.dataloader_num_workers (now {workers}), or ask for more "
-                    "memory"
-                )
+            used, total = ranks[fullest].memory[kind]
             self._warn(
                 f"memory {kind}",
                 "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
@@ -440,40 +549,45 @@ class Health:
                 ranks[fullest].host,
                 used,
                 total,
-                do,
+                self._memory_advice(kind, total),
             )
 
-    def _check_speed(self, lines: list[list[Measured]]) -> None:
-        """Judge waits for data, and what a rank does alone.
+    def _memory_advice(self, kind: str, total: float) -> str:
+        """Return what to do about a full memory. kind: "GPU" or "host". total: its size in GB."""
+        if kind == "GPU":
+            # 0.85 of the memory leaves room below the 0.90 that "auto" plans with by itself.
+            budget = f"{0.85 * total:.3g}"
+            return (
+                f'netG.checkpoint="auto" with netG.memory_budget_gb={budget} or less, or a '
+                "smaller gt_size"
+            )
+        loader = self.datasets.train
+        workers = loader.dataloader_num_workers if loader is not None else 0
+        return (
+            f"lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory"
+        )
 
-        In the backward pass the fast ranks wait for the slow one, so it is not compared.
+    def _check_speed(self, lines: list[list[Measured]]) -> None:
+        """Warn if a rank waits for data, or is slower than the others.
+
+        Only what a rank does alone is compared: the wait for data and the forward pass. In the
+        backward pass the fast ranks wait for the slow one.
+
+        lines: log lines, each with what every rank measured.
         """
-        last = lines[-1]
-        # Seconds of a step, per rank.
+        # Seconds of a step, for each rank.
         seconds = _per_step(lines, "seconds")
         waits = _per_step(lines, "data_s")
         forwards = _per_step(lines, "forward_s")
-
-        shares = [wait / whole for wait, whole in zip(waits, seconds, strict=True)]
-        worst = max(range(len(shares)), key=lambda rank: shares[rank])
-        share = shares[worst]
-        # SLURM may give each rank cores of its own; otherwise the ranks of a host share them.
-        cores = [(rank.host, rank.cores) for rank in last]
-        own = max(1, len(last[worst].cores) // cores.count(cores[worst]))
-        self._warn_if_again(
-            "data",
-            share > DATA_WAIT,
-            "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
-            worst,
-            last[worst].host,
-            100 * share,
-            loader_advice(self.datasets.train, share, own),
-        )
+        newest = lines[-1]
+        self._check_waits(newest, waits, seconds)
 
         alone = [wait + forward for wait, forward in zip(waits, forwards, strict=True)]
-        for rank, mine in enumerate(alone):
-            others = statistics.median([*alone[:rank], *alone[rank + 1 :]] or alone)
-            is_slow = mine > SLOWER * others and mine - others > LEAST_EFFECT * seconds[rank]
+        for rank, own in enumerate(alone):
+            others = [*alone[:rank], *alone[rank + 1 :]]
+            # A rank without others is compared with itself, and is never slow.
+            usual = statistics.median(others or alone)
+            is_slow = own > SLOWER * usual and own - usual > LEAST_EFFECT * seconds[rank]
             self._warn_if_again(
                 f"slow rank {rank}",
                 is_slow,
@@ -482,31 +596,67 @@ class Health:
                 "programs on its GPU, cores and disk and for heat (nvidia-smi -q -d PERFORMANCE), "
                 "or leave that host out",
                 rank,
-                last[rank].host,
+                newest[rank].host,
                 waits[rank],
                 forwards[rank],
-                others,
-                last[rank].host,
+                usual,
+                newest[rank].host,
             )
 
+    def _check_waits(
+        self, newest: list[Measured], waits: list[float], seconds: list[float]
+    ) -> None:
+        """Warn if a rank waits for data for a large share of the time.
+
+        newest: what every rank measured last. waits, seconds: time of a step that each rank waits
+        for data, and in all.
+        """
+        shares = [wait / whole for wait, whole in zip(waits, seconds, strict=True)]
+        share = max(shares)
+        worst = shares.index(share)
+        # SLURM may give each rank cores of its own; otherwise the ranks of a host share them.
+        cores = [(rank.host, rank.cores) for rank in newest]
+        sharing = cores.count(cores[worst])
+        cores_of_rank = max(1, len(newest[worst].cores) // sharing)
+        self._warn_if_again(
+            "data",
+            share > DATA_WAIT,
+            "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
+            worst,
+            newest[worst].host,
+            100 * share,
+            loader_advice(self.datasets.train, share, cores_of_rank),
+        )
+
     def _warn_if_again(self, name: str, is_bad: bool, text: str, *values: Any) -> None:
-        """Warn if something is bad in IN_A_ROW windows."""
-        self.in_a_row[name] = self.in_a_row[name] + 1 if is_bad else 0
+        """Warn if something is bad in IN_A_ROW windows in a row. is_bad: in this window."""
+        if is_bad:
+            self.in_a_row[name] += 1
+        else:
+            self.in_a_row[name] = 0
         if self.in_a_row[name] >= IN_A_ROW:
             self._warn(name, text, *values)
 
+    # ---- At a validation and at a save ----
+
     def validated(self, psnr: float) -> None:
-        """Judge a validation. psnr: its mean in dB."""
+        """Warn if the validation PSNR falls while the loss falls: the network overfits.
+
+        psnr: mean PSNR of the validation, in dB.
+        """
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append((psnr, statistics.fmean(self.losses)))
         self.losses.clear()
-        last = self.validations[-FALLS - 1 :]
-        psnrs = [psnr for psnr, _ in last]
-        first_loss = last[0][1]
-        last_loss = last[-1][1]
-        has_fallen = psnrs == sorted(set(psnrs), reverse=True) and psnrs[0] - psnrs[-1] >= FALL_DB
-        if len(last) <= FALLS or not has_fallen or last_loss >= first_loss:
+
+        # Three falls need four validations.
+        if len(self.validations) <= FALLS:
+            return
+        newest = self.validations[-(FALLS + 1) :]
+        psnrs = [value for value, _ in newest]
+        losses = [loss for _, loss in newest]
+        always_falls = all(later < earlier for earlier, later in pairwise(psnrs))
+        if not always_falls or psnrs[0] - psnrs[-1] < FALL_DB or losses[-1] >= losses[0]:
             return
         self._warn(
             "overfitting",
@@ -515,29 +665,26 @@ class Health:
             "the best weights; add clips, set datasets.train.use_hflip=true and use_rot=true, or "
             "compare the two splits with scripts/show_sample.py",
             " > ".join(f"{psnr:.2f}" for psnr in psnrs),
-            first_loss,
-            last_loss,
+            losses[0],
+            losses[-1],
         )
 
     def saved(self, step: int) -> None:
-        """Warn if the disk has no room for the next saves. step: of the save just done."""
+        """Warn if the disk has no room for the next saves. step: step of the save just done."""
         if not utils_dist.is_main_process():
             return
-        left = -(-(self.total_iter - step) // self.train.checkpoint_save)
-        # The latest checkpoint and, with a test split, the best one keep former versions; a new one
-        # is written before an old one goes. The weights of all steps stay.
-        kinds = 1 + (self.datasets.test is not None)
-        sizes = {}
-        for path in (self.folder / "checkpoints").glob("checkpoint_*.pth"):
-            sizes[path.name] = path.stat().st_size
-        missing = kinds * (1 + self.train.keep_checkpoints) - len(sizes)
-        whole = sizes.get("checkpoint_latest.pth", 0) * (1 + max(0, missing))
-        models = self.folder / "models"
-        weights = sum(path.stat().st_size for path in models.glob(f"{step}_*.pth"))
-        if not left or not weights:
+        saves_to_come = -(-(self.total_iter - step) // self.train.checkpoint_save)  # rounded up
+
+        # A checkpoint replaces the oldest of its former versions, so these files grow only until
+        # all versions are there. The weights of all steps stay: they fill the disk.
+        weights = 0
+        for path in (self.folder / "models").glob(f"{step}_*.pth"):
+            weights += path.stat().st_size
+        if not saves_to_come or not weights:
             return
-        room = max(0, (free_bytes(self.folder) - whole) / weights)
-        if room < min(SAVES, left):
+        free = free_bytes(self.folder) - self._growth_of_checkpoints()
+        room = max(0, free / weights)
+        if room < min(SAVES, saves_to_come):
             self._warn(
                 "disk",
                 "the disk of %s has room for %d more saves of %.3g GB, the run makes %d: free some "
@@ -545,34 +692,57 @@ class Health:
                 self.folder,
                 room,
                 weights / 1e9,
-                left,
+                saves_to_come,
                 self.train.checkpoint_save,
             )
 
+    def _growth_of_checkpoints(self) -> int:
+        """Return the bytes by which the folder `checkpoints` may still grow."""
+        sizes = {}
+        for path in (self.folder / "checkpoints").glob("checkpoint_*.pth"):
+            sizes[path.name] = path.stat().st_size
+        # The latest checkpoint and, with a test split, the best one keep former versions.
+        kinds = 1 if self.datasets.test is None else 2
+        versions = 1 + self.train.keep_checkpoints
+        missing = max(0, kinds * versions - len(sizes))
+        # One more, because a new file is written before an old one goes.
+        return sizes.get("checkpoint_latest.pth", 0) * (1 + missing)
+
     def _warn(self, name: str, text: str, *values: Any) -> None:
+        """Log a warning on rank 0, once for each name."""
         if name not in self.said and utils_dist.is_main_process():
             self.said.add(name)
             logger.warning(text, *values)
 
 
 def _per_step(lines: list[list[Measured]], name: str) -> list[float]:
-    """Return the mean of a time over the steps of the log lines, for each rank."""
+    """Return the mean seconds of a step, for each rank.
+
+    lines: log lines, each with what every rank measured. name: a time of `Measured`.
+    """
     steps = sum(line[0].steps for line in lines)
     means = []
-    for of_rank in zip(*lines, strict=True):
-        means.append(sum(getattr(line, name) for line in of_rank) / steps)
+    for rank in range(len(lines[0])):
+        seconds = sum(getattr(line[rank], name) for line in lines)
+        means.append(seconds / steps)
     return means
 
 
 def loader_advice(section: Any, share: float, cores: int) -> str:
-    """What to set where training waits for data `share` of the time. cores: of a rank."""
-    workers, advice = section.dataloader_num_workers, []
-    # With n workers a batch takes as long as the step and the wait; without the wait it must come
-    # so much sooner.
+    """Return what to set if training waits for data.
+
+    section: the options datasets.train. share: share of the time that waits (0..1). cores: number
+    of cores of a rank.
+    """
+    workers = section.dataloader_num_workers
+    # With n workers, a batch takes them n times as long as the step and the wait together. Without
+    # the wait it must come in (1 - share) of this time, so it needs n / (1 - share) workers.
     wanted = math.ceil(workers / (1 - share)) if workers else 2
+    advice = []
     if wanted <= cores:
         advice.append(f"set datasets.train.dataloader_num_workers={wanted} (now {workers})")
-    if getattr(getattr(section, "io_backend", None), "type", "") != "cache":
+    backend = getattr(section, "io_backend", None)  # a dataset of another kind may lack it
+    if getattr(backend, "type", "") != "cache":
         advice.append("build a clip cache with scripts/build_clip_cache.py")
     advice.append(f"copy the data to a faster disk (a rank has {cores} CPU cores)")
     return ", or ".join(advice)
