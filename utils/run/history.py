@@ -1,8 +1,15 @@
-"""What a run leaves to judge it by: its history, the curves of it, and report.html.
+"""What a run leaves behind to judge it by: its history, curves, and report.html.
 
-The history is training_history.jsonl, a line {"step": 100, "train/loss": 0.0234, ...} per entry,
-and training_history.json, the whole, {"train/loss": [[100, 0.0234], ...], ...}. Both are valid
-JSON: NaN and Inf are null.
+The history is kept in two files. Both are valid JSON, in which NaN and Inf are null.
+
+* training_history.jsonl has a line for each entry, in the order of the steps:
+  `{"step": 100, "train/loss": 0.0234, "train/lr": 0.0004}`
+* training_history.json has a curve for each scalar, as pairs of step and value:
+  `{"train/loss": [[100, 0.0234], [200, 0.0229]], "train/lr": [...]}`
+
+`HistoryWriter` is one of the writers of a run (utils.run.writers). It appends lines, and after each
+validation it writes the .json, curves.png and report.html anew. `read_history`, `run_names` and the
+functions that draw also serve scripts/compare_runs.py.
 """
 
 import io
@@ -12,7 +19,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,17 +35,18 @@ HISTORY_NAME = "training_history.json"
 REPORT_NAME = "report.html"
 CURVES_NAME = "curves.png"
 ENVIRONMENT_NAME = "environment.json"
-PANELS_NAME = "panels.json"  # in images/: names of the panels of a strip, from left to right
+PANELS_NAME = "panels.json"  # in images/: titles of the panels of a strip, from left to right
 
 # {"train/loss": [[step, value], ...], ...}; a value that is not finite is NaN.
 History = dict[str, list[list[float]]]
 
-# A running mean over a twentieth of the entries: smooth enough to compare runs, short enough to
-# show a change.
+# A running mean over a twentieth of the entries, within these limits: smooth enough to compare
+# runs, short enough to show a change.
 SMOOTHED_SHARE = 20
 SMOOTHED_LEAST = 3
 SMOOTHED_MOST = 200
-# Of the figure of one run, written after each validation: to have them computed doubles its time.
+# Margins of the figure of one run, in parts of its width and height. The figure is written after
+# each validation. If matplotlib computed its margins, the figure would take twice as long.
 MARGINS = {
     "left": 0.07,
     "bottom": 0.075,
@@ -48,49 +56,56 @@ MARGINS = {
     "hspace": 0.32,
 }
 GREY = "0.35"
-# At most 12 clips have strips; at this width a page takes about 5 MB, and never more than 16.
+# Width of a strip on the page, in pixels. At most 12 clips have strips. At this width a page takes
+# about 5 MB, and never more than 16.
 STRIP_WIDTH = 640
-# On the page, the newest ones.
+# The page shows this many of the newest validations, and of the newest warnings.
 SHOWN_ROWS = 50
 SHOWN_WARNINGS = 40
+
+
+# ---- Writing the history ---------------------------------------------------------------------
 
 
 class HistoryWriter:
     """Writes the history of a run, and after each validation its curves and its report.
 
-    An entry is appended at once, at the same cost at any length of the file: a process that dies
+    An entry is appended at once, and costs the same at any length of the file. A process that dies
     loses at most the line that it is writing.
-
-    start: step of the checkpoint that the run resumes from, or 0.
     """
 
     def __init__(self, folder: Path, start: int) -> None:
+        """folder: the folder of the run. start: step of the checkpoint that the run resumes from,
+        or 0 for a fresh start.
+        """
         self.folder = folder
         self.file = folder / LINES_NAME
         self.start = start
-        self.is_ready = False  # whether the file has the earlier entries that are kept
+        self.is_ready = False  # whether the file has the entries of earlier starts that stay
         self.is_behind = False  # whether curves and report lack an entry
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Append an entry."""
+        """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
         self.is_behind = True
         with best_effort(str(self.file)):
             if not self.is_ready:
-                kept = self._kept_entries(values, step)
-                write_whole(self.file, b"".join(map(_line, kept)))
+                earlier = self._entries_that_stay(values, step)
+                write_whole(self.file, b"".join(map(_line, earlier)))
                 self.is_ready = True
             entry: dict[str, Any] = {"step": step}
             for tag, value in values.items():
                 entry[tag] = float(value) if math.isfinite(value) else None
             self._append(_line(entry))
-        if "val/psnr" in values:
+        if "val/psnr" in values:  # a validation
             self.close()
 
-    def _kept_entries(self, values: Mapping[str, float], step: int) -> list[dict[str, Any]]:
-        """Return the entries of earlier starts, without what this run writes again.
+    def _entries_that_stay(self, values: Mapping[str, float], step: int) -> list[dict[str, Any]]:
+        """Return the entries of earlier starts that this start does not write again.
 
-        It repeats the steps after its start, and a validation that was killed after its entry and
-        before its save. values, step: the first entry of this start.
+        This start repeats the steps after its checkpoint. It also repeats a validation that was
+        recorded, and then killed before its checkpoint was written.
+
+        values, step: the first entry of this start.
         """
         if not self.start:
             return []
@@ -102,16 +117,19 @@ class HistoryWriter:
         broken = entries.count(None)
         if broken:
             logger.warning("%s: %d lines are no entries and are left out", older, broken)
-        kept = []
+        staying = []
         for entry in entries:
-            if entry and entry["step"] <= self.start:
-                is_another = entry["step"] < step or entry.keys().isdisjoint(values)
-                if is_another:
-                    kept.append(entry)
-        return kept
+            if entry is None or entry["step"] > self.start:
+                continue
+            # An entry of the same step stays if it has other scalars: a log line and a validation
+            # of one step are two entries.
+            is_repeated = entry["step"] >= step and not entry.keys().isdisjoint(values)
+            if not is_repeated:
+                staying.append(entry)
+        return staying
 
     def _append(self, line: bytes) -> None:
-        """Append all of the line, or nothing of it. Raises OSError."""
+        """Append all of the line, or nothing of it. Raises OSError if it cannot be written."""
         with open_kept(self.file, "ab") as file:
             size = file.tell()
             try:
@@ -126,21 +144,30 @@ class HistoryWriter:
         if not self.is_behind:
             return
         self.is_behind = False
-        # A fault of the plot does not cost the history either.
+        # Any exception: a fault of the plot must not cost the history.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
             curves = encoded(draw_panels({"": history}))
-            plain: dict[str, list[list[float | None]]] = {}
-            for tag, curve in history.items():
-                plain[tag] = [[x, y if math.isfinite(y) else None] for x, y in curve]
             page = build_report(self.folder, history, curves)
-            write_whole(self.folder / HISTORY_NAME, json.dumps(plain, allow_nan=False).encode())
+            write_whole(self.folder / HISTORY_NAME, _as_json(history))
             write_whole(self.folder / CURVES_NAME, curves)
             write_whole(self.folder / REPORT_NAME, page.encode())
 
 
 def _line(entry: dict[str, Any]) -> bytes:
+    """Return an entry as a line of the .jsonl. Raises ValueError for NaN and Inf."""
     return f"{json.dumps(entry, allow_nan=False)}\n".encode()
+
+
+def _as_json(history: History) -> bytes:
+    """Return a history as training_history.json: NaN becomes null."""
+    plain: dict[str, list[list[float | None]]] = {}
+    for tag, curve in history.items():
+        plain[tag] = [[step, value if math.isfinite(value) else None] for step, value in curve]
+    return json.dumps(plain, allow_nan=False).encode()
+
+
+# ---- Reading the history ---------------------------------------------------------------------
 
 
 def training_scalars(folder: Path, step: int) -> dict[str, float]:
@@ -148,21 +175,24 @@ def training_scalars(folder: Path, step: int) -> dict[str, float]:
     path = folder / LINES_NAME
     if not path.is_file():
         return {}
-    found: dict[str, float] = {}
+    # A step may have several entries: a log line, and a validation.
+    found: dict[str, Any] = {}
     for entry in _entries(path):
         if entry is not None and entry["step"] == step:
-            found |= entry
-    return {
-        tag: math.nan if value is None else value
-        for tag, value in found.items()
-        if tag != "step" and not tag.startswith("val/")
-    }
+            found.update(entry)
+    scalars = {}
+    for tag, value in found.items():
+        if tag != "step" and not tag.startswith("val/"):
+            scalars[tag] = math.nan if value is None else value
+    return scalars
 
 
 def read_history(run: Path) -> History:
-    """Return the history of a run, given as its folder or as one of its two files.
+    """Return the history of a run.
 
-    Old runs have the .json alone. Raises DataError.
+    run: the folder of the run, or one of its two files. Old runs have the .json alone.
+
+    Raises DataError if there is no such file, or if it is no history.
     """
     path = run
     if run.suffix not in (".json", ".jsonl"):
@@ -195,21 +225,26 @@ def _entries(path: Path) -> list[dict[str, Any] | None]:
     because the run is writing it or was killed in it, does not count.
     """
     if path.suffix == ".jsonl":
+        # What follows the last end of line is either empty or not complete.
         lines = path.read_bytes().split(b"\n")[:-1]
         return [_entry_of(line) for line in lines]
     try:
-        # Older versions wrote NaN.
-        whole = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-        steps: dict[int, dict[str, Any]] = {}
-        for tag, curve in whole.items():
+        # Older versions wrote NaN, which is no JSON. It becomes None.
+        curves = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+        # From a curve for each scalar to an entry for each step.
+        entry_at: dict[int, dict[str, Any]] = {}
+        for tag, curve in curves.items():
             for step, value in curve:
-                steps.setdefault(step, {"step": step})[tag] = value
-        return [steps[step] for step in sorted(steps)]
+                if step not in entry_at:
+                    entry_at[step] = {"step": step}
+                entry_at[step][tag] = value
+        return [entry_at[step] for step in sorted(entry_at)]
     except (ValueError, TypeError, AttributeError) as e:
         raise _no_history(f"no history: {e}", path) from e
 
 
 def _entry_of(line: bytes) -> dict[str, Any] | None:
+    """Return the entry in a line of the .jsonl, or None if the line holds something else."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -219,6 +254,7 @@ def _entry_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _no_history(what: str, path: Path) -> DataError:
+    """Return the error of a file that is no history. what: what is wrong with it."""
     return DataError(
         what=what,
         where=str(path),
@@ -235,17 +271,21 @@ def folder_of(run: Path) -> Path:
 def run_names(runs: list[Path]) -> list[str]:
     """Return what a figure or table calls each run.
 
-    This is the name of its folder, with as many parents as tell the folders apart.
+    This is the name of its folder, with as many parents as tell the folders apart. E.g. the folders
+    /a/x/run and /a/y/run are called "x/run" and "y/run".
+
     Raises DataError if a run is given twice.
     """
-    paths = [folder_of(run).resolve().parts[::-1] for run in runs]  # the folder's name first
+    # Reversed, so that the name of the folder comes first: ("run", "x", "a", "/").
+    all_parts = [folder_of(run).resolve().parts[::-1] for run in runs]
     names = []
-    for parts in paths:
-        others = [other for other in paths if other != parts]
+    for parts in all_parts:
+        # Take one more part until no other folder begins with the same parts.
+        others = [other for other in all_parts if other != parts]
         count = 1
         while any(other[:count] == parts[:count] for other in others):
             count += 1
-        names.append("/".join(parts[:count][::-1]))
+        names.append("/".join(reversed(parts[:count])))
     for name in names:
         if names.count(name) > 1:
             raise DataError(
@@ -263,7 +303,7 @@ def run_names(runs: list[Path]) -> list[str]:
 def draw_panels(histories: Mapping[str, History]) -> Any:
     """Draw four panels over the iteration: loss, PSNR, learning rate, speed.
 
-    histories: name of the run -> its history.
+    histories: name of the run -> its history. Returns a figure of matplotlib.
     """
     is_one = len(histories) == 1
     titles = ("loss", "PSNR, dB", "learning rate", "speed")
@@ -271,36 +311,45 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     loss, psnr, rate, speed = axes
     _draw_loss(loss, histories)
     _draw_psnr(psnr, histories)
-    for x, y, colour in _curves(histories, "train/lr"):
-        rate.plot(x, y, color=colour, linewidth=1.8)
+    for curve in _curves(histories, "train/lr"):
+        rate.plot(curve.steps, curve.values, color=curve.colour, linewidth=1.8)
+    # A learning rate such as 0.0004 is written with a power of ten.
     rate.ticklabel_format(axis="y", scilimits=(-2, 3))
     rate.set_ylim(bottom=0)
     _draw_speed(speed, histories)
 
+    # Say in the middle of a panel without a curve what is missing.
     tags = ("train/loss", "val/psnr", "train/lr", "train/it_per_s")
     for axis, tag in zip(axes, tags, strict=True):
         if not axis.lines:
-            where = {"transform": axis.transAxes, "ha": "center", "va": "center"}
-            axis.text(0.5, 0.5, f"no {tag} yet", color=GREY, **where)
-    # Places where curves seldom are; to search for an empty one takes long with many entries.
-    for axis, place in ((loss, "upper right"), (psnr, "center right"), (speed, "center left")):
-        _draw_legend(axis, place, is_one)
+            how = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
+            axis.text(0.5, 0.5, f"no {tag} yet", **how)
+
+    # Places where curves seldom are. matplotlib could search for an empty place, but this takes
+    # long with many entries.
+    _draw_legend(loss, "upper right", is_one)
+    _draw_legend(psnr, "center right", is_one)
+    _draw_legend(speed, "center left", is_one)
     return figure
 
 
 def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
+    """Draw each entry of the loss as a thin line, and its running mean as a thick one."""
     means: list[float] = []
-    for x, y, colour in _curves(histories, "train/loss"):
-        mean, window = smoothed(y)
+    for curve in _curves(histories, "train/loss"):
+        mean, window = smoothed(curve.values)
         label = f"mean of {window} entries" if len(histories) == 1 else "running mean"
-        axis.plot(x, y, color=colour, linewidth=0.6, alpha=0.35, label="each entry")
-        axis.plot(x, mean, color=colour, linewidth=2.2, label=label)
+        entries = {"color": curve.colour, "linewidth": 0.6, "alpha": 0.35, "label": "each entry"}
+        axis.plot(curve.steps, curve.values, **entries)
+        axis.plot(curve.steps, mean, color=curve.colour, linewidth=2.2, label=label)
         means.extend(mean[np.isfinite(mean)])
+    # If the loss falls by more than a factor of 10, its end would lie flat on the axis.
     if means and min(means) > 0 and max(means) > 10 * min(means):
         axis.set_yscale("log")
 
 
 def _draw_psnr(axis: Any, histories: Mapping[str, History]) -> None:
+    """Draw the PSNR of the restored frames, with a star at the best, and of the blurry input."""
     star = {
         "linestyle": "",
         "marker": "*",
@@ -308,23 +357,29 @@ def _draw_psnr(axis: Any, histories: Mapping[str, History]) -> None:
         "markeredgecolor": "white",
         "label": "best",
     }
-    for x, y, colour in _curves(histories, "val/psnr"):
-        axis.plot(x, y, color=colour, marker="o", markersize=3.5, label="restored")
-        if not np.isfinite(y).any():
+    for curve in _curves(histories, "val/psnr"):
+        steps = curve.steps
+        values = curve.values
+        axis.plot(steps, values, color=curve.colour, marker="o", markersize=3.5, label="restored")
+        if not np.isfinite(values).any():
             continue
-        best = int(np.nanargmax(np.where(np.isfinite(y), y, np.nan)))
-        axis.plot(x[best], y[best], color=colour, **star)
+        # Inf is no best: nanargmax leaves NaN out, so Inf becomes NaN.
+        best = int(np.nanargmax(np.where(np.isfinite(values), values, np.nan)))
+        axis.plot(steps[best], values[best], color=curve.colour, **star)
         if len(histories) == 1:
-            text = f"best {y[best]:.2f} at {x[best]:,.0f}"
+            text = f"best {values[best]:.2f} at {steps[best]:,.0f}"
             axis.set_title(text, loc="right", fontsize="medium", color=GREY)
-    for x, y, colour in _curves(histories, "val/psnr_input"):
-        axis.plot(x, y, color=colour, linestyle="--", label="blurry input")
+    for curve in _curves(histories, "val/psnr_input"):
+        axis.plot(
+            curve.steps, curve.values, color=curve.colour, linestyle="--", label="blurry input"
+        )
 
 
 def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
-    """Draw iterations per second and, on a second axis, the wait for data."""
-    for x, y, colour in _curves(histories, "train/it_per_s"):
-        axis.plot(x, y, color=colour, linewidth=1.2, label="iterations per second")
+    """Draw iterations per second and, on a second axis at the right, the wait for data."""
+    for curve in _curves(histories, "train/it_per_s"):
+        label = "iterations per second"
+        axis.plot(curve.steps, curve.values, color=curve.colour, linewidth=1.2, label=label)
     if not axis.lines:
         return
     axis.set_ylim(bottom=0)
@@ -332,31 +387,46 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
     waits = axis.twinx()
     waits.spines[["top"]].set_visible(False)
     waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
-    for x, y, colour in _curves(histories, "train/data_share"):
-        wait = {"color": "C1" if len(histories) == 1 else colour, "linestyle": ":"}
-        waits.plot(x, 100 * y, **wait)
-        axis.plot([], [], label="data wait", **wait)  # for the legend
+    for curve in _curves(histories, "train/data_share"):
+        # One run has two colours for its two curves; several runs have a colour each.
+        colour = "C1" if len(histories) == 1 else curve.colour
+        wait = {"color": colour, "linestyle": ":"}
+        waits.plot(curve.steps, 100 * curve.values, **wait)
+        axis.plot([], [], label="data wait", **wait)  # for the legend, which is of the first axis
 
 
 def _draw_legend(axis: Any, place: str, is_one: bool) -> None:
-    """Draw a legend with each kind of line once, in grey if the colours are those of the runs."""
-    lines, names = axis.get_legend_handles_labels()
-    kinds = dict(zip(names, lines, strict=True))
-    if not kinds:
+    """Draw a legend with each kind of line once.
+
+    place: a place of matplotlib's, e.g. "upper right".
+    is_one: whether the figure shows one run. With several runs the colours tell the runs, so the
+        legend is grey.
+    """
+    lines, labels = axis.get_legend_handles_labels()
+    line_of = dict(zip(labels, lines, strict=True))  # of lines with one label, the last
+    if not line_of:
         return
-    legend = axis.legend(kinds.values(), kinds.keys(), loc=place, fontsize="small", framealpha=0.8)
+    legend = axis.legend(
+        line_of.values(), line_of.keys(), loc=place, fontsize="small", framealpha=0.8
+    )
     if not is_one:
         for line in legend.get_lines():
             line.set_color(GREY)
 
 
 def draw_scalars(histories: Mapping[str, History]) -> Any:
-    """Draw one panel per scalar over the iteration."""
-    tags = sorted({tag for history in histories.values() for tag in history})
+    """Draw one panel per scalar over the iteration. Returns a figure of matplotlib.
+
+    histories: name of the run -> its history.
+    """
+    all_tags = set()
+    for history in histories.values():
+        all_tags.update(history)
+    tags = sorted(all_tags)
     figure, axes = _empty_figure(histories, tags, min(3, len(tags)), (4.5, 3))
     for axis, tag in zip(axes, tags, strict=True):
-        for x, y, colour in _curves(histories, tag):
-            axis.plot(x, y, color=colour)
+        for curve in _curves(histories, tag):
+            axis.plot(curve.steps, curve.values, color=curve.colour)
     return figure
 
 
@@ -365,39 +435,54 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
     from matplotlib import rc_context
 
     image = io.BytesIO()
-    # Without it, a curve of 300,000 entries is refused as too complex.
+    # Draw long curves in chunks. Otherwise a curve of 300,000 entries is refused as too complex.
     with rc_context({"agg.path.chunksize": 10000}):
         figure.savefig(image, dpi=100, format=kind)
     return image.getvalue()
 
 
 def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the centred running mean (n,) and its number of entries.
+    """Return the centred running mean (n,), and the number of entries in its window.
 
-    NaN is left out, and the window is shorter at the ends.
+    NaN and Inf are left out. The window is shorter at the ends.
+
+    values: (n,).
     """
     y = np.asarray(values, float)
-    half = int(np.clip(len(y) // SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST)) // 2
+    window = int(np.clip(len(y) // SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST))
+    half = window // 2  # entries on each side of the middle
     is_finite = np.isfinite(y)
-    # Sums of the entries before each place.
+    # sums[i] is the sum of the first i entries. So the sum of entries a ... b - 1 is
+    # sums[b] - sums[a], without a loop. counts does the same with the number of finite entries.
     sums = np.concatenate(([0.0], np.cumsum(np.where(is_finite, y, 0.0))))
     counts = np.concatenate(([0.0], np.cumsum(is_finite)))
+    # The window of each entry: first ... end - 1.
     first = np.clip(np.arange(len(y)) - half, 0, None)
-    last = np.clip(np.arange(len(y)) + half + 1, None, len(y))
-    count = counts[last] - counts[first]
-    mean = (sums[last] - sums[first]) / np.maximum(count, 1)
+    end = np.clip(np.arange(len(y)) + half + 1, None, len(y))
+    count = counts[end] - counts[first]
+    mean = (sums[end] - sums[first]) / np.maximum(count, 1)
     return np.where(count > 0, mean, np.nan), 2 * half + 1
 
 
-def _curves(
-    histories: Mapping[str, History], tag: str
-) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
-    """Yield (steps, values, colour) of each run that has the scalar."""
+class _Curve(NamedTuple):
+    """A scalar of a run over its steps.
+
+    steps: (n,). values: (n,), may have NaN. colour: colour of the run in the figure, e.g. "C0".
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+    colour: str
+
+
+def _curves(histories: Mapping[str, History], tag: str) -> Iterator[_Curve]:
+    """Yield the curve of each run that has the scalar `tag`."""
     for number, history in enumerate(histories.values()):
         entries = history.get(tag)
         if entries:
-            steps, values = np.asarray(entries, float).T
-            yield steps, values, f"C{number % 10}"
+            table = np.asarray(entries, float)  # (n, 2)
+            # matplotlib has ten colours, "C0" to "C9".
+            yield _Curve(steps=table[:, 0], values=table[:, 1], colour=f"C{number % 10}")
 
 
 def _empty_figure(
@@ -407,17 +492,22 @@ def _empty_figure(
     size: tuple[float, float],
     margins: dict[str, float] | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Return a figure and its empty panels of `size` (inches), one for each title.
+    """Return a figure and its empty panels, one for each title.
 
     The names of the runs stand above the panels, if there are several.
+
+    columns: number of panels beside each other. size: width and height of a panel in inches.
+    margins: see MARGINS; None if matplotlib shall compute them.
     """
-    # Not before a figure is drawn. Not pyplot, which wants a display.
+    # Not at the top of this file, because matplotlib takes long to load and most programs draw
+    # nothing. Not pyplot, because it wants a display.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    rows = -(-len(titles) // columns)
+    rows = -(-len(titles) // columns)  # rounded up
+    width, height = size
     figure = Figure(
-        figsize=(size[0] * columns, size[1] * rows), layout=None if margins else "constrained"
+        figsize=(width * columns, height * rows), layout=None if margins else "constrained"
     )
     if margins:
         figure.subplots_adjust(**margins)
@@ -431,12 +521,11 @@ def _empty_figure(
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     if len(histories) > 1:
-        lines = [
-            Line2D([], [], color=f"C{number % 10}", linewidth=3) for number in range(len(histories))
-        ]
-        figure.legend(
-            lines, list(histories), loc="outside upper center", ncols=min(4, len(histories))
-        )
+        lines = []
+        for number in range(len(histories)):
+            lines.append(Line2D([], [], color=f"C{number % 10}", linewidth=3))
+        columns_of_names = min(4, len(histories))
+        figure.legend(lines, list(histories), loc="outside upper center", ncols=columns_of_names)
     return figure, axes
 
 
@@ -444,21 +533,33 @@ def _empty_figure(
 
 
 def further_metrics(tags: Iterable[str]) -> list[str]:
-    """Return the names of the metrics of `metric.more` among the tags of a validation."""
+    """Return the names of the metrics of the option `metric.more`, e.g. ["lpips"].
+
+    tags: the tags of a validation. A metric is one that is also measured on the blurry input: there
+    are "val/lpips" and "val/lpips_input".
+    """
     known = set(tags)
-    names = [tag.removeprefix("val/") for tag in known if f"{tag}_input" in known]
-    return sorted(set(names) - {"psnr", "ssim"})
+    names = set()
+    for tag in known:
+        if f"{tag}_input" in known:
+            names.add(tag.removeprefix("val/"))
+    return sorted(names - {"psnr", "ssim"})  # those two are always measured
 
 
 def _by_step(history: History, tag: str) -> dict[float, float]:
-    columns: dict[float, float] = {}
+    """Return step -> value of a scalar. If a step has several values, the last one counts."""
+    column: dict[float, float] = {}
     for step, value in history.get(tag, []):
-        columns[step] = value
-    return columns
+        column[step] = value
+    return column
 
 
 def build_report(folder: Path, history: History, curves: bytes) -> str:
-    """Return one self-contained page on the run in `folder`. curves: a PNG."""
+    """Return the report of a run as one HTML page, which needs no other file.
+
+    folder: the folder of the run. curves: the figure of `draw_panels`, a PNG.
+    """
+    # The table of validations: a column for each metric, then one for the blurry input.
     further = further_metrics(history)
     columns = []
     for name in ("psnr", "ssim", *further):
@@ -467,11 +568,16 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     psnr = columns[0]
     steps = list(psnr)
     finite = {step: value for step, value in psnr.items() if math.isfinite(value)}
-    best = max(finite, key=lambda step: finite[step]) if finite else None
+    best = None
+    if finite:
+        best = max(finite, key=lambda step: finite[step])
+
+    # The rows: the newest validations, and the best one. The newest comes first.
     rows = []
-    for step in reversed(steps):  # the newest first
+    for step in reversed(steps):
         if step == best or step in steps[-SHOWN_ROWS:]:
             rows.append([step, *(column.get(step, math.nan) for column in columns)])
+
     environment: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the page of a run without it is shown all the same
         environment = json.loads((folder / ENVIRONMENT_NAME).read_text(encoding="utf-8"))
@@ -494,15 +600,20 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
 
 
 def _state(history: History, psnr: Mapping[float, float], best: float | None) -> str:
-    """Return where the run stands. psnr: step -> its PSNR. best: the step with the best one."""
+    """Return where the run stands, e.g. "iteration 4,000; loss 0.0213; PSNR 31.20 dB, best ...".
+
+    psnr: step -> its PSNR, finite. best: the step with the best PSNR, or None if there is none.
+    """
     if history:
+        # Each curve ends with its newest entry.
         newest = max(entries[-1][0] for entries in history.values())
         state = [f"iteration {newest:,}"]
     else:
         state = ["no entry yet"]
     losses = history.get("train/loss")
     if losses:
-        state.append(f"loss {losses[-1][1]:.4f}")
+        _, loss = losses[-1]
+        state.append(f"loss {loss:.4f}")
     if best is not None:
         last = list(psnr.values())[-1]
         state.append(f"PSNR {last:.2f} dB, best {psnr[best]:.2f} dB at iteration {best:,}")
@@ -510,26 +621,37 @@ def _state(history: History, psnr: Mapping[float, float], best: float | None) ->
 
 
 def _warnings(recorded: Path) -> list[tuple[str, tuple[str, int]]]:
-    """Return (text, (time of the last one, how often)) of each warning, the newest last."""
-    warnings: dict[str, tuple[str, int]] = {}
+    """Return (text, (time of the last one, how often)) of each warning, the newest last.
+
+    recorded: the file of warnings of the run. Each line is a record {"time": ..., "text": ...}.
+    """
     lines = recorded.read_text(encoding="utf-8").splitlines() if recorded.is_file() else []
+    warnings: dict[str, tuple[str, int]] = {}
     for line in lines:
         with suppress(ValueError):  # a line that was cut by a kill
             record = json.loads(line)
+            # `pop` takes an earlier warning of the same text out of the dict, so that the text is
+            # put in again at the end, where the newest stands.
             _, count = warnings.pop(record["text"], ("", 0))
-            warnings[record["text"]] = record["time"], count + 1
+            warnings[record["text"]] = (record["time"], count + 1)
     return list(warnings.items())
 
 
 def _panels(images: Path, step: float) -> dict[str, dict[str, np.ndarray]]:
-    """Return clip -> the panels of its strip after `step`, without the error."""
+    """Return clip -> title -> picture: the panels of the strips of a validation.
+
+    The panel of the error is left out.
+
+    images: the folder `images` of the run, with files <clip>/<step>.png. step: the validation.
+    """
     clips: dict[str, dict[str, np.ndarray]] = {}
     with suppress(OSError, ValueError, DataError):  # a page without them is shown all the same
-        names = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
+        titles = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
         for file in sorted(images.rglob(f"{step}.png"), key=natural_key):
-            panels = panels_of(imread_rgb(file), names)
+            panels = panels_of(imread_rgb(file), titles)
             panels.pop(ERROR, None)
-            clips[file.parent.relative_to(images).as_posix()] = panels
+            clip = file.parent.relative_to(images).as_posix()
+            clips[clip] = panels
     return clips
 
 
