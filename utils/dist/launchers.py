@@ -1,10 +1,21 @@
 """Launches of MPI and of cloud platforms, told in torchrun's names.
 
-A platform starts either one process for each rank, or one for each node. It says so in variables of
-its own. `with_standard_names` adds the standard ones, and `utils.dist.platforms` reads those alone.
+A platform starts either one process for each rank, or one for each node (host). It says so in
+environment variables with names of its own. This module has a table of these names, and
+`with_standard_names` adds the standard ones. E.g. Open MPI sets
 
-The names come from the platforms' documentation. Tried on real processes: Open MPI, MPICH. All
-others are tried with environments as documented.
+    OMPI_COMM_WORLD_SIZE=4  OMPI_COMM_WORLD_RANK=2  OMPI_COMM_WORLD_LOCAL_RANK=2  ...
+
+and the result has, beside these,
+
+    WORLD_SIZE=4  RANK=2  LOCAL_RANK=2  MASTER_ADDR=127.0.0.1  MASTER_PORT=17301
+
+`utils.dist.platforms` reads the standard names alone. `utils_dist.ranks` calls both.
+
+The names come from the documentation of the platforms. Open MPI and MPICH were tried with real
+processes, all others with environments as they are documented.
+
+A new platform is a new row of the table: see `PerProcess`, `PerNode` and `Unplaced`.
 """
 
 import hashlib
@@ -17,18 +28,33 @@ from dataclasses import dataclass
 from utils.errors import DistError
 
 Env = Mapping[str, str]
-Read = Callable[[Env], str]  # returns "" if the variable is missing
+
+# A cell of the table: takes an environment, and returns a text, e.g. a number. It returns "" if the
+# platform does not say it.
+Read = Callable[[Env], str]
 
 ONE_HOST = "127.0.0.1"
 PORT = "29500"  # torchrun's own default
 
 
+# ---- Cells of the table ----------------------------------------------------------------------
+
+
 def var(name: str) -> Read:
+    """Return a cell that reads the variable `name`."""
     return lambda env: env.get(name, "").strip()
 
 
+# A cell of what a platform never says.
+NOWHERE = var("")
+
+
 def items(text: str) -> list[str]:
-    """Split a list in JSON, or divided by commas, blanks or lines; "host:slots" is the host."""
+    """Split a list of hosts, or of other items.
+
+    The list is in JSON, or divided by commas, blanks or lines: '["a", "b"]', "a,b", "a b". Of
+    "a:8,b:8" (hosts with their numbers of processes) the hosts are returned.
+    """
     if text.startswith("["):
         try:
             found = [str(item) for item in json.loads(text)]
@@ -40,15 +66,30 @@ def items(text: str) -> list[str]:
 
 
 def first_of(name: str) -> Read:
-    return lambda env: next(iter(items(env.get(name, ""))), "")
+    """Return a cell that reads the first item of the list `name`."""
+
+    def read(env: Env) -> str:
+        found = items(env.get(name, ""))
+        return found[0] if found else ""
+
+    return read
 
 
 def count_of(name: str) -> Read:
-    return lambda env: str(len(items(env.get(name, ""))) or "")
+    """Return a cell that reads the number of items of the list `name`."""
+
+    def read(env: Env) -> str:
+        found = items(env.get(name, ""))
+        return str(len(found)) if found else ""
+
+    return read
 
 
 def place_in(name: str, own: str) -> Read:
-    """Read the position of the value of `own` in the list `name`."""
+    """Return a cell that reads the position of this host in the list `name`.
+
+    own: variable that names this host.
+    """
 
     def read(env: Env) -> str:
         hosts = items(env.get(name, ""))
@@ -58,17 +99,50 @@ def place_in(name: str, own: str) -> Read:
     return read
 
 
-# ---- The table ----------------------------------------------------------------------------------
+def _flux_ranks_on_one_host(env: Env) -> str:
+    """Read the number of ranks of Flux on this host. It is known only if there is one host."""
+    if env.get("FLUX_JOB_NNODES") == "1":
+        return env.get("FLUX_JOB_SIZE", "")
+    return ""
+
+
+def _hydra_size(env: Env) -> str:
+    """Read the number of ranks if Hydra has started them. Other launchers set PMI_SIZE as well."""
+    if "MPI_LOCALRANKID" in env:
+        return env.get("PMI_SIZE", "")
+    return ""
+
+
+def _pmi_size(env: Env) -> str:
+    """Read the number of processes of a launcher that tells no more than PMI_RANK and PMI_SIZE."""
+    if "PMI_RANK" in env:
+        return env.get("PMI_SIZE", "")
+    return ""
+
+
+def _lsf_hosts(env: Env) -> str:
+    """Read the number of hosts of LSF, from "hosta 4 hostb 4": each host with its slots.
+
+    The slots are cores as well as processes, so they do not tell the number of ranks.
+    """
+    words = env.get("LSB_MCPU_HOSTS", "").split()
+    return str(len(words) // 2)
+
+
+# ---- The table -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PerProcess:
     """A launcher that starts one process for each rank.
 
-    size, rank, local_rank: number of ranks, number of this one, its number on its host.
+    name: name of the launcher, for errors.
+    size: number of ranks.
+    rank: number of this rank.
+    local_rank: its number among the ranks of its host.
     local_size: number of ranks on this host. If it equals `size`, all ranks are here.
     address: host of rank 0, if the launcher says it.
-    give: command that tells the ranks of several hosts where rank 0 is; {command} is ours.
+    give: command that tells the ranks of several hosts where rank 0 is. {command} is our own.
     """
 
     name: str
@@ -82,10 +156,14 @@ class PerProcess:
 
 @dataclass(frozen=True)
 class PerNode:
-    """A platform that starts one process for each node; torchrun starts the ranks of the node.
+    """A platform that starts one process for each node. torchrun then starts the ranks of the node.
 
-    nodes, node_rank: number of nodes, number of this one. gpus: number of ranks on a node; if it is
-    missing, the number of visible GPUs. address, port: of node 0.
+    name: name of the platform.
+    nodes: number of nodes.
+    node_rank: number of this node.
+    gpus: number of ranks on a node. If the platform does not say it, the number of visible GPUs.
+    address: host of node 0.
+    port: a free port of node 0.
     """
 
     name: str
@@ -98,9 +176,11 @@ class PerNode:
 
 @dataclass(frozen=True)
 class Unplaced:
-    """A platform that says that there are several processes, and not which one this is.
+    """A platform that says that there are several processes, but not which one this is.
 
-    several: number of processes or hosts. give: command to type instead; {command} is ours.
+    name: name of the platform, for errors.
+    several: number of processes or hosts.
+    give: command to type instead. {command} is our own.
     """
 
     name: str
@@ -108,7 +188,7 @@ class Unplaced:
     give: str
 
 
-NOWHERE = var("")
+# The commands of the advice. {command} becomes what the user typed.
 MPIRUN = "mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 {command}"
 MPIEXEC = "mpiexec -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 {command}"
 JSRUN = "jsrun -E MASTER_ADDR=HOST_OF_RANK_0 -E MASTER_PORT=29500 {command}"
@@ -119,95 +199,152 @@ BY_HAND = (
     "--master-addr=FIRST_HOST --master-port=29500 main_train_vrt.py --opt FILE"
 )
 
-# The first row whose size, nodes or number is there decides.
+# The first row whose `size` is above 1 decides.
 PER_PROCESS = (
-    # Azure ML starts Open MPI, and names the host of rank 0.
     PerProcess(
-        "Open MPI", var("OMPI_COMM_WORLD_SIZE"), var("OMPI_COMM_WORLD_RANK"),
-        var("OMPI_COMM_WORLD_LOCAL_RANK"), var("OMPI_COMM_WORLD_LOCAL_SIZE"),
-        first_of("AZ_BATCH_MASTER_NODE"), MPIRUN,
+        name="Open MPI",
+        size=var("OMPI_COMM_WORLD_SIZE"),
+        rank=var("OMPI_COMM_WORLD_RANK"),
+        local_rank=var("OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_size=var("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        # Azure ML starts Open MPI, and names the host of rank 0.
+        address=first_of("AZ_BATCH_MASTER_NODE"),
+        give=MPIRUN,
     ),
     PerProcess(
-        "MVAPICH2", var("MV2_COMM_WORLD_SIZE"), var("MV2_COMM_WORLD_RANK"),
-        var("MV2_COMM_WORLD_LOCAL_RANK"), var("MV2_COMM_WORLD_LOCAL_SIZE"), NOWHERE, MPIEXEC,
+        name="MVAPICH2",
+        size=var("MV2_COMM_WORLD_SIZE"),
+        rank=var("MV2_COMM_WORLD_RANK"),
+        local_rank=var("MV2_COMM_WORLD_LOCAL_RANK"),
+        local_size=var("MV2_COMM_WORLD_LOCAL_SIZE"),
+        address=NOWHERE,
+        give=MPIEXEC,
     ),
     PerProcess(
-        "jsrun", var("JSM_NAMESPACE_SIZE"), var("JSM_NAMESPACE_RANK"),
-        var("JSM_NAMESPACE_LOCAL_RANK"), var("JSM_NAMESPACE_LOCAL_SIZE"), NOWHERE, JSRUN,
+        name="jsrun",
+        size=var("JSM_NAMESPACE_SIZE"),
+        rank=var("JSM_NAMESPACE_RANK"),
+        local_rank=var("JSM_NAMESPACE_LOCAL_RANK"),
+        local_size=var("JSM_NAMESPACE_LOCAL_SIZE"),
+        address=NOWHERE,
+        give=JSRUN,
     ),
     PerProcess(
-        "Flux", var("FLUX_JOB_SIZE"), var("FLUX_TASK_RANK"), var("FLUX_TASK_LOCAL_ID"),
-        lambda env: env.get("FLUX_JOB_SIZE", "") if env.get("FLUX_JOB_NNODES") == "1" else "",
-        NOWHERE, FLUX,
+        name="Flux",
+        size=var("FLUX_JOB_SIZE"),
+        rank=var("FLUX_TASK_RANK"),
+        local_rank=var("FLUX_TASK_LOCAL_ID"),
+        local_size=_flux_ranks_on_one_host,
+        address=NOWHERE,
+        give=FLUX,
     ),
-    # Hydra, the launcher of MPICH and of Intel MPI.
+    # Both are started by the launcher Hydra.
     PerProcess(
-        "MPICH or Intel MPI",
-        lambda env: env.get("PMI_SIZE", "") if "MPI_LOCALRANKID" in env else "",
-        var("PMI_RANK"), var("MPI_LOCALRANKID"), var("MPI_LOCALNRANKS"), NOWHERE, MPIEXEC,
+        name="MPICH or Intel MPI",
+        size=_hydra_size,
+        rank=var("PMI_RANK"),
+        local_rank=var("MPI_LOCALRANKID"),
+        local_size=var("MPI_LOCALNRANKS"),
+        address=NOWHERE,
+        give=MPIEXEC,
     ),
-)  # fmt: skip
+)
+# The first row with several nodes, or with one node of several GPUs, decides.
 PER_NODE = (
     PerNode(
-        "SageMaker", count_of("SM_HOSTS"), place_in("SM_HOSTS", "SM_CURRENT_HOST"),
-        var("SM_NUM_GPUS"), first_of("SM_HOSTS"), var("SM_MASTER_PORT"),
+        name="SageMaker",
+        nodes=count_of("SM_HOSTS"),
+        node_rank=place_in("SM_HOSTS", "SM_CURRENT_HOST"),
+        gpus=var("SM_NUM_GPUS"),
+        address=first_of("SM_HOSTS"),
+        port=var("SM_MASTER_PORT"),
     ),
     PerNode(
-        "SkyPilot", var("SKYPILOT_NUM_NODES"), var("SKYPILOT_NODE_RANK"),
-        var("SKYPILOT_NUM_GPUS_PER_NODE"), first_of("SKYPILOT_NODE_IPS"), NOWHERE,
+        name="SkyPilot",
+        nodes=var("SKYPILOT_NUM_NODES"),
+        node_rank=var("SKYPILOT_NODE_RANK"),
+        gpus=var("SKYPILOT_NUM_GPUS_PER_NODE"),
+        address=first_of("SKYPILOT_NODE_IPS"),
+        port=NOWHERE,
     ),
     PerNode(
-        "ModelArts", var("MA_NUM_HOSTS"), var("VC_TASK_INDEX"), var("MA_NUM_GPUS"),
-        first_of("VC_WORKER_HOSTS"), NOWHERE,
+        name="ModelArts",
+        nodes=var("MA_NUM_HOSTS"),
+        node_rank=var("VC_TASK_INDEX"),
+        gpus=var("MA_NUM_GPUS"),
+        address=first_of("VC_WORKER_HOSTS"),
+        port=NOWHERE,
     ),
     PerNode(
-        "Volcengine", var("MLP_WORKER_NUM"), var("MLP_ROLE_INDEX"), var("MLP_WORKER_GPU"),
-        var("MLP_WORKER_0_HOST"), var("MLP_WORKER_0_PORT"),
+        name="Volcengine",
+        nodes=var("MLP_WORKER_NUM"),
+        node_rank=var("MLP_ROLE_INDEX"),
+        gpus=var("MLP_WORKER_GPU"),
+        address=var("MLP_WORKER_0_HOST"),
+        port=var("MLP_WORKER_0_PORT"),
     ),
     PerNode(
-        "Tencent TI", count_of("NODE_IP_SLOT_LIST"), var("INDEX"), var("GPU_NUM"),
-        first_of("NODE_IP_SLOT_LIST"), NOWHERE,
+        name="Tencent TI",
+        nodes=count_of("NODE_IP_SLOT_LIST"),
+        node_rank=var("INDEX"),
+        gpus=var("GPU_NUM"),
+        address=first_of("NODE_IP_SLOT_LIST"),
+        port=NOWHERE,
     ),
-    PerNode(  # without its plugins for PyTorch
-        "Volcano", var("VC_WORKER_NUM"), var("VC_TASK_INDEX"), NOWHERE,
-        first_of("VC_WORKER_HOSTS"), NOWHERE,
+    # Volcano without its plugins for PyTorch, which set the standard names.
+    PerNode(
+        name="Volcano",
+        nodes=var("VC_WORKER_NUM"),
+        node_rank=var("VC_TASK_INDEX"),
+        gpus=NOWHERE,
+        address=first_of("VC_WORKER_HOSTS"),
+        port=NOWHERE,
     ),
-    PerNode(  # a script of one's own
-        "NNODES", var("NNODES"), var("NODE_RANK"), NOWHERE, NOWHERE, NOWHERE,
+    # A script of the user's own. It sets MASTER_ADDR and MASTER_PORT by their standard names.
+    PerNode(
+        name="NNODES",
+        nodes=var("NNODES"),
+        node_rank=var("NODE_RANK"),
+        gpus=NOWHERE,
+        address=NOWHERE,
+        port=NOWHERE,
     ),
-)  # fmt: skip
+)
 UNPLACED = (
-    Unplaced("Determined", count_of("DET_SLOT_IDS"), DETERMINED),
-    # "hosta 4 hostb 4": a host with its slots, which are cores as well as processes.
-    Unplaced(
-        "LSF", lambda env: str(len(env.get("LSB_MCPU_HOSTS", "").split()) // 2), BY_HAND
-    ),
-    Unplaced("PBS", var("PBS_NUM_NODES"), BY_HAND),
-    Unplaced("a launcher with PMI", lambda env: _pmi_size(env), MPIEXEC),
-)  # fmt: skip
+    Unplaced(name="Determined", several=count_of("DET_SLOT_IDS"), give=DETERMINED),
+    Unplaced(name="LSF", several=_lsf_hosts, give=BY_HAND),
+    Unplaced(name="PBS", several=var("PBS_NUM_NODES"), give=BY_HAND),
+    Unplaced(name="a launcher with PMI", several=_pmi_size, give=MPIEXEC),
+)
 
 
-# ---- Reading it ---------------------------------------------------------------------------------
+# ---- Reading the table -----------------------------------------------------------------------
 
 
 def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> dict[str, str]:
     """Return `env` with torchrun's names for what a platform of the table says in its own.
 
-    An environment that has WORLD_SIZE, or torchrun's variables for a node, comes back as it is, so
+    An environment that has WORLD_SIZE, or torchrun's variables for a node, comes back as it is. So
     WORLD_SIZE=1 trains one process anywhere.
-    gpu_count: number of GPUs that this process sees. command: what the user typed, for advice.
-    Raises DistError if the platform says that there are several processes, and not where they are.
+
+    gpu_count: number of GPUs that this process sees.
+    command: what the user typed, for the advice of an error.
+
+    Raises DistError if the platform says that there are several processes, but not where they are.
     """
-    has_standard = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
-    if has_standard or env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE"):
+    # The order of these questions decides if several platforms have set their names, e.g. MPI
+    # within a SLURM job: launchers first, then the schedulers around them.
+    has_standard_names = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
+    if has_standard_names or env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE"):
         return dict(env)
     for process in PER_PROCESS:
         if _number(process.size(env)) > 1:
             return {**env, **_of_process(process, env, command)}
-    if "SLURM_PROCID" in env:  # a task of srun, which describes itself
-        return dict(env)
+    if "SLURM_PROCID" in env:
+        return dict(env)  # a task of srun, whose variables `utils.dist.platforms` reads itself
     for node in PER_NODE:
-        nodes, gpus = _number(node.nodes(env)), _number(node.gpus(env))
+        nodes = _number(node.nodes(env))
+        gpus = _number(node.gpus(env))
         if nodes > 1 or (nodes == 1 and gpus > 1):
             return {**env, **_of_node(node, env, gpu_count)}
     for platform in UNPLACED:
@@ -217,13 +354,24 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
 
 
 def processes_said(env: Env) -> int:
-    """Return how many processes the launcher of this one started, 1 if it does not say."""
-    tasks = env.get("SLURM_NTASKS", "") if "SLURM_PROCID" in env else ""
-    sizes = [env.get("WORLD_SIZE", ""), *(row.size(env) for row in PER_PROCESS), tasks]
-    return next((_number(size.strip()) for size in sizes if size.strip()), 1)
+    """Return how many processes the launcher of this one started, or 1 if it does not say."""
+    sizes = [env.get("WORLD_SIZE", "")]
+    for row in PER_PROCESS:
+        sizes.append(row.size(env))
+    if "SLURM_PROCID" in env:
+        sizes.append(env.get("SLURM_NTASKS", ""))
+    # The first that is set counts.
+    for size in sizes:
+        if size.strip():
+            return _number(size.strip())
+    return 1
 
 
 def _of_process(row: PerProcess, env: Env, command: str) -> dict[str, str]:
+    """Return the standard names of a process that is a rank.
+
+    Raises DistError if nothing tells the host of rank 0.
+    """
     size = row.size(env)
     is_one_host = row.local_size(env) == size
     address = env.get("MASTER_ADDR", "").strip() or row.address(env)
@@ -231,14 +379,16 @@ def _of_process(row: PerProcess, env: Env, command: str) -> dict[str, str]:
         address = ONE_HOST
     if not address:
         raise DistError(
-            f"{row.name} started {size} processes, and does not say on which host rank 0 is: "
+            what=f"{row.name} started {size} processes, and does not say on which host rank 0 is: "
             "MASTER_ADDR is missing",
-            f"the environment of rank {row.rank(env)}",
-            "MASTER_ADDR and MASTER_PORT: the host of rank 0, and a free port there",
-            row.give.format(command=command),
+            where=f"the environment of rank {row.rank(env)}",
+            expected="MASTER_ADDR and MASTER_PORT: the host of rank 0, and a free port there",
+            do=row.give.format(command=command),
         )
     port = env.get("MASTER_PORT", "").strip()
     if not port:
+        # On one host several jobs may run at once, so each has a port of its own. On several hosts
+        # nothing that all ranks know tells the jobs apart.
         port = _port_of_job(env) if is_one_host else PORT
     return {
         "RANK": row.rank(env),
@@ -250,7 +400,11 @@ def _of_process(row: PerProcess, env: Env, command: str) -> dict[str, str]:
 
 
 def _of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]:
-    """Return the variables of PAI-DLC, whose RANK and WORLD_SIZE count nodes."""
+    """Return the standard names of a process that stands for a node.
+
+    They are those of the platform PAI-DLC, where RANK and WORLD_SIZE count nodes. See
+    `platforms.node_variables`, which reads them.
+    """
     gpus = _number(row.gpus(env)) or max(1, gpu_count)
     if gpu_count:
         gpus = min(gpus, gpu_count)  # CUDA_VISIBLE_DEVICES may hide some
@@ -262,30 +416,35 @@ def _of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]:
         "MASTER_PORT": env.get("MASTER_PORT", "").strip() or row.port(env) or PORT,
     }
     if row.nodes(env) != "1" and gpus == 1:
-        found["LOCAL_RANK"] = "0"  # the process is the rank of its node
+        found["LOCAL_RANK"] = "0"  # the process is the only rank of its node
     return found
 
 
 def _not_placed(row: Unplaced, env: Env, command: str) -> DistError:
+    """Return the error of a process that cannot know which rank it is."""
+    # An error shows its advice behind 12 characters, so its second line begins with as many blanks.
+    blanks = " " * 12
     return DistError(
-        f"{row.name} says that there are {row.several(env)} processes or hosts, and not which one "
-        "this is",
-        "the environment of this process",
-        "one process for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-        f"{row.give.format(command=command)}\n{'':<12}one process alone: WORLD_SIZE=1 {command}",
+        what=f"{row.name} says that there are {row.several(env)} processes or hosts, and not which "
+        "one this is",
+        where="the environment of this process",
+        expected="one process for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and "
+        "MASTER_PORT",
+        do=f"{row.give.format(command=command)}\n{blanks}one process alone: WORLD_SIZE=1 {command}",
     )
 
 
-def _pmi_size(env: Env) -> str:
-    return env.get("PMI_SIZE", "") if "PMI_RANK" in env else ""
-
-
 def _port_of_job(env: Env) -> str:
-    """Return a port that all ranks of one launch on this host derive alike."""
-    mark = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
-    digest = hashlib.sha256(mark.encode()).digest()
+    """Return a port between 15000 and 24999 that all ranks of one launch on this host derive alike.
+
+    It comes from a name of the job, or from the process id of the launcher, which is the parent of
+    all ranks.
+    """
+    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
+    digest = hashlib.sha256(job.encode()).digest()
     return str(15000 + int.from_bytes(digest[:4], "big") % 10000)
 
 
 def _number(text: str) -> int:
+    """Return a number, or 0 for a text that is none."""
     return int(text) if text.isdigit() else 0
