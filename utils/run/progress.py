@@ -161,8 +161,8 @@ class Bar(ExitStack):
                 self._bar.set_description_str(name, refresh=False)
             if values:
                 self._bar.bar_format = "{desc}: {percentage:3.0f}%|{bar}| " + values
-            # Nine parts of 1/9, for example, add up to slightly more than the total. tqdm would warn of that,
-            # in the middle of the bar.
+            # Nine parts of 1/9, for example, add up to slightly more than the total. tqdm would
+            # warn of that, in the middle of the bar.
             self._bar.update(min(count, self._bar.total - self._bar.n))
 
 
