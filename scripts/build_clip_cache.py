@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     show, clips = lambda found: tracked(found, len(found), f"cache {command.split}", "clips"), []
     for source in section.constructor.sources_of(section):
-        clips += build_cache(source, str(Path(command.out, source.part)), show)
+        clips += build_cache(source, str(Path(command.out, source.name_prefix)), show)
     size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
     print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
     print(

@@ -1,4 +1,18 @@
-"""The check of one clip: which files belong to which frame, and what is wrong with them."""
+"""The check of one clip: which files belong to which frame, and what is wrong with them.
+
+`ClipCheck.run` gets the listed files of a clip and makes a `Clip`. It does so in these steps:
+
+1. Is there a folder with files for each kind, "lq", "gt", "gt_instants" and "spike"?
+2. Which file of each kind belongs to which frame? Files are matched by the number in their names.
+   Missing frames, gaps in the numbers and wrong names are reported.
+3. Which planes of the spike files belong to each frame?
+4. Do the sizes of blurry frame, sharp frame and spike plane fit?
+
+Everything that is wrong becomes a `Problem` in `problems`, so that one run can show all of it.
+The check reads names, file sizes, and the header of the first image, but no whole file. Called for
+data sets by data/clips/manifest.py and data/clips/preflight.py, for stored results by
+data/clips/kept.py, and for a user's own files by data/clips/clip_reader.py.
+"""
 
 import itertools
 import logging
@@ -21,16 +35,21 @@ from utils.files import are_values, natural_key, order_of
 
 logger = logging.getLogger(__name__)
 
+# A stem with a number: text before the last number, the number, and the text after it.
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 
 Size = tuple[int, int]  # height, width
-Exposures = tuple[Exposure, ...]
+Exposures = tuple[Exposure, ...]  # the planes of each frame
+# Many names would make a message unreadable: at most so many are shown, then their number.
+MOST_NAMES = 5
 
 
 class FrameKey(NamedTuple):
-    """What names a frame: its number, or -1, and the text before and after it.
+    """What a name says of its frame. Files with equal keys belong to one frame.
 
-    47.png and 000047.dat are one frame.
+    Leading zeros do not count, so 47.png and 000047.dat belong to one frame.
+    before, after: the text before and after the number, e.g. "frame_" and "".
+    number: the number; -1 if there is none or if the whole name counts.
     """
 
     before: str
@@ -40,12 +59,16 @@ class FrameKey(NamedTuple):
 
 @dataclass
 class ClipCheck:
-    """The check of one clip. It fills `problems`.
+    """The check of one clip. Call `run` once, then read `problems`.
 
+    name: name of the clip. source: where its data set is, and how its spikes are read.
     files: {kind: {stem: file}}; None in place of the files if the folder is missing.
-    sizes: sizes of lq and gt, if they are known. None: the sizes of the first frame are read.
-    size_of: returns the size of the picture in a file, see `image_size`.
-    stems: {kind: {frame: stem}}, filled by `run`.
+    sizes: (height, width) of lq and gt, if they are known. None: they are read from the first
+    frame.
+    size_of: function that returns the size of the picture in a file.
+    problems: what is wrong with the clip.
+    stems: {kind: {frame: stem}}, filled by `run`. Kinds whose files are not matched by their names
+    are left out: gt_instants, and one spike file for all frames.
     """
 
     name: str
@@ -58,31 +81,34 @@ class ClipCheck:
 
     def __post_init__(self) -> None:
         self.kinds: dict[str, Kind] = self.source.kinds()
+        # Whether one spike file holds the planes of all frames.
         self.one_file: bool = self.source.has_one_spike_file
+        # How the spikes of this clip are read. None: the data set has no spikes.
         self.spikes: DatSpikes | None = self.source.own_spikes.get(self.name, self.source.spikes)
-        # Without the missing folders, which are reported.
+        # `files` without the missing folders, which are reported.
         self.found: dict[str, dict[str, FileEntry]] = {}
 
     def run(self, listed: Sequence[Any] | None) -> Clip | None:
-        """Return the clip, or None if no frame is complete.
+        """Check the clip. Returns it, or None if no frame is complete.
 
-        listed: number of frames and number of the first one, of the meta file.
+        listed: (number of frames, number of the first one) from the meta file; None without one.
         """
         self._find_files()
         if self.problems:
             return None
         self._find_stems()
-        # The remaining frames of an incomplete clip are checked as well, so that one run shows all
+        # Complete frames of an incomplete clip are checked as well, so that one run shows all
         # problems.
         keys = []
         for key in self._frames(listed):
-            if all(key in stems for stems in self.stems.values()):
+            if self._is_complete(key):
                 keys.append(key)
         if not keys:
             return None
 
         paths = {kind: self._paths(kind, keys) for kind in self.stems}
         stems = tuple(self.stems["lq"][key] for key in keys)
+        # The times divide the planes of one spike file among the frames.
         times = None
         if self.one_file:
             times = self.source.times or times_of_names(stems)
@@ -110,15 +136,20 @@ class ClipCheck:
             times=times,
         )
 
+    def _is_complete(self, key: FrameKey) -> bool:
+        """Whether a frame has a file of each kind that is matched by names."""
+        return all(key in stems for stems in self.stems.values())
+
     def _report(self, what: str, where: str, do: str = "") -> None:
         """Add a problem.
 
-        where: a path, or a kind of file for the folder of its files. do: see `Problem`.
+        where: a path, or a kind ("lq", ...), which stands for the folder of its files.
+        do: advice, see `Problem`.
         """
         if where in self.kinds:
             root = self.kinds[where].root.rstrip("/")
             if self.source.is_own:
-                where = root
+                where = root  # a user's single clip has no folder within a root
             elif is_lmdb(root):
                 where = f"{root}::{self.name}"
             else:
@@ -140,19 +171,24 @@ class ClipCheck:
                 self._report(f"{kind} holds no {' or '.join(place.endings)} file", kind)
         if self.problems or self.one_file or "spike" not in self.found:
             return
+
+        # One spike file beside many frames: probably it holds the planes of the whole clip, and
+        # the option that says so is missing. That says more than "frames are missing".
         frames = len(self.found["lq"])
-        if len(self.found["spike"]) == 1 < frames:
+        spike_files = list(self.found["spike"].values())
+        if len(spike_files) == 1 and frames > 1:
             what = f"one spike file for {frames} frames: spike.exposure would say which planes are "
             do = "restore the other spike files, or give spike.exposure (docs/data_format.md)"
             if self.source.is_own:
-                path = next(iter(self.found["spike"].values())).path
+                path = spike_files[0].path
                 do += f"; --spike {path} takes it as one file that begins and ends with the clip"
             self._report(what + "whose", "spike", do)
 
     def _find_stems(self) -> None:
         """Fill `stems`. Report two files of one kind for a frame."""
-        # The names of a user's files must be equal; those of a data set have equal numbers, unless
-        # they are times.
+        # The names of a user's files must be equal. In a data set, equal numbers are enough, unless
+        # the names are times such as 432.033333, where the digits after the point are no number of
+        # a frame.
         has_whole_names = self.source.is_own or are_values(self.found["lq"])
         for kind, files in self.found.items():
             # The instants of a frame have names of their own, and one spike file has all frames.
@@ -161,6 +197,7 @@ class ClipCheck:
             stems: dict[FrameKey, str] = {}
             for stem in files:
                 key = FrameKey(stem, -1, "") if has_whole_names else frame_key(stem)
+                # The first file of a frame stays: "other" is this first file.
                 other = stems.setdefault(key, stem)
                 if other != stem:
                     what = f"{kind} has two files of one number: {some([other, stem])}"
@@ -168,6 +205,7 @@ class ClipCheck:
             self.stems[kind] = stems
 
     def _paths(self, kind: str, keys: Sequence[FrameKey]) -> tuple[str, ...]:
+        """Return the path of one kind of file for each frame."""
         files = self.found[kind]
         stems = self.stems[kind]
         return tuple(files[stems[key]].path for key in keys)
@@ -177,18 +215,20 @@ class ClipCheck:
 
         listed: see `run`.
         """
-        # The name of each frame, by preference in lq, the first kind.
+        # The name of each frame that has any file. Names in lq, the first kind, are preferred, so
+        # lq comes last and overwrites the others.
         known: dict[FrameKey, str] = {}
         for stems in reversed(self.stems.values()):
             known.update(stems)
+        # All frames that the clip should have.
         every = set(known)
         if listed is not None:
             every = self._listed_frames(listed)
         names = self._names(every, known)
 
-        is_complete = all(every <= stems.keys() for stems in self.stems.values())
-        if not is_complete and self._report_other_numbers():
-            return [key for key in self.stems["lq"] if all(key in s for s in self.stems.values())]
+        is_any_missing = any(not every <= stems.keys() for stems in self.stems.values())
+        if is_any_missing and self._report_other_numbers():
+            return [key for key in self.stems["lq"] if self._is_complete(key)]
         self._report_missing(every, names)
         order = order_of(names.values())
         keys = sorted(every, key=lambda key: order(names[key]))
@@ -199,16 +239,23 @@ class ClipCheck:
     def _listed_frames(self, listed: Sequence[Any]) -> set[FrameKey]:
         """Return the frames that the meta file lists. listed: see `run`."""
         count = listed[0]
-        # The frames of a septuplet are im1 ... im7, and the list does not say it.
-        first = int(listed[1]) or int(self.source.septuplets)
+        first = int(listed[1])
+        # The frames of a septuplet are im1 ... im7, and the list does not say that they begin at 1.
+        if first == 0 and self.source.septuplets:
+            first = 1
+        # The meta file has numbers only. If all names have one text around the number, such as
+        # "im", listed frames get the same text.
         texts = {(key.before, key.after) for key in self.stems["lq"]}
-        before, after = texts.pop() if len(texts) == 1 else ("", "")
+        before = after = ""
+        if len(texts) == 1:
+            before, after = texts.pop()
         return {FrameKey(before, number, after) for number in range(first, first + count)}
 
     def _names(self, every: set[FrameKey], known: Mapping[FrameKey, str]) -> dict[FrameKey, str]:
         """Return the name of each frame. known: names of the frames that are there.
 
-        The name of a missing frame has as many digits as the longest name with leading zeros.
+        The name of a missing frame has as many digits as the longest name with leading zeros:
+        beside "000046" and "000048", the missing frame is "000047".
         """
         digits = 1
         for stem in known.values():
@@ -221,18 +268,24 @@ class ClipCheck:
         return names
 
     def _report_missing(self, every: set[FrameKey], names: Mapping[FrameKey, str]) -> None:
-        """Report frames of which a file is missing. every: all frames of the clip."""
+        """Report frames of which a file is missing.
+
+        every: all frames of the clip. names: the name of each.
+        """
         for kind, stems in self.stems.items():
             missing = [names[key] for key in every - stems.keys()]
             if missing:
+                # A missing file would have the ending of the first file. A key in an LMDB has none.
                 first = next(iter(self.found[kind].values()))
                 ending = os.path.splitext(first.path)[1] or self.kinds[kind].endings[0]
                 files = some(f"{stem}{ending}" for stem in sorted(missing, key=natural_key))
                 self._report(f"{kind} lacks {len(missing)} of {len(every)} frames: {files}", kind)
 
     def _report_gaps(self, keys: Sequence[FrameKey], names: Mapping[FrameKey, str]) -> None:
-        """Report jumps in the numbers of frames that are named in one way."""
-        if len({(key.before, key.after) for key in keys}) != 1:
+        """Report jumps in the numbers of the frames. keys: frames in order."""
+        # If the texts around the numbers differ, the numbers need not follow one another.
+        texts = {(key.before, key.after) for key in keys}
+        if len(texts) != 1:
             return
         gaps = []
         for key, following in itertools.pairwise(keys):
@@ -242,7 +295,7 @@ class ClipCheck:
             self._report(f"frame numbers jump at {some(gaps)}", "lq")
 
     def _report_odd_names(self, keys: Sequence[FrameKey]) -> None:
-        """Report names that do not follow filename_tmpl."""
+        """Report names that do not follow filename_tmpl, such as "08d"."""
         template = self.source.filename_tmpl
         if not template:
             return
@@ -250,6 +303,7 @@ class ClipCheck:
             odd = []
             for key in keys:
                 stem = stems.get(key, "")
+                # "47" is not "00000047", the number in the form of the template "08d".
                 if stem.isdecimal() and format(int(stem), template) != stem:
                     odd.append(stem)
             if odd:
@@ -259,26 +313,30 @@ class ClipCheck:
     def _report_other_numbers(self) -> bool:
         """Report kinds of file that number or name the same frames in another way than lq.
 
-        Returns whether there are any. Then no single file is missing.
+        For example, lq counts 0, 1, 2 and gt counts 1, 2, 3. Then no single file is missing.
+        Returns whether there are such kinds.
         """
         first_keys = {}
-        distances = {}  # of the numbers from the first one
+        distances = {}  # of each number from the first number
         for kind, stems in self.stems.items():
             keys = sorted(frame_key(stem) for stem in stems.values())
             first = keys[0]
             texts = {(key.before, key.after) for key in keys}
+            # Names without a number, or with several texts, cannot be compared by distances.
             if len(texts) > 1 or first.number < 0:
                 return False
             first_keys[kind] = first
             distances[kind] = [key.number - first.number for key in keys]
         others = []
         for kind in self.stems:
+            # Other distances: single files are missing, which another report says.
             if distances[kind] != distances["lq"]:
                 return False
             if first_keys[kind] != first_keys["lq"]:
                 others.append(kind)
         for kind in others:
-            name, lq_name = (min(self.stems[one].values(), key=natural_key) for one in (kind, "lq"))
+            name = min(self.stems[kind].values(), key=natural_key)
+            lq_name = min(self.stems["lq"].values(), key=natural_key)
             if first_keys[kind].number != first_keys["lq"].number:
                 what = f"{kind} counts from {name}, lq from {lq_name}"
             else:
@@ -290,9 +348,10 @@ class ClipCheck:
     # ---- Spikes -----------------------------------------------------------------------------
 
     def _spike_files(self, keys: Sequence[FrameKey]) -> list[FileEntry]:
-        """Return the spike file of each frame; one file for all is listed for each of them.
+        """Return the spike file of each frame.
 
-        Returns none if it is not clear which planes of one file belong to which frame.
+        If one file holds the planes of all frames, it is listed for each of them. Returns [] if
+        there are no spikes, or if it is not clear which planes belong to which frame.
         """
         if "spike" in self.stems:
             stems = self.stems["spike"]
@@ -313,6 +372,7 @@ class ClipCheck:
                 "counts"
             )
             self._report(what, "lq")
+        # Any problem, also an earlier one such as a missing frame, makes the assignment doubtful.
         if self.problems:
             return []
         return files * len(keys)
@@ -322,14 +382,17 @@ class ClipCheck:
     ) -> tuple[tuple[int, ...], Exposures]:
         """Return the number of planes in the file of each frame, and the planes of each frame.
 
-        times: of the frames, if one file holds the planes of all.
+        files: the spike file of each frame. spikes: how they are read.
+        times: times of the frames, if one file holds the planes of all.
         """
         planes: dict[FileEntry, int] = {}
+        # Each file once, in the order of the frames.
         for file in dict.fromkeys(files):
             try:
                 count = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
                 planes[file] = count
             except SpikeFileError as e:
+                # A user's single clip needs no table of problems, so its error is raised at once.
                 if self.source.is_own:
                     raise
                 self._report(f"{e.what}; {e.expected}", file.path)
@@ -342,8 +405,9 @@ class ClipCheck:
             try:
                 exposures = self._exposures(known, len(files), spikes, times)
             except (DataError, OptionError) as e:
+                # It proposes exposures for spike.exposure, which a table could not show.
                 if self.source.is_own and isinstance(e, UnknownPlanes):
-                    raise  # with the exposures that it proposes
+                    raise
                 self._report(f"{e.what}; expected {e.expected}", files[0].path)
         return tuple(planes.get(file, 0) for file in files), exposures
 
@@ -352,12 +416,13 @@ class ClipCheck:
     ) -> None:
         """Report files that do not have as many planes as the others.
 
-        The last file may lack the last interpolated planes.
+        planes: {file: its planes}. last: the file of the last frame. It may lack the last
+        interpolated planes, see `DatasetInfo.planes_of`.
         """
         usual = Counter(planes.values()).most_common(1)[0][0]
-        expected, fewest = spikes.info.planes_of(self.name, usual)
+        expected, fewest_in_last = spikes.info.planes_of(self.name, usual)
         for file, count in planes.items():
-            is_short_last = file is last and fewest <= count <= expected
+            is_short_last = file is last and fewest_in_last <= count <= expected
             if count != expected and not is_short_last:
                 need = expected * spikes.geometry.plane_bytes
                 found = f"spike file has {count} planes ({file.size} bytes)"
@@ -370,10 +435,12 @@ class ClipCheck:
         spikes: DatSpikes,
         times: FrameTimes | None,
     ) -> Exposures:
-        """Return the planes of each frame. known: path and planes of each file.
+        """Return the planes of each frame.
 
-        If nobody gives the plane of the sharp frame in a user's spikes, the plane of the training
-        is used, or the middle one. Raises OptionError, DataError.
+        known: path and number of planes of each file. frames: number of frames.
+
+        A user's spikes may come without the plane of the sharp frame (`center`). Then the center of
+        the training spikes is used, or the middle plane. Raises OptionError, DataError.
         """
         try:
             return spikes.exposures(self.name, known, frames, times)
@@ -381,9 +448,11 @@ class ClipCheck:
             if not self.source.is_own:
                 raise
         _, planes = known[0]
-        shares = spikes.shares(self.name, planes, times) if times else None
-        length = spikes.timing.span(self.name, 0, planes, shares).length
+        # With one file: first plane and plane after the last of each frame.
+        ranges = spikes.shares(self.name, planes, times) if times else None
+        length = spikes.timing.span(self.name, 0, planes, ranges).length
         trained = self.source.trained
+        # A center of exposures of another length says nothing of these exposures.
         if trained and trained["planes"] == length and trained["gt_plane"] is not None:
             center = trained["gt_plane"]
             used = f"plane {center} is used, as in training"
@@ -397,17 +466,21 @@ class ClipCheck:
     # ---- Sharp frames and sizes -------------------------------------------------------------
 
     def _instants(self, keys: Sequence[FrameKey]) -> tuple[str, ...]:
-        """Return the sharp frames <frame>_0, <frame>_1, ... of each frame, one after the other.
+        """Return the paths of the sharp frames <frame>_0, <frame>_1, ... of each frame in turn.
 
-        There are as many for each frame, an odd number K. The middle one is gt.
+        Each frame has the same odd number K of them. The middle one is gt.
         """
+        # {frame: {number of the instant: path}}
         found: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}
         for stem, file in self.found["gt_instants"].items():
             frame, _, number = stem.rpartition("_")
-            if number.isdecimal() and frame_key(frame) in found:
-                found[frame_key(frame)][int(number)] = file.path
+            key = frame_key(frame)
+            if number.isdecimal() and key in found:
+                found[key][int(number)] = file.path
 
-        count = Counter(map(len, found.values())).most_common(1)[0][0]  # K
+        # K is the number that most frames have.
+        counts = Counter(len(paths) for paths in found.values())
+        count = counts.most_common(1)[0][0]
         odd = []
         for key, paths in found.items():
             if sorted(paths) != list(range(count)):
@@ -420,13 +493,14 @@ class ClipCheck:
             self._report(f"{what}, such as {some(odd, 3)}", "gt_instants")
         in_order = []
         for paths in found.values():
-            in_order += [path for _, path in sorted(paths.items())]
+            in_order += [paths[number] for number in sorted(paths)]
         return tuple(in_order)
 
     def _sizes(self, paths: Mapping[str, tuple[str, ...]]) -> tuple[Size, Size]:
-        """Return the sizes of the first lq and gt frame.
+        """Return (height, width) of the first lq frame and of the first gt frame.
 
-        Reports a gt that is no whole multiple of lq, and an lq that does not fit the spikes.
+        Without gt, both are the size of lq. Reports a gt that is not lq enlarged by a whole number,
+        and an lq that does not fit the spikes.
         """
         lq = gt = (0, 0)
         try:
@@ -436,12 +510,15 @@ class ClipCheck:
         except DataError as e:
             self._report(e.what, e.where)
             return lq, gt
-        is_multiple = gt[0] % lq[0] == 0 and gt[1] % lq[1] == 0
-        if not is_multiple or gt[0] // lq[0] != gt[1] // lq[1]:
+        # The scale must be a whole number, the same in height and width.
+        scale_down, rest_down = divmod(gt[0], lq[0])
+        scale_right, rest_right = divmod(gt[1], lq[1])
+        if rest_down or rest_right or scale_down != scale_right:
             sizes = f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}"
             self._report(f"{sizes}: no whole multiple", paths["gt"][0])
         try:
             if self.spikes:
+                # Raises DataError if the planes do not lie on the frames.
                 self.spikes.grid(lq)
         except DataError as e:
             self._report(e.what, paths["lq"][0])
@@ -449,9 +526,10 @@ class ClipCheck:
 
 
 def frame_key(stem: str) -> FrameKey:
-    """Return the key of a file name.
+    """Return the key of a stem.
 
     "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "").
+    "a1_b2" -> ("a1_b", 2, ""): the last number counts.
     """
     found = _NUMBERED.fullmatch(stem)
     if found is None:
@@ -459,8 +537,11 @@ def frame_key(stem: str) -> FrameKey:
     return FrameKey(found[1], int(found[2]), found[3])
 
 
-def some(names: Iterable[str], limit: int = 5) -> str:
-    """Return the first names, and how many there are if there are more."""
+def some(names: Iterable[str], limit: int = MOST_NAMES) -> str:
+    """Return the first `limit` names in a row, and how many there are if there are more.
+
+    ["a", "b", "c"] with limit 2 -> "a, b, ... (3 in all)".
+    """
     names = list(names)
     shown = ", ".join(names[:limit])
     if len(names) > limit:

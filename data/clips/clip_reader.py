@@ -1,4 +1,9 @@
-"""The clips of a user's own files: frames or a film, with their spikes and their sharp frames."""
+"""The clips of a user's own files: frames or a film, with their spikes and their sharp frames.
+
+`main_test_vrt.py --input` calls `user_clips`, which finds the clips below a path. For each clip,
+`user_clip` matches the files of frames, spikes and sharp frames, and `ClipCheck` checks them as
+the clips of a data set. The result is a list of readers (data/clips/readers.py), one for each clip.
+"""
 
 import dataclasses
 import logging
@@ -27,6 +32,7 @@ from utils.video import FILM_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
+# Warnings about one spike file whose planes were divided by the times of the frames.
 BY_TIME = (
     "the frames last for different times, so each has the planes of its own time. The last one is "
     "taken to last as long as the one before it; give spike.exposure if it does not"
@@ -35,7 +41,10 @@ LEFT_OUT = "each frame has the planes of its own time; those of the missing fram
 
 
 class Places(NamedTuple):
-    """Where the files of a clip are. spike, gt: None if there are none."""
+    """Where the files of a clip are: a folder or a file for each kind of file.
+
+    spike, gt: None if there are no spikes or no sharp frames.
+    """
 
     frames: Path
     spike: Path | None
@@ -49,7 +58,7 @@ class UserClips(TestClips):
     clips: Sequence[Clip]
     files: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
 
-    # What a test set has of its section: no simulated camera, and all frames.
+    # Attributes that a test set has from its option section: no simulated camera, and all frames.
     camera = None
     seed = 0
     num_frame = -1
@@ -65,11 +74,12 @@ def user_clips(
 ) -> list[DatasetClip]:
     """Return a reader for each clip at `path`: a film, a folder of frames, or a folder of either.
 
-    spike, gt: the spikes and the sharp frames, laid out in the same way.
+    spike, gt: paths of the spikes and the sharp frames. If `path` has a folder for each clip, so
+    have they.
     spike_options: a `spike` section of the options. None: the network takes no spikes.
     scale: size of the sharp frames over the size of the input.
-    trained: the spikes in training (ClipDataset.spike_data). They are used if nothing is known of
-    the user's spikes.
+    trained: properties of the training spikes (ClipDataset.spike_data). They are used if nothing is
+    known of the user's spikes.
     Raises DataError, naming the files, if frames, spikes and sharp frames do not belong together.
     """
     root = Path(expanded(str(path)))
@@ -90,16 +100,18 @@ def user_clips(
         frames = files.FrameSource(places.frames, watchdog.go_on)
         spikes = None
         if section is not None and places.spike is not None:
-            own_section, info = described(section, places.spike, name)
-            spikes = spike_source.user_spikes(own_section, trained, info, name)
+            section_of_clip, info = described(section, places.spike, name)
+            spikes = spike_source.user_spikes(section_of_clip, trained, info, name)
         try:
             clips.append(user_clip(name, frames, places.gt, places.spike, spikes, trained, scale))
         except spike_info.UnknownPlanes as e:
+            # It is not known which planes of the spike file belong to which frame.
             refused.append(e)
     if refused:
         # One error for all clips, so that one spike.exposure can answer it.
         raise spike_info.joined(refused)
 
+    # With spike.calibration "auto", this estimates where the spike pixels lie on the frames.
     clips = calibrated(clips, io_backend.DiskFiles())
     for clip in clips:
         if clip.spikes:
@@ -112,19 +124,31 @@ def _as_path(path: str | Path | None) -> Path | None:
 
 
 def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Places]:
-    """Return {clip: its places}. root, spike, gt: see `user_clips`. Raises DataError."""
+    """Return {name of a clip: its places}. Arguments: see `user_clips`.
+
+    Four layouts are known. `root` is one of:
+
+        <film>, or a folder of images          a single clip
+        <clip>, with <clip>/blur/<frame>       a single clip in the layout of GoPro
+        <root>, with <root>/blur/<clip>/...    a folder for each kind of file
+        <root>, with <root>/<clip>/...         a folder, or a film, for each clip
+
+    Raises DataError if two clips have one name.
+    """
     if not root.is_dir() or files.files_in(root):
         return {_name_of(root): Places(root, spike, gt)}
+    # <root>/blur if it exists, else `root` itself.
     within = files.clip_place(root, "blur")
     if within != root:
         spike = _spike_place(spike)
         gt = _gt_place(gt)
-        if files.files_in(within):  # <clip>/blur/<frame>: the folder of a single clip
+        if files.files_in(within):
             return {_name_of(within): Places(within, spike, gt)}
-        root = within  # blur/<clip>/<frame>: a folder for each kind of file
+        root = within
 
     found: dict[str, Places] = {}
     for name, frames in files.clips_in(root, "blur"):
+        # "a.mp4" and a folder "a" would both be the clip "a".
         if name in found:
             raise DataError(
                 what=f"two clips are named {name}",
@@ -132,11 +156,13 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Pl
                 expected="names that differ",
                 do="rename one of them",
             )
-        own_spike = None if spike is None else _spike_place(spike / name)
-        own_gt = None if gt is None else _gt_place(gt / name)
-        found[name] = Places(frames, own_spike, own_gt)
-    # Without a clip, the root is read as a folder of frames, which says that it holds none.
-    return found or {_name_of(root): Places(root, spike, gt)}
+        spike_of_clip = None if spike is None else _spike_place(spike / name)
+        gt_of_clip = None if gt is None else _gt_place(gt / name)
+        found[name] = Places(frames, spike_of_clip, gt_of_clip)
+    if not found:
+        # Read the root as a folder of frames, which raises the error that it holds none.
+        return {_name_of(root): Places(root, spike, gt)}
+    return found
 
 
 def _spike_place(path: Path | None) -> Path | None:
@@ -173,11 +199,12 @@ def user_clip(
 ) -> Clip:
     """Return the clip of a user's frames, with their sharp frames and spikes if there are any.
 
-    Files of a frame have equal names; files for a film are taken in order.
-    frames: a data.clips.files.FrameSource, or what stands in for it.
+    Files of one frame must have equal names. A film has no names, so its files are taken in order.
+    frames: a data.clips.files.FrameSource, or an object with its attributes (LongExposures in
+    data/reconstruct.py).
     gt: a folder of sharp frames, or a film. spike: a folder with one file per frame, or one file
-    for the clip. spikes: how they are read. `Timing.shares` says which planes of one file belong
-    to which frame. trained, scale: see `user_clips`.
+    for the clip. spikes: how the spikes are read. `Timing.shares` says which planes of one file
+    belong to which frame. trained, scale: see `user_clips`.
     Raises DataError if they do not belong together.
     """
     opened = {"lq": frames}
@@ -185,6 +212,7 @@ def user_clip(
     if gt is not None:
         opened["gt"] = files.FrameSource(Path(gt), watchdog.go_on)
         places["gt"] = str(gt)
+    # {kind: {stem: file}}, the form that `ClipCheck` takes.
     listing = {}
     for kind, images in opened.items():
         in_order = frames.is_video or images.is_video
@@ -197,14 +225,18 @@ def user_clip(
         text = "frames of %s: taken in the order of their names: %s"
         logger.warning(text, name, times.doubt)
     if spikes and spike is not None:
+        # Planes of another size than the frames are stretched over the whole frame.
         spikes = spikes.changed(is_stretched=True)
         places["spike"] = str(spike)
         paths = spike_files(Path(spike))
         stems = _matched_stems(frames.stems, [file.stem for file in paths], frames.is_video)
+        # A decoder left out frames of the film. Files that are matched in order would then belong
+        # to other frames. One file for the clip is divided by time, so it is not affected.
         if frames.is_video and times.missing and len(paths) not in (1, len(frames)):
             raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
         listing["spike"] = _listing(name, stems, paths, places["spike"])
 
+    # Check the files as those of a data set with this one clip.
     gt_size = opened.get("gt", frames).size
     source = Source(
         dataroot_lq=places["lq"],
@@ -224,6 +256,7 @@ def user_clip(
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
         _check_spikes(clip, spikes, times, str(spike))
+    # The report calls the frames "input".
     origin = {"input" if kind == "lq" else kind: place for kind, place in places.items()}
     return dataclasses.replace(clip, opened=opened, origin=origin)
 
@@ -233,19 +266,27 @@ def _matched_stems(
 ) -> Sequence[str]:
     """Return the names under which files are matched with the frames.
 
-    stems: names of the files. in_order: whether the files are matched in order, because frames of
-    a film have no names. Then file number i takes the name of frame number i. Files beyond the
-    last frame keep their names, so that the check reports them.
+    frame_stems: names of the frames. stems: names of the files.
+    in_order: whether file number i belongs to frame number i, whatever its name, because frames of
+    a film have no names.
+    Frames "000000", "000001" and files "a", "b", "c" in order -> "000000", "000001", "c". Files
+    beyond the last frame keep their names, so that the check reports them.
     """
     if not in_order:
         return stems
-    return [*frame_stems[: len(stems)], *stems[len(frame_stems) :]]
+    names_of_frames = frame_stems[: len(stems)]
+    beyond_last_frame = stems[len(frame_stems) :]
+    return [*names_of_frames, *beyond_last_frame]
 
 
 def _listing(
     clip: str, stems: Sequence[str], paths: Sequence[Path], place: str
 ) -> dict[str, files.FileEntry]:
-    """Return {stem: file}. place: for messages. Raises DataError for names that cannot be used."""
+    """Return {stem: file}.
+
+    clip: name of the clip. stems, paths: name and path of each file. place: for messages.
+    Raises DataError for names that cannot be used, and for equal names.
+    """
     for stem in (clip, *stems):
         checked_name(stem, place)
     twice = [stem for stem, count in Counter(stems).items() if count > 1]
@@ -264,15 +305,17 @@ def _listing(
 def _check_spikes(
     clip: Clip, spikes: spike_source.DatSpikes, times: FrameTimes, where: str
 ) -> None:
-    """Warn of slow and of assumed reading. Refuse planes of another shape than the frames.
+    """Warn of slow files and of planes that were divided by time. Refuse planes of another shape.
 
-    times: of the frames. where: the spikes, for messages.
+    times: times of the frames. where: path of the spikes, for messages.
     """
-    is_one_file = len(clip.spike_files) == 1 < len(clip)
+    is_one_file = len(clip) > 1 and len(clip.spike_files) == 1
     if is_one_file and files.is_read_from_start(clip.spike[0]):
         logger.warning("spikes of %s: %s", clip.name, files.FROM_START)
+    # Nobody gave spike.exposure, and the frames last for different times.
     if is_one_file and not spikes.timing.is_one_file and not times.is_even:
         logger.warning("spikes of %s: %s", clip.name, LEFT_OUT if times.missing else BY_TIME)
+    # A calibration says where the planes lie, so any shape is right.
     if spikes.calibration is None:
         plane = (spikes.geometry.height, spikes.geometry.width)
         files.check_same_view(clip.size, plane, where)
@@ -289,8 +332,12 @@ def _frames_missing(times: FrameTimes, found: str, where: str) -> DataError:
 
 
 def _refuse_other_size(gt: tuple[int, int], lq: tuple[int, int], scale: int, where: str) -> None:
-    """Refuse sharp frames that are not `scale` times as large as the frames. gt, lq: (H, W)."""
-    height, width = lq[0] * scale, lq[1] * scale
+    """Refuse sharp frames that are not `scale` times as large as the frames.
+
+    gt, lq: (height, width). where: path of the sharp frames.
+    """
+    height = lq[0] * scale
+    width = lq[1] * scale
     if gt == (height, width):
         return
     raise DataError(
@@ -302,8 +349,9 @@ def _refuse_other_size(gt: tuple[int, int], lq: tuple[int, int], scale: int, whe
 
 
 def times_of(frames: Any) -> FrameTimes:
-    """Return when the frames of a film or a folder were taken, as far as they say it.
+    """Return when the frames of a film or a folder were taken.
 
+    A film has times in its container. For images, the numbers in their names are taken as times.
     frames: see `user_clip`.
     """
     if not frames.is_video:
@@ -315,9 +363,9 @@ def times_of(frames: Any) -> FrameTimes:
 
 
 def spike_files(path: Path) -> list[Path]:
-    """Return the spike files of a folder in natural order; a file stands for itself.
+    """Return the spike files of a folder in natural order. Returns [path] for a file.
 
-    Of several formats, a folder's files are those of the first one in `FORMATS`.
+    If a folder holds several formats, only files of the first format in `FORMATS` are returned.
     """
     if not path.is_dir():
         return [path]
@@ -329,19 +377,22 @@ def spike_files(path: Path) -> list[Path]:
 
 
 def described(section: Any, spike: Path, clip: str = "") -> tuple[Any, spike_info.DatasetInfo]:
-    """Return the spike section, and what the nearest dataset.json says of the clip.
+    """Return the spike section for a clip, and what the nearest dataset.json says of the clip.
 
+    section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.
     If nobody gives the size of a plane, the section gets the size of the arrays (.npy, .npz).
-    A dataset.json of spikes of another size describes other files, so it is left out.
+    A dataset.json that gives another size than the section describes other files, so it is left
+    out.
     """
     info = spike_info.nearest_info(spike).of_clip(clip)
     paths = spike_files(spike)
-    if paths and {section.h, section.w, info.h, info.w} == {None}:
+    is_size_unknown = {section.h, section.w, info.h, info.w} == {None}
+    if paths and is_size_unknown:
         with spike_info.spike_errors_as_data_errors():
             shape = array_shape(paths[0])
-        if shape and len(shape) == 3:
+        if shape and len(shape) == 3:  # (planes, h, w)
             section = section.model_copy(update={"h": shape[1], "w": shape[2]})
     for asked, recorded in ((section.h, info.h), (section.w, info.w)):
-        if None not in (asked, recorded) and asked != recorded:
+        if asked is not None and recorded is not None and asked != recorded:
             return section, spike_info.DatasetInfo()
     return section, info

@@ -1,15 +1,23 @@
-"""`io_backend`: where the frames and spikes of clips are read from: their files, or a clip cache.
+"""Where a dataset reads the frames and spikes of its clips from, the option `io_backend`.
 
-A clip cache holds every clip as raw arrays on disk, from which a sample reads only its frames and
-its crop:
+* "disk" (`DiskFiles`) reads PNG or JPEG files and spike files.
+* "lmdb" (`LmdbFiles`) reads the same from databases.
+* "cache" (`CacheReader`) reads a clip cache: every clip as raw arrays on disk. A sample then reads
+  only its frames and its crop, and decodes nothing. `build_cache` makes a clip cache.
 
-<path>/index.json       format, digest of the source files, spike geometry, and the `Clip` record of
-every clip <path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 and
-gt_instants.u8 likewise <path>/<clip>/spike.u8  the planes of all spike files, packed as in a .dat:
-(all planes, plane_bytes) uint8
+Each has three methods. `clips(source)` lists the clips of a data root. `images(...)` reads crops of
+frames. `stream(...)` reads planes of a spike file. data/clip_dataset.py calls them.
+
+Files of a clip cache:
+
+    <path>/index.json              format, digest of the source files, spike geometry, and the
+                                   fields `STORED` of every clip
+    <path>/<clip>/lq.u8            (frames, H, W, 3) uint8 in the order B, G, R
+    <path>/<clip>/gt.u8            likewise, and gt_instants.u8 (frames K, H, W, 3)
+    <path>/<clip>/spike.u8         (planes, bytes of a plane) uint8: the planes of all spike files
+                                   of the clip one after the other, packed as in a .dat
 """
 
-import itertools
 import json
 import logging
 import math
@@ -46,9 +54,11 @@ from utils.options.section import Registry
 logger = logging.getLogger(__name__)
 
 IO_BACKENDS = Registry("io backend", "type")
+
+# Version of the files of a clip cache. Raise it if they change, so that old caches are refused.
 FORMAT = 1
 INDEX = "index.json"
-# Fields of each clip
+# Fields of a `Clip` that the index stores. The others follow from the options at each start.
 STORED = (
     "name",
     "stems",
@@ -60,7 +70,16 @@ STORED = (
     "gt_size",
     "gt_instants",
 )
+# Largest index in bytes. The index of the 64,612 clips of Vimeo-90K is far smaller.
+LARGEST_INDEX = 2**32
+# Share of the host's memory that decoded images may take (cache_data). The rest is for the run.
+MOST_MEMORY = 0.8
+# Share of the free space that a new clip cache may take, so that the disk is never full.
+MOST_DISK = 0.95
 BUILD = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
+
+
+# ---- Files on disk ---------------------------------------------------------------------------
 
 
 @IO_BACKENDS.register("disk", given=("cache_data",))
@@ -72,80 +91,101 @@ class DiskFiles:
     """
 
     cache_data: bool = False
-    # Clip and kind -> for each frame, a byte that is 1 once its image is there, and the image.
+    # Decoded images, {(clip, kind): array (frames, 1 + H W 3) uint8}. The first byte of a row is 1
+    # once the image of this frame is there; the other bytes are the image.
     _kept: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Only forked processes share memory; others read the files
+        # Only forked processes share memory. A process that gets a pickled copy reads the files.
         return {
             "cache_data": False,
             "_kept": {},
         }
 
     def clips(self, source: Source) -> Sequence[Clip]:
-        """The clips of the source, checked: as this run has found them, else as they are now.
+        """Return the clips of the source.
 
+        If this run has checked the data, its result is used. Else the files are checked now.
         Raises DataError with all problems.
         """
         clips: Sequence[Clip] | None = checked_clips(source)
         if clips is None:
             found, problems = manifest.scan(source)
             manifest.raise_problems([(source, problems)])
-            clips = [replace(clip, name=source.part + clip.name) for clip in found]
-        if not self.cache_data:
-            return clips
-        # Forked workers inherit this memory; it is allocated as images are decoded.
-        kinds = [(clip, kind) for clip in clips for kind in clip.image_kinds]
-        shapes = [
-            (len(getattr(clip, kind)), 1 + 3 * math.prod(clip.size_of(kind)))
-            for clip, kind in kinds
-        ]
-        total = sum(map(math.prod, shapes)) + sum(kept.size for kept in self._kept.values())
-        if total > 0.8 * (memory := os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE):
-            text = (
-                "cache_data is ignored: it would keep %.1f GB of images, "
-                "this host has %.1f GB of memory; "
-            )
-            logger.warning(text + 'use io_backend "cache" instead', total / 1e9, memory / 1e9)
-            self.cache_data = False
-            return clips
-        for (clip, kind), shape in zip(kinds, shapes, strict=True):
-            self._kept[clip.name, kind] = np.frombuffer(
-                mmap.mmap(-1, math.prod(shape)), np.uint8
-            ).reshape(shape)
+            clips = [replace(clip, name=source.name_prefix + clip.name) for clip in found]
+        if self.cache_data:
+            self._allocate_memory(clips)
         return clips
 
-    def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B,
-        G, R.
+    def _allocate_memory(self, clips: Sequence[Clip]) -> None:
+        """Reserve memory for the decoded images of these clips, if the host has enough.
+
+        The system gives the memory page by page when an image is written into it. Forked loader
+        workers inherit it, so all of them fill and read one copy.
         """
-        found, size, paths = [], clip.size_of(kind), getattr(clip, kind)
+        shapes = {}
+        for clip in clips:
+            for kind in clip.image_kinds:
+                frames = len(getattr(clip, kind))
+                height, width = clip.size_of(kind)
+                shapes[clip.name, kind] = (frames, 1 + height * width * 3)
+        total = sum(math.prod(shape) for shape in shapes.values())
+        # Images of the roots before this one.
+        total += sum(kept.size for kept in self._kept.values())
+        memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        if total > MOST_MEMORY * memory:
+            text = (
+                "cache_data is ignored: it would keep %.1f GB of images, "
+                'this host has %.1f GB of memory; use io_backend "cache" instead'
+            )
+            logger.warning(text, total / 1e9, memory / 1e9)
+            self.cache_data = False
+            return
+        for key, shape in shapes.items():
+            # -1: memory without a file, filled with zeros.
+            shared = mmap.mmap(-1, math.prod(shape))
+            self._kept[key] = np.frombuffer(shared, np.uint8).reshape(shape)
+
+    def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
+        """Return the crop `aug` of some images of one kind: (T, h, w, 3) uint8 in B, G, R.
+
+        kind: "lq", "gt" or "gt_instants". frames: numbers of the images within the clip.
+        """
+        height = clip.size_of(kind)[0]
+        scale = height // clip.size[0]  # of this kind over lq; `aug` counts pixels of lq
+        crops = []
         for number in frames:
-            if clip.opened:
-                image = clip.opened[kind].read(number)[..., ::-1]
-            elif not self.cache_data:
-                image = files.read_bgr(paths[number], size)
-            else:
-                kept = self._kept[clip.name, kind][number]
-                if not kept[0]:  # two processes may fill it at once: they write the same bytes
-                    kept[1:] = files.read_bgr(paths[number], size).ravel()
-                    kept[0] = 1
-                image = kept[1:].reshape(*size, 3)
-            found.append(aug.crop(image, size[0] // clip.size[0]))
-        return np.stack(found)
+            crops.append(aug.crop(self._image(clip, kind, number), scale))
+        return np.stack(crops)
+
+    def _image(self, clip: Clip, kind: str, number: int) -> np.ndarray:
+        """Return image `number` of one kind, (H, W, 3) uint8 in B, G, R."""
+        if clip.opened:  # a user's clip, maybe a film
+            return clip.opened[kind].read(number)[..., ::-1]
+        path = getattr(clip, kind)[number]
+        size = clip.size_of(kind)
+        if not self.cache_data:
+            return files.read_bgr(path, size)
+        kept = self._kept[clip.name, kind][number]
+        if not kept[0]:
+            # Two workers may do this at once. Both write the same bytes, so no lock is needed. The
+            # mark comes after the image, so that nobody reads half an image.
+            kept[1:] = files.read_bgr(path, size).ravel()
+            kept[0] = 1
+        return kept[1:].reshape(*size, 3)
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
-        """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
-        file, known = (
-            files.open_spike_file(piece.file, clip.spikes.geometry, clip.spikes.remainder),
-            clip.spike_files,
-        )
-        if file.planes != known[piece.file]:
-            what, expected = (
-                f"spike file has {file.planes} planes now",
-                f"{known[piece.file]}, as at the start",
+        """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}."""
+        geometry = clip.spikes.geometry
+        file = files.open_spike_file(piece.file, geometry, clip.spikes.remainder)
+        planes = clip.spike_files[piece.file]
+        if file.planes != planes:
+            raise DataError(
+                what=f"spike file has {file.planes} planes now",
+                where=piece.file,
+                expected=f"{planes}, as at the start",
+                do="restore the file",
             )
-            raise DataError(what, piece.file, expected, "restore the file")
         return file.read(piece.first, piece.count, crop)
 
 
@@ -154,6 +194,9 @@ class LmdbFiles(DiskFiles):
     """As "disk", but each dataroot whose name ends in .lmdb is a database, in the layout of KAIR
     and BasicSR.
     """
+
+
+# ---- Read a clip cache -----------------------------------------------------------------------
 
 
 @IO_BACKENDS.register("cache")
@@ -167,73 +210,102 @@ class CacheReader:
     path: str
 
     def clips(self, source: Source) -> list[Clip]:
-        """The cached clips, after a check that the cache still matches the source.
+        """Return the cached clips, after a check that the cache still matches the source.
 
         Source folders that are not on this machine are not compared. Raises DataError for a stale
         or broken cache.
         """
-        index, kinds, spikes = (
-            _load_index(os.path.join(self.path, source.part)),
-            source.kinds(),
-            source.spikes,
-        )
-        if missing := sorted(kinds.keys() - index["source"].keys()):
+        index = _load_index(os.path.join(self.path, source.name_prefix))
+        self._refuse_other_options(index, source)
+        self._refuse_changed_source(index, source)
+        clips = []
+        for record in index["clips"]:
+            clip = self._clip_of(record, source)
+            self._refuse_other_arrays(clip, source)
+            if source.spikes:
+                clip = self._with_exposures(clip, source)
+            clips.append(replace(clip, name=source.name_prefix + clip.name))
+        return clips
+
+    def _refuse_other_options(self, index: dict[str, Any], source: Source) -> None:
+        """Refuse a cache that was built with other options than the data set has now."""
+        missing = sorted(source.kinds().keys() - index["source"].keys())
+        if missing:
             raise self._stale(f"it holds no {', '.join(missing)}")
-        if spikes and SpikeGeometry(**index["spike"]) != spikes.geometry.stored_as_raster:
-            raise self._stale(f"its spikes are {index['spike']}")
-        if index["selection"] != [source.listed or {}, sorted(source.left_out)]:
+        if source.spikes:
+            stored = SpikeGeometry(**index["spike"])
+            if stored != source.spikes.geometry.stored_as_raster:
+                raise self._stale(f"its spikes are {index['spike']}")
+        if index["selection"] != _selection_of(source):
             raise self._stale(
                 "it was built for another selection of clips (meta_info_file, val_partition)"
             )
-        here = [kind for kind, (root, _, _) in kinds.items() if os.path.exists(root)]
-        found = manifest.list_source(source, here)
-        changed = [
-            kind for kind in found if index["source"][kind] != manifest.digest({kind: found[kind]})
-        ]
+
+    def _refuse_changed_source(self, index: dict[str, Any], source: Source) -> None:
+        """Refuse a cache if files of its source have changed since it was built."""
+        kinds = source.kinds()
+        here = [kind for kind, place in kinds.items() if os.path.exists(place.root)]
+        changed = []
+        for kind, listing in manifest.list_source(source, here).items():
+            if index["source"][kind] != manifest.digest({kind: listing}):
+                changed.append(kind)
         if changed:
             raise self._stale(f"{', '.join(changed)} files of the source have changed since")
         if len(here) < len(kinds):
             logger.info(
                 "the source of cache %s is not on this machine: not checked for changes", self.path
             )
-        unused: dict[str, Any] = {
-            kind: () for kind in ("gt", "gt_instants", "spike") if kind not in kinds
-        }
-        clips = []
-        for record in index["clips"]:
-            values: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in record.items()
-            }
-            own = source.own_spikes.get(record["name"], spikes)
-            clip = Clip(**{key: values[key] for key in STORED} | unused, spikes=own)
-            for kind, shape in _arrays(clip).items():
-                path = Path(self.path, source.part, clip.name, f"{kind}.u8")
-                found, need = path.stat().st_size if path.exists() else 0, math.prod(shape)
-                if found != need:
-                    raise self._stale(f"{path} has {found} bytes, expected {need}")
-            if spikes:
-                is_one_file = len(clip.spike_files) < len(clip)
-                if len(clip) > 1 and is_one_file != source.has_one_spike_file:
-                    held = "one spike file" if is_one_file else "a spike file of each frame"
-                    raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
-                exposures = clip.spikes.exposures(
-                    clip.name, list(clip.spike_files.items()), len(clip)
-                )
-                clip = replace(clip, exposures=exposures)
-            clips.append(replace(clip, name=source.part + clip.name))
-        return clips
 
-    # `images` and `stream` are those of `DiskFiles`, from the raw arrays.
+    def _clip_of(self, record: dict[str, Any], source: Source) -> Clip:
+        """Return a clip without its exposures. record: its entry in the index."""
+        kinds = source.kinds()
+        values: dict[str, Any] = {}
+        for key in STORED:
+            value = record[key]
+            # JSON has no tuples, and a Clip has no lists.
+            values[key] = tuple(value) if isinstance(value, list) else value
+        # A cache may hold kinds of files that these options do not use.
+        for kind in ("gt", "gt_instants", "spike"):
+            if kind not in kinds:
+                values[kind] = ()
+        spikes = source.own_spikes.get(record["name"], source.spikes)
+        return Clip(**values, spikes=spikes)
+
+    def _refuse_other_arrays(self, clip: Clip, source: Source) -> None:
+        """Refuse a cache in which a file of a clip is missing or has another size."""
+        for kind, shape in _arrays(clip).items():
+            path = Path(self.path, source.name_prefix, clip.name, f"{kind}.u8")
+            found = path.stat().st_size if path.exists() else 0
+            need = math.prod(shape)
+            if found != need:
+                raise self._stale(f"{path} has {found} bytes, expected {need}")
+
+    def _with_exposures(self, clip: Clip, source: Source) -> Clip:
+        """Return the clip with the planes of each frame, which follow from the spike options."""
+        is_one_file = len(clip.spike_files) < len(clip)
+        # In a clip of one frame, one file is both: the file of the clip and of its frame.
+        if len(clip) > 1 and is_one_file != source.has_one_spike_file:
+            held = "one spike file" if is_one_file else "a spike file of each frame"
+            raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
+        known = list(clip.spike_files.items())
+        return replace(clip, exposures=clip.spikes.exposures(clip.name, known, len(clip)))
+
+    # `images` and `stream` return the same as those of `DiskFiles`, from the raw arrays.
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        stored, scale = self._map(clip, kind), clip.size_of(kind)[0] // clip.size[0]
-        return np.stack([aug.crop(stored[i], scale) for i in frames])
+        stored = self._map(clip, kind)
+        scale = clip.size_of(kind)[0] // clip.size[0]
+        return np.stack([aug.crop(stored[number], scale) for number in frames])
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
-        geometry, stored = clip.spikes.geometry.stored_as_raster, self._map(clip, "spike")
-        before = itertools.takewhile(lambda file: file != piece.file, clip.spike_files)
-        first = sum(clip.spike_files[file] for file in before) + piece.first
+        geometry = clip.spikes.geometry.stored_as_raster
+        stored = self._map(clip, "spike")
+        # The planes of the files before this one come first in the array.
+        first = piece.first
+        for file, planes in clip.spike_files.items():
+            if file == piece.file:
+                break
+            first += planes
         return SpikeFile(piece.file, geometry, len(stored), stored).read(first, piece.count, crop)
 
     def arrays_of(self, clip: Clip) -> list[str]:
@@ -241,106 +313,164 @@ class CacheReader:
         return [str(Path(self.path, clip.name, f"{kind}.u8")) for kind in _arrays(clip)]
 
     def _map(self, clip: Clip, kind: str) -> np.ndarray:
-        path, shape = Path(self.path, clip.name, f"{kind}.u8"), _arrays(clip)[kind]
+        """Map an array of the cache into memory. Raises DataError."""
+        path = Path(self.path, clip.name, f"{kind}.u8")
+        shape = _arrays(clip)[kind]
         try:
             return np.memmap(path, np.uint8, "r", shape=shape)
-        except (OSError, ValueError) as e:
-            what, expected = f"cannot map cached clip: {e}", f"{math.prod(shape)} bytes"
-            raise DataError(what, str(path), expected, f"build the cache again: {BUILD}") from e
+        except (OSError, ValueError) as e:  # ValueError: the file is shorter than the shape
+            raise DataError(
+                what=f"cannot map cached clip: {e}",
+                where=str(path),
+                expected=f"{math.prod(shape)} bytes",
+                do=f"build the cache again: {BUILD}",
+            ) from e
 
     def _stale(self, why: str) -> DataError:
-        what, expected = (
-            f"the clip cache does not fit the data: {why}",
-            "a cache built from the data as they are now",
+        """Return the error for a cache that must be built again."""
+        return DataError(
+            what=f"the clip cache does not fit the data: {why}",
+            where=self.path,
+            expected="a cache built from the data as they are now",
+            do=f"build it again: {BUILD}",
         )
-        return DataError(what, self.path, expected, f"build it again: {BUILD}")
+
+
+# ---- Build a clip cache ----------------------------------------------------------------------
 
 
 def build_cache(
     source: Source, path: str, track: Callable[[list[Clip]], Iterable[Clip]] = iter
 ) -> list[Clip]:
-    """Write the clips of `source` to the folder `path`, which appears complete or not at all.
+    """Write the clips of `source` to the folder `path`. Returns the clips.
 
-    After an interruption, a second call writes only the missing clips. track: shows the progress
-    over the clips.
+    The folder appears complete or not at all. After an interruption, a second call writes only the
+    missing clips.
+    track: yields the clips that it gets, and shows the progress.
     Raises DataError for wrong data and, before anything is written, for a disk without enough room.
     """
     target = Path(os.path.abspath(path))
     refuse_overlap(target, source.roots(), "--out")
-    cached, (clips, problems) = _cached_clips(target), manifest.scan(source)
+    cached = _cached_clips(target)
+    clips, problems = manifest.scan(source)
     manifest.raise_problems([(source, problems)])
-    if cached and not cached & {clip.name for clip in clips}:
-        what = (
-            f"the folder holds the cache of other clips: {min(cached)} and {len(cached) - 1} more"
-        )
-        raise DataError(
-            what, str(target), "a cache of the same clips", "choose another --out for each split"
-        )
+    _refuse_cache_of_others(cached, clips, target)
+
+    # The clips are written into this folder, which gets its final name at the end.
     partial = target.with_name(f".{target.name}.partial")
-    index = {
-        "format": FORMAT,
-        "source": {
-            kind: manifest.digest({kind: found})
-            for kind, found in manifest.list_source(source).items()
-        },
-        "selection": [source.listed or {}, sorted(source.left_out)],
-        "spike": asdict(source.spikes.geometry.stored_as_raster) if source.spikes else None,
-        "clips": [{key: getattr(clip, key) for key in STORED} for clip in clips],
-    }
-    begun, wanted = partial / INDEX, json.dumps(index)
-    if (
-        not (partial / MARK).is_file()
-        or not begun.is_file()
-        or begun.read_text(encoding="utf-8") != wanted
-    ):
+    index = json.dumps(_index_of(source, clips))
+    # Continue an interrupted build only if it was for the same clips and files.
+    if not _has_begun(partial, index):
         scratch_folder(partial)
-        write_whole(begun, wanted.encode())
+        write_whole(partial / INDEX, index.encode())
     left = [clip for clip in clips if not (partial / clip.name).exists()]
-    need = sum(math.prod(shape) for clip in left for shape in _arrays(clip).values())
-    if need > 0.95 * (free := free_bytes(partial)):
-        what = f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
-        raise DataError(
-            what, str(partial.parent), "enough free space", "free some, or choose another disk"
-        )
+    _refuse_full_disk(left, partial)
     for clip in track(left):
         _write_clip(clip, partial)
     if target.exists():
+        # Look again before removing it, because somebody may have put files there meanwhile.
         _cached_clips(target)
         shutil.rmtree(target)
     publish_folder(partial, target)
     return clips
 
 
-def _cached_clips(target: Path) -> set[str]:
-    """The names of the clips in the cache `target`; none where there is nothing.
+def _selection_of(source: Source) -> list[Any]:
+    """Return which clips of the folders belong to the data set, in the form of the index."""
+    return [source.listed or {}, sorted(source.left_out)]
 
-    Raises DataError where it holds anything but a clip cache: only that is replaced.
+
+def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
+    """Return the content of index.json."""
+    digests = {}
+    for kind, listing in manifest.list_source(source).items():
+        digests[kind] = manifest.digest({kind: listing})
+    spike = None
+    if source.spikes:
+        spike = asdict(source.spikes.geometry.stored_as_raster)
+    return {
+        "format": FORMAT,
+        "source": digests,
+        "selection": _selection_of(source),
+        "spike": spike,
+        "clips": [{key: getattr(clip, key) for key in STORED} for clip in clips],
+    }
+
+
+def _has_begun(partial: Path, index: str) -> bool:
+    """Whether `partial` is our folder of an interrupted build with the same index."""
+    begun = partial / INDEX
+    if not (partial / MARK).is_file() or not begun.is_file():
+        return False
+    return begun.read_text(encoding="utf-8") == index
+
+
+def _refuse_cache_of_others(cached: set[str], clips: Sequence[Clip], target: Path) -> None:
+    """Refuse to replace a cache that has no clip in common with the new one.
+
+    It is probably the cache of the other split. cached: names of the clips in it.
+    """
+    names = {clip.name for clip in clips}
+    if cached and cached.isdisjoint(names):
+        raise DataError(
+            what="the folder holds the cache of other clips: "
+            f"{min(cached)} and {len(cached) - 1} more",
+            where=str(target),
+            expected="a cache of the same clips",
+            do="choose another --out for each split",
+        )
+
+
+def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
+    """Refuse to write these clips if the disk has too little room."""
+    need = 0
+    for clip in clips:
+        need += sum(math.prod(shape) for shape in _arrays(clip).values())
+    free = free_bytes(partial)
+    if need > MOST_DISK * free:
+        raise DataError(
+            what=f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            where=str(partial.parent),
+            expected="enough free space",
+            do="free some, or choose another disk",
+        )
+
+
+def _cached_clips(target: Path) -> set[str]:
+    """Return the names of the clips in the cache `target`, none if nothing has this name.
+
+    Raises DataError if the folder holds anything but a clip cache, because the folder is going to
+    be replaced.
     """
     if not os.path.lexists(target):
         return set()
-    do = "move it away, or choose another --out"
-    clips = (
-        {clip["name"] for clip in _load_index(str(target), do)["clips"]}
-        if (target / INDEX).is_file()
-        else set()
-    )
-    names = {INDEX, *(f"{clip}/{kind}.u8" for clip in clips for kind in (*IMAGE_KINDS, "spike"))}
-    refuse_foreign(
-        target,
-        {n: (target / n).stat().st_size for n in names if (target / n).is_file()},
-        "a clip cache",
-    )
+    clips = set()
+    if (target / INDEX).is_file():
+        index = _load_index(str(target), do="move it away, or choose another --out")
+        clips = {clip["name"] for clip in index["clips"]}
+    # All files that a cache of these clips may have.
+    names = [INDEX]
+    for clip in clips:
+        for kind in (*IMAGE_KINDS, "spike"):
+            names.append(f"{clip}/{kind}.u8")
+    sizes = {}
+    for name in names:
+        if (target / name).is_file():
+            sizes[name] = (target / name).stat().st_size
+    refuse_foreign(target, sizes, "a clip cache")
     return clips
 
 
 def _write_clip(clip: Clip, folder: Path) -> None:
+    """Write the arrays of a clip to <folder>/<clip>, which appears complete or not at all."""
     temporary = folder / ".clip.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     for kind in clip.image_kinds:
         with open(temporary / f"{kind}.u8", "wb") as file:
             for path in getattr(clip, kind):
-                file.write(files.read_bgr(path, clip.size_of(kind)).tobytes())
+                image = files.read_bgr(path, clip.size_of(kind))
+                file.write(image.tobytes())
     if clip.spike:
         geometry = clip.spikes.geometry
         stored = geometry.stored_as_raster
@@ -348,40 +478,47 @@ def _write_clip(clip: Clip, folder: Path) -> None:
             for path in clip.spike_files:
                 planes = files.open_spike_file(path, geometry, clip.spikes.remainder)
                 if planes.packed is not None and geometry == stored:
+                    # The file has the form of the cache already.
                     file.write(planes.packed.data)
                 else:
-                    for part in planes.parts(0, planes.planes):
-                        file.write(pack(part, stored).data)
+                    # Unpack and pack again, some planes at a time, to bound the memory.
+                    for some_planes in planes.parts(0, planes.planes):
+                        file.write(pack(some_planes, stored).data)
+    # A clip "a/b" lies in a folder "a".
     (folder / clip.name).parent.mkdir(parents=True, exist_ok=True)
     os.replace(temporary, folder / clip.name)
 
 
 def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
-    """Kind of array -> its shape."""
+    """Return {kind: shape of its array in a cache}. All arrays are uint8."""
     shapes: dict[str, tuple[int, ...]] = {}
     for kind in clip.image_kinds:
         shapes[kind] = (len(getattr(clip, kind)), *clip.size_of(kind), 3)
     if clip.spike:
-        plane_bytes = clip.spikes.geometry.stored_as_raster.plane_bytes
-        shapes["spike"] = (sum(clip.spike_files.values()), plane_bytes)
+        planes = sum(clip.spike_files.values())
+        shapes["spike"] = (planes, clip.spikes.geometry.stored_as_raster.plane_bytes)
     return shapes
 
 
 def _load_index(
     path: str, do: str = f"move it away, if there is one, and build it: {BUILD}"
 ) -> dict[str, Any]:
+    """Read the index of a cache. do: advice if it cannot be read. Raises DataError."""
     where = Path(path, INDEX)
     try:
-        index = read_json(where, largest=2**32)  # Vimeo-90K has 64,612 clips
+        index = read_json(where, largest=LARGEST_INDEX)
         if index["format"] != FORMAT:
             raise ValueError(f"format {index['format']}, not {FORMAT}")
+        # Names become paths below the folder of the cache.
         for clip in index["clips"]:
             checked_name(clip["name"], str(where))
     except (OSError, ValueError, KeyError, TypeError) as e:
+        # The text of a KeyError is the name of the missing key alone.
         why = f"no {e}" if isinstance(e, KeyError) else str(e)
-        what, expected = (
-            f"cannot read the clip cache: {why}",
-            "a folder made by scripts/build_clip_cache.py",
-        )
-        raise DataError(what, str(where), expected, do) from e
+        raise DataError(
+            what=f"cannot read the clip cache: {why}",
+            where=str(where),
+            expected="a folder made by scripts/build_clip_cache.py",
+            do=do,
+        ) from e
     return index

@@ -1,12 +1,18 @@
-"""What the check of a data set found, for later starts, other ranks and loader workers.
+"""The stored result of the data check, called a record. Later starts read it instead of all files.
 
-<path.root>/.preflight/<question>.json holds counts and warnings, and beside it <question>.npz the
-clips as arrays (data/clips/table.py) with the states of their folders. `question` is a digest of
-all options that the check depends on.
+A record is two files in <path.root>/.preflight. Their name is a digest of all options that the
+check depends on (`question`) and the scale of the network:
 
-Both files are data that anybody may have written. Their sizes and values are bounded, and they are
-compared with the data set: the state of every folder, and the files of some clips. A record that
-does not fit is as good as none.
+    3f2a90c1d4e5b677_x1.json   {"counts": "22 clips, ...", "warnings": [...], "arrays": SHA-256}
+    3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/table.py), and the state of each
+                               folder (`State` in data/clips/files.py)
+
+`Kept` reads and writes the record of one data root. `checked_clips` gives the clips of a record to
+other ranks and to loader workers.
+
+Anybody may have written these files. So their sizes and values are bounded, nothing in them is
+executed, and they are compared with the data set: the state of every folder, and the files of some
+clips. A record that does not fit is ignored, and the check runs again.
 """
 
 import hashlib
@@ -47,31 +53,46 @@ from utils.json_file import read_json
 
 logger = logging.getLogger(__name__)
 
-# Raise it if the check finds more than before: then stored results of older checks are ignored.
+# Raise it if the check finds more than before, or if the arrays change. Then records of older
+# versions are ignored.
 FORMAT = 7
-LARGEST = 2**30  # bytes of a record; one of 32,000 clips has 36 million
-# Files that a repeated start looks at in any case. Smaller sets are looked at as a whole.
+# Largest size of the arrays of a record in bytes. A record of 32,000 clips has 36 million.
+LARGEST = 2**30
+# Number of files that a repeated start looks at in any case. Smaller sets are looked at as a whole.
 LEAST_FILES = 4096
+# Default of the option checked_share: the share of the files that a repeated start looks at.
 SHARE = 0.01
-# Columns that tell whether the data are still the same.
+# Number of folders whose states are compared at once. It bounds the memory for their paths.
+FOLDERS_AT_ONCE = 2**14
+# Columns that tell whether the data are still the same: the paths of all listed folders, and the
+# two numbers of the state of each.
 OF_STATES = {"folders": np.uint8, "folder_states": np.int64}
 
 
 @dataclass(frozen=True)
 class Result:
-    """A check without problems. counts: of clips and frames, in words."""
+    """A check without problems.
+
+    counts: numbers of clips and frames, in words. warnings: what the log should say.
+    clips: the checked clips.
+    """
 
     counts: str
     warnings: list[Problem]
     clips: Sequence[Clip]
 
 
-# What other ranks are told of a record: its name, and the SHA-256 of the arrays.
+# What other ranks are told of a record: its name, and the SHA-256 of its arrays. The digest makes
+# sure that all ranks read the same record.
 Mark = tuple[str, str]
 
 
 def question(source: Source) -> str:
-    """Return 16 hex digits that change with every option of the check, but not with the files."""
+    """Return 16 hex digits that change with every option of the check, but not with the files.
+
+    Whoever adds an option to the check must add it here. Else a record of another value of the
+    option would be used.
+    """
     spikes = source.spikes
     asked: list[Any] = [
         FORMAT,
@@ -83,14 +104,23 @@ def question(source: Source) -> str:
         source.septuplets,
     ]
     if spikes:
-        asked.append([
-            repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name,
-            repr(spikes.options), spikes.rate, spikes.light, spikes.context,
-            spikes.timing.describe(),
-        ])  # fmt: skip
-        for one in (spikes, *source.own_spikes.values()):
-            if one.calibration:
-                asked.append(one.calibration.digest())
+        asked.append(
+            [
+                repr(spikes.geometry),
+                repr(spikes.info),
+                spikes.center,
+                spikes.remainder,
+                spikes.name,
+                repr(spikes.options),
+                spikes.rate,
+                spikes.light,
+                spikes.context,
+                spikes.timing.describe(),
+            ]
+        )
+        for each in (spikes, *source.own_spikes.values()):
+            if each.calibration:
+                asked.append(each.calibration.digest())
     else:
         asked.append(None)
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
@@ -101,6 +131,7 @@ def checked_clips(source: Source) -> ClipTable | None:
 
     Returns None if it has not, or if the record cannot be read here.
     """
+    # Set at the start of a run: {question: mark} and the folder of the records.
     marks: Mapping[str, Sequence[str]] = RUN.checked
     if RUN.kept is None or not marks:
         return None
@@ -110,16 +141,21 @@ def checked_clips(source: Source) -> ClipTable | None:
     name, digest = mark
     try:
         content = _read(RUN.kept / f"{name}.npz")
+        # Another run may have replaced the record since.
         if hashlib.sha256(content).hexdigest() != digest:
             return None
         columns = _columns_in(content, types_of(kinds_of(source)))
     except (OSError, ValueError):
         return None
-    return ClipTable(source, columns, source.part)
+    return ClipTable(source, columns, source.name_prefix)
 
 
 class Kept:
-    """The record of one source. folder: where it is kept. scale: of the network."""
+    """The record of one data root.
+
+    folder: where the record is stored. source: the data root. scale: scale of the network.
+    Raises DataError if the meta file cannot be read.
+    """
 
     def __init__(self, folder: Path, source: Source, scale: int) -> None:
         self.source = source
@@ -127,44 +163,49 @@ class Kept:
         self.name = f"{self.question}_x{scale}"
         self.json = folder / f"{self.name}.json"
         self.arrays = folder / f"{self.name}.npz"
-        self.mark: Mark | None = None  # once it is read or written
+        self.mark: Mark | None = None  # set when the record is read or written
 
     def read(self, share: float) -> Result | None:
-        """Return the result if the data are still as they were then, else None.
+        """Return the stored result if the data are the same as then, else None.
 
-        share: share of the files that are looked at, of 0 to 1.
+        share: share of the files that are looked at, 0 to 1.
         """
         types = types_of(kinds_of(self.source))
         try:
-            before = read_json(self.json)
-            warnings = [Problem(*map(str, warning)) for warning in before["warnings"]]
-            counts = str(before["counts"])
+            about = read_json(self.json)
+            warnings = [Problem(*map(str, warning)) for warning in about["warnings"]]
+            counts = str(about["counts"])
             content = _read(self.arrays)
             digest = hashlib.sha256(content).hexdigest()
-            if before["arrays"] != digest:
+            # The two files belong to different checks.
+            if about["arrays"] != digest:
                 return None
             columns = _columns_in(content, types | OF_STATES)
-            del content
+            del content  # the columns are copies; it may have a gigabyte
             refuse_columns({name: columns[name] for name in types}, self.source)
             table = ClipTable(self.source, columns)
             if not self._is_as_before(table, columns, share):
                 return None
+        # Anything else than a correct record: the check runs again.
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        except (DataError, OptionError, SpikeFileError):  # the new check says it
+        # The data have changed and are wrong now. The new check says what is wrong.
+        except (DataError, OptionError, SpikeFileError):
             return None
-        self.mark = self.name, digest
+        self.mark = (self.name, digest)
         return Result(counts, warnings, table)
 
     def write(self, result: Result, columns: Columns, states: Mapping[str, State]) -> None:
-        """Keep a result. A folder that cannot be written is said in the log.
+        """Store a result. If the folder cannot be written, only the log says so.
 
-        columns: the clips. states: of all folders, see `Listing`.
+        columns: the clips as arrays. states: {path: state} of all folders, see `Listing`.
         """
-        paths = "".join(f"{path}\0" for path in states).encode(errors="surrogateescape")
+        # Paths may hold bytes that are not UTF-8, which Python reads as lone surrogates.
+        paths = "".join(f"{path}\0" for path in states)
+        path_bytes = paths.encode(errors="surrogateescape")
         arrays: dict[str, Any] = {
             **columns,
-            "folders": np.frombuffer(paths, np.uint8),
+            "folders": np.frombuffer(path_bytes, np.uint8),
             "folder_states": np.array(list(states.values()), np.int64).ravel(),
         }
         file = io.BytesIO()
@@ -176,60 +217,79 @@ class Kept:
             write_whole(self.arrays, content)
             write_whole(self.json, json.dumps(about).encode())
         except DataError as e:
+            # A run does not need the record, so it goes on.
             logger.info("the result of the data check cannot be stored: %s", e)
             return
-        self.mark = self.name, digest
+        self.mark = (self.name, digest)
 
-    # ---- The data now -----------------------------------------------------------------------
+    # ---- Compare with the data --------------------------------------------------------------
 
     def _is_as_before(self, table: ClipTable, columns: Columns, share: float) -> bool:
-        """Whether no folder has changed since, and no file of some clips. share: see `read`."""
+        """Whether no folder has changed since the check, and no file of some clips.
+
+        share: see `read`.
+        """
         folders = Texts(columns["folders"])
         states = columns["folder_states"].reshape(-1, 2)
-        if len(folders) != len(states) or not self._are_all(folders, table):
+        if len(folders) != len(states) or not self._has_all_folders(folders, table):
             return False
-        for first in range(0, len(folders), 2**14):
-            last = min(first + 2**14, len(folders))
-            before = map(tuple, states[first:last].tolist())
-            now = mapped(state_of, folders.part(first, last))
-            if not all(a == b for a, b in zip(before, now, strict=True)):
-                return False
+        for first in range(0, len(folders), FOLDERS_AT_ONCE):
+            last = min(first + FOLDERS_AT_ONCE, len(folders))
+            states_now = mapped(state_of, folders.between(first, last))
+            states_then = map(tuple, states[first:last].tolist())
+            for then, now in zip(states_then, states_now, strict=True):
+                if then != now:
+                    return False
         if not self._is_complete(table):
             return False
-        return all(mapped(_Same(table, columns), _chosen(table, share), at_once=4))
+        is_same = mapped(_SameClip(table, columns), _chosen(table, share), at_once=4)
+        return all(is_same)
 
-    def _are_all(self, folders: Texts, table: ClipTable) -> bool:
-        """Whether the record has a state of each root and of each folder of a clip."""
-        known = set(folders.part(0, len(folders)))
+    def _has_all_folders(self, folders: Texts, table: ClipTable) -> bool:
+        """Whether the record has a state of each root and of each folder of a clip.
+
+        A forged record could leave out a folder, whose changes would then stay unseen.
+        """
+        known = set(folders.all())
         for kind, place in kinds_of(self.source).items():
             root = place.root
             if is_lmdb(root):
                 continue
             if root not in known:
                 return False
-            within = table.places[kind]
-            for part in set(within.part(0, len(within))):
-                folder = table.roots[kind] + part.removesuffix("/")
-                if folder not in known and os.path.join(root, "") != table.roots[kind] + part:
+            for place_of_clip in set(table.places[kind].all()):
+                path = table.roots[kind] + place_of_clip  # with "/" at its end
+                # A single file of a clip lies in the root itself, whose state is known.
+                is_root = path == os.path.join(root, "")
+                if path.removesuffix("/") not in known and not is_root:
                     return False
         return True
 
     def _is_complete(self, table: ClipTable) -> bool:
-        """Whether the folders of the root are those of the clips of the record."""
+        """Whether the folders of the lq root are those of the clips of the record."""
         root = self.source.dataroot_lq
+        # The state of an LMDB covers its clips. A meta file lists them.
         if is_lmdb(root) or self.source.listed is not None:
             return True
-        names = {name.split("/")[0] for name in table.names.part(0, len(table))}
+        # A clip "a/b" lies in the folder "a" of the root.
+        then = {name.split("/")[0] for name in table.names.all()}
+        now = set()
         with os.scandir(root) as entries:
-            now = {entry.name for entry in entries if entry.name[0] != "." and entry.is_dir()}
-        return names == now - self.source.left_out
+            for entry in entries:
+                if not entry.name.startswith(".") and entry.is_dir():
+                    now.add(entry.name)
+        return then == now - self.source.left_out
 
 
-class _Same:
-    """Says whether clip `number` of a record has the same files, which still make the same clip."""
+class _SameClip:
+    """A function of the number of a clip: whether its files are the same as in the record.
+
+    They must also still make the same clip, because a forged record may hold a wrong clip.
+    """
 
     def __init__(self, table: ClipTable, columns: Columns) -> None:
-        self.table, self.columns = table, columns
+        self.table = table
+        self.columns = columns
         self.usual = manifest.usual_sizes(table.source, table)
 
     def __call__(self, number: int) -> bool:
@@ -237,46 +297,52 @@ class _Same:
         clip = self.table[number]
         found: dict[str, dict[str, FileEntry] | None] = {}
         for kind, place in kinds_of(source).items():
-            known = self._known(kind, number)
-            now = known
+            then = self._files_then(kind, number)
+            now = then  # right for an LMDB, whose state was compared
             if not is_lmdb(place.root):
-                # One spike file of the clip may lie in the root, whose names have not changed.
                 files = list_clip(*place, clip.name)
-                now = list(files.entries().values()) if files else [entry_of(e.path) for e in known]
-            if not set(known) <= set(now):
+                if files:
+                    now = list(files.entries().values())
+                else:
+                    # The one spike file of the clip lies in the root.
+                    now = [entry_of(entry.path) for entry in then]
+            if not set(then) <= set(now):
                 return False
             found[kind] = {stem_of(entry.path): entry for entry in now}
-        sizes = self.usual if number else None
+        # The sizes of the first clip are read, because they are the usual sizes.
+        sizes = self.usual if number > 0 else None
         listed = source.listed[clip.name] if source.listed else None
         check = ClipCheck(clip.name, source, found, sizes)
         return check.run(listed) == clip and not check.problems
 
-    def _known(self, kind: str, number: int) -> list[FileEntry]:
-        """Return the files of one kind of clip `number` as they were."""
+    def _files_then(self, kind: str, number: int) -> list[FileEntry]:
+        """Return the files of one kind of clip `number` as they were at the check."""
         first, last = self.table.begins[kind][number : number + 2].tolist()
-        return list(
-            map(
-                FileEntry,
-                self.table.paths(kind, number),
-                self.columns[f"{kind}_bytes"][first:last].tolist(),
-                self.columns[f"{kind}_times"][first:last].tolist(),
-            )
-        )
+        paths = self.table.paths(kind, number)
+        sizes = self.columns[f"{kind}_bytes"][first:last].tolist()
+        times = self.columns[f"{kind}_times"][first:last].tolist()
+        return [FileEntry(*each) for each in zip(paths, sizes, times, strict=True)]
 
 
 def _chosen(table: ClipTable, share: float) -> range:
-    """Return the numbers of the clips that are looked at, evenly spaced, others at each start."""
+    """Return the numbers of the clips that are looked at: evenly spaced, others at each start.
+
+    With 100,000 files and share 0.01, that is every 24th clip, because LEAST_FILES is larger than
+    1000 files.
+    """
     files = sum(int(begins[-1]) for begins in table.begins.values())
     wanted = max(LEAST_FILES, share * files)
     step = max(1, math.floor(files / wanted))
-    return range(time.time_ns() % step, len(table), step)
+    # The clock makes each start begin with another clip. So in time all clips are looked at.
+    first = time.time_ns() % step
+    return range(first, len(table), step)
 
 
 # ---- Arrays in a file ------------------------------------------------------------------------
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a file. Raises OSError, ValueError."""
+    """Return the content of a file. Raises OSError, and ValueError if it is too large."""
     content = read_plain(path, LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"it has more than {LARGEST} bytes")
@@ -284,16 +350,18 @@ def _read(path: Path) -> bytes:
 
 
 def _columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
-    """Return columns of an .npz that is not compressed. types: {column: the type of its values}.
+    """Return columns of an .npz file. types: {column: the type of its values}.
 
-    Nothing in it is executed, and it takes no more memory than it has bytes. Raises ValueError.
+    We do not use np.load: nothing in the file may be executed, and it may take no more memory than
+    it has bytes. So arrays must not be compressed. Raises ValueError.
     """
     columns = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for name, kind in types.items():
                 member = archive.getinfo(f"{name}.npy")
-                if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
+                is_encrypted = member.flag_bits & 1
+                if member.compress_type != zipfile.ZIP_STORED or is_encrypted:
                     raise ValueError(f"{name} is compressed")
                 columns[name] = _column(archive.read(member), kind)
     except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, SyntaxError) as e:
@@ -302,7 +370,10 @@ def _columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
 
 
 def _column(content: bytes, kind: Any) -> np.ndarray:
-    """Return the one-dimensional array in a .npy. kind: of its values. Raises ValueError."""
+    """Return the one-dimensional array in the content of a .npy file.
+
+    kind: type of its values. Raises ValueError for any other array.
+    """
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
@@ -310,6 +381,7 @@ def _column(content: bytes, kind: Any) -> np.ndarray:
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     if dtype != kind or len(shape) != 1:
         raise ValueError(f"an array {shape} of {dtype}")
+    # The values stand after the header, which the lines above have read.
     column = np.frombuffer(content, kind, offset=file.tell())
     if len(column) != shape[0]:
         raise ValueError(f"{len(column)} values, not {shape[0]}")

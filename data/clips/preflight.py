@@ -1,10 +1,21 @@
 """Check all data before a run, and report all problems in one table.
 
-A first start opens each file once, in threads. What it found is kept under <path.root>/.preflight
-(data/clips/kept.py). While no folder changes, a repeated start looks at some of the files alone.
+The flow of a first start:
+
+    preflight             each split (train, test) of the option file
+      check_source        each data root of a split
+        _Check.run        list all files, then look at them in groups of some thousand:
+          _look             open each file once, in threads
+          _check_clips      do the names, sizes and numbers of files fit (ClipCheck)?
+          _warn             what is lost in reading, do spikes and frames fit (spike_check)?
+
+A look at a file is what was seen when it was opened: its size, its time of change, the size of the
+picture, and what is wrong with it (data/clips/look.py).
+
+The result is stored under <path.root>/.preflight (data/clips/kept.py). While no folder changes, a
+repeated start reads the stored result and looks at only some of the files.
 """
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +33,14 @@ from data.clips.kept import SHARE, Kept, Mark, Result
 from data.clips.look import Look, look_at_picture, look_at_spikes
 from data.clips.source import Problem, Source
 from data.clips.spike_check import check_spikes
-from data.clips.table import ClipTable, Columns, TableBuilder, frames_of, planes_of, unlike
+from data.clips.table import (
+    ClipTable,
+    Columns,
+    TableBuilder,
+    frames_of,
+    one_of_each_form,
+    planes_of,
+)
 from data.clips.threads import mapped
 from utils.dist import watchdog
 from utils.errors import DataError
@@ -31,20 +49,27 @@ from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
 
-# (total, name, unit) -> a progress, for a `with`.
+# A function (total, name, unit) that opens a progress bar, for a `with` block.
 Show = Callable[[int, str, str], Any]
+# Shows no progress.
 HIDDEN: Show = partial(open_progress, "none")
 
-# The looks at so many files are in memory at once.
+# About so many files are looked at before their clips are checked. It bounds the memory, because
+# what was seen of a file is forgotten after its group.
 FILES_AT_ONCE = 4096
 
 
 @dataclass
 class Report:
-    """The result for one root of a split: its clips without problems, problems, and warnings.
+    """The result of the check of one data root.
 
+    name: name of the split, and of the root if there are several.
+    source: the checked root.
+    clips: its clips without problems.
+    problems: what forbids a run. warnings: what the log should say.
     note: what the log says in place of the counts, if no file was read.
-    question, mark: of the record that is kept of it, see data/clips/kept.py; None: there is none.
+    question, mark: name and checksum of the stored result, see data/clips/kept.py. "" and None if
+    nothing is stored.
     """
 
     name: str
@@ -57,11 +82,15 @@ class Report:
     mark: Mark | None = None
 
     def counts(self) -> str:
-        """Return clips, frames, sizes and planes in one line."""
+        """Return clips, frames, sizes and planes in one line.
+
+        For example "22 clips, 2103 frames of 720 x 1280, spike files of 56 planes".
+        """
         frames = sum(frames_of(self.clips))
-        sizes = sorted({"{} x {}".format(*clip.size) for clip in unlike(self.clips)})
+        sizes = {"{} x {}".format(*clip.size) for clip in one_of_each_form(self.clips)}
+        shown_sizes = ", ".join(sorted(sizes)) or "-"
+        text = f"{len(self.clips)} clips, {frames} frames of {shown_sizes}"
         planes = sorted(planes_of(self.clips))
-        text = f"{len(self.clips)} clips, {frames} frames of {', '.join(sizes) or '-'}"
         if planes:
             text += f", spike files of {', '.join(map(str, planes))} planes"
         return text
@@ -70,22 +99,24 @@ class Report:
 def preflight(
     datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN, scale: int = 1
 ) -> dict[str, Mark]:
-    """Check the data of all splits, each by its dataset class. One process calls it.
+    """Check the data of all splits, each by its dataset class. Only one process calls it.
 
-    stored: folder of earlier results. show, scale: see `check_source`.
-    Returns the marks of the records that now hold, for the other ranks (`Run.checked`).
+    stored: folder of stored results. show, scale: see `check_source`.
+    Returns {question: mark} of the stored results that hold now, for the other ranks
+    (`Run.checked`).
     Raises DataError (exit code 3) with every problem of every split.
     """
     reports: list[Report] = []
     unreadable = []
     for split, section in datasets:
-        # A dataset without `check` reads no clips.
+        # A split may be left out. A dataset without the method `check` reads no clips.
         if section is None or not hasattr(section.constructor, "check"):
             continue
         start = time.monotonic()
         try:
             found = section.constructor.check(section, split, stored=stored, show=show, scale=scale)
-        except DataError as e:  # a whole root is missing; the other split may lack one too
+        except DataError as e:
+            # A whole root is missing. Go on, because the other split may lack one, too.
             unreadable.append(e)
             continue
         reports += found
@@ -97,6 +128,7 @@ def preflight(
 
 
 def _log(report: Report, split: str, seconds: float) -> None:
+    """Log the warnings of a report, and its counts if there are no problems."""
     for warning in report.warnings:
         logger.warning("data %s: %s", split, warning)
     if not report.problems:
@@ -115,17 +147,19 @@ def check_source(
 ) -> Report:
     """Check clips in folders or LMDBs. Returns the report.
 
-    name: name of the split and the root.
-    stored: folder of earlier results. A data set that has not changed since is not read again.
+    source: the data root. name: name of the split and the root.
+    stored: folder of stored results. A data set that has not changed since is not read again. None:
+    read everything, and store nothing.
     decode: whether to decode every image, which also finds flipped bits. Otherwise only header and
     end of an image are read.
-    show: called with the number of files, opens their progress.
+    show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
     share: share of the files that are looked at if no folder has changed.
     """
     kept = None
     if stored:
-        # Without the meta file there is no record. The listing says what else is missing.
+        # The name of a stored result depends on the meta file. If this cannot be read, nothing is
+        # stored, and the listing of the files below raises the error.
         with suppress(DataError):
             kept = Kept(stored, source, scale)
     if kept:
@@ -133,7 +167,8 @@ def check_source(
         if known:
             note = f"{known.counts}, as checked before"
             report = Report(name, source, known.clips, warnings=known.warnings, note=note)
-            report.question, report.mark = kept.question, kept.mark
+            report.question = kept.question
+            report.mark = kept.mark
             return report
 
     check = _Check(source, decode)
@@ -141,7 +176,8 @@ def check_source(
     if kept and not report.problems:
         found = Result(report.counts(), report.warnings, report.clips)
         kept.write(found, check.columns, check.states)
-        report.question, report.mark = kept.question, kept.mark
+        report.question = kept.question
+        report.mark = kept.mark
     return report
 
 
@@ -149,7 +185,11 @@ def check_source(
 
 
 class _Job(NamedTuple):
-    """A file to look at. clip: its name. known: its entry, if it lies in an LMDB."""
+    """A file to look at.
+
+    clip: name of its clip. kind: "lq", "gt", "gt_instants" or "spike".
+    path: its path. known: its size and time, if it lies in an LMDB; None: look them up.
+    """
 
     clip: str
     kind: str
@@ -158,24 +198,25 @@ class _Job(NamedTuple):
 
 
 class _Check:
-    """The check of the clips of one source.
+    """The check of the clips of one data root. Call `run` once.
 
     decode: see `check_source`.
-    columns, states: what is kept of it, after `run`, see data/clips/kept.py.
+    columns, states: what is stored of the result, filled by `run`, see data/clips/kept.py.
     """
 
     def __init__(self, source: Source, decode: bool) -> None:
-        self.source, self.decode = source, decode
-        self.columns: Columns = {}
-        self.states: dict[str, State] = {}
-        self.listing: dict[str, Listing] = {}
-        self.first: Clip | None = None  # without problems
-        # Problems of clips, of their pictures and of their spike files.
-        self.of_clips: list[Problem] = []
-        self.same_files: list[Problem] = []
+        self.source = source
+        self.decode = decode
+        self.columns: Columns = {}  # the clips as arrays
+        self.states: dict[str, State] = {}  # {folder: its state}
+        self.listing: dict[str, Listing] = {}  # {kind: {clip: its files}}
+        self.first: Clip | None = None  # the first clip without problems
+        # Problems, in the order in which they are told.
+        self.of_clips: list[Problem] = []  # of names, sizes and numbers of files
+        self.same_files: list[Problem] = []  # of clips whose lq and gt are the same files
         self.of_pictures: list[Problem] = []
         self.of_spikes: list[Problem] = []
-        # Warnings of pictures, by what is lost, and of spikes.
+        # Warnings: {what is lost: the first picture that loses it}, and spikes that do not fit.
         self.lossy: dict[str, Problem] = {}
         self.odd_spikes: list[Problem] = []
 
@@ -185,14 +226,16 @@ class _Check:
         self.listing = manifest.list_source(source)
         for of_kind in self.listing.values():
             self.states |= of_kind.states
-        names = manifest.names_of(source, self.listing)
-        files_of = {clip: sum(len(files) for _, files in self._folders(clip)) for clip in names}
+        files_of_clips = {}
+        for clip in manifest.names_of(source, self.listing):
+            files_of_clips[clip] = sum(len(folder) for _, folder in self._folders(clip))
 
         builder = TableBuilder(source)
-        with show(sum(files_of.values()), f"checking {name}", "files") as progress:
-            for some in _groups(files_of):
-                looks = self._look(some, progress)
-                good = self._check_clips(some, looks)
+        total = sum(files_of_clips.values())
+        with show(total, f"checking {name}", "files") as progress:
+            for names in _groups(files_of_clips):
+                looks = self._look(names, progress)
+                good = self._check_clips(names, looks)
                 for clip in good:
                     builder.add(clip, looks)
                 self._warn(good, looks)
@@ -204,7 +247,7 @@ class _Check:
         source = self.source
         report = Report(name, source, clips, self.of_clips, source.notes(len(clips)))
         report.problems += manifest.other_scales(clips)
-        # With another scale the sizes differ from the network's, which says more of the cause.
+        # With another scale, gt that is lq has a wrong size, which says more of the cause.
         if scale == 1:
             report.problems += self.same_files
             if not report.problems and manifest.have_same_content(source, clips):
@@ -218,58 +261,69 @@ class _Check:
         return report
 
     def _folders(self, clip: str) -> Iterator[tuple[str, Folder]]:
-        """Yield kind and files of a clip, for the kinds that it has."""
+        """Yield (kind, files) of a clip, for the kinds that it has."""
         for kind, listing in self.listing.items():
             files = listing.get(clip)
             if files is not None:
                 yield kind, files
 
-    # ---- Looks ------------------------------------------------------------------------------
+    # ---- Look at the files ------------------------------------------------------------------
 
     def _look(self, clips: Sequence[str], progress: Any) -> dict[str, Look]:
         """Look at all files of some clips, in threads. Returns {path: look}."""
         jobs = []
         for clip in clips:
             for kind, folder in self._folders(clip):
-                known = folder.known or itertools.repeat(None)
-                for path, entry in zip(folder.paths, known, strict=False):
+                entries: Sequence[FileEntry | None] | None = folder.known
+                if entries is None:
+                    entries = [None] * len(folder)
+                for path, entry in zip(folder.paths, entries, strict=True):
                     jobs.append(_Job(clip, kind, path, entry))
         looks = {}
         try:
-            for job, look in zip(
-                jobs, mapped(self._look_at, jobs, go_on=watchdog.go_on), strict=True
-            ):
+            found = mapped(self._look_at, jobs, go_on=watchdog.go_on)
+            for job, look in zip(jobs, found, strict=True):
                 looks[job.path] = look
                 progress.update()
         except DataError as e:
+            # A link whose target is gone. The new error names the first one of each kind.
             raise manifest.gone_error(self.source, self.listing) from e
         return looks
 
     def _look_at(self, job: _Job) -> Look:
+        """Look at one file. Runs in a thread."""
         if job.kind != "spike":
             return look_at_picture(job.path, self.decode, job.known)
         spikes = self.source.own_spikes.get(job.clip, self.source.spikes)
-        if spikes is None:  # nothing reads them
+        if spikes is None:
+            # An RGB dataset reads no spikes, so size and time are enough.
             return Look(job.known or files.entry_of(job.path))
         return look_at_spikes(job.path, spikes.geometry, spikes.remainder, job.known)
 
-    # ---- Clips ------------------------------------------------------------------------------
+    # ---- Check the clips --------------------------------------------------------------------
 
     def _check_clips(self, names: Sequence[str], looks: Mapping[str, Look]) -> list[Clip]:
-        """Check names and sizes of some clips, and their files. Returns those with sound names."""
+        """Check some clips and report their problems.
+
+        Returns the clips whose names, sizes and numbers of files are right. A file of them may
+        still be damaged, which is reported too.
+        """
         listed = self.source.listed
         good = []
         for name in names:
+            # None in place of the files if the clip has no folder of this kind.
             files: dict[str, dict[str, FileEntry] | None] = dict.fromkeys(self.listing)
             for kind, folder in self._folders(name):
                 entries = [looks[path].entry for path in folder.paths]
                 files[kind] = dict(zip(folder.stems, entries, strict=True))
-            sizes = manifest.usual_sizes(self.source, [self.first] if self.first else [])
+            known_clips = [self.first] if self.first else []
+            sizes = manifest.usual_sizes(self.source, known_clips)
             check = ClipCheck(name, self.source, files, sizes, partial(_seen_size, looks))
             clip = check.run(listed[name] if listed else None)
             self.of_clips += check.problems
             if clip and not check.problems:
-                self.first = self.first or clip
+                if self.first is None:
+                    self.first = clip
                 self._check_files(clip, looks)
                 good.append(clip)
         return good
@@ -285,39 +339,49 @@ class _Check:
         for path in clip.spike_files:
             if looks[path].flaw:
                 self.of_spikes.append(Problem(clip.name, looks[path].flaw, path))
-        # Two names of one file need not be links: following them takes a call for each folder.
+        # Compare device and inode first, which were seen already. Following links, as `same_files`
+        # does, takes a call for each folder of the path.
         if clip.gt and looks[clip.lq[0]].place == looks[clip.gt[0]].place:
             self.same_files += manifest.same_files(self.source, [clip])
 
     def _warn(self, clips: Sequence[Clip], looks: Mapping[str, Look]) -> None:
         """Warn of what reading loses, and of spikes that do not fit their frames, in threads."""
 
-        def see(clip: Clip) -> tuple[list[Problem], list[Problem]]:
+        def look_closer(clip: Clip) -> tuple[list[Problem], list[Problem]]:
             lossy = []
+            # The first picture of each kind is enough: a clip comes from one program.
             for kind in clip.image_kinds:
                 path = getattr(clip, kind)[0]
-                what = files.reduction(path) if looks[path].is_reduced else ""
-                if what:
-                    lossy.append(Problem(clip.name, f"{kind} {what}", path))
-            odd = check_spikes(clip, is_first=clip is self.first) if clip.spikes else []
+                lost = files.reduction(path) if looks[path].is_reduced else ""
+                if lost:
+                    lossy.append(Problem(clip.name, f"{kind} {lost}", path))
+            odd = []
+            if clip.spikes:
+                odd = check_spikes(clip, is_first=clip is self.first)
             return lossy, odd
 
-        for lossy, odd in mapped(see, clips, at_once=2, go_on=watchdog.go_on):
+        for lossy, odd in mapped(look_closer, clips, at_once=2, go_on=watchdog.go_on):
             for warning in lossy:
-                self.lossy.setdefault(warning.what.partition(" ")[2], warning)
+                # "lq has 16 bits, ..." and "gt has 16 bits, ..." are one warning.
+                _, _, lost = warning.what.partition(" ")
+                self.lossy.setdefault(lost, warning)
             self.odd_spikes += odd
 
 
-def _groups(files_of: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield the clips in groups of about FILES_AT_ONCE files. files_of: {clip: its files}."""
+def _groups(files_of_clips: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield the names of the clips in groups of about FILES_AT_ONCE files.
+
+    files_of_clips: {clip: number of its files}.
+    """
     group: list[str] = []
     count = 0
-    for clip, files_of_clip in files_of.items():
+    for clip, files_of_clip in files_of_clips.items():
         group.append(clip)
         count += files_of_clip
         if count >= FILES_AT_ONCE:
             yield group
-            group, count = [], 0
+            group = []
+            count = 0
     if group:
         yield group
 
@@ -331,7 +395,10 @@ def _seen_size(looks: Mapping[str, Look], path: str) -> Size:
 
 
 def _flaw(look: Look, kind: str, size: Size) -> str:
-    """Return what is wrong with a picture, "" if nothing is. size: of the first of its clip."""
+    """Return what is wrong with a picture, or "" if nothing is.
+
+    kind: "lq", ..., for the text. size: (height, width) of the first picture of its clip.
+    """
     if look.flaw:
         return look.flaw
     if look.shape is not None and look.shape != size:
@@ -341,7 +408,10 @@ def _flaw(look: Look, kind: str, size: Size) -> str:
 
 
 def _slow_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
-    """Warn once of files in which a plane is reached only through all planes before it."""
+    """Warn once of files in which a plane is reached only through all planes before it.
+
+    This matters only if one file holds the planes of all frames of a clip.
+    """
     if not source.has_one_spike_file:
         return []
     for clip in clips:

@@ -190,7 +190,7 @@ class DatasetClip(Reader):
         if isinstance(cache, io_backend.CacheReader):
             # Its index changes if the cache is built anew, also from sources that are not here.
             for source in reversed(self.dataset.sources):
-                paths.insert(0, str(Path(cache.path, source.part, io_backend.INDEX)))
+                paths.insert(0, str(Path(cache.path, source.name_prefix, io_backend.INDEX)))
         for path in dict.fromkeys(paths):
             size, time = files.stamp(path)
             table.update(f"{Path(path).name} {size} {time}\n".encode())

@@ -1,4 +1,9 @@
-"""Where the clips of one root are: `Source`, and a problem with them."""
+"""Where the clips of one data root are (`Source`), and what is wrong with them (`Problem`).
+
+A data root is a set of folders, one for each kind of file: blurry frames ("lq"), sharp frames
+("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
+makes a `Source` of its options (data/clip_dataset.py). `list_source` lists the files.
+"""
 
 import os
 import re
@@ -11,30 +16,38 @@ from typing import Any, NamedTuple
 from data.cameras.frame_times import FrameTimes
 from data.cameras.spike_source import DatSpikes
 from data.clip import checked_name
-from data.clips.files import PARTS, Listing, is_lmdb, list_root
+from data.clips.files import CLIP_FOLDERS, Listing, is_lmdb, list_root
 from data.spike.formats import FORMATS
 from utils.errors import DataError, address_of
 from utils.files import open_plain
 from utils.image import IMAGE_SUFFIXES
 from utils.user_path import advice_on
 
-# KAIR brings these lists of whole training sets along; path in its option files -> number of clips.
+# Lists of whole training sets that KAIR brings along: {path in its option files: number of clips}.
+# They list all clips, so the clips of all folders are used if such a list is missing.
 KAIR_LISTS = {
     "data/meta_info/meta_info_REDS_GT.txt": 270,
     "data/meta_info/meta_info_DVD_train_GT.txt": 61,
     "data/meta_info/meta_info_GoPro_train_GT.txt": 22,
     "data/meta_info/meta_info_DAVIS_train_GT.txt": 90,
 }
-# A line of a meta file: clip, frames, shape, first frame. The shape may contain blanks,
-# "(720,1280,3)" or "(720, 1280, 3)"; S-VRT writes 0 instead.
+# A line of a meta file: clip, frames, shape, first frame, such as "000 100 (720,1280,3) 0". The
+# shape may hold blanks, "(720, 1280, 3)". S-VRT writes 0 in its place. After a shape in brackets,
+# the first frame may be left out.
 _LINE = re.compile(r"(\S+)\s+(\d{1,7})\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d{1,18}))?", re.ASCII)
 _FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
-# A clip of more frames is an error of the list: 9 hours at 30 frames a second.
+# A list with a clip of more frames must be wrong: so many are 9 hours at 30 frames a second.
 MOST_FRAMES = 1_000_000
+# Name of the folder within a clip, for each kind of file, in the layout of GoPro.
+FOLDER_OF_KIND = {"lq": "blur", "gt": "sharp", "gt_instants": "instants", "spike": "spike"}
 
 
 class Problem(NamedTuple):
-    """One thing wrong with the data. do: the advice; "": restore the files, or remove the clip."""
+    """One thing that is wrong with the data.
+
+    clip: name of the clip, or of the option. what: the problem. where: a path.
+    do: advice. "" stands for the usual advice: restore the files, or remove the clip.
+    """
 
     clip: str
     what: str
@@ -48,8 +61,8 @@ class Problem(NamedTuple):
 class Kind(NamedTuple):
     """Where the files of one kind are: <root>/<clip>/[<folder>/]<frame><ending>.
 
-    endings: endings of the files' names, such as ".png". Of several, a clip has files with the
-    first one that fits.
+    endings: endings of the files' names, such as ".png". If there are several, a clip has the files
+    with the first ending that fits any of its files.
     """
 
     root: str
@@ -59,20 +72,23 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Where the clips are: the roots and names of a dataset section.
+    """Where the clips of a data root are, and how they are read.
 
+    The fields from dataroot_lq to filename_ext are keys of the dataset section, see
+    docs/options.md.
     other_images: whether a clip without a picture with `filename_ext` may have other pictures.
-    spikes: how the spikes are read. own_spikes: {clip: its own way}, see `DatasetInfo.of_clip`.
+    spikes: how the spikes are read. None for a dataset without spikes.
+    own_spikes: {clip: how its spikes are read}, for clips that differ, see `DatasetInfo.of_clip`.
     left_out: clips in the folders that are not part of the data set.
     may_share_frames: whether lq and gt may be the same files. This is so if noise is added to lq,
     or if they are other frames.
     septuplets: whether it is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size. Only listed
     clips are read.
-    part: prefix of the names of the clips if there are several roots: the number of the root, "/".
+    name_prefix: text before the names of the clips. "" with one root, "0/", "1/", ... with several.
 
-    Of the files of a user's single clip (data.clips.clip_reader.user_clip):
-    is_own: whether they are such files.
-    trained: the spikes in training, see `ClipDataset.spike_data`.
+    For the single clip of a user's own files (data.clips.clip_reader.user_clip):
+    is_own: whether this is such a clip. The roots are then the folders or files of the clip itself.
+    trained: properties of the training spikes, see `ClipDataset.spike_data`.
     times: when the frames were taken. None: as the numbers in their names say.
     """
 
@@ -90,7 +106,7 @@ class Source:
     left_out: frozenset[str] = frozenset()
     may_share_frames: bool = False
     septuplets: bool = False
-    part: str = ""
+    name_prefix: str = ""
     is_own: bool = False
     trained: dict[str, Any] | None = None
     times: FrameTimes | None = None
@@ -98,23 +114,27 @@ class Source:
     # ---- Files ------------------------------------------------------------------------------
 
     def kinds(self) -> dict[str, Kind]:
-        """Return where the files of each kind are: "lq", "gt", "gt_instants", "spike".
+        """Return where the files of each kind are, as {"lq": ..., "gt": ..., ...}.
 
-        Kinds without a root are left out.
+        Kinds without a root are left out. The order is lq, gt, gt_instants, spike.
         """
-        images = [f".{self.filename_ext.lstrip('.')}".lower()]
+        image_endings = [f".{self.filename_ext.lstrip('.')}".lower()]
         if self.other_images:
-            images += [suffix for suffix in IMAGE_SUFFIXES if suffix not in images]
-        places = (
-            ("lq", self.dataroot_lq, self.lq_folder, images),
-            ("gt", self.dataroot_gt, "sharp", images),
-            ("gt_instants", self.dataroot_gt_instants, "instants", images),
-            ("spike", self.dataroot_spike, "spike", FORMATS),
-        )
+            image_endings += [ending for ending in IMAGE_SUFFIXES if ending not in image_endings]
+        roots = {
+            "lq": self.dataroot_lq,
+            "gt": self.dataroot_gt,
+            "gt_instants": self.dataroot_gt_instants,
+            "spike": self.dataroot_spike,
+        }
         kinds = {}
-        for kind, root, folder, endings in places:
-            if root:
-                kinds[kind] = Kind(root, folder, tuple(endings))
+        for kind, root in roots.items():
+            if not root:
+                continue
+            # lq_folder may name another folder than "blur", such as "blur_gamma".
+            folder = self.lq_folder if kind == "lq" else FOLDER_OF_KIND[kind]
+            endings = FORMATS if kind == "spike" else image_endings
+            kinds[kind] = Kind(root, folder, tuple(endings))
         return kinds
 
     def roots(self) -> dict[str, str]:
@@ -125,8 +145,8 @@ class Source:
     def has_one_spike_file(self) -> bool:
         """Whether the planes of all frames of a clip are in one file.
 
-        `spike.exposure` then says which planes belong to which frame. A user may give one file
-        without it.
+        The option `spike.exposure` then says which planes belong to which frame. A user may give
+        one file without this option; the times of the frames divide it.
         """
         if self.spikes is None or not self.dataroot_spike:
             return False
@@ -138,9 +158,9 @@ class Source:
 
     @property
     def meta(self) -> str | None:
-        """The file with the list of clips. None if all folders are used.
+        """The file with the list of clips. None if the clips of all folders are used.
 
-        They are also used if the file is one of KAIR's lists and is missing.
+        All folders are also used if the file is one of KAIR's lists and is missing.
         """
         path = self.meta_info_file
         if path in KAIR_LISTS and not os.path.exists(path):
@@ -151,8 +171,8 @@ class Source:
     def listed(self) -> dict[str, list[Any]] | None:
         """{clip: [number of frames, number of the first frame]} of the meta file; None without one.
 
-        The number of the first frame is text, as it is written; "0" if it is left out. Lists, as
-        the index of a clip cache has them.
+        The number of the first frame is a text, as it is written; "0" if it is left out. The values
+        are lists and not tuples, because the index of a clip cache (JSON) has lists.
         Raises DataError, which names the line.
         """
         path = self.meta
@@ -167,10 +187,12 @@ class Source:
                 what = f"line {number} is {reprlib.repr(line)}"
                 raise DataError(what, path, _FORM, "correct the line")
             name = checked_name(found[1], f"{path}, line {number}")
+            frames = int(found[2])
+            first_frame = found[3] or "0"
             if name in clips:
                 what = f"line {number} lists clip {name} again"
                 raise DataError(what, path, "one line per clip", "join the lines")
-            clips[name] = [int(found[2]), found[3] or "0"]
+            clips[name] = [frames, first_frame]
         if not clips:
             what = "the meta file lists no clip"
             raise DataError(what, path, "one line per clip", "correct meta_info_file")
@@ -180,6 +202,7 @@ class Source:
         """Return the lines of the meta file. Raises DataError."""
         try:
             with open_plain(path) as file:
+                # utf-8-sig: editors of Windows put a mark before the first line.
                 return file.read().decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as e:
             if isinstance(e, OSError):
@@ -188,6 +211,7 @@ class Source:
             else:
                 why = "it is not UTF-8 text"
                 do = "save it as UTF-8"
+            # Vimeo-90K is read only with a list.
             if not self.septuplets:
                 do += ", or set meta_info_file to null to use all folders"
             raise DataError(
@@ -200,7 +224,10 @@ class Source:
     # ---- Words ------------------------------------------------------------------------------
 
     def notes(self, clips: int) -> list[Problem]:
-        """Return warnings of clips that are left out or not listed. clips: how many are read."""
+        """Return warnings about clips that are left out or not listed.
+
+        clips: number of clips that are read.
+        """
         found = []
         path = self.meta_info_file
         if path and not self.meta:
@@ -221,7 +248,10 @@ class Source:
         return found
 
     def wanted(self) -> str:
-        """Return the files that every clip must have, in words."""
+        """Return in words which files every clip must have.
+
+        For example "every frame with its lq, gt and spike file; docs/data_format.md shows ...".
+        """
         *others, last = self.kinds()
         files = f"{last} file"
         if others:
@@ -231,14 +261,20 @@ class Source:
         return f"every frame with its {files}; docs/data_format.md shows the folders"
 
     def layout(self) -> str:
-        """Return the files of this data set: a line for each kind of path, with an example."""
+        """Return the paths of the files of this data set, for error messages.
+
+        A line for each kind of file, for example "\\n    <root>/<clip>/[spike/]<frame>.dat".
+        """
         clip = "<clip>"
-        frame = format(0, self.filename_tmpl) if self.filename_tmpl else "<frame>"
+        frame = "<frame>"
+        if self.filename_tmpl:
+            frame = format(0, self.filename_tmpl)  # "08d" -> "00000000"
         more = ""
         if self.septuplets:
             clip = "00001/0001"
             frame = "im1"
             more = "... im7"
+        # {path: what stands behind it}
         lines = {}
         for kind, (root, folder, endings) in self.kinds().items():
             ending = endings[0]
@@ -265,6 +301,7 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     """
     found = {}
     errors = []
+    # Of Vimeo-90K, only listed clips are looked up. None: every clip in the folders.
     names = None
     try:
         listed = source.listed
@@ -278,7 +315,7 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
         takes_single_files = kind == "spike" and source.has_one_spike_file
         try:
             found[kind] = list_root(*place, takes_single_files, names)
-            _refuse_parts_as_clips(kind, place.root, found[kind])
+            _refuse_folders_of_a_clip(kind, place.root, found[kind])
         except DataError as e:
             e.do += advice_on(place.root)
             errors.append(e)
@@ -287,24 +324,25 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     return found
 
 
-def _refuse_parts_as_clips(kind: str, root: str, listing: Listing) -> None:
-    """Refuse a root whose folders are blur, sharp or spike, which are never clips.
+def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
+    """Refuse a root whose folders are named blur, sharp or spike, which are never clips.
 
     Raises DataError, which names the folder that was probably meant.
     """
     folders = {name.split("/")[0] for name in listing}
-    parts = sorted(folders & PARTS)
-    if not parts:
+    within_clip = sorted(folders & CLIP_FOLDERS)
+    if not within_clip:
         return
-    if all(name in PARTS for name in listing):  # <clip>/blur/<frame>: the root is one clip
+    if all(name in CLIP_FOLDERS for name in listing):
+        # <clip>/blur/<frame>: the root is a single clip.
         meant = f"the folder above it, {os.path.dirname(os.path.abspath(root))}"
         found = "the folders of a single clip"
-    else:  # blur/<clip>/<frame>: the root holds a root of each kind
-        own = {"lq": "blur", "gt": "sharp", "gt_instants": "instants", "spike": "spike"}[kind]
-        meant = f"the folder of its own kind, such as {os.path.join(root, own)}"
+    else:
+        # blur/<clip>/<frame>: the root holds a root of each kind.
+        meant = f"the folder of its own kind, such as {os.path.join(root, FOLDER_OF_KIND[kind])}"
         found = "a folder for each kind of file"
     raise DataError(
-        what=f"dataroot_{kind} holds {found}, {', '.join(parts)}, in place of clips",
+        what=f"dataroot_{kind} holds {found}, {', '.join(within_clip)}, in place of clips",
         where=root,
         expected="a folder with one folder per clip",
         do=f"set dataroot_{kind} to {meant}",
@@ -315,9 +353,9 @@ def _refuse_parts_as_clips(kind: str, root: str, listing: Listing) -> None:
 
 
 def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
-    """Return one error for several, which says nothing twice.
+    """Return one error for several errors, which says nothing twice.
 
-    layout: lines to add to what is expected.
+    layout: lines to add to what is expected, see `Source.layout`.
     """
     return DataError(
         what=joined_texts(e.what for e in errors),
@@ -330,13 +368,15 @@ def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
 def joined_texts(texts: Iterable[str]) -> str:
     """Join the first lines of texts to one line, and put their other lines below it.
 
-    A piece of a first line, up to a semicolon, and the lines below it are said once.
+    A piece of a first line, up to a semicolon, and the lines below it are said once:
+    "a; b" and "b; c\\nd" -> "a; b; c\\nd".
     """
-    pieces: dict[str, None] = {}  # a dict, because it keeps the order
+    # Dicts instead of sets, because they keep the order.
+    pieces: dict[str, None] = {}
     below: dict[str, None] = {}
     for text in texts:
-        first, _, rest = text.partition("\n")
-        for piece in first.split("; "):
+        first_line, _, rest = text.partition("\n")
+        for piece in first_line.split("; "):
             pieces[piece] = None
         if rest:
             below[f"\n{rest}"] = None

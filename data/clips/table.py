@@ -1,12 +1,34 @@
-"""The clips of a root as a few arrays, for data sets of many clips.
+"""The clips of a dataset as a few numpy arrays, for datasets of many clips.
 
-Objects of 32,000 clips take hundreds of megabytes, in each rank. Arrays take twenty, forked loader
-workers share them, and a `Clip` is made when it is asked for.
+As Python objects, 32,000 clips take hundreds of megabytes in each rank. As arrays they take
+20 MB, and forked loader workers share them. A `Clip` object is made only when somebody asks for it.
+
+Parts of this module:
+
+* `ClipTable` and `JoinedClips` look like lists of `Clip` objects. A dataset holds one of them.
+* `TableBuilder` turns clips into arrays. The data check (data/clips/preflight.py) calls it.
+* `refuse_columns` checks arrays that were read from a file (data/clips/kept.py).
+
+The arrays are called columns. Two clips of 2 and 3 blurry frames ("lq"), without sharp frames and
+spikes, have these columns:
+
+    clips       "clip_a", "clip_b"               name of each clip
+    frames      2, 3                             number of frames of each clip
+    sizes       180, 320, 180, 320, 180, ...     height and width of lq and gt of each clip
+    stems       "00", "01", "00", "01", "02"     name of each frame, clip after clip
+    lq_places   "/clip_a/blur/", "/clip_b/blur/" folder of the files of each clip
+    lq_counts   2, 3                             number of lq files of each clip
+    lq_names    "00.png", "01.png", ...          name of each lq file
+    lq_bytes    81234, 80992, ...                size of each lq file
+    lq_times    1700000000000000000, ...         time of change of each lq file in ns
+
+The path of a file is root + place + name: "<root>" + "/clip_a/blur/" + "00.png".
+A column of texts is an array of bytes: the texts in UTF-8, with a zero byte after each.
 """
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -17,52 +39,84 @@ from data.clips.look import Look
 from data.clips.source import MOST_FRAMES, Kind, Source
 from utils.errors import DataError
 
-Columns = dict[str, np.ndarray]
+Columns = dict[str, np.ndarray]  # {name of a column: its values}
 
-END = b"\0"  # behind each text of a column; no path holds it
-# Columns of each table, and of each kind of file in it, with the types of their values.
+# The byte after each text of a column. No path and no name can hold it.
+END = b"\0"
+
+# Columns and the types of their values. The names and types are the format of a stored record.
+# Whoever changes them must raise FORMAT in data/clips/kept.py.
 OF_TABLE = {"clips": np.uint8, "frames": np.int32, "sizes": np.int32, "stems": np.uint8}
+# Columns for each kind of file, e.g. "lq_places". A kind is "lq", "gt", "gt_instants" or "spike".
 OF_KIND = {
-    "places": np.uint8,  # what stands between root and name in the paths of a clip
-    "counts": np.int32,  # of the files of a clip
-    "names": np.uint8,
-    "bytes": np.int64,
-    "times": np.int64,  # of change, in ns
+    "places": np.uint8,  # one text for each clip: the path between the root and the file names
+    "counts": np.int32,  # number of files of each clip
+    "names": np.uint8,  # name of each file
+    "bytes": np.int64,  # size of each file
+    "times": np.int64,  # time of change of each file in ns
 }
-OF_SPIKES = {"planes": np.int64, "rows": np.int64, "centers": np.float64, "exposures": np.int32}
-# Fields of a row, which most exposures have in common: an `Exposure` without its center, which is
-# in `centers`. Of the file before, the own file and the next one: first plane, number of planes.
-ROW = 11
-FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE, PIECES = 0, 1, 2, 3, 4, 5
-# Rows that are looked up when another is added.
+# Columns of clips with spikes.
+OF_SPIKES = {
+    "planes": np.int64,  # number of planes of each spike file
+    "rows": np.int64,  # rows of `ROW` numbers, see below
+    "centers": np.float64,  # `Exposure.center` of each row
+    "exposures": np.int32,  # for each frame of each clip: the number of its row
+}
+
+# An exposure is stored as a row of integers. Most frames have equal rows, so each row is stored
+# once. A row does not name files. It says "previous", "own" or "next" file of a frame instead.
+ROW = 11  # numbers in a row
+FIRST = 0  # first plane of the frame in its own file
+COUNT = 1  # number of planes of the frame
+BEFORE = 2  # `Exposure.before`: number of planes that are read before the frame's own planes
+ORIGIN = 3  # `Exposure.origin`
+IS_WHOLE = 4  # 1 if `Exposure.center` is an int, 0 if it is a float
+PIECES = 5  # from here on: (first plane, number of planes) read from previous, own and next file
+
+# Limit of the rows in which `TableBuilder` looks for an equal row. It bounds the memory of a
+# dataset in which every row differs. Further equal rows are stored twice, which is correct too.
 MOST_KNOWN = 65_536
+# Largest height or width that a stored record may claim, far above any camera.
 LARGEST_SIDE = 2**20
+# Largest plane number that a stored record may claim. Sums of a few such numbers fit into int64.
+LARGEST_PLANE = 2**40
 
 
 class Texts:
-    """Texts of a column. column: their bytes in UTF-8, with `END` behind each."""
+    """The texts of a column, decoded when they are asked for.
+
+    column: bytes of the texts in UTF-8, with `END` after each, e.g. b"ab\\0c\\0".
+    """
 
     def __init__(self, column: np.ndarray) -> None:
         self.column = column
-        # A column has fewer than 2^31 bytes, see LARGEST in data/clips/kept.py.
+        # Where each text ends. int32 is enough: a record has less than 2^31 bytes, see LARGEST in
+        # data/clips/kept.py.
         self.ends = np.flatnonzero(column == 0).astype(np.int32)
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def part(self, first: int, last: int) -> list[str]:
+    def between(self, first: int, last: int) -> list[str]:
         """Return the texts first ... last - 1."""
         if last <= first:
             return []
-        begin = int(self.ends[first - 1]) + 1 if first else 0
+        # A text begins after the end of the text before it.
+        begin = 0
+        if first > 0:
+            begin = int(self.ends[first - 1]) + 1
         end = int(self.ends[last - 1])
         return self.column[begin:end].tobytes().decode().split("\0")
 
+    def all(self) -> list[str]:
+        """Return every text of the column."""
+        return self.between(0, len(self))
+
 
 def kinds_of(source: Source) -> dict[str, Kind]:
-    """Return the kinds of files that a table has, see `Source.kinds`.
+    """Return the kinds of files that the table of a source has, see `Source.kinds`.
 
-    Spike files are no part of a clip if nothing says how to read them.
+    Spike files are left out if nothing says how to read them.
     """
     kinds = source.kinds()
     if source.spikes is None:
@@ -70,13 +124,24 @@ def kinds_of(source: Source) -> dict[str, Kind]:
     return kinds
 
 
+def roots_of(source: Source) -> dict[str, str]:
+    """Return {kind: root without a slash at its end}."""
+    return {kind: place.root.rstrip("/") for kind, place in source.kinds().items()}
+
+
 def begins_of(counts: np.ndarray) -> np.ndarray:
-    """Return where the part of each clip begins, and then the end. counts: length of each part."""
+    """Return where the entries of each clip begin, and then the end of the last clip.
+
+    counts: number of entries of each clip. [2, 3] -> [0, 2, 5]: clip 1 has the entries 2 ... 4.
+    """
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
+# ---- Sequences of clips ------------------------------------------------------------------------
+
+
 class _Clips(Sequence[Clip]):
-    """Clips that are made when they are asked for, by `_clip`."""
+    """The base of sequences whose clips are made when they are asked for, by `_clip`."""
 
     @overload
     def __getitem__(self, number: int) -> Clip: ...
@@ -84,62 +149,93 @@ class _Clips(Sequence[Clip]):
     def __getitem__(self, number: slice) -> list[Clip]: ...
     def __getitem__(self, number: int | slice) -> Clip | list[Clip]:
         if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
+            numbers = range(*number.indices(len(self)))
+            return [self[each] for each in numbers]
         if not -len(self) <= number < len(self):
             raise IndexError(number)
+        # The modulo turns -1 into the number of the last clip.
         return self._clip(int(number) % len(self))
 
     def _clip(self, number: int) -> Clip:
+        """Return clip `number`, which is in 0 ... len - 1."""
         raise NotImplementedError
 
 
-class ClipTable(_Clips):
-    """The clips of one root. columns: see `OF_TABLE`, `OF_KIND` and `OF_SPIKES`.
+class _SpikesOfClip(NamedTuple):
+    """The fields of a `Clip` that describe its spikes. One entry for each frame."""
 
-    part: stands before the name of each clip, see `Source.part`.
+    files: tuple[str, ...]
+    planes: tuple[int, ...]  # number of planes of the file of each frame
+    exposures: tuple[Exposure, ...]
+
+
+class ClipTable(_Clips):
+    """The clips of one data root.
+
+    columns: the arrays, see the top of this file.
+    name_prefix: text before the name of each clip, see `Source.name_prefix`.
     """
 
-    def __init__(self, source: Source, columns: Mapping[str, np.ndarray], part: str = "") -> None:
-        self.source, self.part = source, part
+    def __init__(
+        self, source: Source, columns: Mapping[str, np.ndarray], name_prefix: str = ""
+    ) -> None:
+        self.source = source
+        self.name_prefix = name_prefix
         self.kinds = kinds_of(source)
+        self.roots = roots_of(source)
+
+        # Columns with an entry for each clip or frame.
+        self.names = Texts(columns["clips"])
         self.frames = columns["frames"]
-        self.sizes = columns["sizes"].reshape(-1, 4)
         self.first_frames = begins_of(self.frames)
-        self.names, self.stems = Texts(columns["clips"]), Texts(columns["stems"])
-        self.counts = {kind: columns[f"{kind}_counts"] for kind in self.kinds}
-        self.begins = {kind: begins_of(counts) for kind, counts in self.counts.items()}
-        self.places = {kind: Texts(columns[f"{kind}_places"]) for kind in self.kinds}
-        self.files = {kind: Texts(columns[f"{kind}_names"]) for kind in self.kinds}
-        self.exposed = {name: columns[name] for name in OF_SPIKES if "spike" in self.kinds}
-        self.roots = {kind: place.root.rstrip("/") for kind, place in source.kinds().items()}
+        self.sizes = columns["sizes"].reshape(-1, 4)
+        self.stems = Texts(columns["stems"])
+
+        # Columns with an entry for each file, as {kind: column}.
+        self.places: dict[str, Texts] = {}
+        self.counts: dict[str, np.ndarray] = {}
+        self.begins: dict[str, np.ndarray] = {}
+        self.files: dict[str, Texts] = {}
+        for kind in self.kinds:
+            counts = columns[f"{kind}_counts"]
+            self.places[kind] = Texts(columns[f"{kind}_places"])
+            self.counts[kind] = counts
+            self.begins[kind] = begins_of(counts)
+            self.files[kind] = Texts(columns[f"{kind}_names"])
+
+        # The columns `OF_SPIKES`. Empty if the clips have no spikes.
+        self.of_spikes: Columns = {}
+        if "spike" in self.kinds:
+            self.of_spikes = {name: columns[name] for name in OF_SPIKES}
 
     def __len__(self) -> int:
         return len(self.frames)
 
     def _clip(self, number: int) -> Clip:
-        name = self.names.part(number, number + 1)[0]
+        name = self.names.between(number, number + 1)[0]
         first, last = self.first_frames[number : number + 2].tolist()
-        stems = tuple(self.stems.part(first, last))
+        stems = tuple(self.stems.between(first, last))
         paths = {kind: self.paths(kind, number) for kind in self.kinds}
         height, width, gt_height, gt_width = self.sizes[number].tolist()
-        spike: tuple[str, ...] = ()
-        planes: tuple[int, ...] = ()
-        exposures: tuple[Exposure, ...] = ()
+
+        spikes = _SpikesOfClip((), (), ())
         times = None
         if "spike" in self.kinds:
-            spike, planes, exposures = self._spikes(number, paths["spike"], range(first, last))
-            times = times_of_names(stems) if self.source.has_one_spike_file else None
+            spikes = self._spikes(number, paths["spike"], range(first, last))
+            # If one file holds the planes of all frames, the times divide the file among them.
+            if self.source.has_one_spike_file:
+                times = times_of_names(stems)
         return Clip(
-            name=self.part + name,
+            name=self.name_prefix + name,
             stems=stems,
             lq=paths["lq"],
             gt=paths.get("gt", ()),
-            spike=spike,
-            planes=planes,
+            spike=spikes.files,
+            planes=spikes.planes,
             size=(height, width),
             gt_size=(gt_height, gt_width),
             gt_instants=paths.get("gt_instants", ()),
-            exposures=exposures,
+            exposures=spikes.exposures,
             spikes=self.source.own_spikes.get(name, self.source.spikes),
             times=times,
         )
@@ -147,78 +243,107 @@ class ClipTable(_Clips):
     def paths(self, kind: str, number: int) -> tuple[str, ...]:
         """Return the paths of the files of clip `number`, each once."""
         first, last = self.begins[kind][number : number + 2].tolist()
-        place = self.roots[kind] + self.places[kind].part(number, number + 1)[0]
-        return tuple([place + name for name in self.files[kind].part(first, last)])
+        folder = self.roots[kind] + self.places[kind].between(number, number + 1)[0]
+        return tuple([folder + name for name in self.files[kind].between(first, last)])
 
-    def _spikes(
-        self, number: int, files: Sequence[str], frames: range
-    ) -> tuple[tuple[str, ...], tuple[int, ...], tuple[Exposure, ...]]:
-        """Return file and number of planes of each frame, and its exposure.
+    def _spikes(self, number: int, files: Sequence[str], frames: range) -> _SpikesOfClip:
+        """Return the spike files, their planes and the exposures of the frames of a clip.
 
-        number: of the clip. files: its spike files. frames: the places of its frames.
+        number: number of the clip. files: its spike files.
+        frames: numbers of its frames among the frames of all clips.
         """
         first, last = self.begins["spike"][number : number + 2].tolist()
-        planes = self.exposed["planes"][first:last].tolist()
+        planes = self.of_spikes["planes"][first:last].tolist()
         is_one_file = len(files) < len(frames)
-        exposures = []
-        chosen = self.exposed["exposures"][frames.start : frames.stop]
-        rows = self.exposed["rows"].reshape(-1, ROW)[chosen].tolist()
-        centers = self.exposed["centers"][chosen].tolist()
-        for frame, (row, center) in enumerate(zip(rows, centers, strict=True)):
-            own = 0 if is_one_file else frame
-            pieces = []
-            for at, file in enumerate(range(own - 1, own + 2)):
-                begin, count = row[PIECES + 2 * at : PIECES + 2 * at + 2]
-                if count:
-                    pieces.append(Piece(files[file], begin, count))
-            exposures.append(
-                Exposure(
-                    own=Piece(files[own], row[FIRST], row[COUNT]),
-                    pieces=tuple(pieces),
-                    before=row[BEFORE],
-                    center=int(center) if row[IS_WHOLE] else center,
-                    origin=row[ORIGIN],
-                )
-            )
-        if is_one_file:
-            return tuple(files) * len(frames), tuple(planes) * len(frames), tuple(exposures)
-        return tuple(files), tuple(planes), tuple(exposures)
 
-    def unlike(self) -> list[int]:
-        """Return the numbers of the first clips of each size and way of reading, in their order."""
-        kinds = [*self.sizes.T]
+        numbers_of_rows = self.of_spikes["exposures"][frames.start : frames.stop]
+        rows = self.of_spikes["rows"].reshape(-1, ROW)[numbers_of_rows].tolist()
+        centers = self.of_spikes["centers"][numbers_of_rows].tolist()
+        exposures = []
+        for frame, (row, center) in enumerate(zip(rows, centers, strict=True)):
+            own_file = 0 if is_one_file else frame
+            exposures.append(_exposure_of(row, center, files, own_file))
+
+        if is_one_file:
+            # The one file is listed for each frame.
+            files = list(files) * len(frames)
+            planes = planes * len(frames)
+        return _SpikesOfClip(tuple(files), tuple(planes), tuple(exposures))
+
+    def first_of_each_form(self) -> list[int]:
+        """Return the number of the first clip of each form, in the order of the clips.
+
+        Clips have one form if their sizes, their numbers of sharp instants and their ways of
+        reading spikes are equal.
+        """
+        # Each property is an array with a number for each clip.
+        properties = [*self.sizes.T]
         if "gt_instants" in self.kinds:
-            kinds.append(self.counts["gt_instants"] // self.frames)
+            properties.append(self.counts["gt_instants"] // self.frames)
         if self.source.own_spikes:
-            own = {name: place for place, name in enumerate(self.source.own_spikes, 1)}
-            names = self.names.part(0, len(self))
-            kinds.append(np.array([own.get(name, 0) for name in names]))
-        _, firsts = np.unique(np.stack(kinds, axis=1), axis=0, return_index=True)
+            properties.append(self._ways_of_reading())
+        # `np.unique` returns the first clip of each distinct row of properties.
+        _, firsts = np.unique(np.stack(properties, axis=1), axis=0, return_index=True)
         return sorted(firsts.tolist())
+
+    def _ways_of_reading(self) -> np.ndarray:
+        """Number the ways of reading spikes: 0 is the usual way, a clip of its own way has > 0."""
+        numbers = {name: number for number, name in enumerate(self.source.own_spikes, 1)}
+        return np.array([numbers.get(name, 0) for name in self.names.all()])
+
+
+def _exposure_of(row: list[int], center: float, files: Sequence[str], own_file: int) -> Exposure:
+    """Return the exposure that a row describes.
+
+    files: spike files of the clip. own_file: number of the frame's file among them.
+    """
+    pieces = []
+    # The pieces from the previous, the own and the next file.
+    for index, file in enumerate((own_file - 1, own_file, own_file + 1)):
+        first = row[PIECES + 2 * index]
+        count = row[PIECES + 2 * index + 1]
+        # Count 0: nothing is read from this file. The clip may not even have it.
+        if count:
+            pieces.append(Piece(files[file], first, count))
+    return Exposure(
+        own=Piece(files[own_file], row[FIRST], row[COUNT]),
+        pieces=tuple(pieces),
+        before=row[BEFORE],
+        center=int(center) if row[IS_WHOLE] else center,
+        origin=row[ORIGIN],
+    )
 
 
 class JoinedClips(_Clips):
     """The clips of several roots, one root after the other."""
 
-    def __init__(self, parts: Sequence[Sequence[Clip]]) -> None:
-        self.parts = parts
-        self.begins = begins_of(np.array([len(part) for part in parts]))
+    def __init__(self, clips_of_roots: Sequence[Sequence[Clip]]) -> None:
+        self.clips_of_roots = clips_of_roots
+        # Number of the first clip of each root, then the number of all clips.
+        self.begins = begins_of(np.array([len(clips) for clips in clips_of_roots]))
 
     def __len__(self) -> int:
         return int(self.begins[-1])
 
     def _clip(self, number: int) -> Clip:
-        part = int(np.searchsorted(self.begins[1:], number, side="right"))
-        return self.parts[part][number - int(self.begins[part])]
+        # The number of roots that end at or before this clip.
+        root = int(np.searchsorted(self.begins[1:], number, side="right"))
+        return self.clips_of_roots[root][number - int(self.begins[root])]
 
 
-def joined(parts: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
-    """Return the clips of all parts as one sequence."""
-    if len(parts) == 1:
-        return parts[0]
-    if any(isinstance(part, ClipTable) for part in parts):
-        return JoinedClips(parts)
-    return [clip for part in parts for clip in part]
+def joined(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
+    """Return the clips of several roots as one sequence, a plain list if none has a table."""
+    if len(clips_of_roots) == 1:
+        return clips_of_roots[0]
+    if any(isinstance(clips, ClipTable) for clips in clips_of_roots):
+        return JoinedClips(clips_of_roots)
+    together: list[Clip] = []
+    for clips in clips_of_roots:
+        together.extend(clips)
+    return together
+
+
+# The functions below answer from the arrays of a table, without making a Clip of each clip.
 
 
 def frames_of(clips: Sequence[Clip]) -> list[int]:
@@ -226,26 +351,37 @@ def frames_of(clips: Sequence[Clip]) -> list[int]:
     if isinstance(clips, ClipTable):
         return clips.frames.tolist()
     if isinstance(clips, JoinedClips):
-        return [count for part in clips.parts for count in frames_of(part)]
+        counts: list[int] = []
+        for of_root in clips.clips_of_roots:
+            counts.extend(frames_of(of_root))
+        return counts
     return [len(clip) for clip in clips]
 
 
 def planes_of(clips: Sequence[Clip]) -> set[int]:
-    """Return the numbers of planes that spike files have."""
+    """Return the different numbers of planes that the spike files of the clips have."""
     if isinstance(clips, ClipTable):
-        return set(np.unique(clips.exposed["planes"]).tolist()) if clips.exposed else set()
-    return {count for clip in clips for count in clip.planes}
+        if not clips.of_spikes:
+            return set()
+        return set(np.unique(clips.of_spikes["planes"]).tolist())
+    found: set[int] = set()
+    for clip in clips:
+        found.update(clip.planes)
+    return found
 
 
-def unlike(clips: Sequence[Any]) -> Iterator[Any]:
-    """Yield clips such that every other clip has the sizes, the number of instants and the way of
-    reading spikes of one that came before it.
+def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:
+    """Yield enough clips to check properties that most clips share, such as their scale.
+
+    Every clip that is left out has the sizes, the number of sharp instants and the way of reading
+    spikes of a yielded clip before it. Clips that are in no table are all yielded.
     """
     if isinstance(clips, ClipTable):
-        yield from (clips[number] for number in clips.unlike())
+        for number in clips.first_of_each_form():
+            yield clips[number]
     elif isinstance(clips, JoinedClips):
-        for part in clips.parts:
-            yield from unlike(part)
+        for of_root in clips.clips_of_roots:
+            yield from one_of_each_form(of_root)
     else:
         yield from clips
 
@@ -254,84 +390,114 @@ def unlike(clips: Sequence[Any]) -> Iterator[Any]:
 
 
 class TableBuilder:
-    """Takes the clips of a root one after the other."""
+    """Takes the clips of one root one after the other, and makes their table."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.kinds = kinds_of(source)
-        self.roots = {kind: place.root.rstrip("/") for kind, place in source.kinds().items()}
+        self.roots = roots_of(source)
+        self.clips = 0  # number of clips so far
+        # The columns so far: columns of texts, and columns of numbers.
         self.texts: dict[str, bytearray] = {}
         self.numbers: dict[str, array[Any]] = {}
-        self.rows: dict[tuple[Any, ...], int] = {}
-        self.clips = 0
         for name, kind in types_of(self.kinds).items():
             if kind is np.uint8:
                 self.texts[name] = bytearray()
             else:
                 self.numbers[name] = array(_CODES[kind])
+        # {row with its center: number of the row}, to store equal rows once.
+        self.numbers_of_rows: dict[tuple[Any, ...], int] = {}
 
     def __len__(self) -> int:
         return self.clips
 
     def add(self, clip: Clip, looks: Mapping[str, Look]) -> None:
-        """Take a clip. looks: {path: the look at it}."""
+        """Add a clip. looks: {path: what was seen of this file}, for all files of the clip."""
         self.clips += 1
-        self._texts("clips", [clip.name])
-        self._texts("stems", clip.stems)
+        self._add_texts("clips", [clip.name])
+        self._add_texts("stems", clip.stems)
         self.numbers["frames"].append(len(clip))
         self.numbers["sizes"].extend((*clip.size, *clip.gt_size))
         for kind in self.kinds:
-            paths = list(clip.spike_files) if kind == "spike" else list(getattr(clip, kind))
-            place = _place_of(paths[0], self.roots[kind])
-            names = [path[len(self.roots[kind]) + len(place) :] for path in paths]
-            self._texts(f"{kind}_places", [place])
-            self._texts(f"{kind}_names", names)
-            self.numbers[f"{kind}_counts"].append(len(paths))
-            entries = [looks[path].entry for path in paths]
-            self.numbers[f"{kind}_bytes"].extend(entry.size for entry in entries)
-            self.numbers[f"{kind}_times"].extend(entry.mtime_ns for entry in entries)
+            self._add_files(kind, clip, looks)
         if "spike" in self.kinds:
-            self._exposures(clip)
+            self._add_exposures(clip)
+
+    def _add_files(self, kind: str, clip: Clip, looks: Mapping[str, Look]) -> None:
+        """Add the files of one kind. looks: see `add`."""
+        # One spike file may be listed for every frame. `spike_files` has it once.
+        paths = list(clip.spike_files if kind == "spike" else getattr(clip, kind))
+        root = self.roots[kind]
+        place = _place_of(paths[0], root)
+        folder_length = len(root) + len(place)
+        self._add_texts(f"{kind}_places", [place])
+        self._add_texts(f"{kind}_names", [path[folder_length:] for path in paths])
+        self.numbers[f"{kind}_counts"].append(len(paths))
+        entries = [looks[path].entry for path in paths]
+        self.numbers[f"{kind}_bytes"].extend(entry.size for entry in entries)
+        self.numbers[f"{kind}_times"].extend(entry.mtime_ns for entry in entries)
 
     def table(self) -> tuple[ClipTable, Columns]:
-        """Return the table, and its columns."""
+        """Return the table of all added clips, and its columns."""
         columns = {}
         for name, kind in types_of(self.kinds).items():
             values = self.texts[name] if kind is np.uint8 else self.numbers[name]
             columns[name] = np.array(values, kind)
         return ClipTable(self.source, columns), columns
 
-    def _texts(self, name: str, texts: Sequence[str]) -> None:
-        self.texts[name].extend("".join(f"{text}\0" for text in texts).encode())
+    def _add_texts(self, column: str, texts: Sequence[str]) -> None:
+        text = "".join(f"{text}\0" for text in texts)
+        self.texts[column].extend(text.encode())
 
-    def _exposures(self, clip: Clip) -> None:
+    def _add_exposures(self, clip: Clip) -> None:
+        """Add planes and exposures of a clip. `_exposure_of` is the inverse."""
         self.numbers["planes"].extend(clip.spike_files.values())
-        place = {file: number for number, file in enumerate(clip.spike_files)}
+        numbers_of_files = {file: number for number, file in enumerate(clip.spike_files)}
         for exposure in clip.exposures:
-            own = place[exposure.own.file]
-            pieces = [0] * 6
+            own_file = numbers_of_files[exposure.own.file]
+            pieces = [0] * (ROW - PIECES)
             for piece in exposure.pieces:
-                at = 2 * (place[piece.file] - own + 1)
-                pieces[at : at + 2] = [piece.first, piece.count]
+                # 0 for the previous file, 1 for the frame's own file, 2 for the next file.
+                index = numbers_of_files[piece.file] - own_file + 1
+                pieces[2 * index] = piece.first
+                pieces[2 * index + 1] = piece.count
             is_whole = isinstance(exposure.center, int)
+            # The order of FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE and PIECES.
             row = (
-                exposure.own.first, exposure.own.count, exposure.before, exposure.origin,
-                int(is_whole), *pieces, float(exposure.center),
-            )  # fmt: skip
-            number = self.rows.get(row)
-            if number is None:
-                number = len(self.numbers["centers"])
-                self.numbers["rows"].extend(row[:ROW])
-                self.numbers["centers"].append(row[ROW])
-                if len(self.rows) < MOST_KNOWN:
-                    self.rows[row] = number
+                exposure.own.first,
+                exposure.own.count,
+                exposure.before,
+                exposure.origin,
+                int(is_whole),
+                *pieces,
+            )
+            number = self._number_of_row(row, float(exposure.center))
             self.numbers["exposures"].append(number)
+
+    def _number_of_row(self, row: tuple[int, ...], center: float) -> int:
+        """Return the number of an equal row that is stored already, or store this one."""
+        key = (*row, center)
+        number = self.numbers_of_rows.get(key)
+        if number is not None:
+            return number
+        number = len(self.numbers["centers"])
+        self.numbers["rows"].extend(row)
+        self.numbers["centers"].append(center)
+        if len(self.numbers_of_rows) < MOST_KNOWN:
+            self.numbers_of_rows[key] = number
+        return number
 
 
 def _place_of(path: str, root: str) -> str:
-    """Return what stands between root and name in a path. In an LMDB it begins with "::"."""
+    """Return the part of a path between the root and the name of the file.
+
+    "/data/train/a/blur/0.png" below the root "/data/train" -> "/a/blur/".
+    "/data/train.lmdb::a/0" in the LMDB "/data/train.lmdb" -> "::a/".
+    """
     within = path[len(root) :]
-    place = within[: within.rfind("/") + 1]
+    last_slash = within.rfind("/")
+    place = within[: last_slash + 1]
+    # A key without a clip, "<root>.lmdb::0", has no slash.
     return place or "::"
 
 
@@ -339,69 +505,86 @@ def types_of(kinds: Iterable[str]) -> dict[str, Any]:
     """Return {column: the type of its values} of a table with these kinds of files."""
     types: dict[str, Any] = dict(OF_TABLE)
     for kind in kinds:
-        types |= {f"{kind}_{name}": value for name, value in OF_KIND.items()}
+        for name, value_type in OF_KIND.items():
+            types[f"{kind}_{name}"] = value_type
     if "spike" in kinds:
-        types |= OF_SPIKES
+        types.update(OF_SPIKES)
     return types
 
 
+# The same types for Python's `array`, which grows faster than a numpy array.
 _CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
 
 
-# ---- Columns of a stranger -------------------------------------------------------------------
+# ---- Check of columns from a file ------------------------------------------------------------
 
 
 def refuse_columns(columns: Columns, source: Source) -> None:
-    """Refuse columns that are no table of this source. Raises ValueError.
+    """Refuse columns that are no correct table of this source. Raises ValueError.
 
-    Whatever they hold, a table of columns that pass names files below the roots alone, and planes
-    that are in their files.
+    Anybody may have written the file of the columns, so we trust nothing in it. A table of columns
+    that pass names only files below the roots, and only planes that these files have.
     """
     kinds = kinds_of(source)
     types = types_of(kinds)
     _demand(columns.keys() == types.keys(), "other columns")
     for name, kind in types.items():
-        _demand(columns[name].dtype == kind and columns[name].ndim == 1, name)
+        column = columns[name]
+        _demand(column.dtype == kind and column.ndim == 1, name)
         if kind is np.uint8:
-            _demand(bytes(columns[name][-1:]) == END, name)
-            columns[name].tobytes().decode()  # its error is a ValueError
+            _demand(bytes(column[-1:]) == END, name)
+            # Raises UnicodeDecodeError, which is a ValueError, if it is not UTF-8.
+            column.tobytes().decode()
 
+    # int64, because sums of int32 columns could overflow.
     frames = columns["frames"].astype(np.int64)
     _demand(0 < len(frames) == len(Texts(columns["clips"])), "clips")
-    _demand(bool(((frames >= 1) & (frames <= MOST_FRAMES)).all()), "frames")
+    _demand_all((frames >= 1) & (frames <= MOST_FRAMES), "frames")
     sizes = columns["sizes"]
     _demand(len(sizes) == 4 * len(frames), "sizes")
-    _demand(bool(((sizes >= 1) & (sizes <= LARGEST_SIDE)).all()), "sizes")
+    _demand_all((sizes >= 1) & (sizes <= LARGEST_SIDE), "sizes")
     _refuse_names(columns["stems"], int(frames.sum()))
     _refuse_clips(columns, source)
     for kind, place in kinds.items():
         _refuse_files(columns, kind, frames, is_lmdb(place.root))
     if "spike" in kinds:
-        _refuse_planes(columns, frames)
+        _refuse_exposures(columns)
+        _refuse_planes_outside_of_files(columns, frames)
 
 
 def _demand(is_so: bool, what: str) -> None:
+    """Raise ValueError if a demand is not met. what: name of what is wrong."""
     if not is_so:
         raise ValueError(f"the kept record is wrong: {what}")
 
 
+def _demand_all(are_so: np.ndarray, what: str) -> None:
+    """Raise ValueError unless all values of a boolean array are true."""
+    _demand(bool(are_so.all()), what)
+
+
 def _refuse_names(column: np.ndarray, count: int) -> None:
-    """Refuse names of files that are not `count` plain names."""
+    """Refuse a column of names that does not hold `count` plain names of files."""
+    # With END before the first name, every name has one before and one after it.
     content = END + column.tobytes()
     _demand(content.count(END) == count + 1, "the number of names")
-    is_plain = not any(odd in content for odd in (b"/", b"\0\0", b"\0.\0", b"\0..\0"))
-    _demand(is_plain, "names")
+    # A slash, an empty name, "." and "..": with them, a path could leave its folder.
+    for odd in (b"/", b"\0\0", b"\0.\0", b"\0..\0"):
+        _demand(odd not in content, "names")
 
 
 def _refuse_clips(columns: Columns, source: Source) -> None:
-    """Refuse clips that are not those of the meta file, or whose names cannot be used."""
-    names = Texts(columns["clips"]).part(0, len(columns["frames"]))
-    _demand(len(set(names)) == len(names) and not source.left_out & set(names), "clips")
+    """Refuse clips that are not the clips of the meta file, or whose names cannot be used."""
+    names = Texts(columns["clips"]).between(0, len(columns["frames"]))
+    different = set(names)
+    _demand(len(different) == len(names), "clips")
+    _demand(different.isdisjoint(source.left_out), "clips")
     listed = source.listed
     if listed:
-        _demand(listed.keys() - source.left_out == set(names), "clips")
-        frames = columns["frames"].tolist()
-        _demand(all(listed[name][0] == n for name, n in zip(names, frames, strict=True)), "frames")
+        _demand(different == listed.keys() - source.left_out, "clips")
+        for name, frames in zip(names, columns["frames"].tolist(), strict=True):
+            frames_in_list = listed[name][0]
+            _demand(frames == frames_in_list, "frames")
     try:
         for name in names:
             checked_name(name, "")
@@ -410,55 +593,87 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
 
 
 def _refuse_files(columns: Columns, kind: str, frames: np.ndarray, in_lmdb: bool) -> None:
-    """Refuse files that are not below the root, or not as many as the frames need."""
+    """Refuse files that are not below the root, or not as many as the frames need.
+
+    frames: number of frames of each clip. in_lmdb: whether the root is an LMDB.
+    """
     counts = columns[f"{kind}_counts"].astype(np.int64)
-    _demand(len(counts) == len(frames) and bool((counts >= 1).all()), kind)
+    _demand(len(counts) == len(frames), kind)
+    _demand_all(counts >= 1, kind)
     if kind == "spike":
-        fits = (counts == frames) | (counts == 1)
+        _demand_all((counts == frames) | (counts == 1), kind)
     elif kind == "gt_instants":
-        fits = counts % frames == 0
+        _demand_all(counts % frames == 0, kind)
     else:
-        fits = counts == frames
-    _demand(bool(fits.all()), kind)
+        _demand_all(counts == frames, kind)
+
+    # Names, sizes and times are one for each file.
     count = int(counts.sum())
     _refuse_names(columns[f"{kind}_names"], count)
     for name in ("bytes", "times"):
         _demand(len(columns[f"{kind}_{name}"]) == count, kind)
 
+    # Places lead to a folder below the root: "/", "/a/blur/", or "::" and "::a/" in an LMDB.
     places = Texts(columns[f"{kind}_places"])
     _demand(len(places) == len(frames), kind)
     mark = "::" if in_lmdb else "/"
-    for place in places.part(0, len(places)):
+    for place in places.all():
         is_below = place.startswith(mark) and ".." not in place.split("/")
-        _demand(is_below and (place == mark or place.endswith("/")), kind)
+        is_folder = place == mark or place.endswith("/")
+        _demand(is_below and is_folder, kind)
 
 
-def _refuse_planes(columns: Columns, frames: np.ndarray) -> None:
-    """Refuse exposures that lie outside of their files."""
-    counts = columns["spike_counts"].astype(np.int64)
-    planes = columns["planes"]
-    _demand(len(planes) == counts.sum() and bool((planes >= 1).all()), "planes")
-    _demand(bool((planes < 2**40).all()), "planes")
-    rows, centers, chosen = columns["rows"], columns["centers"], columns["exposures"]
-    _demand(len(rows) == ROW * len(centers) and len(chosen) == frames.sum(), "exposures")
-    _demand(bool(((chosen >= 0) & (chosen < len(centers))).all()), "exposures")
-    rows = rows.reshape(-1, ROW)
-    _demand(bool(((rows >= 0) & (rows < 2**40)).all() and (rows[:, COUNT] >= 1).all()), "exposures")
-    inside = np.isfinite(centers) & (centers >= 0) & (centers <= rows[:, COUNT] - 1)
+def _refuse_exposures(columns: Columns) -> None:
+    """Refuse rows of exposures whose numbers contradict one another."""
+    centers = columns["centers"]
+    _demand(len(columns["rows"]) == ROW * len(centers), "exposures")
+    rows = columns["rows"].reshape(-1, ROW)
+    _demand_all((rows >= 0) & (rows < LARGEST_PLANE), "exposures")
+    counts = rows[:, COUNT]
+    _demand_all(counts >= 1, "exposures")
+
+    # The center lies between the first and the last plane of the frame.
+    _demand_all(np.isfinite(centers) & (centers >= 0) & (centers <= counts - 1), "centers")
     is_whole = rows[:, IS_WHOLE]
-    _demand(bool(inside.all() and (is_whole <= 1).all()), "centers")
-    _demand(bool((centers == np.floor(centers))[is_whole == 1].all()), "centers")
-    _demand(bool((rows[:, BEFORE] <= rows[:, PIECES + 1 :: 2].sum(axis=1)).all()), "exposures")
+    _demand_all(is_whole <= 1, "centers")
+    has_no_fraction = centers == np.floor(centers)
+    _demand_all(has_no_fraction[is_whole == 1], "centers")
 
-    # The number of each frame's own file, in its clip and in all clips.
-    clip_of = np.repeat(np.arange(len(frames)), frames)
-    own = np.arange(len(chosen)) - begins_of(frames)[clip_of]
-    own[counts[clip_of] < frames[clip_of]] = 0
-    file = begins_of(counts)[clip_of] + own
-    of_frames = rows[chosen]
-    _demand(bool((of_frames[:, FIRST] + of_frames[:, COUNT] <= planes[file]).all()), "exposures")
-    for at, step in enumerate((-1, 0, 1)):
-        first, count = of_frames[:, PIECES + 2 * at], of_frames[:, PIECES + 2 * at + 1]
-        is_there = (own + step >= 0) & (own + step < counts[clip_of])
-        length = np.where(is_there, planes[np.clip(file + step, 0, len(planes) - 1)], 0)
-        _demand(bool(((count == 0) | (first + count <= length)).all()), "exposures")
+    # The planes before the frame are among the planes that are read.
+    planes_of_pieces = rows[:, PIECES + 1 :: 2]  # the counts of previous, own and next file
+    _demand_all(rows[:, BEFORE] <= planes_of_pieces.sum(axis=1), "exposures")
+
+
+def _refuse_planes_outside_of_files(columns: Columns, frames: np.ndarray) -> None:
+    """Refuse exposures with planes that their files do not have.
+
+    frames: number of frames of each clip. `_refuse_exposures` has accepted the rows.
+    """
+    counts = columns["spike_counts"].astype(np.int64)  # spike files of each clip
+    planes = columns["planes"]  # planes of each file
+    _demand(len(planes) == counts.sum(), "planes")
+    _demand_all(planes >= 1, "planes")
+    _demand_all(planes < LARGEST_PLANE, "planes")
+    numbers_of_rows = columns["exposures"]  # for each frame of all clips
+    _demand(len(numbers_of_rows) == frames.sum(), "exposures")
+    is_row = (numbers_of_rows >= 0) & (numbers_of_rows < len(columns["centers"]))
+    _demand_all(is_row, "exposures")
+    rows = columns["rows"].reshape(-1, ROW)[numbers_of_rows]
+
+    # For each frame of all clips: the number of its clip, and of its file within the clip.
+    clip = np.repeat(np.arange(len(frames)), frames)
+    own_file = np.arange(len(numbers_of_rows)) - begins_of(frames)[clip]
+    is_one_file = counts[clip] < frames[clip]
+    own_file[is_one_file] = 0
+    # The number of the file among the files of all clips.
+    file = begins_of(counts)[clip] + own_file
+
+    _demand_all(rows[:, FIRST] + rows[:, COUNT] <= planes[file], "exposures")
+    for index, step in enumerate((-1, 0, 1)):  # previous, own and next file
+        first = rows[:, PIECES + 2 * index]
+        count = rows[:, PIECES + 2 * index + 1]
+        # A first frame has no previous file, a last frame no next one: such a file has no planes.
+        is_there = (own_file + step >= 0) & (own_file + step < counts[clip])
+        neighbour = np.clip(file + step, 0, len(planes) - 1)
+        length = np.where(is_there, planes[neighbour], 0)
+        _demand_all((count == 0) | (first + count <= length), "exposures")

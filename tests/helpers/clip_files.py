@@ -240,7 +240,7 @@ def source_of(values: dict[str, Any]) -> Source:
 def cached(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the section with its clips read from a cache, which is made at `path`."""
     for source in sources_of(values):
-        build_cache(source, str(path / source.part))
+        build_cache(source, str(path / source.name_prefix))
     return values | {"io_backend": {"type": "cache", "path": str(path)}}
 
 
