@@ -1,5 +1,9 @@
-"""Augmentation of a training sample: crop, flips and time reversal of lq, gt and spikes; the
-simulated spike camera.
+"""Random changes of a training sample: crop, flips, time reversal, and a simulated spike camera.
+
+`Augment` is one crop with flips. It is drawn once for a sample and applied to lq, gt and spikes.
+`CameraPerturb` (option `camera`) draws a simulated camera, a `CameraDraw`. It changes the spikes of
+a sample, and maybe its blurry frames, as another camera would have recorded them. Another simulated
+camera is a new file data/camera_<name>.py whose class registers itself in `CAMERAS`.
 """
 
 from dataclasses import dataclass
@@ -16,16 +20,19 @@ from utils.options.section import Registry, import_parts
 from utils.random_streams import random_stream
 
 CAMERAS = Registry("camera", "type")
-Range = list[float] | tuple[float, ...]
-Share = Annotated[float, Field(ge=0, le=1)]
+Range = list[float] | tuple[float, ...]  # [lowest, highest]
+Share = Annotated[float, Field(ge=0, le=1)]  # a probability or a fraction
 
 
 @dataclass(frozen=True)
 class Augment(Crop):
     """The crop, in pixels of the lq frame, and the flips; the same for every frame of a sample.
 
-    Order: crop, hflip (left-right), vflip (up-down), transpose (swaps the two axes; with the flips
-    this gives all rotations by 90 degrees). reverse plays the clip backwards, spikes included.
+    The fields top, left, height and width come from `Crop`.
+    hflip: left and right are swapped. vflip: up and down are swapped.
+    transpose: the two axes are swapped. With the flips this gives all rotations by 90 degrees.
+    reverse: the clip is played backwards, its spikes too.
+    The order is crop, hflip, vflip, transpose.
     """
 
     hflip: bool = False
@@ -46,32 +53,47 @@ class Augment(Crop):
         rot: bool = False,
         reverse: bool = False,
     ) -> "Augment":
-        """A random square of side `patch` within a frame of size (H, W), and random flips among the
-        allowed ones.
+        """Draw a random square crop and random flips.
 
-        origin: upper left pixel, where only a part of the frame, of that size, is allowed.
-        step: RGB pixels per spike pixel; the crop starts at multiples of it, so that no sub-pixel
-        shift arises. All random numbers are drawn in any case, so that switching one flip off does
-        not change the others.
+        size: (height, width) of the region in which the crop must lie.
+        origin: (top, left) of this region within the frame.
+        patch: side of the crop.
+        step: number of RGB pixels along a spike pixel. The crop starts at a multiple of it from the
+        origin, so that no spike pixel is cut.
+        hflip, rot, reverse: which flips are allowed. rot allows vflip and transpose.
         """
-        top, left = (
-            start + int(rng.integers(0, (side - patch) // step + 1)) * step
-            for start, side in zip(origin, size, strict=True)
+        # All random numbers are drawn in any case and in this order, so that switching one flip off
+        # does not change the others.
+        top = origin[0] + _random_start(rng, size[0] - patch, step)
+        left = origin[1] + _random_start(rng, size[1] - patch, step)
+        drawn = (rng.random(4) < 0.5).tolist()
+        return cls(
+            top=top,
+            left=left,
+            height=patch,
+            width=patch,
+            hflip=hflip and drawn[0],
+            vflip=rot and drawn[1],
+            transpose=rot and drawn[2],
+            reverse=reverse and drawn[3],
         )
-        flips = zip((hflip, rot, rot, reverse), (rng.random(4) < 0.5).tolist(), strict=True)
-        return cls(top, left, patch, patch, *(is_allowed and drawn for is_allowed, drawn in flips))
 
     @classmethod
     def whole(cls, size: tuple[int, int]) -> "Augment":
-        """No crop and no flip."""
-        return cls(0, 0, *size)
+        """Return the whole frame without a flip. size: its (height, width)."""
+        height, width = size
+        return cls(0, 0, height, width)
 
     def crop(self, frame: np.ndarray, scale: int = 1) -> np.ndarray:
-        """The crop of a frame (scale H, scale W, ...), as a view; scale: size of the frame over
-        that of lq.
+        """Return the crop of a frame (scale H, scale W, ...), as a view.
+
+        scale: size of the frame over the size of lq.
         """
-        top, left = self.top * scale, self.left * scale
-        return frame[top : top + self.height * scale, left : left + self.width * scale]
+        top = self.top * scale
+        left = self.left * scale
+        bottom = top + self.height * scale
+        right = left + self.width * scale
+        return frame[top:bottom, left:right]
 
     def flip(self, frames: np.ndarray) -> np.ndarray:
         """Flip and transpose the last two axes of frames (..., h, w)."""
@@ -86,14 +108,17 @@ class Augment(Crop):
 
 @dataclass(frozen=True)
 class CameraDraw:
-    """One camera, the same for all frames of a sample.
+    """A simulated camera, the same for all frames of a sample.
 
-    threshold: as a factor of the recording camera's. drop: fraction of lost planes; hot, dead:
-    fractions of pixels.
-    known_rate_factor: rate to divide by, as a multiple of the data's; 1 where the change is unknown
-    to the user.
-    dark: spikes per plane without light. rgb: noise and JPEG of the blurry frames; None: as
-    recorded.
+    seed: seed of the random numbers of this camera.
+    threshold: threshold of a pixel over the threshold of the real camera. At 2, half as many spikes
+    come.
+    drop: fraction of the planes that are lost.
+    hot, dead: fraction of the pixels that always fire, and that never fire.
+    known_rate_factor: the representation divides by the data's rate times this factor. 1 if the
+    user does not know of the other threshold.
+    dark: spikes per plane without light.
+    rgb: noise and JPEG of the blurry frames; None: frames as recorded.
     """
 
     seed: tuple[int, ...]
@@ -106,27 +131,38 @@ class CameraDraw:
     rgb: RgbCamera | None = None
 
     def apply(self, stream: np.ndarray, frame: int) -> np.ndarray:
-        """The stream (T, h, w) of one frame as this camera records it; depends on (seed, frame)
-        only.
+        """Return the spikes of a frame as this camera records them.
+
+        stream: (T, h, w) uint8 in {0, 1}, as is the result. frame: number of the frame.
+        The result depends only on the stream, the seed and `frame`.
         """
         rng = random_stream("frame of a camera", *self.seed, frame)
         stream = change_threshold(stream, self.threshold, rng, self.dark)
-        if self.drop:  # lost planes are kept, without spikes
-            stream = stream * (rng.random(len(stream)) >= self.drop)[:, None, None].astype(np.uint8)
-        if self.hot or self.dead:  # stuck pixels stay where they are from frame to frame
-            place = random_stream("stuck pixels", *self.seed).random(stream.shape[1:])
-            is_dead = place >= 1.0 - self.dead
-            stream = np.where(place < self.hot, np.uint8(1), np.where(is_dead, np.uint8(0), stream))
+        if self.drop:
+            # A lost plane stays in the stream, without spikes, so that times do not change.
+            is_there = rng.random(len(stream)) >= self.drop
+            stream = stream * is_there[:, None, None].astype(np.uint8)
+        if self.hot or self.dead:
+            # A stream without `frame`, so that the same pixels are stuck in all frames.
+            random_pixels = random_stream("stuck pixels", *self.seed)
+            draws = random_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
+            is_hot = draws < self.hot
+            is_dead = draws >= 1.0 - self.dead
+            stream = np.where(is_dead, np.uint8(0), stream)
+            stream = np.where(is_hot, np.uint8(1), stream)
         return stream
 
     def photograph(self, picture: np.ndarray, frame: int) -> np.ndarray:
-        """The blurry frame (H, W, 3) uint8, B, G, R, as this camera records it; depends on (seed,
-        frame) only.
+        """Return a blurry frame as this camera records it, with noise and JPEG.
+
+        picture: (H, W, 3) uint8 in B, G, R, as is the result. frame: number of the frame.
+        The result depends only on the picture, the seed and `frame`.
         """
-        assert self.rgb is not None  # it is asked only of a camera that records frames
-        light = to_linear(picture[..., ::-1] / np.float32(255))
+        assert self.rgb is not None  # only called for a camera that records frames
+        rgb = picture[..., ::-1] / np.float32(255)
+        linear = to_linear(rgb)  # noise is added to linear light
         rng = random_stream("noise of a frame", *self.seed, frame)
-        return self.rgb.frame(light, rng)[..., ::-1]
+        return self.rgb.frame(linear, rng)[..., ::-1]
 
 
 @CAMERAS.register("perturb")
@@ -166,41 +202,71 @@ class CameraPerturb:
     def __post_init__(self) -> None:
         found = list(self.threshold_range)
         if len(found) != 2 or not 0 < found[0] <= found[1]:
-            what, expected = (
-                f"camera.threshold_range is {found}",
-                "[lowest, highest] factor, both > 0",
+            raise OptionError(
+                what=f"camera.threshold_range is {found}",
+                where="camera.threshold_range",
+                expected="[lowest, highest] factor, both > 0",
+                do="for instance [0.5, 4.0]",
             )
-            raise OptionError(what, "camera.threshold_range", expected, "for instance [0.5, 4.0]")
 
     def draw(self, seed: list[int]) -> CameraDraw:
-        """The camera of one sample, from its seed alone."""
+        """Draw the camera of one sample. It follows from `seed` alone.
+
+        For each change, one random number decides whether it happens, and another one how large it
+        is. All numbers are drawn in any case, so that one option does not change another draw.
+        """
+        # The order of the random numbers fixes the samples of existing runs: do not change it.
         rng = random_stream("camera", *seed)
-        chance, place = rng.random(4), rng.random(4)
-        low, high = np.log(self.threshold_range)
-        threshold = (
-            float(np.exp(low + place[0] * (high - low))) if chance[0] < self.threshold_prob else 1.0
-        )
-        probs, most = (
-            (self.drop_prob, self.hot_prob, self.dead_prob),
-            (self.drop_max, self.hot_max, self.dead_max),
-        )
-        drop, hot, dead = np.where(chance[1:] < probs, place[1:] * most, 0.0).tolist()
-        factor = 1.0 / threshold if self.known_rate else 1.0
+        chance = rng.random(4)  # for threshold, drop, hot, dead
+        size = rng.random(4)  # likewise
+        threshold = 1.0
+        if chance[0] < self.threshold_prob:
+            low, high = np.log(self.threshold_range)
+            threshold = float(np.exp(low + size[0] * (high - low)))
+        drop = _amount(chance[1], self.drop_prob, size[1], self.drop_max)
+        hot = _amount(chance[2], self.hot_prob, size[2], self.hot_max)
+        dead = _amount(chance[3], self.dead_prob, size[3], self.dead_max)
+
+        # A second generator, so that these later options did not change the draws above.
         rng = random_stream("dark current and frames of a camera", *seed)
-        chance, place = rng.random(3), rng.random(4)
-        probs, most = (
-            (self.dark_prob, self.rgb_prob),
-            (self.dark_max, self.rgb_shot_max, self.rgb_read_max),
+        chance = rng.random(3)  # for dark, rgb, jpeg
+        size = rng.random(4)  # for dark, shot, read, jpeg
+        dark = _amount(chance[0], self.dark_prob, size[0], self.dark_max)
+        # Both kinds of noise come together.
+        shot = _amount(chance[1], self.rgb_prob, size[1], self.rgb_shot_max)
+        read = _amount(chance[1], self.rgb_prob, size[2], self.rgb_read_max)
+        jpeg = 0  # quality; 0: no JPEG
+        if chance[2] < self.jpeg_prob:
+            jpeg = round(self.jpeg_min + size[3] * (100 - self.jpeg_min))
+        rgb = None
+        if shot or read or jpeg:
+            rgb = RgbCamera(shot=shot, read=read, jpeg=jpeg)
+        return CameraDraw(
+            seed=tuple(seed),
+            threshold=threshold,
+            drop=drop,
+            hot=hot,
+            dead=dead,
+            known_rate_factor=1.0 / threshold if self.known_rate else 1.0,
+            dark=dark,
+            rgb=rgb,
         )
-        is_dark, is_noisy = chance[:2] < probs
-        dark, shot, read = np.where([is_dark, is_noisy, is_noisy], place[:3] * most, 0.0).tolist()
-        jpeg = (
-            round(self.jpeg_min + place[3] * (100 - self.jpeg_min))
-            if chance[2] < self.jpeg_prob
-            else 0
-        )
-        rgb = RgbCamera(shot=shot, read=read, jpeg=jpeg) if shot or read or jpeg else None
-        return CameraDraw(tuple(seed), threshold, drop, hot, dead, factor, dark, rgb)
 
 
+def _random_start(rng: np.random.Generator, largest: int, step: int) -> int:
+    """Draw a random multiple of `step` from 0 to `largest`."""
+    return int(rng.integers(0, largest // step + 1)) * step
+
+
+def _amount(chance: float, probability: float, size: float, largest: float) -> float:
+    """Return how large a change is: size * largest with this probability, else 0.
+
+    chance, size: random numbers, uniform in [0, 1).
+    """
+    if chance < probability:
+        return float(size * largest)
+    return 0.0
+
+
+# Loads every data/camera_*.py, so that their classes register themselves.
 import_parts("data", "camera_*")

@@ -1,7 +1,16 @@
 """The datasets of clips: RGB frames with spikes, and the datasets of KAIR without spikes.
 
-The datasets without spikes have KAIR's names and keys. Classes named ...Keys hold the keys of a
-section in the option file; their parts are in data/clip_dataset.py.
+The datasets without spikes have the names and keys of KAIR, so that its option files work here.
+
+Each dataset is a class registered under the name that `dataset_type` in an option file gives. A
+class named ...Keys holds the keys of its section; the keys are collected from the base classes in
+data/clip_dataset.py. The datasets derive from `TrainClips` (random crops) or `TestClips` (whole
+clips) there, and override only what differs:
+
+* `places`: which keys name the folders,
+* `frames_of`: which frames of the clip are read,
+* `transform`: what is done with a finished training sample,
+* `may_share_frames`: whether lq and gt may be the same files.
 """
 
 import zlib
@@ -27,7 +36,7 @@ from utils.errors import OptionError
 from utils.random_streams import published_stream
 
 # Largest relative change of brightness, contrast and saturation, and the largest turn of the hue as
-# a share of the colour circle.
+# a fraction of the colour circle.
 JITTER = 0.05
 
 
@@ -35,6 +44,8 @@ JITTER = 0.05
 
 
 class SpikeFiles(Spikes, ClipFiles):
+    """Folders of a dataset with spikes."""
+
     dataroot_spike: Root = Field(description="Folder of the spike files.")
     dataroot_gt_instants: Root | None = Field(
         None, description="Folder of several sharp frames for each blurry one; null: none."
@@ -42,7 +53,7 @@ class SpikeFiles(Spikes, ClipFiles):
 
 
 class TrainKeys(Crops, SpikeFiles):
-    pass
+    """Keys of TrainDatasetRGBSpike."""
 
 
 @DATASETS.register("TrainDatasetRGBSpike", given=("seed",), section=TrainKeys)
@@ -61,7 +72,9 @@ class TrainDatasetRGBSpike(TrainClips):
 
 
 class TestKeys(WholeClips, SpikeFiles):
-    __test__ = False
+    """Keys of TestDatasetRGBSpike."""
+
+    __test__ = False  # not a test case for pytest
 
 
 @DATASETS.register("TestDatasetRGBSpike", given=("seed",), section=TestKeys)
@@ -73,6 +86,8 @@ class TestDatasetRGBSpike(TestClips):
 
 
 class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
+    """Keys of VideoRecurrentTrainDataset."""
+
     val_partition: Literal["REDS4", "official"] | None = Field(
         None, description="Leave out the REDS clips kept for validation."
     )
@@ -87,6 +102,8 @@ class VideoRecurrentTrainDataset(TrainClips):
 
 
 class DenoisingTrainKeys(Crops, SharpFiles, FrameFiles):
+    """Keys of VideoRecurrentTrainNonblindDenoisingDataset."""
+
     dataroot_lq: Root | None = Field(
         None, description="In denoising: null, or the same as dataroot_gt."
     )
@@ -107,24 +124,34 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
 
     @classmethod
     def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
-        """Return the folder of the sharp frames, which are read as lq.
+        """Return the folder of the sharp frames as the folder of lq; there is no folder of gt.
 
+        `transform` makes both lq and gt of these frames.
         Raises OptionError for keys that contradict one another.
         """
         _refuse_other_blurry_frames(section)
         _refuse_empty_range(section)
-        return {**super().places(section), "dataroot_lq": section.dataroot_gt, "dataroot_gt": None}
+        places = super().places(section)
+        places["dataroot_lq"] = section.dataroot_gt
+        places["dataroot_gt"] = None
+        return places
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Make lq (T, 4, h, w) of the sharp frames (T, 3, h, w), which become gt."""
+        """Make lq (T, 4, h, w) of the sharp frames (T, 3, h, w), which become gt.
+
+        Channels 0 ... 2 of lq are the noisy frames, channel 3 is the noise map.
+        """
         gt = item["lq"]
         sigma = rng.uniform(self.options["sigma_min"], self.options["sigma_max"])
         noisy = add_noise(gt, sigma, rng)
         noise_map = torch.full_like(gt[:, :1], sigma / 255)  # (T, 1, h, w)
-        return {**item, "lq": torch.cat((noisy, noise_map), dim=1), "gt": gt}
+        lq = torch.cat((noisy, noise_map), dim=1)
+        return {**item, "lq": lq, "gt": gt}
 
 
 class RecurrentTestKeys(WholeClips, ClipFiles):
+    """Keys of VideoRecurrentTestDataset."""
+
     sigma: float | None = Field(
         None, ge=0, le=255, description="Noise level of a denoising test, of 255; null: no noise."
     )
@@ -149,12 +176,15 @@ class VideoRecurrentTestDataset(TestClips):
     def read_frames(
         self, index: int, first: int, count: int, reverse: bool = False
     ) -> dict[str, Any]:
+        """Read frames of a clip, see `TestClips.read_frames`, and add noise if sigma is given."""
         item = super().read_frames(index, first, count, reverse)
         sigma = self.options["sigma"]
         if sigma is None:
             return item
         noisy = []
         for stem, frame in zip(item["frames"], item["lq"], strict=True):
+            # A frame has the same noise in whatever tile it is read. crc32 turns its name into a
+            # number for the generator.
             name = f"{item['key']}/{stem}"
             rng = published_stream(self.seed, zlib.crc32(name.encode()))
             noisy.append(add_noise(frame, sigma, rng))
@@ -165,13 +195,14 @@ class VideoRecurrentTestDataset(TestClips):
 def add_noise(frames: torch.Tensor, sigma: float, rng: np.random.Generator) -> torch.Tensor:
     """Add white Gaussian noise of standard deviation sigma / 255 to `frames` in [0, 1].
 
-    The result is not clipped.
+    The result is not clipped, so values may be below 0 or above 1.
     """
     noise = rng.standard_normal(frames.shape, dtype=np.float32)
     return frames + torch.from_numpy(noise).mul_(sigma / 255)
 
 
 def _refuse_other_blurry_frames(section: DenoisingTrainKeys) -> None:
+    """Refuse a dataroot_lq that differs from dataroot_gt: the noisy frames are made, not read."""
     if section.dataroot_lq in (None, section.dataroot_gt):
         return
     raise OptionError(
@@ -183,7 +214,9 @@ def _refuse_other_blurry_frames(section: DenoisingTrainKeys) -> None:
 
 
 def _refuse_empty_range(section: DenoisingTrainKeys) -> None:
-    low, high = section.sigma_min, section.sigma_max
+    """Refuse a lowest noise level above the highest one."""
+    low = section.sigma_min
+    high = section.sigma_max
     if low <= high:
         return
     raise OptionError(
@@ -198,10 +231,14 @@ def _refuse_empty_range(section: DenoisingTrainKeys) -> None:
 
 
 class Septuplets(ClipFiles):
+    """Folders of Vimeo-90K. Its clips have seven frames, im1 ... im7, hence the name."""
+
     meta_info_file: Root = Field(description="List of the clips to use.")
 
 
 class VimeoTrainKeys(Crops, SharpFiles, Septuplets):
+    """Keys of VideoRecurrentTrainVimeoDataset."""
+
     pad_sequence: bool = Field(False, description="Repeat the last frame: 7 frames become 8.")
 
 
@@ -212,12 +249,15 @@ class VideoRecurrentTrainVimeoDataset(TrainClips):
     septuplets = True
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """Repeat the last frame, if pad_sequence is set."""
         if not self.options["pad_sequence"]:
             return item
         return {kind: torch.cat((frames, frames[-1:])) for kind, frames in item.items()}
 
 
 class VFIKeys(Crops, SharpFiles, Septuplets):
+    """Keys of VideoRecurrentTrainVimeoVFIDataset. VFI is video frame interpolation."""
+
     temporal_scale: Literal[2] = Field(
         2, description="2: the network gets every second frame (interpolation)."
     )
@@ -241,11 +281,19 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
         return True  # lq and gt are other frames of the same clip
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
-        return frames[::2] if kind == "lq" else [frames[len(frames) // 2]]
+        """Return every second frame for lq, and the middle frame for gt.
+
+        Of frames 0 ... 6 (im1 ... im7): 0, 2, 4, 6 for lq, and 3 for gt.
+        """
+        if kind == "lq":
+            return frames[::2]
+        return [frames[len(frames) // 2]]
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """Change the colours of lq and gt in the same way, if color_jitter is set."""
         if not self.options["color_jitter"]:
             return item
+        # (n + 1, 3, h, w): gt is the last one, and is split off again.
         frames = jitter_colors(torch.cat((item["lq"], item["gt"])), rng)
         return {"lq": frames[:-1], "gt": frames[-1:]}
 
@@ -255,9 +303,11 @@ def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tenso
 
     The changes are the same for all frames, and are made in random order.
     """
-    # Not at the top of the file: it imports torch's compiler, which takes seconds.
+    # Imported here and not at the top, because torchvision imports torch's compiler, which takes
+    # seconds.
     from torchvision.transforms import functional as F
 
+    # Do not change the order of these draws: each takes the next numbers of rng.
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, 3)
     hue = rng.uniform(-JITTER, JITTER)
     changes = (
@@ -273,6 +323,8 @@ def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tenso
 
 
 class VimeoTestKeys(WholeClips, Septuplets):
+    """Keys of VideoTestVimeo90KDataset."""
+
     temporal_scale: Literal[1, 2] = Field(
         1, description="2: the network gets every second frame (interpolation)."
     )
@@ -291,4 +343,5 @@ class VideoTestVimeo90KDataset(TestClips):
 
     @classmethod
     def may_share_frames(cls, section: VimeoTestKeys) -> bool:
+        # In interpolation, a restored frame is compared with a frame that the network did not get.
         return section.temporal_scale == 2

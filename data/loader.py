@@ -1,5 +1,12 @@
-"""The training loader: the samples that this rank reads, their order, and the workers that read
-them.
+"""The training loader: which samples this rank reads, in which order, and the workers that read.
+
+    sampler (ResumableDistributedSampler)   yields (epoch, index) of each sample of this rank
+      -> BatchSampler of torch              groups them into micro-batches
+      -> loader workers (_Batches)          read the samples of a micro-batch
+      -> TrainLoader                        yields the micro-batches of one optimizer step
+
+A loader worker is a process. It hands over its batches through shared memory, /dev/shm. The module
+also names the sample at which a worker hangs or dies. main_train_vrt.py makes the `TrainLoader`.
 """
 
 import hashlib
@@ -29,27 +36,40 @@ from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.models import LoaderOptions
 from utils.run.checkpoint import DataOrder
 
-# What torch says where /dev/shm, through which workers hand over their batches, has no room.
+# What torch says if /dev/shm has no room for a batch.
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
 FEWER = "lower dataloader_num_workers or dataloader_prefetch_factor"
 LARGER_SHM = (
     "enlarge /dev/shm (docker run --shm-size=8g; Kubernetes: an emptyDir of medium "
     f"Memory), or {FEWER}"
 )
-SOCKET_ROOM = 74  # letters of a folder in which a name of a worker's socket still fits
+# Longest path of the folder for temporary files in bytes. The socket of a loader worker lies in it.
+# The system limits the whole path of a socket.
+SOCKET_ROOM = 74
+# Without dataloader_timeout_s: the share of the watchdog's time limit after which the loader gives
+# up waiting. It is below 1 because the loader can name the sample, and the watchdog cannot.
+SHARE_OF_STALL = 0.8
+
+
+# ---- Which samples -----------------------------------------------------------------------------
 
 
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
-    """Yields (epoch, index) for one rank.
+    """Yields (epoch, index) of the samples of one rank.
 
     The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). Global
-    batch b is P[b G : (b + 1) G] with G = world_size * batch_size; rank r takes every world_size-th
-    of it from r on. So a step has the same samples for any number of ranks with the same G. An
-    incomplete last batch is dropped.
+    batch b is P[b G : (b + 1) G] with G = world_size * batch_size. Rank r takes every world_size-th
+    sample of it, beginning with number r. So a step has the same samples for any number of ranks
+    with the same G. An incomplete last batch is dropped.
+
+    With 2 ranks, batch_size 2 and P = 5 3 0 4 2 1, there is one global batch, 5 3 0 4. Rank 0 gets
+    5 and 0, rank 1 gets 3 and 4.
 
     The index comes with `epoch` because persistent workers do not see later changes of the dataset
     object.
-    Raises OptionError where the dataset cannot fill one global batch.
+
+    dataset_len: number of samples of an epoch. batch_size: samples of a rank in a step.
+    Raises OptionError if the dataset cannot fill one global batch.
     """
 
     def __init__(
@@ -62,52 +82,64 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         seed: int,
         shuffle: bool = True,
     ) -> None:
-        self.dataset_len, self.world_size, self.rank = dataset_len, world_size, rank
-        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
+        self.dataset_len = dataset_len
+        self.world_size = world_size
+        self.rank = rank
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
         self.global_batch = world_size * batch_size
         self.batches_per_epoch = dataset_len // self.global_batch
-        self.epoch = self.start_batch = 0
+        # Position of the next iteration, see `seek`.
+        self.epoch = 0
+        self.start_batch = 0
         if dataset_len < self.global_batch:
-            what = f"{dataset_len} training samples are fewer than one batch of {self.global_batch}"
-            do = (
-                "add clips, lower dataloader_batch_size or the number of ranks, or raise "
-                "dataloader_epoch_repeat"
-            )
             raise OptionError(
-                what,
-                "datasets.train",
-                f"at least {world_size} ranks x {batch_size} samples each",
-                do,
+                what=f"{dataset_len} training samples are fewer than one batch of "
+                f"{self.global_batch}",
+                where="datasets.train",
+                expected=f"at least {world_size} ranks x {batch_size} samples each",
+                do="add clips, lower dataloader_batch_size or the number of ranks, or raise "
+                "dataloader_epoch_repeat",
             )
 
     def seek(self, epoch: int, batch: int = 0) -> None:
-        """Continue with the first sample of this rank in that global batch."""
-        self.epoch, self.start_batch = epoch, batch
+        """Let the next iteration begin with global batch `batch` of `epoch`."""
+        self.epoch = epoch
+        self.start_batch = batch
 
     def order(self) -> np.ndarray:
-        """(dataset_len,) sample indices of all ranks in the order of this epoch."""
+        """Return the permutation P of this epoch: (dataset_len,) indices of the samples."""
         if not self.shuffle:
             return np.arange(self.dataset_len)
-        return random_streams.published_stream(self.seed, self.epoch).permutation(self.dataset_len)
+        rng = random_streams.published_stream(self.seed, self.epoch)
+        return rng.permutation(self.dataset_len)
 
     def __len__(self) -> int:
-        """How many samples this rank has left in this epoch."""
+        """Return how many samples this rank has left in this epoch."""
         return (self.batches_per_epoch - self.start_batch) * self.batch_size
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         order = self.order()
         for batch in range(self.start_batch, self.batches_per_epoch):
             start = batch * self.global_batch
-            for index in order[start + self.rank : start + self.global_batch : self.world_size]:
+            global_batch = order[start : start + self.global_batch]
+            for index in global_batch[self.rank :: self.world_size]:
                 yield self.epoch, int(index)
+
+
+# ---- Read them -------------------------------------------------------------------------------
 
 
 class TrainLoader:
     """Yields the micro-batches of one optimizer step at a time.
 
-    Positions count steps of batch_size * accumulation_steps * world_size samples. A run that
-    resumes at (epoch, batch) therefore continues with the next sample, whatever its number of
-    workers.
+    Positions count steps of batch_size * accumulation_steps * world_size samples. So a run that
+    resumes at (epoch, batch) continues with the next sample, whatever its number of workers.
+
+    dataset: a torch Dataset with a length. section: the section `datasets.train`.
+    accumulation_steps: micro-batches of a step. seed: seed of the shuffling.
+    stall_s: time limit of the watchdog in seconds.
     """
 
     def __init__(
@@ -118,12 +150,11 @@ class TrainLoader:
         seed: int,
         stall_s: float = 300,
     ) -> None:
-        """dataset: a torch Dataset with a length. stall_s: time limit of the watchdog.
-
-        The loader, which can name the samples, must raise its error earlier.
-        """
-        self.dataset, self.section, self.accumulation_steps = dataset, section, accumulation_steps
-        self.rank, workers = utils_dist.get_rank(), section.dataloader_num_workers
+        self.dataset = dataset
+        self.section = section
+        self.accumulation_steps = accumulation_steps
+        self.rank = utils_dist.get_rank()
+        workers = section.dataloader_num_workers
         self.sampler = ResumableDistributedSampler(
             len(dataset) * section.dataloader_epoch_repeat,
             world_size=utils_dist.get_world_size(),
@@ -135,18 +166,21 @@ class TrainLoader:
         self.steps_per_epoch = self.sampler.batches_per_epoch
         if workers:
             _refuse_long_folder_for_sockets(tempfile.gettempdir())
-        self.timeout_s = section.dataloader_timeout_s or 0.8 * stall_s
+        self.timeout_s = section.dataloader_timeout_s or SHARE_OF_STALL * stall_s
+        # A digest of the names of all samples. A resumed run compares it with its checkpoint.
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
-        samples: Any = self.sampler  # of (epoch, index): torch's annotation knows numbers alone
+        # Any, because torch's annotation of BatchSampler allows only plain numbers.
+        samples: Any = self.sampler
         self.loader = DataLoader(
             _Batches(dataset),
-            batch_size=None,  # _Batches makes them
+            # No batching by torch: an item of `_Batches` is a whole micro-batch.
+            batch_size=None,
             sampler=BatchSampler(samples, section.dataloader_batch_size, drop_last=False),
             num_workers=workers,
             pin_memory=devices.pins_memory(utils_dist.get_device()),
-            # Also limits the wait between two epochs with persistent workers, where torch waits for
-            # ever by default.
+            # Also limits the wait between two epochs with persistent workers. By default, torch
+            # would wait there for ever.
             timeout=self.timeout_s if workers else 0,
             prefetch_factor=section.dataloader_prefetch_factor if workers else None,
             persistent_workers=section.dataloader_persistent_workers and workers > 0,
@@ -154,43 +188,49 @@ class TrainLoader:
         )
 
     def order(self) -> DataOrder:
-        """What a position refers to; stored in checkpoints."""
-        s = self.sampler
-        return DataOrder(
-            s.dataset_len, self.sample_list, s.seed if s.shuffle else None, s.batches_per_epoch
-        )
+        """Return what a position in the data refers to; it is stored in checkpoints."""
+        sampler = self.sampler
+        seed = sampler.seed if sampler.shuffle else None
+        return DataOrder(sampler.dataset_len, self.sample_list, seed, sampler.batches_per_epoch)
 
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
-        """Return an iterator over the steps of `epoch` from `batch` on, with workers started."""
+        """Start the workers. Returns an iterator over the steps of `epoch` from `batch` on."""
         self.sampler.seek(epoch, batch)
-        # Not within the generator, which would start them at its first next()
+        # Started here, because code within the generator `_steps` would run at its first next().
         with process.signals_held():
             iterator = self._answer_of(lambda: iter(self.loader), 0)
         return self._steps(iterator)
 
     def _steps(self, iterator: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
-        """The micro-batches of each step. Raises DataError, naming the sample and the rank."""
+        """Yield the micro-batches of each step. Raises DataError, naming the sample and the rank.
+
+        iterator: an iterator over the micro-batches.
+        """
         step = []
         for count in itertools.count():
+            # None at the end of the epoch.
             batch = self._answer_of(lambda: next(iterator, None), count)
             if batch is None:
                 return
-            if isinstance(batch, SpikeVRTError):
+            if isinstance(batch, SpikeVRTError):  # see `_Batches`
                 batch.where += f", rank {self.rank}"
                 raise batch
-            # a step may take several batches, and each of them up to dataloader_timeout_s
+            # Tell the watchdog of each batch: a step may take several of them, and each may take up
+            # to dataloader_timeout_s.
             watchdog.go_on()
             step.append(batch)
             if len(step) == self.accumulation_steps:
                 yield step
                 step = []
 
+    # ---- Workers that hang or die -----------------------------------------------------------
+
     @contextmanager
     def deaths_named(self) -> Generator[None]:
-        """Name a loader worker that dies while something else than this loader waits.
+        """Name a loader worker that dies while the main process does something else.
 
-        torch's signal handler raises its error wherever the main thread is then, within a step for
-        example. Raises DataError in its place.
+        torch's signal handler raises a RuntimeError wherever the main thread is then, for example
+        within a step. In the `with` block, this error becomes a DataError.
         """
         try:
             yield
@@ -198,61 +238,75 @@ class TrainLoader:
             if "DataLoader worker" not in str(e) or "killed by signal" not in str(e):
                 raise
             do = "check the memory of this host (dmesg names what the kernel killed); " + FEWER
+            if OUT_OF_SHM.search(str(e)):
+                do = LARGER_SHM
             raise DataError(
                 what=f"a loader worker died: {str(e).splitlines()[0]}",
                 where=f"rank {self.rank}",
                 expected="workers that live as long as the run",
-                do=LARGER_SHM if OUT_OF_SHM.search(str(e)) else do,
+                do=do,
             ) from e
 
     def _answer_of(self, read: Callable[[], Any], count: int) -> Any:
-        """read(); again where the run was suspended for more than half of torch's time-out: its
-        clock goes on.
+        """Return read(), which waits for the loader workers.
 
-        Raises DataError where a loader worker hangs or dies while it reads batch `count` of this
-        iterator.
+        Reads again after a time-out during which the run was suspended, for example by Ctrl-Z. The
+        clock of the time-out goes on then, although no worker can work.
+        count: number of the micro-batch in this iterator, for the message.
+        Raises DataError if a loader worker hangs or dies.
         """
         while True:
             asleep_s = watchdog.asleep_s()
             try:
                 return read()
             except RuntimeError as e:
-                self.loader._iterator = (
-                    None  # kept workers that did not answer: the next iterator starts others
-                )
+                # Persistent workers that did not answer: let the next iterator start others.
+                self.loader._iterator = None
                 is_late = "timed out" in str(e)
-                # Not for any sleep: threads that wait for a core, too, look asleep. The watchdog
-                # limits all waits.
-                if is_late and watchdog.asleep_s() - asleep_s > self.timeout_s / 2:
+                # A short sleep is no reason to wait again: threads that wait for a core look asleep
+                # too. Repeating cannot go on for ever, because the watchdog limits all waits.
+                slept_s = watchdog.asleep_s() - asleep_s
+                if is_late and slept_s > self.timeout_s / 2:
                     continue
-                is_out_of_shm = OUT_OF_SHM.search(str(e))
-                if not is_late and not is_out_of_shm and "killed by signal" not in str(e):
+                is_out_of_shm = OUT_OF_SHM.search(str(e)) is not None
+                was_killed = "killed by signal" in str(e)
+                # Any other error is a mistake in the code, whose traceback is wanted.
+                if not is_late and not is_out_of_shm and not was_killed:
                     raise
-                size, workers = (
-                    self.section.dataloader_batch_size,
-                    self.section.dataloader_num_workers,
-                )
-                samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
-                # in turns
-                where = (
-                    f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}"
-                )
-                expected = (
-                    f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
-                )
-                do = "check the disk and the memory of this host, or raise the time-out"
-                if is_out_of_shm:
-                    expected, do = "room in /dev/shm for the batches of all workers", LARGER_SHM
-                # Where a worker raised the error, its own line comes last.
-                lines = str(e).strip().splitlines()
-                line = lines[-1] if "Caught" in lines[0] else lines[0]
-                raise DataError(f"no batch: {line}", where, expected, do) from e
+                raise self._no_batch(e, count, is_out_of_shm) from e
+
+    def _no_batch(self, error: RuntimeError, count: int, is_out_of_shm: bool) -> DataError:
+        """Return the error for a micro-batch that did not come, naming its samples and worker.
+
+        error: torch's error. count: number of the micro-batch. is_out_of_shm: whether /dev/shm has
+        no room.
+        """
+        size = self.section.dataloader_batch_size
+        # torch gives the micro-batches to the workers in turn.
+        worker = count % self.section.dataloader_num_workers
+        samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
+        expected = f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
+        do = "check the disk and the memory of this host, or raise the time-out"
+        if is_out_of_shm:
+            expected = "room in /dev/shm for the batches of all workers"
+            do = LARGER_SHM
+        lines = str(error).strip().splitlines()
+        # torch wraps an error of a worker in "Caught ...". Then the error itself is the last line.
+        line = lines[-1] if "Caught" in lines[0] else lines[0]
+        return DataError(
+            what=f"no batch: {line}",
+            where=f"(epoch, index) {samples}, loader worker {worker}, rank {self.rank}",
+            expected=expected,
+            do=do,
+        )
 
 
 @dataclass
 class _Batches(Dataset):
-    """Returns an error of the project as the batch: torch would hide its message in a worker's
-    traceback.
+    """A dataset whose items are micro-batches. Its index is a list of (epoch, index).
+
+    An error of this project is returned in place of the batch. If it was raised in a worker, torch
+    would hide its message in the worker's traceback.
     """
 
     dataset: Dataset
@@ -263,16 +317,19 @@ class _Batches(Dataset):
             try:
                 items.append(self.dataset[sample_id])
             except SpikeVRTError as e:
-                worker = get_worker_info()
-                e.where += f" (epoch, index) {sample_id}" + (
-                    f", loader worker {worker.id}" if worker else ""
-                )
-                return type(e)(e.what, e.where, e.expected, e.do)
+                where = f"{e.where} (epoch, index) {sample_id}"
+                worker = get_worker_info()  # None in the main process
+                if worker:
+                    where += f", loader worker {worker.id}"
+                # A new error of these four texts alone, which can be sent to the main process.
+                return type(e)(e.what, where, e.expected, e.do)
         return default_collate(items)
 
 
 def _init_worker(worker_id: int) -> None:
+    """Prepare a loader worker, in its process."""
     process.die_with_parent()
+    # Ctrl-C reaches all processes of a terminal. The parent decides when the workers end.
     process.leave_signals_to_parent()
     # OpenCV's threads would compete with the other workers for the cores, and can deadlock after a
     # fork.
@@ -281,10 +338,11 @@ def _init_worker(worker_id: int) -> None:
 
 def _refuse_long_folder_for_sockets(folder: str) -> None:
     """Raise OptionError if the workers' sockets would have longer names than the system allows."""
-    if len(folder.encode()) > SOCKET_ROOM:
+    length = len(folder.encode())
+    if length > SOCKET_ROOM:
         raise OptionError(
-            f"the folder for temporary files has a name of {len(folder.encode())} letters",
-            f"TMPDIR={folder}",
-            f"at most {SOCKET_ROOM} letters, for the sockets of the loader workers",
-            "set TMPDIR=/tmp, or datasets.train.dataloader_num_workers=0",
+            what=f"the folder for temporary files has a name of {length} letters",
+            where=f"TMPDIR={folder}",
+            expected=f"at most {SOCKET_ROOM} letters, for the sockets of the loader workers",
+            do="set TMPDIR=/tmp, or datasets.train.dataloader_num_workers=0",
         )
