@@ -1,10 +1,13 @@
-"""define_G builds the network of an option file; a new network is a new file
-models/network_<net_type>.py.
+"""Builds the network of an option file, and checks that it fits the datasets.
+
+`NETWORKS` lists the networks by their name in the option netG.net_type. A new network is a new file
+models/network_<net_type>.py, which this module imports by itself. `define_G` builds a network;
+`check_options` is called when an option file is read, before any data are opened.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,17 +24,25 @@ NETWORKS = Registry("network", "net_type")
 def define_G(
     opt: Options | Mapping[str, Any], spike_channels: int | None = None
 ) -> torch.nn.Module:
-    """The network of opt.netG with initial weights; for notebooks opt may be a mapping in KAIR's
-    form, {"netG": {...}}.
+    """Build the network of opt.netG with initial weights.
 
-    spike_channels: S of the batches; None: S of the options' datasets (0 for a mapping: its
-    datasets are not read).
+    opt: the options, or in notebooks a mapping in the form of KAIR's files, {"netG": {...}}.
+    spike_channels: number of spike channels per frame of the batches. None takes the number from
+    the datasets in `opt`, or 0 if `opt` is a mapping, because its datasets are not read.
+
     Raises OptionError if the options do not fit together.
     """
-    section: Any = opt.netG if isinstance(opt, Options) else opt.get("netG")
+    if isinstance(opt, Options):
+        section: Any = opt.netG
+        default_channels = opt.spike_channels
+    else:
+        netG: Any = opt.get("netG")
+        section = netG
+        default_channels = 0
     if spike_channels is None:
-        spike_channels = opt.spike_channels if isinstance(opt, Options) else 0
+        spike_channels = default_channels
     net = NETWORKS.build(section, "netG", spike_channels=spike_channels)
+    # A network may have messages for the log, such as which of its weights start at zero.
     for note in getattr(net, "notes", ()):
         logger.info("%s", note)
     return net
@@ -40,66 +51,118 @@ def define_G(
 def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, scale: int) -> None:
     """Raise OptionError if the network cannot be built, or cannot take the clips of the datasets.
 
-    Building on the meta device runs every check of the constructors without allocating weights.
+    scale: size of the sharp frames / size of the input.
     """
-    train, test = datasets.train, datasets.test
-    channels = next((section.spike_channels for section in (train, test) if section), 0)
+    train = datasets.train
+    test = datasets.test
+    if train:
+        channels = train.spike_channels
+    elif test:
+        channels = test.spike_channels
+    else:
+        channels = 0
+    # On the device "meta" tensors have no content. So building there runs every check of the
+    # constructors without allocating weights.
     with torch.device("meta"):
         spec = input_spec(NETWORKS.build(netG, "netG", spike_channels=channels))
     _check_task(netG, train, test, val, spec)
-    if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
-        what = (
-            f"datasets.test gives {test.spike_channels} spike channels, datasets.train "
-            f"{train.spike_channels}"
-        )
-        do = "copy the representation of datasets.train.spike to datasets.test.spike"
-        raise OptionError(
-            what, "datasets.test.spike", "the same number, because one network takes both", do
-        )
-    spikes: dict[str, Any] = {
-        "train": getattr(train, "spike", None),
-        "test": getattr(test, "spike", None),
-    }
-    operator: Any = getattr(netG, "fusion", None)
-    wanted = operator.constructor.representation if operator else None
-    for name, spike in spikes.items():
-        if spike and wanted not in (None, spike.representation.type):
-            what = f"netG.fusion {operator.type} cannot use {spike.representation.type} channels"
-            where, do = (
-                f"datasets.{name}.spike.representation",
-                "set it, or choose another netG.fusion",
-            )
-            raise OptionError(what, where, wanted, do)
-    if spec.spike_channels and all(spikes.values()):
-        for key, learned, given in other_kinds(*(spike.plain() for spike in spikes.values())):
-            what = f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}"
-            expected = f"{learned}, because one network takes both"
-            raise OptionError(what, f"datasets.test.spike.{key}", expected, "set it to that")
-    size, least = getattr(train, "gt_size", None), max(spec.least_size)
-    if size is not None and (
-        size % scale or size // scale % spec.multiple or size // scale < least
-    ):
-        near = max(least, round(size // scale / spec.multiple) * spec.multiple) * scale
-        expected = (
-            f"crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}"
-        )
-        key = "datasets.train.gt_size"
-        raise OptionError(
-            f"{key} is {size}", key, f"{expected}, for the strides and windows", f"set it to {near}"
-        )
+    _check_spikes(netG, train, test, spec)
+    crop = getattr(train, "gt_size", None)
+    if crop is not None:
+        _check_crop(crop, spec, scale)
 
 
-def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(key, learned, given) where two spike sections differ in what a network can take of one value
-    alone.
+class KindDifference(NamedTuple):
+    """One way in which the spike channels of two sections are of different kinds."""
 
-    As many channels of another kind would pass unseen. The sections may lack defaults.
+    key: str  # of the spike section, e.g. "representation"
+    learned: Any  # its value in the first section, e.g. "voxel"
+    given: Any  # its value in the second section, e.g. "tfp"
+
+
+def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[KindDifference]:
+    """Yield each difference of two spike sections that makes their channels mean something else.
+
+    A network cannot take both. If both kinds have the same number of channels, nothing else would
+    show the difference. The sections may lack keys that have their default value.
     """
     for key, default in (("representation", "voxel"), ("gamma", 1.0)):
-        both = [section.get(key, default) for section in (learned, given)]
-        both = [value["type"] if isinstance(value, dict) else value for value in both]
-        if both[0] != both[1]:
-            yield key, *both
+        first = learned.get(key, default)
+        second = given.get(key, default)
+        # A representation is a name, or a table {"type": name, ...}.
+        if isinstance(first, dict):
+            first = first["type"]
+        if isinstance(second, dict):
+            second = second["type"]
+        if first != second:
+            yield KindDifference(key, first, second)
+
+
+# ---- Checks: spikes and crops ----------------------------------------------------------------
+
+
+def _check_spikes(
+    netG: Section, train: LoaderOptions | None, test: LoaderOptions | None, spec: InputSpec
+) -> None:
+    """Raise OptionError if a dataset gives spike channels that the network cannot use."""
+    if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
+        raise OptionError(
+            what=f"datasets.test gives {test.spike_channels} spike channels, datasets.train "
+            f"{train.spike_channels}",
+            where="datasets.test.spike",
+            expected="the same number, because one network takes both",
+            do="copy the representation of datasets.train.spike to datasets.test.spike",
+        )
+
+    # Some fusion operators understand one representation alone. They name it in their class.
+    train_spike: Any = getattr(train, "spike", None)
+    test_spike: Any = getattr(test, "spike", None)
+    operator: Any = getattr(netG, "fusion", None)
+    wanted = operator.constructor.representation if operator else None
+    for name, spike in (("train", train_spike), ("test", test_spike)):
+        if not spike or wanted is None:
+            continue
+        if spike.representation.type != wanted:
+            raise OptionError(
+                what=f"netG.fusion {operator.type} cannot use {spike.representation.type} channels",
+                where=f"datasets.{name}.spike.representation",
+                expected=wanted,
+                do="set it, or choose another netG.fusion",
+            )
+
+    if spec.spike_channels and train_spike and test_spike:
+        for difference in other_kinds(train_spike.plain(), test_spike.plain()):
+            key, learned, given = difference
+            raise OptionError(
+                what=f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}",
+                where=f"datasets.test.spike.{key}",
+                expected=f"{learned}, because one network takes both",
+                do="set it to that",
+            )
+
+
+def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
+    """Raise OptionError if the network cannot take the crops of training.
+
+    gt_size: side of a crop of the sharp frame. The crop of the input is `scale` times smaller.
+    """
+    least = max(spec.least_size)
+    step = spec.multiple  # the sides of the input are multiples of it
+    side = gt_size // scale
+    if gt_size % scale == 0 and side % step == 0 and side >= least:
+        return
+    near = max(least, round(side / step) * step) * scale
+    key = "datasets.train.gt_size"
+    raise OptionError(
+        what=f"{key} is {gt_size}",
+        where=key,
+        expected=f"crops (gt_size / scale) that are multiples of {step} and at least {least}, "
+        "for the strides and windows",
+        do=f"set it to {near}",
+    )
+
+
+# ---- Checks: the task ------------------------------------------------------------------------
 
 
 def _check_task(
@@ -109,66 +172,99 @@ def _check_task(
     val: ValOptions,
     spec: InputSpec,
 ) -> None:
-    """Raise OptionError if the network interpolates or denoises, and the datasets are not made for
-    that, or vice versa.
+    """Raise OptionError if network and datasets are made for different tasks.
 
-    The keys of a dataset tell: temporal_scale 2 leaves every second frame out; sigma_max (training)
-    and sigma (testing) add noise.
+    The tasks are restoration, interpolation (new frames between the given frames) and denoising
+    with a known noise level. Keys of a dataset tell its task: with temporal_scale 2 it leaves every
+    second frame out for interpolation; sigma_max (training) and sigma (testing) add noise.
     """
     for name, section in (("train", train), ("test", test)):
-        scale = getattr(section, "temporal_scale", None)
-        # In testing, every second frame of any clip can be left out.
-        fits = (
-            scale == 2 or (scale is None and name == "test")
-            if spec.interpolates
-            else scale in (None, 1)
-        )
-        if section is not None and not fits:
-            does = (
-                "makes new frames between those of a clip"
-                if spec.interpolates
-                else "restores every frame of a clip"
-            )
-            kind = section.plain()["dataset_type"]
-            what = f"datasets.{name} is {kind}, and the network {does}"
-            expected = f"a dataset with{'' if spec.interpolates else 'out'} temporal_scale 2"
-            do = f"choose another, or netG.pa_frames {'2, 4 or 6' if spec.interpolates else '0'}"
-            raise OptionError(what, f"datasets.{name}.dataset_type", expected, do)
+        if section is not None:
+            _check_time(name, section, spec)
     if spec.interpolates:
-        frames, given = 2 * spec.least_frames - 1, getattr(train, "num_frame", None)
-        key, expected = (
-            "datasets.train.num_frame",
-            f"{frames}: netG.img_size[0] is {spec.least_frames}",
-        )
-        if given not in (None, frames):
-            raise OptionError(
-                f"{key} is {given}",
-                key,
-                f"{expected}, every second one is given",
-                f"set it to {frames}",
-            )
-        out_chans = getattr(netG, "out_chans", 3)
-        if train and out_chans != 3:
-            raise OptionError(
-                what=f"netG.out_chans is {out_chans}",
-                where="netG.out_chans",
-                expected="3: one new frame is trained",
-                do="set it to 3",
-            )
-        if val.flip_seq or val.pad_seq or getattr(test, "pad_sequence", False):
-            what = "val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates"
-            raise OptionError(
-                what, "val", "each new frame is made from its neighbours alone", "set them to false"
-            )
+        _check_interpolation(netG, train, test, val, spec)
     if train is not None and hasattr(train, "sigma_max") and not spec.noise_map:
         kind = train.plain()["dataset_type"]
-        what = f"{kind} gives a noise map, which the network does not take"
         raise OptionError(
-            what, "netG.nonblind_denoising", "true", "set it to true, or choose another dataset"
+            what=f"{kind} gives a noise map, which the network does not take",
+            where="netG.nonblind_denoising",
+            expected="true",
+            do="set it to true, or choose another dataset",
         )
     if spec.noise_map and getattr(test, "sigma", 0) is None:
-        what = "netG.nonblind_denoising is true, and the test clips have no noise"
-        raise OptionError(what, "datasets.test.sigma", "0 to 255", "set it, e.g. to 30")
+        raise OptionError(
+            what="netG.nonblind_denoising is true, and the test clips have no noise",
+            where="datasets.test.sigma",
+            expected="0 to 255",
+            do="set it, e.g. to 30",
+        )
+
+
+def _check_time(name: str, section: LoaderOptions, spec: InputSpec) -> None:
+    """Raise OptionError if datasets.<name> is for interpolation and the network is not, or vice
+    versa.
+    """
+    scale = getattr(section, "temporal_scale", None)  # None: the dataset has no such key
+    if spec.interpolates:
+        # The test program can leave out every second frame of any clip, so a test dataset needs no
+        # key.
+        fits = scale == 2 or (scale is None and name == "test")
+    else:
+        fits = scale in (None, 1)
+    if fits:
+        return
+    kind = section.plain()["dataset_type"]
+    if spec.interpolates:
+        does = "makes new frames between those of a clip"
+        expected = "a dataset with temporal_scale 2"
+        do = "choose another, or netG.pa_frames 2, 4 or 6"
+    else:
+        does = "restores every frame of a clip"
+        expected = "a dataset without temporal_scale 2"
+        do = "choose another, or netG.pa_frames 0"
+    raise OptionError(
+        what=f"datasets.{name} is {kind}, and the network {does}",
+        where=f"datasets.{name}.dataset_type",
+        expected=expected,
+        do=do,
+    )
+
+
+def _check_interpolation(
+    netG: Section,
+    train: LoaderOptions | None,
+    test: LoaderOptions | None,
+    val: ValOptions,
+    spec: InputSpec,
+) -> None:
+    """Raise OptionError if the options do not fit a network that interpolates."""
+    # A training clip has the given frames and one frame in each gap between them.
+    frames = 2 * spec.least_frames - 1
+    num_frame = getattr(train, "num_frame", None)
+    if num_frame is not None and num_frame != frames:
+        key = "datasets.train.num_frame"
+        raise OptionError(
+            what=f"{key} is {num_frame}",
+            where=key,
+            expected=f"{frames}: netG.img_size[0] is {spec.least_frames}, every second one is "
+            "given",
+            do=f"set it to {frames}",
+        )
+    out_chans = getattr(netG, "out_chans", 3)
+    if train and out_chans != 3:
+        raise OptionError(
+            what=f"netG.out_chans is {out_chans}",
+            where="netG.out_chans",
+            expected="3: one new frame is trained",
+            do="set it to 3",
+        )
+    if val.flip_seq or val.pad_seq or getattr(test, "pad_sequence", False):
+        raise OptionError(
+            what="val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates",
+            where="val",
+            expected="each new frame is made from its neighbours alone",
+            do="set them to false",
+        )
 
 
 import_parts("models", "network_*")
