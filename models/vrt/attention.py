@@ -1,5 +1,18 @@
-"""softmax(scale q k^T + bias + mask) v inside windows: torch's public attention, and on a CPU one
-of our own.
+"""Attention inside windows: softmax(scale q k^T + bias + mask) v.
+
+`window_attention` is what a block calls. It chooses among three forms of the same computation:
+
+    triton_attention.py   our kernel, on GPUs that it knows
+    attend                torch's scaled_dot_product_attention, on every device
+    CpuAttention          our own form for CPUs, with a backward pass that keeps no T x T matrices
+
+Names: n windows, T tokens in a window, hd channels of a head. "Packed" heads are q, k and v in one
+tensor (n, T, 3, heads, hd), as the linear layer writes them. "Mutual" attention is attention
+between the two frames of a window: the queries of each frame meet keys and values of the other
+frame.
+
+Our form computes 2^x in place of e^x, because exp2 is the faster function. So its logits are
+multiplied by log2(e), and its log-sum-exp has base 2.
 """
 
 import math
@@ -13,24 +26,12 @@ from models.vrt.chunks import Tape
 from models.vrt.forms import attention_has_kernel, fused_attention, head_multiple
 from models.vrt.windows import Span
 
-# Bytes of the T x T matrices that are computed at once: they should fit the cache.
+# Bytes of the T x T matrices that are computed at once. They should fit the cache of a CPU.
 CORE_BYTES = 3_000_000
-# Windows times heads of one call: an axis of a GPU's grid of thread blocks has this limit.
+# Windows times heads of one call of torch's attention. An axis of a GPU's grid of thread blocks has
+# this limit.
 MOST_HEADS = 65_535
 LOG2_E = math.log2(math.e)
-
-
-def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v of packed heads (n, T, 3, heads, hd): (n, heads, T, hd), of which k and v are views.
-
-    mutual: each frame of a window of two counts as a window, (2 n, heads, T / 2, hd), with the
-    queries of the other.
-    """
-    if not mutual:
-        q, k, v = qkv.transpose(1, 3).unbind(2)
-        return q, k, v
-    q, k, v = qkv.unflatten(1, (2, -1)).transpose(2, 4).unbind(3)
-    return q.flip(1).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 
 
 def window_attention(
@@ -44,66 +45,114 @@ def window_attention(
 ) -> Tensor:
     """Compute the attention among the tokens of each window, or between its two frames.
 
-    qkv: (n, T, 3, heads, hd). bias: (heads, T, T) or None. spans: the spans of all n windows.
-    mutual: attention between the two frames, without bias. tape: what `CpuAttention` records on or
-        reads from; None: not our attention for a CPU. is_plain: torch's attention in any case.
+    qkv: packed heads, (n, T, 3, heads, hd). bias: (heads, T, T) or None.
+    spans: ranges of the n windows. The windows of a span have the same mask.
+    mutual: attention between the two frames, without bias.
+    tape: where `CpuAttention` keeps its results. None: `CpuAttention` is not used.
+    is_plain: use torch's attention on every device.
 
     Returns (n, T, heads * hd).
     """
-    t = qkv.shape[1] // (2 if mutual else 1)
+    all_tokens = qkv.shape[1]
+    t = all_tokens // 2 if mutual else all_tokens  # tokens that attend to each other
     if not is_plain and tape is None and attention_has_kernel(qkv, t, qkv.shape[4]):
-        from models.vrt import triton_attention  # Triton is not everywhere
+        # Imported here, because Triton is not installed everywhere.
+        from models.vrt import triton_attention
 
         return triton_attention.window_attention(qkv, bias, spans, scale, mutual)
+
+    # Compute span by span. `split` and not slices, because the gradient of each slice would be as
+    # large as qkv.
     parts = []
-    # The gradient of a slice would be as large as the whole.
-    for part, span in zip(
-        qkv.split([span.stop - span.start for span in spans]), spans, strict=True
-    ):
-        # Within a frame, it is that of both
+    lengths = [span.stop - span.start for span in spans]
+    for part, span in zip(qkv.split(lengths), spans, strict=True):
+        # The mask of one frame holds for both frames, so mutual attention takes its corner.
         mask = None if span.mask is None else span.mask[:t, :t]
         if tape is not None:
             out = CpuAttention.apply(part, bias, mask, scale, mutual, tape)
         else:
-            out = attend(*heads_of(part, mutual), scale, bias, mask)
-        parts.append(out.transpose(1, 2).reshape(len(part), qkv.shape[1], -1))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+            q, k, v = heads_of(part, mutual)
+            out = attend(q, k, v, scale, bias, mask)
+        out = out.transpose(1, 2)  # (n, heads, T, hd) -> (n, T, heads, hd)
+        parts.append(out.reshape(len(part), all_tokens, -1))
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts)
+
+
+def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Unpack q, k, v from packed heads (n, T, 3, heads, hd). Each is (n, heads, T, hd).
+
+    They are views of qkv, so writing to them writes to qkv. With `mutual`, each of the two frames
+    becomes a window of its own, (2 n, heads, T / 2, hd), and q is a copy, because it holds the
+    queries of the other frame.
+    """
+    if not mutual:
+        q, k, v = qkv.transpose(1, 3).unbind(2)
+        return q, k, v
+    by_frame = qkv.unflatten(1, (2, -1))  # (n, 2, T / 2, 3, heads, hd)
+    q, k, v = by_frame.transpose(2, 4).unbind(3)  # (n, 2, heads, T / 2, hd) each
+    return q.flip(1).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+
+
+# ---- torch's attention -----------------------------------------------------------------------
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None
 ) -> Tensor:
-    """q, k, v: (n, heads, T, hd) -> (n, heads, T, hd); bias (heads, T, T) and mask (T, T) for all
-    n, or None.
+    """Compute the attention by torch's operator: q, k, v (n, heads, T, hd) -> the same shape.
+
+    bias (heads, T, T) and mask (T, T) hold for all n windows, or are None.
     """
     added = logit_offset(bias, mask, q.dtype)
-    n, heads, _, d = q.shape
-    # Channels of zeros change no logit; `scale` stays that of the true head.
-    padding = -d % head_multiple(q)
-    q, k, v = (F.pad(x, (0, padding)) if padding else x for x in (q, k, v))
-    parts, step = [], max(1, MOST_HEADS // heads)
+    n, heads, _, channels = q.shape
+    # torch's fused kernels take heads of certain widths alone, so fill up with channels of zeros.
+    # They change no logit, and `scale` stays the scale of the true width.
+    padding = -channels % head_multiple(q)
+    if padding:
+        q = F.pad(q, (0, padding))
+        k = F.pad(k, (0, padding))
+        v = F.pad(v, (0, padding))
+
+    parts = []
+    windows = max(1, MOST_HEADS // heads)  # of one call
     with fused_attention(q):
-        for first in range(0, n, step):
-            part = (x[first : first + step] for x in (q, k, v))
-            parts.append(F.scaled_dot_product_attention(*part, attn_mask=added, scale=scale))
+        for first in range(0, n, windows):
+            some = slice(first, first + windows)
+            part = F.scaled_dot_product_attention(
+                q[some], k[some], v[some], attn_mask=added, scale=scale
+            )
+            parts.append(part)
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out[..., :d]
+    return out[..., :channels]
 
 
 def logit_offset(
     bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype, factor: float = 1.0
 ) -> Tensor | None:
-    """Sum of bias and mask, which is added to the logits, times `factor`: (1, heads or 1, T, T), or
-    None.
+    """Return factor * (bias + mask), which is added to the logits: (1, heads or 1, T, T).
+
+    Returns None if there is neither bias nor mask.
     """
-    if mask is not None:
-        bias = mask[None] if bias is None else bias + mask
-    return None if bias is None else (bias[None] * factor).to(dtype)
+    if mask is None:
+        total = bias
+    elif bias is None:
+        total = mask[None]
+    else:
+        total = bias + mask
+    if total is None:
+        return None
+    return (total[None] * factor).to(dtype)
+
+
+# ---- Our own attention for CPUs --------------------------------------------------------------
 
 
 class CpuAttention(torch.autograd.Function):
-    """`attend` on packed heads of windows with one mask, with a gradient that keeps no T x T
-    matrices.
+    """The same as `attend`, on packed heads of windows with one mask.
+
+    Forward saves the output and the log-sum-exp of each row of logits, and no T x T matrices.
     """
 
     @staticmethod
@@ -117,118 +166,184 @@ class CpuAttention(torch.autograd.Function):
         tape: Tape,
     ) -> Tensor:
         q, k, v = heads_of(qkv, mutual)
-        key = bias is None, None if mask is None else mask.data_ptr()
-        # For all windows that are computed at once, (windows * heads, T, T), or None
+
+        # The sum of bias and mask, computed once for all chunks with this mask. It is repeated for
+        # the windows that are computed at once: (windows * heads, T, T), or None.
+        key = (bias is None, None if mask is None else mask.data_ptr())
         if key not in tape.offsets:
             added = logit_offset(bias, mask, q.dtype, LOG2_E)
             if added is not None:
-                added = added.expand(windows_at_once(q), q.shape[1], *added.shape[2:]).flatten(0, 1)
+                heads = q.shape[1]
+                added = added.expand(windows_at_once(q), heads, *added.shape[2:]).flatten(0, 1)
             tape.offsets[key] = added
-        if tape.recorded is not None:
-            out, sums = next(tape.recorded), next(tape.recorded)
+        offset = tape.offsets[key]
+
+        if tape.playback is not None:  # this is the backward pass, and forward has kept the results
+            out = next(tape.playback)
+            sums = next(tape.playback)
         else:
-            out, sums = cpu_attention(q, k, v, tape.offsets[key], scale)
-            if tape.keeps:
-                tape.results += [out, sums]
-        ctx.save_for_backward(qkv, bias, out, sums, tape.offsets[key])
-        ctx.args = scale, mutual
+            out, sums = cpu_attention(q, k, v, offset, scale)
+            if tape.is_recording:
+                tape.recorded += [out, sums]
+        ctx.save_for_backward(qkv, bias, out, sums, offset)
+        ctx.scale = scale
+        ctx.mutual = mutual
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        """The logits are recomputed for a few windows at a time, so that they stay in the cache and
-        the forward pass saves no T x T matrices. The gradient of the bias is float32 at least.
+        """Compute the gradients of qkv and of the bias. grad: (n, heads, T, hd).
+
+        With the weights P = softmax(logits) and the output O = P v, whose gradient is G:
+
+            gradient of v       P^T G
+            gradient of logits  X = P * (G v^T - sum(G * O))    the sum is over the channels
+            gradient of q       scale X k
+            gradient of k       scale X^T q
+            gradient of bias    the sum of X over all windows
+
+        P is computed again for a few windows at a time, so that it stays in the cache:
+        P = 2^(scale log2(e) q k^T + offset - log-sum-exp). The gradient of the bias is float32 at
+        least.
         """
-        scale, mutual = ctx.args
+        scale = ctx.scale
         qkv, bias, out, sums, offset = ctx.saved_tensors
-        grad_qkv = torch.empty_like(qkv)
-        targets, (q, k, v) = heads_of(grad_qkv, mutual), heads_of(qkv, mutual)
+        q, k, v = heads_of(qkv, ctx.mutual)
         n, heads, t, d = q.shape
-        step, precise = windows_at_once(q), sums.dtype
+        windows = windows_at_once(q)
+        precise = sums.dtype  # float32 or float64
+
+        # Where the results go. Without `mutual` the three are views of grad_qkv.
+        grad_qkv = torch.empty_like(qkv)
+        grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise)
-        weights, grads = q.new_empty(2, min(step, n) * heads, t, t)
-        # The products subtract the log-sum-exp from the logits and, as sum(weights * grads) of a
-        # row is sum(grad * out), this from the gradient of the weights, as channels: two each, as
-        # bfloat16 alone would be off by 2 %.
-        of_rows = sums / (-scale * LOG2_E), -(grad.to(precise) * out).sum(3, keepdim=True)
-        of_rows = [
-            torch.cat((x, column.to(q.dtype), (column - column.to(q.dtype)).to(q.dtype)), dim=3)
-            for x, column in zip((q, grad), of_rows, strict=True)
-        ]
+        # Two T x T matrices for each head of the windows at a time, used again in each round.
+        weights, products = q.new_empty(2, min(windows, n) * heads, t, t)
+
+        # Two numbers per row are subtracted from whole matrices: the log-sum-exp from the logits,
+        # and sum(G * O) from G v^T. The matrix products do this themselves: the numbers are further
+        # channels of q and G, and the same channels of k and v are 1.
+        sums_of_rows = sums / (-scale * LOG2_E)  # the product multiplies by scale * LOG2_E
+        dots_of_rows = -(grad.to(precise) * out).sum(3, keepdim=True)
+        wide_q = _with_column(q, sums_of_rows)
+        wide_grad = _with_column(grad, dots_of_rows)
         ones = q.new_ones(()).expand(n, heads, t, 2)
-        of_columns = [torch.cat((x, ones), dim=3) for x in (k, v)]
-        for first in range(0, n, step):
-            now = slice(first, first + step)
-            qb, gb, kb, vb = (x[now].reshape(-1, t, d + 2) for x in (*of_rows, *of_columns))
-            p = logits(qb, kb, offset, scale * LOG2_E, weights[: len(qb)]).exp2_()
-            # Transposing a thin matrix costs less than transposing a T x T matrix.
-            grad_v = torch.bmm(gb[..., :d].transpose(1, 2).contiguous(), p)
-            x = torch.bmm(gb, vb.transpose(1, 2), out=grads[: len(qb)]).mul_(p)
-            grad_k = torch.bmm(qb[..., :d].transpose(1, 2).contiguous(), x).mul_(scale)
-            grad_q = torch.bmm(x, kb[..., :d]).mul_(scale)
-            for target, value in zip(
-                targets, (grad_q, grad_k.transpose(1, 2), grad_v.transpose(1, 2)), strict=True
-            ):
-                target[now] = value.reshape(-1, heads, t, d)
+        wide_k = torch.cat((k, ones), dim=3)
+        wide_v = torch.cat((v, ones), dim=3)
+
+        for first in range(0, n, windows):
+            now = slice(first, first + windows)
+            # (windows * heads, T, hd + 2)
+            qb = wide_q[now].reshape(-1, t, d + 2)
+            gb = wide_grad[now].reshape(-1, t, d + 2)
+            kb = wide_k[now].reshape(-1, t, d + 2)
+            vb = wide_v[now].reshape(-1, t, d + 2)
+            count = len(qb)
+
+            p = logits(qb, kb, offset, scale * LOG2_E, weights[:count]).exp2_()
+            # For v and k, transpose the thin matrices: that costs less than transposing P or X. So
+            # these two results are transposed, (windows * heads, hd, T).
+            thin_g = gb[..., :d].transpose(1, 2).contiguous()
+            of_v = torch.bmm(thin_g, p)
+            x = torch.bmm(gb, vb.transpose(1, 2), out=products[:count]).mul_(p)
+            thin_q = qb[..., :d].transpose(1, 2).contiguous()
+            of_k = torch.bmm(thin_q, x).mul_(scale)
+            of_q = torch.bmm(x, kb[..., :d]).mul_(scale)
+
+            grad_q[now] = of_q.reshape(-1, heads, t, d)
+            grad_k[now] = of_k.transpose(1, 2).reshape(-1, heads, t, d)
+            grad_v[now] = of_v.transpose(1, 2).reshape(-1, heads, t, d)
             if grad_bias is not None:
-                grad_bias += x if len(x) == heads else x.view(-1, heads, t, t).sum(0)
-        if mutual:  # the queries are a copy, in the order of the other frame
-            frames = grad_qkv.unflatten(1, (2, -1))[:, :, :, 0]
-            frames[:] = targets[0].unflatten(0, (-1, 2)).flip(1).transpose(2, 3)
+                if count == heads:  # one window, so there is nothing to sum
+                    grad_bias += x
+                else:
+                    grad_bias += x.view(-1, heads, t, t).sum(0)
+
+        if ctx.mutual:
+            # grad_q is a copy, and its frames are swapped. Swap them back into grad_qkv.
+            by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
+            target = grad_qkv.unflatten(1, (2, -1))[:, :, :, 0]  # (n, 2, T / 2, heads, hd)
+            target[:] = by_frame.transpose(2, 3)
+        # One result for each argument of forward: qkv, bias, mask, scale, mutual, tape.
         return grad_qkv, grad_bias, None, None, None, None
 
 
+def _with_column(x: Tensor, column: Tensor) -> Tensor:
+    """Append the numbers of `column` (n, heads, T, 1) to x as two channels, whose sum they are.
+
+    The first channel is the number, rounded to the dtype of x. The second channel is what the
+    rounding has lost. In bfloat16, one channel alone would be off by 2 %.
+    """
+    rounded = column.to(x.dtype)
+    lost = (column - rounded).to(x.dtype)
+    return torch.cat((x, rounded, lost), dim=3)
+
+
 def windows_at_once(q: Tensor) -> int:
+    """Return how many windows have T x T matrices of CORE_BYTES together. q: (n, heads, T, hd)."""
     heads, t = q.shape[1:3]
-    return max(1, CORE_BYTES // (heads * t * t * q.element_size()))
+    bytes_of_window = heads * t * t * q.element_size()
+    return max(1, CORE_BYTES // bytes_of_window)
 
 
 def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tensor) -> Tensor:
-    """scale q k^T + offset, of (n, T, hd), written to `out`."""
-    added = out if offset is None else offset[: len(q)]
-    return torch.baddbmm(
-        added, q, k.transpose(1, 2), beta=0 if offset is None else 1, alpha=scale, out=out
-    )
+    """Return scale q k^T + offset for q, k (n, T, hd). The result is written to `out` (n, T, T).
+
+    offset: (n or more, T, T), or None for 0.
+    """
+    if offset is None:
+        added = out  # baddbmm needs a tensor here, and with beta 0 it ignores the content
+        beta = 0
+    else:
+        added = offset[: len(q)]
+        beta = 1
+    return torch.baddbmm(added, q, k.transpose(1, 2), beta=beta, alpha=scale, out=out)
 
 
 def cpu_attention(
     q: Tensor, k: Tensor, v: Tensor, offset: Tensor | None, scale: float, subtracts: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scale q k^T + offset / LOG2_E) v, and LOG2_E times the log-sum-exp of each row of
-    logits.
+    """Compute softmax(scale q k^T + offset / LOG2_E) v. It has no gradient.
 
-    q, k, v: (n, heads, T, hd); offset: (windows at once * heads, T, T) or None -> (n, heads, T,
-    hd), (n, heads, T, 1), the latter float32 at least. subtracts: the largest logit of each row
-    from all of them, before exp2. No autograd.
+    q, k, v: (n, heads, T, hd). offset: (windows at once * heads, T, T) or None.
+    subtracts: whether the largest logit of each row is subtracted before exp2. Without it the sum
+        of a row can overflow, but a pass over the T x T matrices is saved. The function first tries
+        without, and calls itself again if the sums are too large or too small.
+
+    Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
+    (n, heads, T, 1), float32 at least.
     """
     n, heads, t, d = q.shape
-    step = windows_at_once(q)
-    # Transposing thin matrices costs less than a product with a thin result. The row of ones gives
-    # the sum of each row.
+    windows = windows_at_once(q)
+    # The product with the weights is computed transposed, as v^T P^T, because transposing v costs
+    # less than a product with a thin result. A further row of ones gives the sum of the weights.
     v_ones = q.new_ones(n, heads, d + 1, t)
     v_ones[:, :, :d] = v.transpose(2, 3)
-    weights, out, top = (
-        q.new_empty(min(step, n) * heads, t, t),
-        torch.empty_like(v_ones),
-        q.new_zeros(n, heads, t, 1),
-    )
-    for first in range(0, n, step):
-        now = slice(first, first + step)
-        qb, kb = (x[now].reshape(-1, t, d) for x in (q, k))
+    weights = q.new_empty(min(windows, n) * heads, t, t)  # used again in each round
+    out = torch.empty_like(v_ones)
+    largest = q.new_zeros(n, heads, t, 1)  # what was subtracted from each row of logits
+
+    for first in range(0, n, windows):
+        now = slice(first, first + windows)
+        qb = q[now].reshape(-1, t, d)  # (windows * heads, T, hd)
+        kb = k[now].reshape(-1, t, d)
         p = logits(qb, kb, offset, scale * LOG2_E, weights[: len(qb)])
         if subtracts:
-            top[now] = p.amax(2, keepdim=True).view_as(top[now])
-            p.sub_(top[now].view(-1, t, 1))
-        torch.bmm(
-            v_ones[now].view(-1, d + 1, t),
-            p.exp2_().transpose(1, 2),
-            out=out[now].view(-1, d + 1, t),
-        )
-    out, total = out.split((d, 1), dim=2)
-    least, most = total.aminmax()
+            largest[now] = p.amax(2, keepdim=True).view_as(largest[now])
+            p.sub_(largest[now].view(-1, t, 1))
+        p.exp2_()
+        vb = v_ones[now].view(-1, d + 1, t)
+        torch.bmm(vb, p.transpose(1, 2), out=out[now].view(-1, d + 1, t))
+
+    out, total = out.split((d, 1), dim=2)  # (n, heads, hd, T), (n, heads, 1, T)
+    # Sums near the ends of the range of the dtype are not exact, and Inf or NaN is wrong. A NaN
+    # makes both comparisons false.
     limit = torch.finfo(q.dtype).max ** 0.5
-    if not subtracts and not 1 / limit < least <= most < limit:
+    least, most = total.aminmax()
+    is_safe = 1 / limit < least and most < limit
+    if not subtracts and not is_safe:
         return cpu_attention(q, k, v, offset, scale, subtracts=True)
-    sums = total.to(torch.promote_types(q.dtype, torch.float32)).log2()
-    return (out / total).transpose(2, 3), sums.transpose(2, 3).add_(top)
+    precise = torch.promote_types(q.dtype, torch.float32)
+    sums = total.to(precise).log2().transpose(2, 3)
+    return (out / total).transpose(2, 3), sums.add_(largest)

@@ -1,9 +1,19 @@
-"""A part of the network computed a chunk of tokens at a time, and recomputed so in backward; the
-gated MLP.
+"""Computes a layer chunk by chunk, and computes it again in backward; the gated MLP.
 
-Autograd would keep every intermediate of a block, 16 to 21 tensors of the size of its input. Here a
-block keeps its input and, where that pays, the output of its attention. On a CPU the intermediates
-of a chunk stay in the cache.
+Under autograd, a block of the transformer keeps every intermediate tensor until backward. These
+are 16 to 21 tensors of the size of its input. The autograd function `InChunks` keeps the input of
+the block alone. Its forward pass takes a chunk of tokens through the whole block, then the next
+chunk. Its backward pass computes each chunk again, with a graph, and frees the graph before the
+next chunk. On a CPU a chunk is so small that its intermediate tensors stay in the cache.
+
+Two layers run this way: `Block` in block.py and `GatedMlp` at the end of this file. Each describes
+its computation by a `Work`:
+
+    work = Work(hidden, chunks, names)              what to compute, for which tokens
+    y = InChunks.apply(x, work, *weights)           weights in the order of `names`
+
+A `Tape` carries the results of our attention for CPUs from the forward pass to the backward pass.
+Computing attention again costs more than keeping its output.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,127 +32,198 @@ from models.vrt.windows import Chunk, take
 Kernels = Literal["auto", "plain"]
 Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
 
-# Tokens of a chunk on a CPU, whose widest intermediate should fit the last-level cache, and on a
-# GPU.
-CPU_TOKENS, GPU_TOKENS = 2048, 1 << 17
-# Weights that are added to float32, or cast where they are used.
+# Tokens of a chunk on a CPU. Its widest intermediate tensor should fit the last-level cache.
+CPU_TOKENS = 2048
+# Tokens of a chunk on a GPU.
+GPU_TOKENS = 1 << 17
+# These weights keep float32 whatever the dtype of the tokens is. They are added to float32 values,
+# or the operator that uses them casts them itself.
 FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
 def runs_in_chunks(kernels: str) -> bool:
-    """Whether clips go through in chunks, and not as a whole under autograd."""
+    """Whether a layer runs chunk by chunk, and not as a whole under autograd.
+
+    kernels: the option netG.kernels. torch.compile traces the plain form, whatever the option is.
+    """
     return kernels != "plain" and not torch.compiler.is_compiling()
 
 
 def gpu_tokens(x: Tensor) -> int:
     """Return the number of tokens of a chunk on a GPU.
 
-    Our kernels need no memory for each window, and a larger chunk saves launches: of a step of
-    eight clips on an H200, 3.4 s with the smaller chunks and 2.4 s with the larger ones.
+    Our kernels need no memory for each window, and a larger chunk saves launches. A step of eight
+    clips on an H200 took 3.4 s with the smaller chunks and 2.4 s with the larger ones.
     """
-    return 4 * GPU_TOKENS if has_kernels(x) else GPU_TOKENS
+    if has_kernels(x):
+        return 4 * GPU_TOKENS
+    return GPU_TOKENS
 
 
 def cast(weights: Weights, dtype: torch.dtype) -> Weights:
-    """The weights of linear layers in `dtype`."""
-    return {key: t if t is None or key in FLOAT32 else t.to(dtype) for key, t in weights.items()}
+    """Return the weights of linear layers in `dtype`. Those named in FLOAT32 are left as they are.
+
+    A weight that has the dtype already is not copied.
+    """
+    result: Weights = {}
+    for name, weight in weights.items():
+        if weight is None or name in FLOAT32:
+            result[name] = weight
+        else:
+            result[name] = weight.to(dtype)
+    return result
 
 
 @dataclass
 class Tape:
-    """Results of our own attention: the forward pass may keep them, and backward reads them in the
-    same order.
+    """Results of our attention for CPUs, from the forward pass to the backward pass.
 
-    offsets: what is added to the logits, by mask: a pass over a block computes it once.
+    The backward pass must visit the chunks in the order of the forward pass, because the results
+    have no names.
     """
 
-    keeps: bool
-    results: list[Tensor] = field(default_factory=list)
+    # Whether each call of the attention appends its results to `recorded`.
+    is_recording: bool
+    # Output and log-sum-exp of each call, in the order of the calls.
+    recorded: list[Tensor] = field(default_factory=list)
+    # The results of the forward pass, to read instead of computing them. None: compute them.
+    playback: Iterator[Tensor] | None = None
+    # What is added to the logits, by bias and mask. Windows with the same mask share one sum.
     offsets: dict[Any, Tensor | None] = field(default_factory=dict)
-    recorded: Iterator[Tensor] | None = None
+
+
+# The two residual branches of a block (attention, MLP), each with what its output is multiplied by:
+# a number for all tokens, a column (tokens, 1), or None for 1.
+Factors = tuple[Any, Any]
+
+
+class Piece(NamedTuple):
+    """One chunk of one sample."""
+
+    sample: int
+    chunk: Chunk
+    factors: Factors
 
 
 class Work(NamedTuple):
-    """What is computed of each chunk: y + factor * (h fc2^T + fc2_bias), with y, h = hidden(..).
+    """What is computed for each chunk: y + factor * (h fc2^T + fc2_bias).
 
-    hidden: a function of (tokens, chunk, factors, weights, tape). y None: no sum; h None: no
-    product. The last linear layer is apart, as backward need not recompute it.
-    names: of the weights. factors: of the two residual branches, a pair of numbers for each sample
-    or a column for all tokens, (2, tokens, 1); None: 1. records: whether the forward pass keeps the
-    results of our own attention; None: there is none.
+    The last linear layer, fc2, is not part of `hidden`, because its gradients need h alone. So
+    backward does not compute fc2 again.
     """
 
+    # hidden(tokens, chunk, factors, weights, tape) -> (y, h). If y is None, nothing is added to the
+    # last layer. If h is None, the last layer is left out.
     hidden: Callable[..., tuple[Tensor | None, Tensor | None]]
+    # The chunks of each sample. Together they hold each token once.
     chunks: Sequence[Chunk]
+    # The names of the weights, in the order in which InChunks.apply takes them.
     names: tuple[str, ...]
+    # Factors of the two branches: one pair of numbers for each sample, or one column for all tokens
+    # (2, tokens, 1), or None for 1.
     factors: Tensor | Sequence[tuple[float, float]] | None = None
-    records: bool | None = None
+    # Whether `hidden` computes attention by our own operator for CPUs. It then takes a tape.
+    has_own_attention: bool = False
+    # Whether the forward pass keeps the results of this attention for backward.
+    keeps_attention: bool = False
 
-    def pieces(self, samples: int) -> Iterator[tuple[int, Chunk, tuple[Any, Any]]]:
-        """(sample, chunk, factors of its two branches or None)."""
+    def pieces(self, samples: int) -> Iterator[Piece]:
+        """Yield all chunks of all samples. Forward and backward use this same order."""
         for sample in range(samples):
             for chunk in self.chunks:
-                if isinstance(self.factors, Tensor):
-                    yield sample, chunk, tuple(self.factors.index_select(1, chunk.results))
-                else:
-                    yield sample, chunk, self.factors[sample] if self.factors else (None, None)
+                yield Piece(sample, chunk, self._factors_of(sample, chunk))
+
+    def _factors_of(self, sample: int, chunk: Chunk) -> Factors:
+        if self.factors is None:
+            return None, None
+        if isinstance(self.factors, Tensor):
+            # The tokens in the order of the windows: (2, results, 1).
+            columns = self.factors.index_select(1, chunk.results)
+            return columns[0], columns[1]
+        attention, mlp = self.factors[sample]
+        return attention, mlp
+
+
+# ---- Forward and backward --------------------------------------------------------------------
 
 
 class InChunks(torch.autograd.Function):
-    """`work` on x (samples, tokens, C); call it without autocast. weights: those of work.names."""
+    """Computes `work` on x (samples, tokens, C).
+
+    Call `InChunks.apply(x, work, *weights)` without autocast. The weights are those of work.names,
+    in this order. They are arguments of their own, because autograd sees tensors only if they are
+    direct arguments.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, work: Work, *weights: Tensor | None) -> Tensor:
-        w = {
-            name: None if t is None else t.detach()
-            for name, t in zip(work.names, weights, strict=True)
-        }
+        w: Weights = {}
+        for name, weight in zip(work.names, weights, strict=True):
+            w[name] = None if weight is None else weight.detach()
         w = cast(w, x.dtype)
-        out = x.new_empty(*x.shape[:2], len(w["fc2"]))
-        # Without a backward pass to come, torch's attention is as fast, except in bfloat16.
-        has_tape = work.records is not None and (
-            ctx.needs_input_grad[0] or x.dtype is torch.bfloat16
-        )
-        tape = Tape(work.records and ctx.needs_input_grad[0]) if has_tape else None
-        for sample, chunk, factors in work.pieces(len(x)):
+
+        # A tape makes `hidden` use our attention. If no backward pass follows, torch's attention is
+        # as fast, except in bfloat16.
+        has_backward = ctx.needs_input_grad[0]
+        tape = None
+        if work.has_own_attention and (has_backward or x.dtype is torch.bfloat16):
+            tape = Tape(is_recording=work.keeps_attention and has_backward)
+
+        samples, tokens, _ = x.shape
+        out = x.new_empty(samples, tokens, len(w["fc2"]))
+        for sample, chunk, factors in work.pieces(samples):
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:
-                branch = scaled(F.linear(h, w["fc2"], w["fc2_bias"]), factors[1])
+                branch = F.linear(h, w["fc2"], w["fc2_bias"])
+                branch = scaled(branch, factors[1])
                 y = branch if y is None else branch.add_(y)
             _put(out[sample], chunk.results, y)
-        ctx.save_for_backward(x, *weights, *(tape.results if tape else ()))
+
+        recorded = [] if tape is None else tape.recorded
+        ctx.save_for_backward(x, *weights, *recorded)
         ctx.work = work
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
+        # The saved tensors are x, then the weights, then what the tape has recorded.
+        work = ctx.work
         x, *saved = ctx.saved_tensors
-        work, needed = ctx.work, ctx.needs_input_grad[2:]
-        weights, recorded = dict(zip(work.names, saved, strict=False)), saved[len(needed) :]
-        tape = (
-            None
-            if work.records is None
-            else Tape(False, recorded=iter(recorded) if recorded else None)
-        )
-        # Gradients are summed in the dtype of the weights. fc2 and its bias need no graph.
-        sums = {
-            key: torch.zeros_like(t)
-            for (key, t), needs in zip(weights.items(), needed, strict=True)
-            if needs
-        }
-        wanted = [key for key in sums if key not in ("fc2", "fc2_bias")]
+        count = len(work.names)
+        weights = dict(zip(work.names, saved[:count], strict=True))
+        recorded = saved[count:]
+        tape = None
+        if work.has_own_attention:
+            tape = Tape(is_recording=False, playback=iter(recorded) if recorded else None)
+
+        # The gradient of a weight is the sum over all chunks. The sum has the dtype of the weight,
+        # because a sum in bfloat16 would lose small terms.
+        needed = ctx.needs_input_grad[2:]
+        sums: dict[str, Tensor] = {}
+        for (name, weight), is_needed in zip(weights.items(), needed, strict=True):
+            if is_needed:
+                sums[name] = torch.zeros_like(weight)
+
+        # Copies of the weights that are leaves of a small graph for each chunk. The gradients of
+        # fc2 and its bias are computed by hand, so these two need no graph.
+        with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
         w: Weights = {}
-        for key, weight in cast(weights, x.dtype).items():
-            w[key] = None if weight is None else weight.detach()
-        for key in wanted:
-            w[key].requires_grad_()
+        for name, weight in cast(weights, x.dtype).items():
+            w[name] = None if weight is None else weight.detach()
+        for name in with_graph:
+            w[name].requires_grad_()
+
         grad_x = torch.empty_like(x)
         for sample, chunk, factors in work.pieces(len(x)):
+            # Compute the chunk again, this time with a graph.
             tokens = take(x[sample], chunk.rows).detach().requires_grad_()
-            g = take(grad[sample], chunk.results)
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
+
+            # The output is y + factor * (h fc2^T + fc2_bias). So y has the gradient g of the
+            # output, and h has factor * g fc2.
+            g = take(grad[sample], chunk.results)
             outputs: list[Tensor] = []
             gradients: list[Tensor] = []
             if y is not None:
@@ -156,47 +237,71 @@ class InChunks(torch.autograd.Function):
                     sums["fc2_bias"] += g.sum(0)
                 outputs.append(h)
                 gradients.append(g @ w["fc2"])
-            inputs = [tokens, *(w[key] for key in wanted)]
+
+            # Backward through the graph of this chunk, to its tokens and to the weights.
+            inputs = [tokens] + [w[name] for name in with_graph]
             with torch.enable_grad():
                 seed: Any = Seed.apply(*outputs, *gradients)
             grad_tokens, *found = torch.autograd.grad(seed, inputs, allow_unused=True)
-            for key, value in zip(wanted, found, strict=True):
-                if value is not None:  # a branch that stochastic depth drops
-                    sums[key] += value
+            for name, value in zip(with_graph, found, strict=True):
+                # None: stochastic depth has dropped the branch of this weight.
+                if value is not None:
+                    sums[name] += value
             _put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
-        return (grad_x, None, *(sums.get(key) for key in work.names))
+
+        # One result for each argument of forward: x, work, then the weights.
+        grad_weights = [sums.get(name) for name in work.names]
+        return (grad_x, None, *grad_weights)
 
 
 def scaled(x: Tensor, factor: float | Tensor | None) -> Tensor:
-    """x times a number, or a column of float32, in the dtype of x; None: x."""
-    return x if factor is None else (x * factor).to(x.dtype)
+    """Return x times a factor, in the dtype of x.
+
+    factor: a number, a column of float32, or None for 1. The product is computed in float32.
+    """
+    if factor is None:
+        return x
+    return (x * factor).to(x.dtype)
 
 
 def _put(out: Tensor, rows: slice | Tensor, values: Any) -> None:
+    """Write values (n, C) to the n `rows` of out."""
     if isinstance(rows, slice):
         out[rows] = values
     else:
         out.index_copy_(0, rows, values)
 
 
+# ---- The gated MLP ---------------------------------------------------------------------------
+
+
 def gated(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
-    """Return gelu(fc11(u)) * fc12(u). is_plain: torch's operators in any case."""
+    """Return the hidden layer gelu(fc11(u)) * fc12(u): (tokens, C) -> (tokens, hidden).
+
+    w: has "fc11", "fc12" and their biases. is_plain: use torch's operators on every device.
+    """
     if not is_plain and has_kernels(u):
-        from models.vrt import triton_rows  # Triton is not everywhere
+        # Imported here, because Triton is not installed everywhere.
+        from models.vrt import triton_rows
 
         return triton_rows.gated(u, w["fc11"], w["fc11_bias"], w["fc12"], w["fc12_bias"])
-    h, b = F.gelu(F.linear(u, w["fc11"], w["fc11_bias"])), F.linear(u, w["fc12"], w["fc12_bias"])
-    return h * b if h.requires_grad else h.mul_(b)
+    h = F.gelu(F.linear(u, w["fc11"], w["fc11_bias"]))
+    b = F.linear(u, w["fc12"], w["fc12_bias"])
+    if h.requires_grad:
+        return h * b
+    return h.mul_(b)  # without a graph nobody needs h, so save a tensor
 
 
 class GatedMlp(nn.Module):
     """fc2(gelu(fc11(x)) * fc12(x)) over the last axis (GEGLU, Shazeer 2020), with the exact erf
     GELU.
 
-    checkpoint: save only the input for backward, and recompute the rest there; in chunks that is
-    always so.
+    checkpoint: whether backward computes the hidden layer again, from the input alone. In chunks it
+    always does.
+    kernels: "auto" computes chunk by chunk, "plain" never does.
     """
 
+    # models/vrt/fit_memory.py sets this flag to fit the network to the memory.
     FLAGS = ("checkpoint",)
 
     def __init__(
@@ -208,33 +313,46 @@ class GatedMlp(nn.Module):
         kernels: str = "auto",
     ) -> None:
         super().__init__()
-        self.checkpoint, self.kernels = checkpoint, kernels
+        self.checkpoint = checkpoint
+        self.kernels = kernels
         self.fc11 = nn.Linear(inputs, hidden)
         self.fc12 = nn.Linear(inputs, hidden)
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: (..., inputs) -> (..., outputs)."""
         w = self.weights()
         if not runs_in_chunks(self.kernels):
             return recomputed(
                 lambda u: self.fc2(gated(u, w)), x, weights=w.values(), when=self.checkpoint
             )
-        rows = x.to(compute_dtype(x)).flatten(0, -2)
+
+        # Each token is computed by itself, so a chunk is any run of tokens.
+        rows = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
         step = CPU_TOKENS if in_cpu_form(x) else gpu_tokens(rows)
-        spans = [slice(first, first + step) for first in range(0, len(rows), step)]
-        chunks = [Chunk(rows=span, results=span) for span in spans]
-        work = Work(
-            lambda tokens, chunk, factors, w, tape: (None, gated(tokens, w, False)),
-            chunks,
-            tuple(w),
-        )
-        with torch.autocast(x.device.type, enabled=False):
-            return InChunks.apply(rows[None], work, *w.values()).view(*x.shape[:-1], -1)
+        chunks = []
+        for first in range(0, len(rows), step):
+            span = slice(first, first + step)
+            chunks.append(Chunk(rows=span, results=span))
+        work = Work(_hidden_of_mlp, chunks, names=tuple(w))
+        with torch.autocast(x.device.type, enabled=False):  # compute_dtype has already chosen
+            y = InChunks.apply(rows[None], work, *w.values())  # all tokens as one sample
+        return y.view(*x.shape[:-1], -1)
 
     def weights(self) -> Weights:
-        layers = {"fc11": self.fc11, "fc12": self.fc12, "fc2": self.fc2}
+        """Return the weights by the names that `gated` and `InChunks` use."""
         return {
-            name: t
-            for key, m in layers.items()
-            for name, t in ((key, m.weight), (f"{key}_bias", m.bias))
+            "fc11": self.fc11.weight,
+            "fc11_bias": self.fc11.bias,
+            "fc12": self.fc12.weight,
+            "fc12_bias": self.fc12.bias,
+            "fc2": self.fc2.weight,
+            "fc2_bias": self.fc2.bias,
         }
+
+
+def _hidden_of_mlp(
+    tokens: Tensor, chunk: Chunk, factors: Factors, w: Weights, tape: Tape | None
+) -> tuple[None, Tensor]:
+    """Compute the MLP without its last linear layer, see Work.hidden. It has no residual sum."""
+    return None, gated(tokens, w, is_plain=False)
