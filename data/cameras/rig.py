@@ -1,10 +1,21 @@
-"""A simulated pair of cameras: an RGB camera and a spike camera that see the same light from
-different places.
+"""Simulate a pair of cameras: an RGB camera and a spike camera that see the same scene.
 
-Light is linear, 1 at full scale, one picture (H, W, 3) on the RGB grid per spike plane; `planes` of
-them are one frame interval. Coordinates are those of a calibration file
-(data/cameras/spike_grid.py): (0, 0) is the centre of the upper left pixel, x grows to the right, y
-down. `Rig.calibration` gives the true one of a rig.
+The two may look from slightly different places, and have noise and other flaws. Clips for training
+(`scripts/prepare_gopro_spike.py --rig`) and tests with a known calibration are made with them.
+
+    rig = Rig.asked("random", rng)                # or a name in NAMED
+    for blurry, sharp, spikes in rig.record(lights, planes=88, spike=(96, 96)):
+        ...                                       # one frame interval
+
+`lights` are pictures of the scene, linear light (H, W, 3) with 1 at full scale, on the pixels of
+the RGB camera. There is one picture per plane (read-out) of the spike camera, and `planes` pictures
+are one frame interval: the time from one RGB frame to the next.
+
+    light -> RgbCamera: mean over the exposure, noise, display curve, JPEG -> blurry frame
+    light -> Rig.views: another place, blur, larger pixels -> Rig.spikes: the sensor -> planes
+
+Coordinates are those of a calibration file (data/cameras/spike_grid.py): (0, 0) is the centre of
+the upper left pixel, x grows to the right, y down. `Rig.calibration` gives the true calibration.
 """
 
 from collections import deque
@@ -28,15 +39,15 @@ Size = tuple[int, int]  # height, width
 class RgbCamera:
     """The RGB camera of a rig.
 
-    exposure: share of the frame interval, in its middle.
-    rolling: share of the exposure by which the last row is exposed later than the first. All rows
-    end within the interval, so exposure (1 + rolling) is at most 1.
+    exposure: fraction of the frame interval during which it is exposed, in the middle.
+    rolling: the last row is exposed later than the first by this fraction of the exposure (rolling
+    shutter). All rows end within the interval, so exposure (1 + rolling) is at most 1.
     gamma, contrast: a display value is v = light ** (1 / gamma), then
-    v + contrast (v^2 (3 - 2 v) - v).
+    v + contrast (v^2 (3 - 2 v) - v), an S-shaped curve.
     shot, read: standard deviations of the noise in linear light, at full light and in darkness.
     jpeg: quality, or 0 for no JPEG.
-    sum_gamma: the exposure is the mean of light ** (1 / sum_gamma), as where display values are
-    averaged instead of light. No camera does that.
+    sum_gamma: the exposure is the mean of light ** (1 / sum_gamma). No camera does this, but data
+    sets do that average display values instead of light.
     """
 
     exposure: float = 1.0
@@ -49,6 +60,7 @@ class RgbCamera:
     sum_gamma: float = 1.0
 
     def __post_init__(self) -> None:
+        """Raise ValueError if a row is exposed outside of the frame interval."""
         if self.exposure <= 0 or self.exposure * (1 + self.rolling) > 1 + 1e-9:
             raise ValueError(
                 f"exposure {self.exposure} with rolling {self.rolling} does not fit into the "
@@ -58,28 +70,37 @@ class RgbCamera:
     def develop(self, light: np.ndarray) -> np.ndarray:
         """Return linear light as uint8 display values of this camera, without noise.
 
-        The sharp frames are shown with it.
+        It makes the sharp frames, and is the last step of the blurry ones.
         """
         v = np.power(np.clip(light, 0, 1), np.float32(1 / self.gamma))
-        return to_uint8(v + np.float32(self.contrast) * (v * v * (3 - 2 * v) - v))
+        s_curve = v * v * (3 - 2 * v)
+        return to_uint8(v + np.float32(self.contrast) * (s_curve - v))
 
     def _summed(self, light: np.ndarray) -> np.ndarray:
-        """Return what an exposure adds up of linear light."""
+        """Return what the camera adds up during an exposure: light, or light ** (1 / sum_gamma)."""
         if self.sum_gamma == 1:
             return light
         return np.power(np.clip(light, 0, 1), np.float32(1 / self.sum_gamma))
 
     def _light_of_sum(self, mean: np.ndarray) -> np.ndarray:
-        """Return the linear light of a mean over an exposure, see `_summed`."""
-        return mean if self.sum_gamma == 1 else np.power(mean, np.float32(self.sum_gamma))
+        """Turn a mean over an exposure back into linear light. It inverts `_summed`."""
+        if self.sum_gamma == 1:
+            return mean
+        return np.power(mean, np.float32(self.sum_gamma))
 
     def frame(self, light: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the blurry frame, uint8 RGB, of the light (H, W, 3) of an exposure."""
+        """Return the blurry frame, uint8 RGB, of the mean light (H, W, 3) of an exposure.
+
+        rng: draws the noise.
+        """
         if self.shot or self.read:
+            # The variances of the two kinds of noise add up. The variance of the shot noise grows
+            # with the light.
             deviation = np.sqrt(self.shot**2 * np.maximum(light, 0) + self.read**2)
             light = light + deviation * rng.standard_normal(light.shape, dtype=np.float32)
         picture = self.develop(light)
         if self.jpeg:
+            # OpenCV takes and returns B, G, R.
             quality = [cv2.IMWRITE_JPEG_QUALITY, self.jpeg]
             _, coded = cv2.imencode(".jpg", picture[..., ::-1], quality)
             decoded: Any = cv2.imdecode(coded, cv2.IMREAD_COLOR)
@@ -87,16 +108,22 @@ class RgbCamera:
         return picture
 
 
-# Test conditions. ideal: aligned, its sensor nearly ideal in time and uneven in space, as the real
-# stream of a bright wall. rig: two plausible cameras; dim: the same at a mean of about 0.03 spikes
-# per plane, as the real stream of a dim scene. other: aligned, the sensor as another group models
-# it (RSIR: dark current and response of each pixel, display values).
+# ---- Values of a rig ---------------------------------------------------------------------------
+
+# A plausible pair of cameras with small flaws, but without a firing rate and its noise.
 _PAIR = {
     "shift_x": 0.6, "shift_y": -0.4, "rotation_deg": 0.15, "scale": 1.003, "lens_blur": 0.5,
     "parallax": 1.0, "time_offset": 1.0, "mix": (0.25, 0.55, 0.2), "dark_rate": 0.0005,
     "pattern": 0.03, "dead": 0.0005, "hot": 0.0005, "exposure": 0.8, "rolling": 0.1,
     "contrast": 0.1, "shot": 0.01, "read": 0.002, "jpeg": 95,
 }  # fmt: skip
+# Test conditions, by the name that --rig takes:
+# ideal: aligned cameras. The sensor is nearly ideal in time and uneven in space, as the real stream
+#   of a bright wall is.
+# rig: two plausible cameras.
+# dim: the same at a mean of about 0.03 spikes per plane, as the real stream of a dim scene.
+# other: aligned cameras. The sensor is as another group models it (RSIR: dark current and response
+#   of each pixel, display values).
 NAMED: dict[str, dict[str, Any]] = {
     "ideal": {"rate": 0.9, "jitter": 0.01, "dark_rate": 0.001, "pattern": 0.02},
     "rig": {**_PAIR, "rate": 0.3, "jitter": 0.02},
@@ -110,8 +137,10 @@ NAMED: dict[str, dict[str, Any]] = {
     },
 }
 
-# Uniform between both; the rate and the RGB noise in their logarithms. Wider than the few captures
-# that are known. Mean rates are about 0.4 times the rate at full light: 0.03 to 0.3.
+# From where to where `Rig.random` draws each field, evenly; fields in LOGARITHMIC evenly in their
+# logarithms. The ranges are wider than the few captures that are known. Mean firing rates are about
+# 0.4 times the rate at full light: 0.03 to 0.3.
+# The order of the fields is the order of the draws: it decides which rig a seed gives.
 RANGES: dict[str, tuple[Any, Any]] = {
     "shift_x": (-2, 2), "shift_y": (-2, 2), "rotation_deg": (-0.5, 0.5), "scale": (0.99, 1.01),
     "lens_blur": (0, 1), "parallax": (0, 2), "time_offset": (-6, 6),
@@ -124,24 +153,33 @@ RANGES: dict[str, tuple[Any, Any]] = {
 LOGARITHMIC = ("rate", "shot", "read")
 
 
+# ---- Both cameras ------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Rig(RgbCamera):
     """Both cameras. By default the spike camera has no flaw, and looks where the RGB camera looks.
 
+    Where it looks:
     shift_x, shift_y: RGB pixels to the right and down by which the view of the spike camera is off.
-    rotation_deg: turns x towards y, about the middle of the frame.
-    scale: size of its pixels. At 1 each covers `ratio` RGB pixels.
-    lens_blur: sigma in spike pixels.
-    parallax: RGB pixels between the nearest and the farthest layer, of mean 0.
-    time_offset: planes. Plane p shows the light of time p - time_offset, as
+    rotation_deg: degrees by which it is turned about the middle of the frame, x towards y.
+    scale: relative size of its pixels. At 1, each covers a whole number of RGB pixels.
+    parallax: RGB pixels by which the shifts of the nearest and the farthest layer of the scene
+    differ. The mean shift is 0.
+
+    What it sees:
+    lens_blur: sigma of its blur in spike pixels.
+    time_offset: in planes. Plane p shows the light of time p - time_offset, as
     `Calibration.time_offset_planes` says.
-    mix: weights of R, G and B.
+    mix: weights of R, G and B in the grey that it sees.
+    light: what the sensor integrates, "linear" light or "display" values.
+
+    Its sensor:
     rate: spikes per plane at full light.
-    light: what the sensor integrates.
     jitter: relative deviation of the time between two spikes, alike at all lights.
     dark_rate: spikes per plane without light. dark_spread: its relative deviation between pixels.
     pattern: relative deviation of the thresholds between pixels.
-    dead, hot: shares of the pixels that never and always fire.
+    dead, hot: fractions of the pixels that never and always fire.
     seed: seed of noise, fixed patterns and the layers of the parallax.
     """
 
@@ -169,29 +207,33 @@ class Rig(RgbCamera):
 
     @classmethod
     def asked(cls, text: str, rng: np.random.Generator) -> "Rig":
-        """Return the rig of --rig: a name in NAMED, or random, and other values behind it.
+        """Return the rig that the flag --rig names.
 
+        text: a name in NAMED, or "random", and behind it values of fields, such as
+        "rig,parallax=0,rate=0.2".
         Raises OptionError.
         """
         name, *changes = text.split(",")
         try:
-            own = (
-                cls.random(rng)
-                if name == "random"
-                else cls(seed=int(rng.integers(2**31)), **NAMED[name])
-            )
+            if name == "random":
+                own = cls.random(rng)
+            else:
+                own = cls(seed=int(rng.integers(2**31)), **NAMED[name])
             values: dict[str, Any] = asdict(own)
             for change in changes:
                 key, _, value = change.partition("=")
                 number = float(value)
-                # A whole number is an integer, as jpeg wants it.
+                # A whole number becomes an integer, because jpeg and seed need one.
                 values[key] = int(number) if number.is_integer() else number
             return cls(**values)
         except (KeyError, TypeError, ValueError) as e:
-            expected = (
-                f"{', '.join(NAMED)} or random, and behind it field=number of data/cameras/rig.py"
-            )
-            raise OptionError(f"--rig is {text}: {e}", "--rig", expected, "correct it") from e
+            raise OptionError(
+                what=f"--rig is {text}: {e}",
+                where="--rig",
+                expected=f"{', '.join(NAMED)} or random, and behind it field=number of "
+                "data/cameras/rig.py",
+                do="correct it",
+            ) from e
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> "Rig":
@@ -202,22 +244,24 @@ class Rig(RgbCamera):
                 drawn = np.exp(rng.uniform(np.log(low), np.log(high)))
             else:
                 drawn = rng.uniform(low, high)
-            if np.ndim(drawn):
+            if np.ndim(drawn):  # the weights of R, G and B
                 values[name] = tuple(drawn.round(4).tolist())
             else:
                 values[name] = round(float(drawn), 4)
-        values["rolling"] = min(values["rolling"], 1 / values["exposure"] - 1)
+        longest = 1 / values["exposure"] - 1
+        values["rolling"] = min(values["rolling"], longest)
         values["jpeg"] = round(values["jpeg"])
         return cls(**values, seed=int(rng.integers(2**31)))
 
     def matrix(self, spike: Size, rgb: Size) -> np.ndarray:
         """Return the matrix (3, 3) from a spike pixel (x, y, 1) to an RGB pixel.
 
-        Parallax is left out.
+        spike, rgb: sizes (height, width). Parallax is left out.
         """
-        ratio = rgb[1] / spike[1] * self.scale
+        ratio = rgb[1] / spike[1] * self.scale  # RGB pixels per spike pixel
         angle = np.deg2rad(self.rotation_deg)
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        # The middle (x, y) of the spike plane is mapped to the middle of the frame, plus the shift.
         middle_rgb = (np.array(rgb[::-1]) - 1) / 2
         middle_spike = (np.array(spike[::-1]) - 1) / 2
         shift = np.array((self.shift_x, self.shift_y))
@@ -226,56 +270,74 @@ class Rig(RgbCamera):
         matrix[:2, 2] = middle_rgb + shift - matrix[:2, :2] @ middle_spike
         return matrix
 
-    def views(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
-        """Yield what the sensor integrates, (h, w) float32: means over each of its pixels.
+    # ---- The spike camera ----------------------------------------------------------------------
 
-        Beyond its edges the picture is mirrored. lights: (H, W, 3).
+    def views(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
+        """Yield what each pixel of the sensor integrates, (h, w) float32, for each light.
+
+        lights: (H, W, 3). spike: size (h, w) of the sensor. A value is the mean over the area of
+        the pixel. Beyond its edges the picture is mirrored.
         """
         mix = np.array(self.mix, np.float32) / np.float32(sum(self.mix))
+        # Set at the first light, whose size is needed.
         places = None
         is_aligned = False
         for light in lights:
             rgb = light.shape[:2]
             shown = to_display(light) if self.light == "display" else light.astype(np.float32)
-            grey = shown @ mix
+            grey = shown @ mix  # (H, W)
             if places is None:
-                fine = max(1, round(rgb[1] / spike[1]))
-                places = self._places(spike, rgb, fine)
-                own = np.indices(rgb)[::-1]  # x, y of the frame's pixels
-                is_aligned = places.shape[1:] == rgb and np.allclose(places, own, atol=1e-3)
+                fine = max(1, round(rgb[1] / spike[1]))  # points per spike pixel, along a side
+                places = self._places(spike, rgb, fine)  # (2, h fine, w fine)
+                own_places = np.indices(rgb)[::-1]  # x, y of the frame's pixels
+                has_size = places.shape[1:] == rgb
+                is_aligned = has_size and np.allclose(places, own_places, atol=1e-3)
             if self.lens_blur:
-                sigma = self.lens_blur * rgb[1] / spike[1]
+                sigma = self.lens_blur * rgb[1] / spike[1]  # in RGB pixels
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
+            # If each point is a pixel of the frame, there is nothing to interpolate.
             if not is_aligned:
                 x, y = places
                 grey = cv2.remap(grey, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-            yield cv2.resize(grey, spike[::-1], interpolation=cv2.INTER_AREA)
+            height, width = spike
+            yield cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
 
     def _places(self, spike: Size, rgb: Size, fine: int) -> np.ndarray:
-        """Return (2, h fine, w fine) float32: x and y in the frame of points in the spike pixels.
+        """Return where in the frame points of the spike pixels lie: x and y, (2, h fine, w fine).
 
-        Each spike pixel has fine x fine points.
+        Each spike pixel has fine x fine points, spread evenly over its area. float32.
         """
-        y, x = ((np.arange(side * fine) + 0.5) / fine - 0.5 for side in spike)
-        grid = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))  # (3, h fine, w fine)
-        places = np.tensordot(self.matrix(spike, rgb)[:2], grid, 1)
+        height, width = spike
+        # For fine = 2: -0.25, 0.25, 0.75, ... The centre of a pixel is a whole number.
+        y = (np.arange(height * fine) + 0.5) / fine - 0.5
+        x = (np.arange(width * fine) + 0.5) / fine - 0.5
+        points = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))  # (3, h fine, w fine)
+        places = np.tensordot(self.matrix(spike, rgb)[:2], points, 1)
         if self.parallax:
-            places += self._parallax(grid.shape[1:], fine)
+            places += self._parallax(points.shape[1:], fine)
         return places.astype(np.float32)
 
     def _parallax(self, size: Size, fine: int) -> np.ndarray:
-        """Return (2, *size), the shift of each point: layers with soft edges, of mean 0."""
+        """Return the shift by parallax of each point, (2, *size), in RGB pixels, of mean 0.
+
+        The scene has four layers of random shapes with soft edges. All shifts have one direction,
+        because they come from the distance between the two cameras (the baseline).
+        size: (h fine, w fine), see `_places`.
+        """
         rng = random_stream("parallax of a rig", self.seed)
-        clouds = cv2.resize(rng.random((4, 5)), size[::-1], interpolation=cv2.INTER_CUBIC)
-        # Four layers of equal area.
-        layer = np.searchsorted(np.quantile(clouds, (0.25, 0.5, 0.75)), clouds)
-        depth = cv2.GaussianBlur(np.linspace(0, 1, 4)[layer], (0, 0), 1.0 * fine) * self.parallax
+        height, width = size
+        clouds = cv2.resize(rng.random((4, 5)), (width, height), interpolation=cv2.INTER_CUBIC)
+        # Four layers 0 ... 3 of equal area.
+        borders = np.quantile(clouds, (0.25, 0.5, 0.75))
+        layer = np.searchsorted(borders, clouds)
+        depth = np.linspace(0, 1, 4)[layer]
+        shift = cv2.GaussianBlur(depth, (0, 0), 1.0 * fine) * self.parallax
         angle = rng.uniform(0, 2 * np.pi)
         baseline = np.array([np.cos(angle), np.sin(angle)])
-        return baseline[:, None, None] * (depth - depth.mean())
+        return baseline[:, None, None] * (shift - shift.mean())
 
     def spikes(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
-        """Yield a plane (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
+        """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
         sensor = IntegrateAndFire(
             *spike,
             rate=self.rate,
@@ -283,73 +345,88 @@ class Rig(RgbCamera):
             shot_noise=self.jitter * np.sqrt(self.rate),  # it adds up over 1 / rate planes
             threshold_mismatch=self.pattern,
         )
+        # What is fixed for each pixel: dark current, as light, and whether it is dead or hot.
         rng = random_stream("pixels of a rig", self.seed)
         dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike))
-        dark = (np.maximum(dark_rates, 0) / self.rate).astype(np.float32)  # as light
-        stuck = rng.random(spike)
-        is_dead = stuck < self.dead
-        is_hot = stuck >= 1 - self.hot
+        dark = (np.maximum(dark_rates, 0) / self.rate).astype(np.float32)
+        drawn = rng.random(spike)
+        is_dead = drawn < self.dead
+        is_hot = drawn >= 1 - self.hot
         for view in delayed(self.views(lights, spike), self.time_offset):
             plane = sensor.step(view + dark)
             plane[is_dead] = 0
             plane[is_hot] = 1
             yield plane
 
+    # ---- Recording -----------------------------------------------------------------------------
+
     def record(
         self, lights: Iterable[np.ndarray], planes: int, spike: Size
     ) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield blurry frame, sharp frame and spikes of each frame interval.
 
-        The frames are (H, W, 3) uint8, the spikes (planes, h, w) uint8. The sharp frame is that of
-        plane planes // 2, without noise. Only one interval is kept in memory.
+        The frames are (H, W, 3) uint8, the spikes (planes, h, w) uint8. The sharp frame shows plane
+        planes // 2, without noise. Only one interval is kept in memory.
 
-        lights: (H, W, 3) linear light, `planes` for each interval. What remains after the last
-        whole interval is left out.
+        lights: (H, W, 3) linear light, `planes` for each interval. Lights after the last whole
+        interval are left out.
         """
+        # The lights flow through `_exposed`, which adds the frames of each finished interval here,
+        # and on to the sensor. With a time offset, the frames of later intervals may be finished
+        # before the spikes of this one.
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
         stream = self.spikes(self._exposed(lights, planes, frames), spike)
         while True:
-            part = list(islice(stream, planes))
-            if len(part) < planes:
+            interval = list(islice(stream, planes))
+            if len(interval) < planes:
                 return
             blurry, sharp = frames.popleft()
-            yield blurry, sharp, np.stack(part)
+            yield blurry, sharp, np.stack(interval)
 
     def _exposed(
         self, lights: Iterable[np.ndarray], planes: int, frames: deque[Any]
     ) -> Iterator[np.ndarray]:
-        """Yield the lights. Each whole interval adds its blurry and its sharp frame to `frames`."""
+        """Yield the lights unchanged, and add the frames of each whole interval to `frames`."""
         rng = random_stream("frames of a rig", self.seed)
-        shares = seen = sharp = np.empty(0)  # set at the first plane of an interval, or its middle
+        # Set at the first light, at the first plane and at the middle plane of an interval.
+        weights = np.empty(0)
+        summed = np.empty(0)
+        sharp = np.empty(0)
         for number, light in enumerate(lights):
             plane = number % planes
             if number == 0:
-                shares = self._shares(len(light), planes)
+                weights = self._weights(len(light), planes)
             if plane == 0:
-                seen = np.zeros(light.shape, np.float32)
+                summed = np.zeros(light.shape, np.float32)
             if plane == planes // 2:
                 sharp = self.develop(light)
-            seen += shares[plane] * self._summed(light)
+            summed += weights[plane] * self._summed(light)
             if plane == planes - 1:
-                frames.append((self.frame(self._light_of_sum(seen), rng), sharp))
+                blurry = self.frame(self._light_of_sum(summed), rng)
+                frames.append((blurry, sharp))
             yield light
 
-    def _shares(self, rows: int, planes: int) -> np.ndarray:
-        """Return (planes, rows, 1, 1): the share of each plane in the blurry frame, row by row.
+    def _weights(self, rows: int, planes: int) -> np.ndarray:
+        """Return the weight of each plane in each row of the blurry frame, (planes, rows, 1, 1).
 
-        The shares of a row add up to 1.
+        It is the part of the plane's time during which the row is exposed, divided by the exposure.
+        So the weights of a row add up to 1. With a rolling shutter, lower rows are exposed later.
         """
-        length = self.exposure * planes
-        late = (np.arange(rows) / max(1, rows - 1) - 0.5) * self.rolling * length
-        start = (planes - length) / 2 + late[None]
-        plane = np.arange(planes)[:, None]
+        length = self.exposure * planes  # of the exposure, in planes
+        height = np.arange(rows) / max(1, rows - 1) - 0.5  # -0.5 ... 0.5
+        late = height * self.rolling * length
+        start = (planes - length) / 2 + late[None]  # (1, rows)
+        plane = np.arange(planes)[:, None]  # (planes, 1)
+        # The exposure has the time from `start` on, plane p the time from p to p + 1.
         overlap = np.minimum(plane + 1, start + length) - np.maximum(plane, start)
-        return (np.clip(overlap, 0, 1) / length).astype(np.float32)[..., None, None]
+        weights = np.clip(overlap, 0, 1) / length
+        return weights.astype(np.float32)[..., None, None]
 
     def calibration(self, spike: Size, rgb: Size) -> Calibration:
-        """Return the true calibration, without parallax, whose mean is 0.
+        """Return the true calibration. It has no parallax, whose mean is 0.
 
-        `Rig(**made["rig"])` is the rig again.
+        spike, rgb: sizes (height, width). `made` records the rig: `Rig(**made["rig"])` is equal to
+        this one.
         """
         return Calibration(
             matrix=self.matrix(spike, rgb).tolist(),
@@ -361,15 +438,29 @@ class Rig(RgbCamera):
 
 
 def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
-    """As many views; number p is that of time p - offset: two neighbours mixed, or the first or the
-    last view.
+    """Yield as many views, each of which shows what was seen `offset` views earlier.
+
+    Number p shows time p - offset: a mix of two neighbours if the offset is no whole number. Before
+    the first view and after the last one, these are repeated. A negative offset shows later views.
     """
     whole = int(np.floor(offset))
-    lag, lead, share = max(whole, 0), max(-whole, 0), np.float32(offset - whole)
-    recent: deque[np.ndarray] = deque(maxlen=lag + 2)
-    for number, view in enumerate(chain(views, repeat(None, lead))):
+    share = np.float32(offset - whole)  # of the earlier one of the two neighbours
+    delay = max(whole, 0)
+    ahead = max(-whole, 0)
+    # The last delay + 2 views, oldest first. Number p is made of the oldest two of them, when view
+    # p + ahead has come: recent[1] is view p + ahead - delay = p - whole, recent[0] the one before.
+    recent: deque[np.ndarray] = deque(maxlen=delay + 2)
+    # After the last view, None stands for another `ahead` views.
+    for number, view in enumerate(chain(views, repeat(None, ahead))):
         if view is None and not recent:
-            return
-        recent.extend([recent[-1] if view is None else view] * (1 if recent else lag + 2))
-        if number >= lead:
-            yield (1 - share) * recent[1] + share * recent[0] if share else recent[1]
+            return  # there was no view at all
+        newest = recent[-1] if view is None else view
+        if not recent:
+            # The first view also stands for all views before it.
+            recent.extend([newest] * (delay + 2))
+        else:
+            recent.append(newest)
+        if number >= ahead:
+            earlier = recent[0]
+            later = recent[1]
+            yield (1 - share) * later + share * earlier if share else later

@@ -1,5 +1,28 @@
-"""RGB + spike clips from high-frame-rate video, any video or photographs: settings, checks, light
-and files.
+"""Make clips of RGB frames and spikes from fast video, any video, or photographs.
+
+`scripts/prepare_gopro_spike.py` is the program; this module has its steps. There are two ways to
+make a clip:
+
+    without a rig   The raw frames of a fast video (240 fps) are averaged in groups of `average`,
+                    which gives the blurry frames. The light between them is interpolated, and a
+                    simulated sensor turns it into spikes.
+    with a rig      Any video or photograph is shown to a simulated pair of cameras
+                    (data/cameras/rig.py), which move and have flaws.
+
+The steps, in the order in which the program takes them:
+
+    find_raw_clips   the sources: folders of images, videos, photographs
+    cuts_of          with a rig: the parts of a source that are recorded, one clip each
+    plan_clip        checks a clip before anything is written, and says what it needs
+    make_clip        writes its pictures and spikes
+
+The program runs the last three in several processes. So they take and return plain values, and an
+expected error is returned instead of raised: the other clips go on, and all errors are shown.
+
+A finished clip has two folders, each with a record (made.json) of its settings and source:
+
+    <out>/GOPRO_Large/<split>/<clip>/blur, sharp, ...       000000.png, ...
+    <out>/GOPRO_Large_spike_seq/<split>/<clip>/spike        000000.dat, ...
 """
 
 import hashlib
@@ -8,6 +31,7 @@ import os
 import re
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -37,8 +61,9 @@ from utils.random_streams import published_stream, random_stream
 
 SPLITS = ("train", "test")
 # To be raised when the same recipe and source give other files than before (2: the sensor's modulo
-# reset).
+# reset). Clips of another version are then refused instead of continued.
 VERSION = 2
+# Name of the record in each folder of a clip.
 RECORD = "made.json"
 # Settings that have no effect with a rig, and without one.
 RAW_ONLY = {
@@ -46,11 +71,19 @@ RAW_ONLY = {
     "dark_rate", "threshold_mismatch", "instants",
 }  # fmt: skip
 RIG_ONLY = {"rig", "side", "crop", "clips", "frames", "planes"}
-MARGIN = 1.1  # shortest side of the scaled frames in crops, so that the crop can move
+# The shorter side of the scaled frames is at least this many crops, so that the crop can move.
+MARGIN = 1.1
+
+
+# ---- Settings ----------------------------------------------------------------------------------
 
 
 class Recipe(Section):
-    """The settings that clips are made with; recorded in dataset.json."""
+    """The settings with which clips are made: flags of the program, and recorded in dataset.json.
+
+    The first group has an effect without a rig, the second with a rig (RAW_ONLY and RIG_ONLY say
+    which). `average`, `ratio` and `seed` have an effect with both.
+    """
 
     average: int | None = Field(
         None,
@@ -105,32 +138,51 @@ class Recipe(Section):
         return self.rig != "none"
 
     def record(self) -> dict[str, Any]:
-        """The settings with an effect, as JSON.
+        """Return the settings with an effect, as JSON.
 
-        Older clips without instants are still continued.
+        Two recipes with equal records give equal clips. `instants` is left out if it is 0, because
+        clips that were made before this setting existed can then still be continued.
         """
-        unused = (RAW_ONLY if self.has_rig else RIG_ONLY) | (
-            set() if self.instants else {"instants"}
-        )
+        unused = set(RAW_ONLY if self.has_rig else RIG_ONLY)
+        if not self.instants:
+            unused.add("instants")
         return {key: value for key, value in self.plain().items() if key not in unused}
 
     def rig_of(self, clip: str) -> Rig:
-        """The rig that records a clip; without --rig, what is known of the sensor."""
+        """Return the rig that records a clip; without a rig, what is known of the sensor.
+
+        Raises OptionError if --rig names no rig.
+        """
         if self.has_rig:
             return Rig.asked(self.rig, random_stream(f"rig of clip {clip}", self.seed))
         return Rig(rate=self.rate, light=self.light)
 
     def average_of(self, clip: str) -> int:
-        found = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
-        return self.average or (int(found.group(1)) if found else 7)
+        """Return the number of raw frames in an exposure of a clip.
+
+        The setting counts first, then the name of the clip (GOPR0372_07_00 has 7), then 7.
+        """
+        if self.average:
+            return self.average
+        named = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
+        return int(named.group(1)) if named else 7
 
     def planes_of(self, clip: str) -> int:
-        return self.planes if self.has_rig else self.interpolate * self.average_of(clip)
+        """Return the number of spike planes in a frame of a clip."""
+        if self.has_rig:
+            return self.planes
+        return self.interpolate * self.average_of(clip)
+
+
+# ---- Sources -----------------------------------------------------------------------------------
 
 
 class RawClip(NamedTuple):
-    """A source of clips: a folder of images, a video file or, with a rig, a photograph. split: ""
-    without folders.
+    """A source of clips.
+
+    name: of the file or folder, without suffix.
+    path: a folder of images, a video file or, with a rig, a photograph.
+    split: "train" or "test" if the source has such folders, else "".
     """
 
     name: str
@@ -143,65 +195,99 @@ class RawClip(NamedTuple):
 
 
 def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
-    """The clips in `source`, or in its `train` and `test`; photos: also image files.
+    """Return the sources in a folder, or in its folders `train` and `test`.
 
-    Raises DataError for none.
+    source: a folder, or one file. photos: whether image files are sources too.
+    Raises DataError if there is none, and if two have the same name.
     """
     if source.is_file():
         return [RawClip(source.stem, source, "")]
-    splits = [(source / split, split) for split in SPLITS if (source / split).is_dir()]
-    roots = splits or [(source, "")] * source.is_dir()
-    clips = [RawClip(*clip, split) for root, split in roots for clip in clips_in(root)]
-    for root, split in roots if photos else ():
-        files = sorted(root.iterdir(), key=lambda path: natural_key(path.name))
-        clips += [clip for path in files if (clip := RawClip(path.stem, path, split)).is_photo]
+    roots = [(source / split, split) for split in SPLITS if (source / split).is_dir()]
+    if not roots and source.is_dir():
+        roots = [(source, "")]
+
+    clips = []
+    for root, split in roots:
+        for name, path in clips_in(root):
+            clips.append(RawClip(name, path, split))
+    if photos:
+        for root, split in roots:
+            for path in sorted(root.iterdir(), key=lambda path: natural_key(path.name)):
+                clip = RawClip(path.stem, path, split)
+                if clip.is_photo:
+                    clips.append(clip)
+
     for clip in clips:
         checked_name(clip.name, str(source))
     if not clips:
-        expected = "folders of images or video files, with or without train/ and test/"
-        raise DataError("no raw clip found", str(source), expected, "correct --source")
-    twice = [name for name, count in Counter(clip.name for clip in clips).items() if count > 1]
+        raise DataError(
+            what="no raw clip found",
+            where=str(source),
+            expected="folders of images or video files, with or without train/ and test/",
+            do="correct --source",
+        )
+    counts = Counter(clip.name for clip in clips)
+    twice = [name for name, count in counts.items() if count > 1]
     if twice:
-        what = f"two raw clips of the same name: {', '.join(twice[:5])}"
-        raise DataError(what, str(source), "one clip per name", "rename one")
+        raise DataError(
+            what=f"two raw clips of the same name: {', '.join(twice[:5])}",
+            where=str(source),
+            expected="one clip per name",
+            do="rename one",
+        )
     return clips
 
 
 def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
-    """The parts of a source that a rig records.
+    """Return the parts of a source that a rig records, at most `recipe.clips`.
 
-    An error is returned, so that the other sources are still made.
+    A DataError is returned, not raised, so that the other sources are still made.
     """
-    cv2.setNumThreads(1)
+    cv2.setNumThreads(1)  # there are other processes beside this one
     try:
         frames = FrameSource(raw.path)
         if min(frames.size) < recipe.crop:
-            what = "frames of {} x {}".format(*frames.size)
+            height, width = frames.size
             raise DataError(
-                what, str(raw.path), f"both sides at least --crop {recipe.crop}", "lower --crop"
+                what=f"frames of {height} x {width}",
+                where=str(raw.path),
+                expected=f"both sides at least --crop {recipe.crop}",
+                do="lower --crop",
             )
         if raw.is_photo:
+            # Each clip is another motion over the same photograph. `first` is its number.
             return [Cut(number, 1, recipe.side) for number in range(recipe.clips)]
-        sides = (min(round(MARGIN * recipe.crop), recipe.side), recipe.side)
+        least_side = min(round(MARGIN * recipe.crop), recipe.side)
         rng = random_stream(f"cuts of {raw.name}", recipe.seed)
+        sides = (least_side, recipe.side)
         cuts = find_cuts(frames, recipe.frames, sides, recipe.average, rng)
     except DataError as e:
         return e
     if not cuts:
-        what, do = (
-            "no part without a cut and with small motion",
-            "lower --frames, --average or --crop",
-        )
         return DataError(
-            what, str(raw.path), f"{recipe.frames} exposures whose frames can be interpolated", do
+            what="no part without a cut and with small motion",
+            where=str(raw.path),
+            expected=f"{recipe.frames} exposures whose frames can be interpolated",
+            do="lower --frames, --average or --crop",
         )
-    chosen = np.linspace(0, len(cuts) - 1, min(recipe.clips, len(cuts))).round().astype(int)
+    # Spread the clips evenly over the video.
+    count = min(recipe.clips, len(cuts))
+    chosen = np.linspace(0, len(cuts) - 1, count).round().astype(int)
     return [cuts[number] for number in chosen]
+
+
+# ---- Plans -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job:
-    """One clip to make. cut: with a rig, the part of the source; of a photograph, its number."""
+    """One clip to make.
+
+    name: of the clip. split: "train" or "test".
+    raw: its source. out: the folder of the data set.
+    cut: with a rig, the part of the source; `first` of a photograph is the number of the clip. None
+    without a rig.
+    """
 
     name: str
     split: str
@@ -211,15 +297,20 @@ class Job:
 
     @property
     def folders(self) -> tuple[Path, Path]:
-        """Of the frames, and of the spikes."""
+        """The folder of the frames, and the folder of the spikes."""
         place = Path(self.split) / self.name
         return self.out / "GOPRO_Large" / place, self.out / "GOPRO_Large_spike_seq" / place
 
 
 @dataclass(frozen=True)
 class Plan:
-    """size: of the frames of a job; bytes: of its files; todo: whether a folder is missing; frames:
-    to read or, with a rig, to make; record: contents of made.json.
+    """What making a clip needs.
+
+    size: (height, width) of the source's frames, or with a rig of the frames of the clip.
+    bytes: size of the files of the clip, estimated.
+    todo: whether a folder is missing.
+    frames: number of raw frames to read or, with a rig, of frames to make.
+    record: the contents of made.json.
     """
 
     size: tuple[int, int]
@@ -230,77 +321,122 @@ class Plan:
 
 
 def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
-    """Check a clip before it is made.
+    """Check a clip before it is made. Nothing is written.
 
-    An error is returned, so that the errors of all clips can be shown.
+    A DataError is returned, not raised, so that the errors of all clips can be shown.
     """
-    cv2.setNumThreads(1)
-    where, average, path = str(job.raw.path), recipe.average_of(job.name), job.raw.path
+    cv2.setNumThreads(1)  # there are other processes beside this one
     try:
-        source = None if job.cut else FrameSource(path)  # whose frames were read already
-        size = source.size if source else (recipe.crop, recipe.crop)
-        height, width = (side // recipe.ratio for side in size)
-        frames = len(source) if source else recipe.frames
-        count = frames // average if source else frames
-        if (height * recipe.ratio, width * recipe.ratio) != size or height * width % 8:
-            what = "frames of {} x {} do not divide by --ratio {} into whole bytes".format(
-                *size, recipe.ratio
-            )
-            need = "both sides divisible, and their product / ratio^2 by 8"
-            raise DataError(what, where, need, "choose another --ratio")
-        if recipe.instants > average:
-            what = (
-                f"clip {job.name} averages {average} raw frames, fewer than --instants "
-                f"{recipe.instants}"
-            )
-            raise DataError(
-                what, where, "a raw frame for each instant", "lower --instants, or raise --average"
-            )
-        if count == 0:
-            what, need = (
-                f"clip {job.name} has {frames} frames",
-                f"at least {average}, for one exposure",
-            )
-            raise DataError(what, where, need, "lower --average, or remove the clip")
-        # Changes with the name, size or time of change of any file of the source
-        digest = hashlib.sha256()
-        files = source.files if source else sorted(path.iterdir()) if path.is_dir() else [path]
-        for file in dict.fromkeys(files):
-            digest.update(
-                "raw/{} {} {}\n".format(file.name, *stamp(str(file))).encode(
-                    errors="surrogateescape"
-                )
-            )
-        record = {"version": VERSION, "recipe": recipe.record(), "source": digest.hexdigest()[:16]}
-        todo = not _is_made(job, record)
-        # Only the headers of PNGs are read. Frames of other formats are checked when they are
-        # decoded.
-        for file in dict.fromkeys(files) if todo and source else ():
-            found = image_size(str(file)) if file.suffix.lower() == ".png" else size
-            if found != size:
-                what, need = (
-                    "a frame of {} x {}".format(*found),
-                    "{} x {}, as the first".format(*size),
-                )
-                raise DataError(
-                    f"clip {job.name} has {what}", str(file), need, "remove it, or make it again"
-                )
+        return _plan(job, recipe)
     except DataError as e:
         return e
-    # Bytes of the spikes of a frame, and of its three images
-    each = recipe.planes_of(job.name) * height * width // 8
-    each += (
-        len(cv2.imencode(".png", source.read(0))[1]) * (3 + recipe.instants)
-        if source
-        else 3 * recipe.crop**2
-    )
-    return Plan(size, count * each, todo, frames, record)
+
+
+def _plan(job: Job, recipe: Recipe) -> Plan:
+    """Check a clip, see `plan_clip`. Raises DataError."""
+    average = recipe.average_of(job.name)
+    # With a cut, `cuts_of` has read the frames already.
+    source = None if job.cut else FrameSource(job.raw.path)
+    if source is None:
+        size = (recipe.crop, recipe.crop)
+        frames = recipe.frames
+        exposures = frames
+    else:
+        size = source.size
+        frames = len(source)
+        exposures = frames // average
+
+    # The size of a spike plane, whose bits must fill whole bytes.
+    height = size[0] // recipe.ratio
+    width = size[1] // recipe.ratio
+    is_divisible = (height * recipe.ratio, width * recipe.ratio) == size
+    if not is_divisible or height * width % 8:
+        raise DataError(
+            what=f"frames of {size[0]} x {size[1]} do not divide by --ratio {recipe.ratio} into "
+            "whole bytes",
+            where=str(job.raw.path),
+            expected="both sides divisible, and their product / ratio^2 by 8",
+            do="choose another --ratio",
+        )
+    if recipe.instants > average:
+        raise DataError(
+            what=f"clip {job.name} averages {average} raw frames, fewer than --instants "
+            f"{recipe.instants}",
+            where=str(job.raw.path),
+            expected="a raw frame for each instant",
+            do="lower --instants, or raise --average",
+        )
+    if exposures == 0:
+        raise DataError(
+            what=f"clip {job.name} has {frames} frames",
+            where=str(job.raw.path),
+            expected=f"at least {average}, for one exposure",
+            do="lower --average, or remove the clip",
+        )
+
+    files = _files_of(job.raw.path, source)
+    record = {
+        "version": VERSION,
+        "recipe": recipe.record(),
+        "source": _digest_of(files),
+    }
+    todo = not _is_made(job, record)
+    if todo and source:
+        _refuse_other_sizes(job.name, files, size)
+
+    # Bytes of the spikes of a frame, and of its images: three, and the instants.
+    spike_bytes = recipe.planes_of(job.name) * height * width // 8
+    if source:
+        _, first_png = cv2.imencode(".png", source.read(0))
+        image_bytes = len(first_png) * (3 + recipe.instants)
+    else:
+        image_bytes = 3 * recipe.crop**2
+    return Plan(size, exposures * (spike_bytes + image_bytes), todo, frames, record)
+
+
+def _files_of(path: Path, source: FrameSource | None) -> list[Path]:
+    """Return the files of a source, each once: a video is the file of all its frames."""
+    if source:
+        files = source.files
+    elif path.is_dir():
+        files = sorted(path.iterdir())
+    else:
+        files = [path]
+    return list(dict.fromkeys(files))
+
+
+def _digest_of(files: list[Path]) -> str:
+    """Return 16 hex digits that change with the name, size or time of change of any file."""
+    digest = hashlib.sha256()
+    for file in files:
+        line = "raw/{} {} {}\n".format(file.name, *stamp(str(file)))
+        # Names may have bytes that are no text.
+        digest.update(line.encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> None:
+    """Raise DataError if an image has another size (height, width) than the first one.
+
+    Only the headers of PNGs are read. Frames of other formats are checked when they are decoded.
+    """
+    for file in files:
+        if file.suffix.lower() != ".png":
+            continue
+        found = image_size(str(file))
+        if found != size:
+            raise DataError(
+                what="clip {} has a frame of {} x {}".format(clip, *found),
+                where=str(file),
+                expected="{} x {}, as the first".format(*size),
+                do="remove it, or make it again",
+            )
 
 
 def _is_made(job: Job, record: dict[str, Any]) -> bool:
-    """Whether both folders exist.
+    """Return whether both folders of a clip exist.
 
-    Raises DataError for one not made from this source with this recipe.
+    Raises DataError if a folder was not made from this source with this recipe.
     """
     folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
@@ -310,85 +446,107 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
         except (OSError, ValueError, KeyError, TypeError):
             differing = [f"there is no usable {RECORD}"]
         if differing:
-            what = (
-                f"clip {job.name} exists already, but differs from what would be made: "
-                f"{', '.join(differing)}"
-            )
-            expected = f"none, or one made from these files with these settings ({RECORD})"
             raise DataError(
-                what, str(folder), expected, "choose another --out, or move the folder away"
+                what=f"clip {job.name} exists already, but differs from what would be made: "
+                f"{', '.join(differing)}",
+                where=str(folder),
+                expected=f"none, or one made from these files with these settings ({RECORD})",
+                do="choose another --out, or move the folder away",
             )
     return len(folders) == 2
 
 
+# ---- Making a clip -----------------------------------------------------------------------------
+
+
 def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
-    """Make the pictures and the spikes of one clip; each folder appears when it is complete."""
-    cv2.setNumThreads(1)
+    """Make the pictures and the spikes of one clip. Each folder appears when it is complete.
+
+    record: of the clip's plan; it is written last.
+    """
+    cv2.setNumThreads(1)  # there are other processes beside this one
     frames = FrameSource(job.raw.path)
-    pictures, spikes = scratch = [
-        scratch_folder(folder.with_name(f".{job.name}.tmp")) for folder in job.folders
-    ]
+    scratch = [scratch_folder(folder.with_name(f".{job.name}.tmp")) for folder in job.folders]
+    pictures, spikes = scratch
     (spikes / "spike").mkdir()
     if job.cut:
-        # What the rig records: blur, the mean of the linear light, sharp and spikes.
-        how = (
-            recipe.frames,
-            recipe.planes,
-            recipe.crop,
-            random_stream(f"scene of clip {job.name}", recipe.seed),
-        )
-        is_photo, side = job.raw.is_photo, recipe.crop // recipe.ratio
-        lights = (
-            photo_scene(frames.read(0), job.cut.side, *how)
-            if is_photo
-            else video_scene(frames, job.cut, *how)
-        )
-        recorded = recipe.rig_of(job.name).record(lights, recipe.planes, (side, side))
-        for number, (blurry, sharp, stream) in enumerate(recorded):
-            imwrite_rgb(pictures / f"blur/{number:06d}.png", blurry)
-            imwrite_rgb(pictures / f"sharp/{number:06d}.png", sharp)
-            write_spikes(spikes / f"spike/{number:06d}.dat", stream, SpikeGeometry(side, side))
+        _record_with_rig(job, job.cut, recipe, frames, pictures, spikes / "spike")
     else:
         make_images(recipe.average_of(job.name), recipe, frames, pictures)
         make_spikes(job.name, recipe, frames, spikes / "spike")
     for folder, made in zip(job.folders, scratch, strict=True):
         write_whole(made / RECORD, (json.dumps(record, indent=2) + "\n").encode())
-        if os.path.lexists(folder):  # a killed run made only this one
+        # If a run was killed between the two folders, one of them exists. `plan_clip` has checked
+        # that it is equal.
+        if os.path.lexists(folder):
             shutil.rmtree(made)
         else:
             publish_folder(made, folder)
 
 
+def _record_with_rig(
+    job: Job, cut: Cut, recipe: Recipe, frames: FrameSource, pictures: Path, spikes: Path
+) -> None:
+    """Write what a rig records of a cut: blurry frames, sharp frames and spikes.
+
+    pictures: folder in which the folders blur and sharp are made. spikes: folder of the .dat files.
+    """
+    rng = random_stream(f"scene of clip {job.name}", recipe.seed)
+    count = recipe.frames
+    planes = recipe.planes
+    crop = recipe.crop
+    if job.raw.is_photo:
+        lights = photo_scene(frames.read(0), cut.side, count, planes, crop, rng)
+    else:
+        lights = video_scene(frames, cut, count, planes, crop, rng)
+    side = crop // recipe.ratio  # of a spike plane
+    rig = recipe.rig_of(job.name)
+    recorded = rig.record(lights, planes, (side, side))
+    for number, (blurry, sharp, stream) in enumerate(recorded):
+        imwrite_rgb(pictures / f"blur/{number:06d}.png", blurry)
+        imwrite_rgb(pictures / f"sharp/{number:06d}.png", sharp)
+        write_spikes(spikes / f"{number:06d}.dat", stream, SpikeGeometry(side, side))
+
+
 def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
     """Write the frames of all exposures, each of `average` raw frames, below `folder`.
 
-    blur: mean of the display values, as in GoPro; blur_gamma: mean of linear light; sharp: the
-    middle raw frame;
+    blur: mean of the display values, as in GoPro.
+    blur_gamma: mean of linear light.
+    sharp: the middle raw frame.
     instants: the raw frames nearest to the middles of equal parts of the exposure.
     """
+    middle = average // 2
     instants = recipe.instants
     # round() takes halves to the even number on both sides of 0, so that reversed time has the same
     # instants.
-    offsets = [
-        average // 2 + round((k - instants // 2) * average / instants) for k in range(instants)
-    ]
+    offsets = []
+    for k in range(instants):
+        offsets.append(middle + round((k - instants // 2) * average / instants))
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, recipe.gamma)
-    for number, first in enumerate(range(0, len(frames) - average + 1, average)):
-        plain = linear = np.float32(0.0)
-        kept = {}
+
+    # Raw frames after the last whole exposure are left out.
+    starts = range(0, len(frames) - average + 1, average)
+    for number, first in enumerate(starts):
+        display_sum = np.float32(0.0)
+        light_sum = np.float32(0.0)
+        kept = {}  # raw frames that are written as they are
         for index in range(average):
             image = frames.read(first + index)
-            if index in (average // 2, *offsets):
+            if index == middle or index in offsets:
                 kept[index] = np.ascontiguousarray(image)
-            plain = plain + image.astype(np.float32)
-            linear = linear + cv2.LUT(image, curve)
-        blur_gamma = 255.0 * np.power(linear / average, np.float32(1.0 / recipe.gamma))
+            display_sum = display_sum + image.astype(np.float32)
+            light_sum = light_sum + cv2.LUT(image, curve)
+        blur = display_sum / average
+        blur_gamma = 255.0 * np.power(light_sum / average, np.float32(1.0 / recipe.gamma))
+
         made = {
-            f"blur/{number:06d}": np.rint(plain / average).astype(np.uint8),
+            f"blur/{number:06d}": np.rint(blur).astype(np.uint8),
             f"blur_gamma/{number:06d}": np.rint(blur_gamma).astype(np.uint8),
-            f"sharp/{number:06d}": kept[average // 2],
-            **{f"instants/{number:06d}_{k}": kept[offset] for k, offset in enumerate(offsets)},
+            f"sharp/{number:06d}": kept[middle],
         }
+        for k, offset in enumerate(offsets):
+            made[f"instants/{number:06d}_{k}"] = kept[offset]
         for name, image in made.items():
             imwrite_rgb(folder / f"{name}.png", image)
 
@@ -398,22 +556,30 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
 
     After the last raw frame the light is unknown, so the last file may be short.
     """
-    average, planes = recipe.average_of(clip), recipe.planes_of(clip)
+    average = recipe.average_of(clip)
+    planes = recipe.planes_of(clip)
     size = (frames.size[0] // recipe.ratio, frames.size[1] // recipe.ratio)
-    light = grey_light(frames, size, recipe.gamma if recipe.light == "linear" else 1.0)
-    path = LightPath(light, len(frames), recipe.method)
-    rng = published_stream(recipe.seed, *clip.encode())
+    gamma = recipe.gamma if recipe.light == "linear" else 1.0
+    path = LightPath(grey_light(frames, size, gamma), len(frames), recipe.method)
     sensor = IntegrateAndFire(
         *size,
         rate=recipe.rate,
         threshold=recipe.threshold,
-        rng=rng,
+        # The stream of random numbers of the published data: the same seed gives the same files.
+        rng=published_stream(recipe.seed, *clip.encode()),
         initial_charge=recipe.initial_charge,
         shot_noise=recipe.shot_noise,
         dark_rate=recipe.dark_rate,
         threshold_mismatch=recipe.threshold_mismatch,
     )
+
+    def fired_in(exposure: int) -> Iterator[np.ndarray]:
+        """Yield the planes (1, h, w) of an exposure, as far as the light is known."""
+        for plane in range(planes):
+            time = exposure * average + plane / recipe.interpolate  # in raw frames
+            if time <= len(frames) - 1:
+                yield sensor.step(path.at(time))[None]
+
+    # The charge of the sensor goes on from one exposure to the next.
     for number in range(len(frames) // average):
-        times = [number * average + p / recipe.interpolate for p in range(planes)]
-        stream = (sensor.step(path.at(time))[None] for time in times if time <= len(frames) - 1)
-        write_spikes(folder / f"{number:06d}.dat", stream, SpikeGeometry(*size))
+        write_spikes(folder / f"{number:06d}.dat", fired_in(number), SpikeGeometry(*size))
