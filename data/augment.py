@@ -170,16 +170,18 @@ class CameraDraw:
 class CameraPerturb:
     """A random camera for each sample.
 
-    threshold_prob: probability of another threshold, by a factor drawn log-uniformly from
-    threshold_range (the firing rate is divided by it). known_rate: the representation divides by
-    the changed rate, as after a new measurement;
-    false: by the data's rate, so that the network learns to handle an unknown threshold.
-    drop_prob, hot_prob, dead_prob: probability that planes are lost, that pixels always fire and
-    that pixels never fire; the fraction is then uniform between 0 and drop_max of the planes,
-    hot_max or dead_max of the pixels.
-    dark_prob: of a dark current, up to dark_max spikes per plane. rgb_prob: of noise in the blurry
-    frames, in linear light with standard deviations up to rgb_shot_max at full light and
-    rgb_read_max in darkness. jpeg_prob: of JPEG, of a quality between jpeg_min and 100.
+    threshold_prob: probability of another threshold. threshold_range: range from which the factor
+    of the threshold is drawn, log-uniformly; the firing rate is divided by the factor. known_rate:
+    whether the representation divides by the changed rate, as after a new measurement; if false, it
+    divides by the rate of the data, so that the network learns to handle an unknown threshold.
+    drop_prob, hot_prob, dead_prob: probability that planes are lost, that pixels always fire, and
+    that pixels never fire. drop_max, hot_max, dead_max: largest fraction of lost planes, of pixels
+    that always fire and that never fire; the fraction is drawn uniformly between 0 and this value.
+    dark_prob: probability of a dark current. dark_max: largest dark current in spikes per plane.
+    rgb_prob: probability of noise in the blurry frames. rgb_shot_max, rgb_read_max: largest
+    standard deviation of this noise in linear light, at full light and in darkness. jpeg_prob:
+    probability that the blurry frames are compressed as JPEG. jpeg_min: lowest quality of the JPEG;
+    the quality is drawn between this value and 100.
     """
 
     threshold_prob: Share = 0.0
