@@ -1,12 +1,18 @@
 """Check on a few samples, before training, that spikes and frames show the same at the same place.
 
-Spikes around the sharp instant are compared with the sharp frame; without one, those of the whole
-exposure with the blurry frame, in which strong motion leaves nothing of the sharp instant.
+Spikes around the sharp instant are compared with the sharp frame. Without a sharp frame, the spikes
+of the whole exposure are compared with the blurry frame: after strong motion, nothing of a sharp
+instant is left in it.
+
+`warning_of` compares some samples and returns a warning; main programs call it. `compare` compares
+one sample; scripts/show_sample.py shows its result. A comparison turns both pictures into gradients
+(edges) on the grid of the spike pixels. If they show the same, the edges correlate. If they show
+the same at another place, a phase correlation finds the shift between them.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -17,31 +23,72 @@ from data.clip_dataset import Draw, TrainClips
 from data.spike.simulate import to_grey
 from utils.image import tensor_to_uint8
 
-# Measured on 8 clips of the sample set, 5 frames each, with voxel and tfi. In place, gradients
-# correlate with 0.86 and more (blurry frames: 0.65), flipped, mirrored, transposed or foreign ones
-# with 0.28 and less. The phase correlation responds with 0.80 and more (blurry: 0.44), with 0.53
-# and more where the spikes are shifted, else with 0.39 and less.
-LEAST_CORRELATION, LEAST_RESPONSE = 0.4, 0.42
-# In spike pixels. A frame that is blurred by motion may lie a little beside the sharp moment.
-SHARP_TOLERANCE, BLURRY_TOLERANCE = 0.5, 2.0
-SAMPLES, FRAMES = 4, 2  # about a second with frames of 720p
-# A clip without texture cannot be judged, and looks wrong; a single sample proves nothing.
+# Measured on 8 clips of the sample set, 5 frames each, with voxel and tfi. If spikes lie in place,
+# gradients correlate with 0.86 and more (blurry frames: 0.65). If they are flipped, mirrored,
+# transposed or foreign, the correlation is 0.28 and less.
+LEAST_CORRELATION = 0.4
+# The phase correlation responds with 0.80 and more in place (blurry: 0.44), with 0.53 and more if
+# the spikes are shifted, and else with 0.39 and less.
+LEAST_RESPONSE = 0.42
+# Largest shift in spike pixels. A frame that is blurred by motion may lie a little beside the sharp
+# instant.
+SHARP_TOLERANCE = 0.5
+BLURRY_TOLERANCE = 2.0
+# A check of so many samples, and frames of each, takes about a second with frames of 720p.
+SAMPLES = 4
+FRAMES = 2
+# Share of the samples that must be wrong for a warning. A clip without texture cannot be judged and
+# looks wrong, so a single sample proves nothing.
 LEAST_WRONG = 0.75
+# Standard deviation of gradients below which a picture has no texture, of values 0 to 1.
+NO_TEXTURE = 1e-6
+# A smaller shift along one axis is not named in the sentence about a shift, in RGB pixels.
+SMALLEST_NAMED_SHIFT = 0.35
+# Pixels to cut off at each border of a gradient. There the gradient is 0 in every image, and equal
+# borders would correlate.
+BORDER = 2
+# A picture of gradients is not cut below this side, because fewer pixels tell nothing.
+LEAST_SIDE = 8
 
-Pair = tuple[np.ndarray, np.ndarray]  # display values (H, W) float32 of the spikes and of the frame
-# Correlation, shift and response, see `Comparison`
-Measures = tuple[float, tuple[float, float], float]
+# Display values (H, W) float32 of the spikes and of the frame.
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+class Measures(NamedTuple):
+    """How well spikes and frames of a sample fit.
+
+    correlation: correlation of the gradients, mean over the frames.
+    shift: (right, down) offset of the spikes from the frame in RGB pixels, median over the frames.
+    response: height of the peak of the phase correlation, at most about 1, mean over the frames.
+    """
+
+    correlation: float
+    shift: tuple[float, float]
+    response: float
+
+
+class Shown(NamedTuple):
+    """The middle frame of a sample, to show.
+
+    name: its kind and stem, such as "gt 000012". frame: (sH, sW, 3) uint8.
+    spikes: what the spikes show, (H, W) display values.
+    """
+
+    name: str
+    frame: np.ndarray
+    spikes: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Of `measured` whole frames of a sample (with a calibration: of its region) with their spikes.
+    """How well the frames of a sample fit their spikes. Whole frames are compared, no crops.
 
-    correlation: of the gradients' magnitudes, mean over the frames. shift: (right, down) offset of
-    the spikes from the frame in RGB pixels, median over the frames. response: of the phase
-    correlation, at most about 1.
-    kind: of the frames, "gt" or "lq". shown: name of the middle one, the frame (sH, sW, 3) uint8,
-    the spikes (H, W).
+    With a calibration, only the region is compared that both cameras see.
+    correlation, shift, response: see `Measures`.
+    is_right: whether spikes and frames show the same at the same place.
+    sentence: the result in words.
+    kind: kind of the compared frames, "gt" or "lq". measured: number of compared frames.
+    shown: the middle frame.
     """
 
     correlation: float
@@ -51,172 +98,277 @@ class Comparison:
     sentence: str
     kind: str
     measured: int
-    shown: tuple[str, np.ndarray, np.ndarray]
+    shown: Shown
+
+
+# ---- Several samples -------------------------------------------------------------------------
+
+
+class _Sample(NamedTuple):
+    """A sample to compare.
+
+    dataset: reads it. draw: its choices. index: its number in a training set; None for a frame of a
+    user's clip.
+    """
+
+    dataset: Any
+    draw: Draw
+    index: int | None
 
 
 def warning_of(source: Any, option_file: str = "") -> str | None:
-    """A sentence if the spikes of nearly all samples looked at lie wrongly; None too where nothing
-    can be compared.
+    """Return a warning if the spikes of nearly all compared samples lie wrongly.
 
-    source: a training set, of this option file; or the list of a user's own clips.
+    Returns None if they do not, or if nothing can be compared.
+    source: a training set, or the list of the readers of a user's own clips.
+    option_file: the option file of the training set, for the advice.
     """
-    is_own = isinstance(source, list)
-    every: Sequence[Any] = ()
-    if isinstance(source, TrainClips) and source.clips[0].spikes:
-        every = range(len(source))
-    if is_own:
-        every = [
-            (clip, index) for clip in source if clip.clip.spikes for index in range(len(clip.stems))
-        ]
-    looked, wrong = _spread(len(every), SAMPLES), []
-    for number in looked:
-        place: Any = every[number]
-        if is_own:
-            reader, index = place
-            dataset = reader.dataset
-            draw = dataset.draw(reader.index, index, 1)
-        else:
-            dataset = source
-            draw = dataset.draw((0, place))
-        found = compare(dataset, draw, FRAMES)
-        wrong += [] if found.is_right else [(place, draw, found.sentence)]
-    if len(looked) < 2 or len(wrong) < LEAST_WRONG * len(looked):
+    if isinstance(source, list):
+        samples = _samples_of_user(source)
+        plural = "frames"
+    else:
+        samples = _samples_of_training(source)
+        plural = "training samples"
+    wrong = []
+    for sample in samples:
+        found = compare(sample.dataset, sample.draw, FRAMES)
+        if not found.is_right:
+            wrong.append((sample, found.sentence))
+    if len(samples) < 2 or len(wrong) < LEAST_WRONG * len(samples):
         return None
-    place, draw, sentence = wrong[0]
-    kind, frame = ("frames" if is_own else "training samples"), draw.frames[0]
-    name = f"{draw.clip.name}/{draw.clip.stems[frame]}" if is_own else f"Sample {place}"
-    look = (
-        f"Look at it: python scripts/show_sample.py --opt {option_file} --index {place} "
-        "--out page.html"
-    )
-    if is_own:
-        look = f"What the spikes may be: python scripts/spike_tool.py info {draw.clip.spike[frame]}"
+
+    # The warning describes the first wrong sample.
+    sample, sentence = wrong[0]
+    draw = sample.draw
+    frame = draw.frames[0]
+    if sample.index is None:
+        name = f"{draw.clip.name}/{draw.clip.stems[frame]}"
+        advice = (
+            f"What the spikes may be: python scripts/spike_tool.py info {draw.clip.spike[frame]}"
+        )
+    else:
+        name = f"Sample {sample.index}"
+        advice = (
+            f"Look at it: python scripts/show_sample.py --opt {option_file} --index {sample.index} "
+            "--out page.html"
+        )
     return (
-        f"spikes and frames of {len(wrong)} of {len(looked)} {kind} do not show the same. "
-        f"{name}: {sentence} {look}"
+        f"spikes and frames of {len(wrong)} of {len(samples)} {plural} do not show the same. "
+        f"{name}: {sentence} {advice}"
     )
+
+
+def _samples_of_training(dataset: Any) -> list[_Sample]:
+    """Return some samples of the first epoch of a training set, none if it has no spikes."""
+    if not isinstance(dataset, TrainClips) or not dataset.clips[0].spikes:
+        return []
+    samples = []
+    for index in _spread(len(dataset), SAMPLES):
+        samples.append(_Sample(dataset, dataset.draw((0, index)), index))
+    return samples
+
+
+def _samples_of_user(readers: Sequence[Any]) -> list[_Sample]:
+    """Return some frames of a user's clips, only of clips with spikes."""
+    frames = []
+    for reader in readers:
+        if reader.clip.spikes:
+            for frame in range(len(reader.stems)):
+                frames.append((reader, frame))
+    samples = []
+    for number in _spread(len(frames), SAMPLES):
+        reader, frame = frames[number]
+        draw = reader.dataset.draw(reader.index, frame, 1)
+        samples.append(_Sample(reader.dataset, draw, None))
+    return samples
 
 
 def _spread(count: int, wanted: int) -> list[int]:
-    """About `wanted` of the numbers 0 ... count - 1, the first and the last among them."""
-    return sorted({round(i) for i in np.linspace(0, count - 1, wanted)}) if count else []
+    """Return about `wanted` of the numbers 0 ... count - 1, the first and the last among them.
+
+    Of 10 numbers, 4 wanted: 0, 3, 6, 9. Returns [] if count is 0.
+    """
+    if count == 0:
+        return []
+    return sorted({round(number) for number in np.linspace(0, count - 1, wanted)})
+
+
+# ---- One sample ------------------------------------------------------------------------------
 
 
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
-    """count: frames of the sample to measure, and the middle one.
+    """Compare the spikes of a sample with its frames.
 
-    A crop would show less than the whole frames.
+    dataset: the dataset of the draw. count: number of frames of the sample to measure; the middle
+    frame is measured in any case.
     """
-    grid, spikes = draw.clip.grid, draw.clip.spikes
-    region, kind = Augment(*grid.region), "gt" if draw.clip.gt else "lq"
-    # One channel, the mean of all planes of a frame, is as blurry as the RGB frame
+    grid = draw.clip.grid
+    # The whole region that both cameras see: a crop would show less.
+    region = Augment(*grid.region)
+    kind = "gt" if draw.clip.gt else "lq"
     if kind == "lq":
-        spikes = spikes.changed(
-            name="voxel", options={"num_bins": 1}, channels=1, ignored=frozenset(), rate=1.0
-        )
-        own = [
-            Exposure(e.own, (e.own,), 0, (e.own.count - 1) / 2, e.origin)
-            for e in draw.clip.exposures
-        ]
-        clip = dataclasses.replace(draw.clip, exposures=tuple(own), spikes=spikes)
-        draw = dataclasses.replace(draw, clip=clip)
-    played, pairs = list(zip(draw.frames, draw.backwards, strict=True)), []
-    middle = len(played) // 2
-    for place in sorted({middle, *_spread(len(played), count)}):
-        frame, back = played[place]
-        item = dataset.read(dataclasses.replace(draw, frames=[frame], backwards=[back], aug=region))
-        light = spikes.sharp_image(item["spike"][0].numpy(), draw.clip.exposures[frame], back)
-        image = item[kind][0, :3]
+        draw = _with_mean_of_exposure(draw)
+    spikes = draw.clip.spikes
+
+    numbers = range(len(draw.frames))
+    middle = len(numbers) // 2
+    pairs = []
+    for number in sorted({middle, *_spread(len(numbers), count)}):
+        frame = draw.frames[number]
+        is_backwards = draw.backwards[number]
+        single = dataclasses.replace(draw, frames=[frame], backwards=[is_backwards], aug=region)
+        item = dataset.read(single)
+        exposure = draw.clip.exposures[frame]
+        spike_picture = spikes.sharp_image(item["spike"][0].numpy(), exposure, is_backwards)
+        image = item[kind][0, :3]  # (3, sH, sW); lq may have a noise map as channel 3
         grey = to_grey(image.permute(1, 2, 0).numpy())
-        pairs.append(
-            (light, cv2.resize(grey, (region.width, region.height), interpolation=cv2.INTER_AREA))
-        )
-        if place == middle:
-            shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(image), light)
-    measures = correlation, shift, _ = measure(pairs, grid.pixel)
-    distance, tolerance = (
-        float(np.hypot(*shift)),
-        grid.pixel * (SHARP_TOLERANCE if kind == "gt" else BLURRY_TOLERANCE),
-    )
-    sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
-    if not (is_right := correlation >= LEAST_CORRELATION and distance <= tolerance):
+        size = (region.width, region.height)  # OpenCV's order
+        pairs.append((spike_picture, cv2.resize(grey, size, interpolation=cv2.INTER_AREA)))
+        if number == middle:
+            name = f"{kind} {draw.clip.stems[frame]}"
+            shown = Shown(name, tensor_to_uint8(image), spike_picture)
+
+    measures = measure(pairs, grid.pixel)
+    distance = float(np.hypot(*measures.shift))
+    tolerance = SHARP_TOLERANCE if kind == "gt" else BLURRY_TOLERANCE
+    is_right = measures.correlation >= LEAST_CORRELATION and distance <= grid.pixel * tolerance
+    if is_right:
+        # Without the limit, the text would say 0.0 px for a very small distance.
+        sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
+    else:
         wrong = _what_differs(pairs, measures, grid.pixel, spikes.calibration is not None)
         sentence = f"They do not agree: {wrong}."
     return Comparison(*measures, is_right, sentence, kind, len(pairs), shown)
 
 
+def _with_mean_of_exposure(draw: Draw) -> Draw:
+    """Return the draw with one spike channel: the mean of all planes of the exposure.
+
+    It is as blurry as the blurry frame.
+    """
+    spikes = draw.clip.spikes.changed(
+        name="voxel", options={"num_bins": 1}, channels=1, ignored=frozenset(), rate=1.0
+    )
+    exposures = []
+    for exposure in draw.clip.exposures:
+        # The frame's own planes alone, without context, and with the sharp instant in their middle.
+        own = exposure.own
+        center = (own.count - 1) / 2
+        exposures.append(Exposure(own, (own,), 0, center, exposure.origin))
+    clip = dataclasses.replace(draw.clip, exposures=tuple(exposures), spikes=spikes)
+    return dataclasses.replace(draw, clip=clip)
+
+
 def _what_differs(
     pairs: Sequence[Pair], measures: Measures, pixel: int, is_calibrated: bool
 ) -> str:
-    """What may be wrong with the geometry."""
-    correlation, shift, response = measures
+    """Return in words what may be wrong with the geometry.
+
+    pixel: see `measure`. is_calibrated: whether a calibration says where the spikes lie.
+    """
+    # Do the spikes fit if they are turned?
     turned = {
         "upside down (spike.flip)": np.s_[::-1],
         "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],
         "turned by 180 degrees (spike.calibration, key mirror, and spike.flip)": np.s_[::-1, ::-1],
     }
+    correlation = measures.correlation
     for name, order in turned.items():
-        other, _, _ = measure([(spikes[order], frame) for spikes, frame in pairs], pixel)
-        if other >= LEAST_CORRELATION > correlation:
+        turned_pairs = [(spikes[order], frame) for spikes, frame in pairs]
+        other = measure(turned_pairs, pixel).correlation
+        if correlation < LEAST_CORRELATION <= other:
             return f"the spikes are {name}; correlation {correlation:.2f}, turned {other:.2f}"
-    if response >= LEAST_RESPONSE:
-        sides = [
-            f"{abs(value):.1f} px {names[value < 0]}"
-            for value, names in zip(
-                shift, (("to the right", "to the left"), ("down", "up")), strict=True
-            )
-            if abs(value) >= 0.35
-        ]
+
+    # A clear peak of the phase correlation: they fit if they are shifted.
+    if measures.response >= LEAST_RESPONSE:
         keys = (
             "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, "
             "spike.center)"
         )
-        return f"the spikes are shifted by {' and '.join(sides)}: check spike.calibration of {keys}"
-    keys = (
-        "spike.calibration, spike.flip"
-        if is_calibrated
-        else "spike.flip, spike.h and spike.w, spike.calibration"
-    )
+        shift = _shift_in_words(measures.shift)
+        return f"the spikes are shifted by {shift}: check spike.calibration of {keys}"
+
+    keys = "spike.flip, spike.h and spike.w, spike.calibration"
+    if is_calibrated:
+        keys = "spike.calibration, spike.flip"
     text = "and that these are the spikes of this frame. Without texture, no geometry can be judged"
     return f"check {keys}, {text}: look at other samples"
 
 
+def _shift_in_words(shift: tuple[float, float]) -> str:
+    """Return a shift (right, down) in words: (3.0, -1.5) -> "3.0 px to the right and 1.5 px up"."""
+    right, down = shift
+    words = []
+    if abs(right) >= SMALLEST_NAMED_SHIFT:
+        words.append(f"{abs(right):.1f} px {'to the left' if right < 0 else 'to the right'}")
+    if abs(down) >= SMALLEST_NAMED_SHIFT:
+        words.append(f"{abs(down):.1f} px {'up' if down < 0 else 'down'}")
+    return " and ".join(words)
+
+
+# ---- Correlation and shift -------------------------------------------------------------------
+
+
 def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
-    """correlation, shift and response, see `Comparison`. pixel: RGB pixels per spike pixel, each
-    way.
+    """Measure how well spikes and frames fit.
+
+    pairs: for each frame, what the spikes show and the frame, both (H, W).
+    pixel: number of RGB pixels along a spike pixel.
     """
-    found = []
-    for pair in pairs:
-        spikes, frame = (_gradients(image, pixel) for image in pair)
-        if spikes.std() < 1e-6 or frame.std() < 1e-6:
+    found = []  # (correlation, right, down, response) of each frame
+    for spike_picture, frame_picture in pairs:
+        spikes = _gradients(spike_picture, pixel)
+        frame = _gradients(frame_picture, pixel)
+        # Nothing correlates with a picture without texture.
+        if spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
             found.append((0.0, 0.0, 0.0, 0.0))
             continue
         correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
+        # The window fades out the borders, because a phase correlation takes the picture as
+        # periodic. `phaseCorrelate` multiplies its arguments by the window, in place.
         window = cv2.createHanningWindow(spikes.shape[::-1], cv2.CV_32F)
-        # It multiplies its arguments by the window, in place, and gives where the frame lies
-        # relative to the spikes.
-        (right, down), response = cv2.phaseCorrelate(spikes, frame, window)
+        shift_of_frame, response = cv2.phaseCorrelate(spikes, frame, window)
+        # It tells where the frame lies relative to the spikes, in spike pixels. We want the reverse
+        # in RGB pixels.
+        right, down = shift_of_frame
         found.append((correlation, -pixel * right, -pixel * down, response))
     correlation, _, _, response = np.mean(found, axis=0).tolist()
+    # A median, because one frame may give a wrong peak.
     _, right, down, _ = np.median(found, axis=0).tolist()
-    return correlation, (right, down), response
+    return Measures(correlation, (right, down), response)
 
 
 def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
-    """Magnitude of the gradient on the grid of the spikes, (H / pixel, W / pixel) float32, without
-    its border.
+    """Return the magnitude of the gradient of a picture, on the grid of the spike pixels.
 
-    Without 2 pixels at the border: the gradient across it is 0 in every image, which would
-    correlate. Of an even length that needs no padding: cv2.phaseCorrelate pads others, and is half
-    a pixel off where the result is odd.
+    image: (H, W). pixel: see `measure`.
+    Returns about (H / pixel, W / pixel) float32, without the border.
     """
-    sides = [max(1, side // pixel) for side in image.shape]
-    small = cv2.resize(image, sides[::-1], interpolation=cv2.INTER_AREA) if pixel > 1 else image
+    height, width = (max(1, side // pixel) for side in image.shape)
+    small = image
+    if pixel > 1:
+        small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    # A Gaussian of one spike pixel reduces the noise of the spikes.
     smooth = cv2.GaussianBlur(np.ascontiguousarray(small, np.float32), (0, 0), 1.0)
-    found = cv2.magnitude(cv2.Sobel(smooth, cv2.CV_32F, 1, 0), cv2.Sobel(smooth, cv2.CV_32F, 0, 1))
-    inner = []
-    for side in sides:
-        shorter = range(side - 4, min(side, 8) - 1, -1)
-        length = next((n for n in shorter if n % 2 == 0 and cv2.getOptimalDFTSize(n) == n), side)
-        inner.append(slice((side - length) // 2, (side - length) // 2 + length))
-    return np.ascontiguousarray(found[inner[0], inner[1]])
+    across = cv2.Sobel(smooth, cv2.CV_32F, 1, 0)
+    down = cv2.Sobel(smooth, cv2.CV_32F, 0, 1)
+    magnitude = cv2.magnitude(across, down)
+    return np.ascontiguousarray(magnitude[_inner(height), _inner(width)])
+
+
+def _inner(side: int) -> slice:
+    """Return the middle of a side: without the border, and of a length that suits the Fourier
+    transform.
+
+    cv2.phaseCorrelate pads other lengths, and its result is half a pixel off if the padded length
+    is odd. So the length must be even and need no padding. A side that is too short is kept whole.
+    """
+    length = side
+    shortest = min(side, LEAST_SIDE)
+    for shorter in range(side - 2 * BORDER, shortest - 1, -1):
+        needs_no_padding = cv2.getOptimalDFTSize(shorter) == shorter
+        if shorter % 2 == 0 and needs_no_padding:
+            length = shorter
+            break
+    begin = (side - length) // 2
+    return slice(begin, begin + length)

@@ -1,4 +1,9 @@
-"""The record of one clip. Whatever a clip comes from, it becomes such a record, and is checked."""
+"""The record of one clip, `Clip`. Whatever a clip comes from, it becomes such a record.
+
+Clips come from the folders of a data set, from a clip cache, or from a user's own files. The checks
+(data/clips/clip_check.py) make the record, and datasets and readers read the files that it names.
+A record never changes; `dataclasses.replace` makes a changed copy.
+"""
 
 import re
 from dataclasses import dataclass
@@ -8,14 +13,17 @@ from typing import Any
 from data.cameras.frame_times import FrameTimes
 from utils.errors import DataError
 
+# Kinds of images, each a field of `Clip`: blurry frames, sharp frames, and several sharp frames
+# (instants) of each exposure.
 IMAGE_KINDS = ("lq", "gt", "gt_instants")
-# Control characters, and bytes that are not UTF-8, which Python reads as lone surrogates.
+# Control characters, and bytes that are not UTF-8. Python reads such bytes as lone surrogates,
+# characters from U+D800 to U+DFFF.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Planes first ... first + count - 1 of a spike file."""
+    """Consecutive planes of a spike file: first ... first + count - 1."""
 
     file: str
     first: int
@@ -24,13 +32,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """The planes that are read for one frame.
+    """The planes that are read for one frame: the planes of its exposure, and context around them.
 
-    own: the planes of the frame itself.
-    pieces: all planes that are read, in the order of time. The first `before` of them come before
-    the frame's own.
-    center: the plane of the sharp frame, counted in the frame's own planes; x.5 lies between two.
+    own: the planes of the exposure itself.
+    pieces: all planes that are read, in the order of time. They may come from several files.
+    before: number of planes that are read before the frame's own planes.
+    center: the plane of the sharp frame, counted from the first own plane. x.5 lies between two
+    planes.
     origin: number of the first own plane, as options and dataset.json count planes.
+
+    A frame with own planes 40 ... 79 of a file and 8 planes of context has one piece, planes
+    32 ... 87, and before = 8.
     """
 
     own: Piece
@@ -44,15 +56,18 @@ class Exposure:
 class Clip:
     """The files of one clip, frame by frame. Files that the data set does not have are ().
 
-    spike: one file may hold the planes of all frames; then it is listed for each of them.
+    name: name of the clip. stems: names of the frames, without an ending.
+    lq, gt: paths of the blurry and the sharp frames.
+    spike: path of the spike file of each frame. One file may hold the planes of all frames; then it
+    is listed for each of them.
     planes: number of planes in the spike file of each frame.
     size, gt_size: (height, width) in pixels of the first frame of lq and of gt.
     gt_instants: K sharp frames of each exposure in the order of time, frame after frame.
     exposures: the planes of each frame; () without spikes.
-    spikes: how the spikes are read, a data.cameras.spike_source.DatSpikes.
+    spikes: how the spikes are read, a data.cameras.spike_source.DatSpikes; None without spikes.
     times: when the frames were taken, if one spike file holds the planes of all; else None.
 
-    Of a user's clip only:
+    Only for a user's clip, else None:
     opened: {"lq", "gt": data.clips.files.FrameSource}. origin: {"input", "gt", "spike": path}.
     """
 
@@ -79,8 +94,9 @@ class Clip:
 
     @cached_property
     def spike_files(self) -> dict[str, int]:
-        """{spike file: its number of planes}, in the order of the frames."""
-        # Without spikes, a clip of a cache still has planes: then there is nothing to pair.
+        """{spike file: its number of planes}, each file once, in the order of the frames."""
+        # strict=False: a clip of a cache has planes even if the options read no spikes. Then
+        # `spike` is empty, and so is the result.
         return dict(zip(self.spike, self.planes, strict=False))
 
     @cached_property
@@ -90,13 +106,16 @@ class Clip:
 
     @property
     def croppable(self) -> tuple[tuple[int, int, int, int], int]:
-        """The part of the lq frames that crops are drawn from, and the step of their corners.
+        """Where crops of lq frames may lie: (top, left, height, width), and the step.
 
-        The part is (top, left, height, width).
+        The corner of a crop is a multiple of the step away from (top, left). With spikes, the
+        region is what both cameras see, and the step is the number of lq pixels along a spike
+        pixel.
         """
         if self.spikes:
             return self.grid.region, self.grid.step
-        return (0, 0, *self.size), 1
+        height, width = self.size
+        return (0, 0, height, width), 1
 
     # ---- Frames -----------------------------------------------------------------------------
 
@@ -126,8 +145,11 @@ class Clip:
 
     @property
     def gt_place(self) -> str:
-        """A file of sharp frames, for messages."""
-        return (self.gt_instants or self.gt or self.lq)[0]
+        """A file of sharp frames, for messages. A blurry frame if there are no sharp frames."""
+        for paths in (self.gt_instants, self.gt, self.lq):
+            if paths:
+                return paths[0]
+        raise ValueError("a clip has at least one frame")
 
 
 def checked_name(name: str, where: str) -> str:
@@ -135,10 +157,11 @@ def checked_name(name: str, where: str) -> str:
 
     where: where the name was read, for the message.
     Raises DataError for names that lead out of their folder, for control characters, and for bytes
-    that are not UTF-8.
+    that are not UTF-8. "a/b" is a correct name; "a//b", "../b" and "/b" are not.
     """
     parts = name.split("/")
-    if {"", ".", ".."} & set(parts) or _UNPRINTABLE.search(name):
+    is_path_below = "" not in parts and "." not in parts and ".." not in parts
+    if not is_path_below or _UNPRINTABLE.search(name):
         raise DataError(
             what=f"{name!r} cannot be the name of a clip or frame",
             where=where,

@@ -1,7 +1,12 @@
-"""Frames from spikes by a formula, without weights: the baselines beside a network.
+"""Restore frames from spikes by a formula, without weights: the baselines beside a network.
 
-main_test_vrt.py --method NAME uses them. A method is a spike representation, and an entry of the
-same name in `METHODS` that says how its channels become a frame.
+main_test_vrt.py --method NAME uses them. A method consists of two things of the same name: a spike
+representation (data/spike/represent.py), which turns spikes into channels, and an entry in
+`METHODS`, which says how the channels become a frame.
+
+`Reconstruction` is the method as the test programs call it. `section_for` and `spike_section`
+change the options so that the spikes are read for the method. `spike_clip` makes a clip of spikes
+for which there are no frames.
 """
 
 import logging
@@ -28,10 +33,12 @@ from utils.options.models import LoaderOptions
 from utils.user_path import expanded
 
 # Keys of the spike section that a method sets itself.
+# Keys of the spike section that a method sets itself, so a user cannot set them.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
-# Keys of a representation that makes several pictures of a frame. A method makes one.
+# Keys with which a representation makes several pictures of a frame. A method makes one.
 SEVERAL = ("offsets", "num_bins")
-# Without a known rate, these percent of the pixels are darker than white.
+# If the rate of full light is unknown, this percentage of the pixels is darker than white. It is
+# below 100, so that a few bright or defective pixels do not make the picture dark.
 WHITE_PERCENTILE = 99.5
 
 logger = logging.getLogger(__name__)
@@ -44,10 +51,10 @@ logger = logging.getLogger(__name__)
 class Formula:
     """How the channels of the representation of the same name become a frame.
 
-    picture: (blurry (H, W, 3) display values in [0, 1], channels (S, H, W)) -> (H, W, 3) float32
-    in [0, 1].
+    picture: function (blurry, channels) -> frame. blurry is (H, W, 3), display values in [0, 1].
+    channels are (S, H, W). The frame is (H, W, 3) float32 in [0, 1].
     is_grey: whether the frame has no colour.
-    gamma: `spike.gamma` of the channels.
+    gamma: `spike.gamma` with which the channels are made: 1 for linear light.
     """
 
     picture: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -56,19 +63,22 @@ class Formula:
 
 
 def _first_channel(_: np.ndarray, channels: np.ndarray) -> np.ndarray:
-    """Return the first channel in grey, whatever the blurry frame is."""
-    return np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2)
+    """Return the first channel as a grey frame; the blurry frame is not used."""
+    grey = np.clip(channels[0], 0, 1)  # (H, W)
+    return np.repeat(grey[..., None], 3, axis=2)
 
 
 GREY = Formula(_first_channel, is_grey=True, gamma=DISPLAY_GAMMA)
-EXPOSURE = Formula(exposure_estimate, is_grey=False, gamma=1.0)  # a product of linear light
+# The formula is a product of linear light, so its channels have gamma 1.
+EXPOSURE = Formula(exposure_estimate, is_grey=False, gamma=1.0)
 METHODS = {"tfp": GREY, "tfi": GREY, "tfstp": GREY, "exposure": EXPOSURE}
 
 
 def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's section {"type": name, ...} with the defaults of its representation.
+    """Complete the options of a method with the defaults of its representation.
 
-    Raises OptionError.
+    section: {"type": name of the method, ...}.
+    Raises OptionError for an unknown method, and for options that make several pictures.
     """
     name = section["type"]
     if name not in METHODS:
@@ -87,18 +97,21 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
             do="remove it",
         )
     options = REPRESENTATIONS.resolve(section, "method").plain()
-    channels_of(options)  # refuses options that contradict one another
+    # Called for its errors: it refuses options that contradict one another.
+    channels_of(options)
     return {key: value for key, value in options.items() if key not in SEVERAL}
 
 
 class Reconstruction:
-    """A method (utils.contract.Method) that needs one frame and its spikes.
+    """A method that needs one frame and its spikes. It has the interface `utils.contract.Method`.
 
     representation: the result of `method_options`.
     center_frame_only: whether only the middle frame of a clip is restored.
     """
 
+    # Any range of frames can be restored alone, because each frame is restored by itself.
     can_cut = True
+    # Number of sharp frames for each blurry one.
     instants = 1
 
     def __init__(self, representation: dict[str, Any], center_frame_only: bool) -> None:
@@ -125,19 +138,25 @@ class Reconstruction:
         return words
 
     def restorer(self, device: torch.device) -> "Reconstruction":
-        """Return this object: a formula needs no device."""
+        """Return this object, which restores on the CPU whatever the device is."""
         return self
 
     def describe(self) -> str:
-        """Return how a frame is divided, in words."""
+        """Return in words into which tiles a frame is divided."""
         return "none: each pixel by itself"
 
     def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
-        """Yield the frames `wanted` of a clip, (3, H, W) float32 in [0, 1]."""
+        """Yield the restored frames of a clip, (3, H, W) float32 in [0, 1].
+
+        reader: reads the frames of the clip. wanted: numbers of the frames to restore.
+        tick: called with the number of frames that are done, for the progress.
+        """
         for index in wanted:
+            # Tells the watchdog that the program does not hang.
             watchdog.go_on()
             item = reader.frame(index)
-            blurry = item["lq"][:3].permute(1, 2, 0).numpy()  # (H, W, 3); [3] is a noise map
+            rgb = item["lq"][:3]  # channel 3 is a noise map, if there is one
+            blurry = rgb.permute(1, 2, 0).numpy()  # (H, W, 3)
             picture = self.formula.picture(blurry, item["spike"].numpy())
             yield torch.from_numpy(picture).permute(2, 0, 1)
             tick(1)
@@ -147,11 +166,13 @@ class Reconstruction:
 
 
 def spike_section(section: Any, method: Reconstruction, recorded: float | None) -> Any:
-    """Return the spike section with the keys that the method decides replaced.
+    """Return the spike section with the keys replaced that the method decides.
 
-    recorded: the firing rate at full light in dataset.json. If neither of them has it, it is
-    measured ("match").
+    section: the section `spike` of the options.
+    recorded: the firing rate at full light in dataset.json. If neither dataset.json nor the section
+    has it, it is measured from the brightness of the frames ("match").
     """
+    # The keys are those of `SET_BY_METHOD`.
     values = {
         **section.plain(),
         "representation": method.representation,
@@ -170,7 +191,7 @@ def spike_section(section: Any, method: Reconstruction, recorded: float | None) 
 
 
 def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> LoaderOptions:
-    """Return datasets.test as it is read for a method.
+    """Return the section `datasets.test` so that its spikes are read for a method.
 
     section: the section of the option file `path`. scale: `scale` of the file.
     Raises OptionError if the method cannot be applied.
@@ -197,14 +218,20 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
 
 
 class LongExposures:
-    """Stand-ins for the frames of a clip of which there are only spikes.
+    """Frames that are made of spikes, for a clip of which there are only spikes.
 
-    Used as data.clips.files.FrameSource. A frame is the mean of its planes, in grey. There is a
-    frame for each file or, with spike.exposure, for each exposure in the one file. The brightness
-    follows from the rate. If the rate is unknown, the brightest pixels of the first frame are
-    white.
+    A frame is the mean of its planes, in grey. There is a frame for each spike file or, with
+    spike.exposure, for each exposure in the one file. The object has the attributes of
+    data.clips.files.FrameSource, so it can stand in its place.
+
+    The brightness follows from the rate, the spikes per plane at full light. If the rate is
+    unknown, the brightest pixels of the first frame are white.
+
+    path: the spike file or the folder of spike files. clip: name of the clip.
+    source: how the spikes are read.
     """
 
+    # Frames from spikes have no times and no film.
     fps = None
     times = None
     pixel_aspect = Fraction(1)
@@ -224,6 +251,7 @@ class LongExposures:
             )
         self.stems = [file.stem for file in self.files]
         if source.timing.is_one_file:
+            # The one file is listed for each of its exposures.
             with spike_errors_as_data_errors():
                 planes = count_planes(self.files[0], source.geometry, source.remainder)
             count = source.timing.frames(clip, planes)
@@ -240,30 +268,34 @@ class LongExposures:
         rate = self._source.rate
         if rate == "match":
             brightest = float(np.percentile(self._rates(0), WHITE_PERCENTILE))
+            # Not 0, because frames are divided by it.
             return max(brightest, 1e-6)
         return rate
 
     def _rates(self, index: int) -> np.ndarray:
-        """Return the spikes per plane of a frame's pixels, (H, W) float32."""
+        """Return the spikes per plane of each pixel of frame `index`, (H, W) float32."""
         source = self._source
         with spike_errors_as_data_errors():
             file = open_spikes(self.files[index], source.geometry, source.remainder)
             span = source.timing.span(self._clip, index, file.planes)
-            return file.read(span.first, span.count).mean(axis=0, dtype=np.float32)
+            planes = file.read(span.first, span.count)  # (T, H, W)
+            return planes.mean(axis=0, dtype=np.float32)
 
     def read(self, index: int) -> np.ndarray:
         """Return frame `index` as (H, W, 3) uint8 RGB."""
-        light = self._rates(index) / self._white
+        light = self._rates(index) / self._white  # 1 is white
+        # Simulated spikes may have integrated display values already.
         shown = light if self._source.light == "display" else to_display(light)
-        return np.repeat(to_uint8(shown)[..., None], 3, axis=2)
+        grey = to_uint8(shown)
+        return np.repeat(grey[..., None], 3, axis=2)
 
 
 def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> DatasetClip:
-    """Return the clip of spikes without frames. Its input: `LongExposures`.
+    """Return the reader of a clip of spikes without frames. Its input frames: `LongExposures`.
 
-    path: a folder with one spike file per frame, or one file. One file is a single frame or, with
-    spike.exposure, holds as many as its table lists or its period fits in.
-    gt: a sharp picture for each frame. section: the spike section.
+    path: a folder with one spike file per frame, or one file. One file is a single frame. With
+    spike.exposure, it has as many frames as the table of exposures lists, or as its period fits.
+    gt: a sharp picture for each frame. section: the section `spike` of the options.
     Raises DataError if they do not belong together.
     """
     path = Path(expanded(str(path)))
@@ -274,7 +306,7 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> Dataset
             expected="a spike file, or a folder of them",
             do="check --spike",
         )
-    # <clip>/spike is named after the clip.
+    # The folder <clip>/spike is named after the clip.
     name = path.resolve().parent.name if path.name == "spike" else path.stem
     section, info = described(section, path, name)
     source = SPIKE_SOURCES.build(section, "spike", info=info)

@@ -1,4 +1,8 @@
-"""Datasets by name. A new dataset is a new data/dataset_<name>.py whose class registers itself."""
+"""Datasets by name.
+
+A new dataset is a new file data/dataset_<name>.py, whose class registers itself in `DATASETS`
+(docs/extending.md). `build_dataset` makes the dataset of a section of the option file.
+"""
 
 from typing import Any
 
@@ -22,9 +26,11 @@ def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int
     where = f"datasets.{split}"
     resolved: Any = DATASETS.resolve(section, where)
     is_training = split == "train"
+    # Names of the datasets for this split.
     fitting = []
     for name in DATASETS.names():
-        if _is_for_training(DATASETS.model(name).constructor) == is_training:
+        dataset_class = DATASETS.model(name).constructor
+        if _is_for_training(dataset_class) == is_training:
             fitting.append(name)
     if resolved.dataset_type not in fitting:
         purpose = "training" if is_training else "testing"
@@ -37,9 +43,16 @@ def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int
     return DATASETS.build(resolved, where, seed=seed)
 
 
-def _is_for_training(dataset: Any) -> bool:
-    """Whether a dataset is one to train on: a plain torch Dataset is, one with readers is not."""
-    return getattr(dataset, "is_training", not hasattr(dataset, "readers"))
+def _is_for_training(dataset_class: Any) -> bool:
+    """Whether a dataset class is one to train on.
+
+    A class may say so in `is_training`. Of other classes, a plain torch Dataset is for training,
+    and a class with `readers` is for testing.
+    """
+    if hasattr(dataset_class, "is_training"):
+        return dataset_class.is_training
+    return not hasattr(dataset_class, "readers")
 
 
+# Loads every data/dataset_*.py, so that their classes register themselves.
 import_parts("data", "dataset_*")

@@ -148,7 +148,7 @@ class ClipCheck:
         """
         if where in self.kinds:
             root = self.kinds[where].root.rstrip("/")
-            if self.source.is_own:
+            if self.source.is_user_clip:
                 where = root  # a user's single clip has no folder within a root
             elif is_lmdb(root):
                 where = f"{root}::{self.name}"
@@ -179,7 +179,7 @@ class ClipCheck:
         if len(spike_files) == 1 and frames > 1:
             what = f"one spike file for {frames} frames: spike.exposure would say which planes are "
             do = "restore the other spike files, or give spike.exposure (docs/data_format.md)"
-            if self.source.is_own:
+            if self.source.is_user_clip:
                 path = spike_files[0].path
                 do += f"; --spike {path} takes it as one file that begins and ends with the clip"
             self._report(what + "whose", "spike", do)
@@ -189,7 +189,7 @@ class ClipCheck:
         # The names of a user's files must be equal. In a data set, equal numbers are enough, unless
         # the names are times such as 432.033333, where the digits after the point are no number of
         # a frame.
-        has_whole_names = self.source.is_own or are_values(self.found["lq"])
+        has_whole_names = self.source.is_user_clip or are_values(self.found["lq"])
         for kind, files in self.found.items():
             # The instants of a frame have names of their own, and one spike file has all frames.
             if kind == "gt_instants" or (kind == "spike" and self.one_file):
@@ -393,10 +393,10 @@ class ClipCheck:
                 planes[file] = count
             except SpikeFileError as e:
                 # A user's single clip needs no table of problems, so its error is raised at once.
-                if self.source.is_own:
+                if self.source.is_user_clip:
                     raise
                 self._report(f"{e.what}; {e.expected}", file.path)
-        if planes and not self.one_file and not self.source.is_own:
+        if planes and not self.one_file and not self.source.is_user_clip:
             self._report_other_lengths(planes, last=files[-1], spikes=spikes)
 
         exposures: Exposures = ()
@@ -406,7 +406,7 @@ class ClipCheck:
                 exposures = self._exposures(known, len(files), spikes, times)
             except (DataError, OptionError) as e:
                 # It proposes exposures for spike.exposure, which a table could not show.
-                if self.source.is_own and isinstance(e, UnknownPlanes):
+                if self.source.is_user_clip and isinstance(e, UnknownPlanes):
                     raise
                 self._report(f"{e.what}; expected {e.expected}", files[0].path)
         return tuple(planes.get(file, 0) for file in files), exposures
@@ -445,7 +445,7 @@ class ClipCheck:
         try:
             return spikes.exposures(self.name, known, frames, times)
         except OptionError:
-            if not self.source.is_own:
+            if not self.source.is_user_clip:
                 raise
         _, planes = known[0]
         # With one file: first plane and plane after the last of each frame.

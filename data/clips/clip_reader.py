@@ -243,7 +243,7 @@ def user_clip(
         dataroot_gt=places.get("gt"),
         dataroot_spike=places.get("spike"),
         spikes=spikes,
-        is_own=True,
+        is_user_clip=True,
         trained=trained,
         times=times,
     )

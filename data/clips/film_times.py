@@ -1,7 +1,8 @@
 """When the frames of a film were taken, and which of its frames cannot be decoded.
 
-A decoder leaves out frames of a damaged film without an error. The packets of the container, which
-need no decoding, tell the times of these frames.
+A decoder leaves out frames of a damaged film without an error. But a container (.mp4, .mkv, ...)
+stores each encoded frame as a packet with a time, and packets are read without decoding. So a
+packet at whose time no frame was decoded is a missing frame. `film_times` compares the two.
 """
 
 import bisect
@@ -18,22 +19,26 @@ from utils.video import FFMPEG_ERRORS, open_container
 
 logger = logging.getLogger(__name__)
 
-# Containers in which a packet is followed by the next one at once, so a gap is a lost packet. In
+# Containers in which packets follow one another without a pause, so a gap is a lost packet. In
 # others, such as MP4 and Matroska, a gap without a packet is a frame that lasts longer.
 WITHOUT_PAUSES = ("mpegts", "mpeg", "rtp", "rtsp")
 
-# Packets are read within microseconds, so not each one is a sign of life.
+# `go_on` is called once for so many packets. A packet is read within microseconds, so a call for
+# each one would take longer than the reading.
 PACKETS_A_CALL = 1000
+# Number of damaged frames that a warning names.
+MOST_NAMED = 5
 
 
 @dataclass
 class Packets:
-    """What a container says of the frames of a stream, decoded or not.
+    """What a container says of the frames of one video stream, decoded or not.
 
-    times: seconds of each packet that should be shown, in order. damaged: those of them that the
-    container marks as damaged. count: number of all packets.
-    stated: number of frames that the container states; 0: it states none.
+    stated: number of frames that the container states in its header; 0 if it states none.
     has_pauses: whether a frame may last longer than others in this container.
+    times: time in seconds of each packet that should be shown, in order.
+    damaged: times of the packets that the container marks as damaged.
+    count: number of all packets.
     """
 
     stated: int
@@ -48,21 +53,25 @@ def film_times(
 ) -> FrameTimes:
     """Return the times of a film's frames, with the frames that are missing.
 
-    times: seconds of each decoded frame. go_on: called now and then. Warns of damaged frames.
+    times: time in seconds of each decoded frame. go_on: called now and then, as a sign of life for
+    the watchdog. Warns of damaged frames.
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
-        # The reader has made up the times, because the frames have none that can be used.
+        # No stream has these times: the reader has made them up, because the frames have none that
+        # can be used. The times of a single frame do not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
-        some = ", ".join(f"{float(time):.3f} s" for time in packets.damaged[:5])
-        more = ", ..." if len(packets.damaged) > 5 else ""
+        some = ", ".join(f"{float(time):.3f} s" for time in packets.damaged[:MOST_NAMED])
+        more = ", ..." if len(packets.damaged) > MOST_NAMED else ""
         logger.warning("%s: the data of frames are damaged: at %s%s", path, some, more)
+    # One frame has no distance to another frame, so nothing can be said of missing frames.
     if len(times) < 2:
         return times_of_film(times)
     step = usual_step(times)
     missing = _lost_between(packets, times, step)
+    # The number of the first frame after the last decoded one, if all frames were there.
     number = len(times) + sum(gap.count for gap in missing)
     missing += _lost_at_end(packets, times[-1], step, number)
     return times_of_film(times, missing)
@@ -71,23 +80,27 @@ def film_times(
 def _packets_of(
     path: Path, times: Sequence[Fraction], go_on: Callable[[], object]
 ) -> Packets | None:
-    """Read the packets of the stream that has the decoded frames.
+    """Read the packets of the stream to which the decoded frames belong.
 
     Returns None if no stream has packets at the times of all frames.
     """
-    found: dict[int, Packets] = {}  # by the index of the stream
+    found: dict[int, Packets] = {}  # {index of the stream: its packets}
     try:
         with open_container(str(path)) as container:
-            has_pauses = not set(container.format.name.split(",")) & set(WITHOUT_PAUSES)
+            # A container may have several names, such as "mov,mp4,m4a".
+            names = container.format.name.split(",")
+            has_pauses = not any(name in WITHOUT_PAUSES for name in names)
             for stream in container.streams.video:
                 found[stream.index] = Packets(stream.frames, has_pauses)
-            for number, packet in enumerate(container.demux(video=tuple(range(len(found)))), 1):
+            every_video_stream = tuple(range(len(found)))
+            for number, packet in enumerate(container.demux(video=every_video_stream), 1):
                 if number % PACKETS_A_CALL == 0:
                     go_on()
+                # PyAV yields an empty packet at the end of each stream.
                 if packet.size:
                     _add(packet, found[packet.stream.index])
     except FFMPEG_ERRORS as e:
-        # The frames before the damage were decoded, so their packets are known too.
+        # The file is damaged here. The frames before it were decoded, so their packets are known.
         logger.debug("%s: its packets cannot be read to the end: %s", path, e)
     for packets in found.values():
         if set(times) <= set(packets.times):
@@ -99,33 +112,43 @@ def _packets_of(
 def _add(packet: Any, packets: Packets) -> None:
     """Add a packet of PyAV to the packets of its stream."""
     packets.count += 1
+    # A packet without a time, or one that is decoded but never shown.
     if packet.pts is None or packet.is_discard:
         return
-    time = packet.pts * Fraction(packet.time_base)
+    time = packet.pts * Fraction(packet.time_base)  # in seconds
     packets.times.append(time)
     if packet.is_corrupt:
         packets.damaged.append(time)
 
 
 def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -> list[Missing]:
-    """Return the frames that are missing before and between the decoded ones.
+    """Return the frames that are missing before the first decoded frame and between frames.
 
-    step: the usual distance of two frames.
+    times: times of the decoded frames. step: the usual distance of two frames in seconds.
+    With frames at 0, 1, 4 and 5 s, packets at 2 and 3 s, and step 1 s: two frames are missing, from
+    number 2 on.
     """
+    # Times of packets whose frames were not decoded, in order.
     lost = sorted(set(packets.times) - set(times))
-    early = [time for time in lost if time < times[0]]
     missing = []
-    number = 0  # of the next frame, if all were there
+    number = 0  # of the next frame, if all frames were there
+    early = [time for time in lost if time < times[0]]
     if early:
         missing.append(Missing(0, len(early), early[0]))
         number = len(early)
     for before, after in itertools.pairwise(times):
         number += 1
         distance = after - before
+        # Number of lost packets between the two frames.
         inside = bisect.bisect_left(lost, after) - bisect.bisect_right(lost, before)
-        count = 0
-        if distance > LONG * step and (inside or not packets.has_pauses):
-            count = max(round(distance / step) - 1, inside)
+        # LONG is 1.5, so a frame is missing if the distance is nearer to two steps than to one. A
+        # long distance alone proves nothing if the container may have pauses.
+        is_gap = distance > LONG * step and (inside > 0 or not packets.has_pauses)
+        if not is_gap:
+            continue
+        # The packets of some frames may be lost, too, so the distance counts as well.
+        by_distance = round(distance / step) - 1
+        count = max(by_distance, inside)
         if count:
             missing.append(Missing(number, count, before + step))
             number += count
@@ -133,13 +156,13 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
 
 
 def _lost_at_end(packets: Packets, last: Fraction, step: Fraction, number: int) -> list[Missing]:
-    """Return the frames that are missing after the last decoded one.
+    """Return the frames that are missing after the last decoded frame.
 
-    last: its time. step: see `_lost_between`. number: of the first missing frame.
+    last: time of the last decoded frame. step: see `_lost_between`.
+    number: number of the first missing frame.
     """
-    late = [time for time in packets.times if time > last]
-    count = len(late)
-    # Of a file that is cut short, the table of contents still has all frames.
+    count = sum(1 for time in packets.times if time > last)
+    # If a file is cut short, its table of contents may still state all frames.
     if packets.stated > packets.count:
         count += packets.stated - packets.count
     if not count:

@@ -66,7 +66,7 @@ SHARE = 0.01
 FOLDERS_AT_ONCE = 2**14
 # Columns that tell whether the data are still the same: the paths of all listed folders, and the
 # two numbers of the state of each.
-OF_STATES = {"folders": np.uint8, "folder_states": np.int64}
+STATE_COLUMNS = {"folders": np.uint8, "folder_states": np.int64}
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Kept:
             # The two files belong to different checks.
             if about["arrays"] != digest:
                 return None
-            columns = _columns_in(content, types | OF_STATES)
+            columns = _columns_in(content, types | STATE_COLUMNS)
             del content  # the columns are copies; it may have a gigabyte
             refuse_columns({name: columns[name] for name in types}, self.source)
             table = ClipTable(self.source, columns)

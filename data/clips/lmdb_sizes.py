@@ -1,9 +1,10 @@
-"""The sizes of the values of an LMDB, found by a process of its own.
+"""Find the sizes of the values of an LMDB, in a process of its own.
 
-liblmdb follows the numbers in a damaged file wherever they point, and the system ends the process
-that reads there (SIGBUS, SIGSEGV). So a process that may end looks at each value first.
+The library of LMDB follows the numbers in a damaged file wherever they point. The system then ends
+the process that reads there, with the signal SIGBUS or SIGSEGV. So `sizes` starts a process that
+may end, which looks at each value first:
 
-    python lmdb_sizes.py ROOT    reads a key a line, and writes the size of its value a line
+    python lmdb_sizes.py ROOT    reads a key from each line, and writes the size of its value
 
 This file imports nothing of the project, so that the process starts fast.
 """
@@ -13,34 +14,38 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-NONE = -1  # in place of the size of a value that is not there
+NONE = -1  # written in place of a size if there is no value under the key
 REFUSED = 3  # exit code if liblmdb says what is wrong
 
 
 class DamagedLmdbError(Exception):
-    """An LMDB cannot be read. Its text is a clause."""
+    """An LMDB cannot be read. Its text can follow "the LMDB is damaged: "."""
 
 
 def sizes(root: str, keys: Sequence[str]) -> list[int]:
-    """Return the number of bytes under each key, or NONE.
+    """Return the number of bytes under each key; NONE for a key without a value.
 
-    Raises DamagedLmdbError.
+    root: the folder of the LMDB. Raises DamagedLmdbError.
     """
+    # -I: neither the environment nor the current folder changes what Python imports.
     command = [sys.executable, "-I", __file__, root]
     asked = "".join(f"{key}\n" for key in keys).encode()
     found = subprocess.run(command, input=asked, capture_output=True, check=False)
+    # A negative code is the signal that ended the process.
     if found.returncode < 0:
         name = signal.Signals(-found.returncode).name
         raise DamagedLmdbError(f"its numbers point out of the file ({name})")
-    if found.returncode:
+    if found.returncode > 0:
         raise DamagedLmdbError(found.stderr.decode(errors="replace").strip())
     return [int(line) for line in found.stdout.split()]
 
 
 def _main(root: str) -> int:
+    """Write the sizes for the keys on stdin. Returns the exit code."""
     import lmdb
 
     try:
+        # The same settings as in data/clips/files.py.
         environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
         with environment.begin(buffers=True) as transaction:
             for line in sys.stdin.buffer:
@@ -48,7 +53,8 @@ def _main(root: str) -> int:
                 if value is None:
                     print(NONE)
                     continue
-                value[-1:].tobytes()  # the end of the value must lie in the file, too
+                # Read the last byte, because the end of the value must lie in the file, too.
+                value[-1:].tobytes()
                 print(len(value))
     except lmdb.Error as e:
         print(e, file=sys.stderr)

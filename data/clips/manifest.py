@@ -1,7 +1,11 @@
-"""From the roots of a dataset to the records of its clips, checked by their names and sizes.
+"""From the files below the roots of a dataset to the records of its clips, and its problems.
 
-Layouts: <root>/<clip>/{blur,sharp,spike}/<frame>, as GoPro is published, or <root>/<clip>/<frame>
-with one root per kind of file, as in KAIR. Each root may have either layout.
+Two layouts are read. GoPro is published as <root>/<clip>/{blur,sharp,spike}/<frame>. KAIR has one
+root for each kind of file, with <root>/<clip>/<frame>. Each root may have either layout.
+
+`scan` checks a data root by names and sizes alone, with `ClipCheck` for each clip. The data check
+before a run (data/clips/preflight.py) uses the same functions and also looks into the files.
+`raise_problems` makes one error of all problems, with a table.
 """
 
 import hashlib
@@ -17,11 +21,13 @@ from data.clips.threads import mapped
 from utils.errors import DataError
 from utils.files import natural_key
 
-# REDS training clips that a val_partition keeps for validation.
+# {val_partition: REDS training clips that it keeps for validation}, as in BasicSR and KAIR.
 HELD_OUT = {
     "REDS4": frozenset(("000", "011", "015", "020")),
     "official": frozenset(map(str, range(240, 270))),
 }
+# Number of problems that an error shows. scripts/doctor.py lists all.
+MOST_PROBLEMS = 30
 SAME_FILES = (
     "gt and lq are the same files, so a network would learn to change nothing: the sharp frames of "
     "the clip are also its blurry ones"
@@ -41,7 +47,8 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     problems: list[Problem] = []
     for name, files in zip(names, entries_of(source, found, names), strict=True):
         check = ClipCheck(name, source, files, usual_sizes(source, clips))
-        clip = check.run(source.listed[name] if source.listed else None)
+        listed = source.listed[name] if source.listed else None
+        clip = check.run(listed)
         problems += check.problems
         if clip and not check.problems:
             clips.append(clip)
@@ -49,8 +56,17 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
 
 
 def names_of(source: Source, found: Mapping[str, Listing]) -> list[str]:
-    """Return the names of the clips in natural order. found: the files of each kind."""
-    names = set(source.listed or set().union(*found.values()))
+    """Return the names of the clips in natural order.
+
+    They are the clips of the meta file or, without one, the clips that have files of any kind.
+    found: {kind: its files}.
+    """
+    if source.listed:
+        names = set(source.listed)
+    else:
+        names = set()
+        for listing in found.values():
+            names.update(listing)
     return sorted(names - source.left_out, key=natural_key)
 
 
@@ -59,7 +75,9 @@ def entries_of(
 ) -> Iterator[dict[str, dict[str, FileEntry] | None]]:
     """Yield {kind: {stem: file}} of each clip; None in place of the files if it has no folder.
 
-    Every file is asked for its state. Raises DataError for a link whose target is gone.
+    found: {kind: its files}. names: names of the clips.
+    Size and time of change of every file are looked up, in threads. Raises DataError for a link
+    whose target is gone.
     """
 
     def of_clip(name: str) -> dict[str, dict[str, FileEntry] | None]:
@@ -76,7 +94,10 @@ def entries_of(
 
 
 def gone_error(source: Source, found: Mapping[str, Listing]) -> DataError:
-    """Return the error for links whose targets are gone: the first one of each kind of file."""
+    """Return the error for links whose targets are gone: the first one of each kind of file.
+
+    found: {kind: its files}.
+    """
     errors = []
     for listing in found.values():
         try:
@@ -88,9 +109,11 @@ def gone_error(source: Source, found: Mapping[str, Listing]) -> DataError:
 
 
 def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | None:
-    """Return the sizes of lq and gt that a clip has if nothing else is known.
+    """Return the sizes of lq and gt that need not be read, or None if each clip must be read.
 
-    Vimeo-90K has 64,612 clips of one size. Reading a header of each would take minutes.
+    Vimeo-90K has 64,612 clips of one size. Reading a header of each would take minutes, so the
+    sizes of the first clip are taken for all.
+    clips: the clips without problems so far.
     """
     if source.septuplets and clips:
         return clips[0].size, clips[0].gt_size
@@ -98,7 +121,10 @@ def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | No
 
 
 def other_scales(clips: Sequence[Clip]) -> list[Problem]:
-    """Find clips with another number of gt pixels per lq pixel: a network has one scale."""
+    """Find clips whose scale differs from the scale of most clips, because a network has one scale.
+
+    The scale is the side of gt over the side of lq.
+    """
     if not clips:
         return []
     scales = [clip.scale for clip in clips]
@@ -114,13 +140,13 @@ def other_scales(clips: Sequence[Clip]) -> list[Problem]:
 
 def raise_problems(
     found: Iterable[tuple[Source, Sequence[Problem]]],
-    shown: int = 30,
+    shown: int = MOST_PROBLEMS,
     unreadable: Sequence[DataError] = (),
 ) -> None:
     """Raise one DataError with a table of the problems of all sources, if there are any.
 
-    shown: number of problems that the table shows.
-    unreadable: what is wrong with whole sources; it belongs to the same error.
+    found: (data root, its problems) for each root. shown: number of problems that the table shows.
+    unreadable: errors of whole roots that cannot be read. They become part of the same error.
     """
     errors = list(unreadable)
     sources = []
@@ -138,9 +164,17 @@ def raise_problems(
 
 
 def problems_error(
-    sources: Sequence[Source], problems: Sequence[Problem], shown: int = 30
+    sources: Sequence[Source], problems: Sequence[Problem], shown: int = MOST_PROBLEMS
 ) -> DataError:
-    """Return the error for problems of several sources. shown: see `raise_problems`."""
+    """Return the error for problems of several sources.
+
+    Its table has two lines for each problem:
+
+        clip_a | gt lacks 1 of 40 frames: 000013.png
+               |   /data/train/clip_a
+
+    shown: see `raise_problems`.
+    """
     table = problems[:shown]
     width = max(len(problem.clip) for problem in table)
     lines = [f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:"]
@@ -152,13 +186,14 @@ def problems_error(
         lines.append(f"    ... and {left} more; scripts/doctor.py --data --opt FILE lists all")
 
     roots: list[str] = []
-    lists: list[str] = []
+    lists: list[str] = []  # where a clip is removed from
     for source in sources:
         roots += source.roots().values()
         lists.append(f"the meta list {source.meta}" if source.meta else "the folders")
-    # Problems with advice of their own, and once the advice for all others.
+    # The advice of the problems that have one, and then the usual advice for all others.
     advice = [problem.do for problem in problems if problem.do]
     if len(advice) < len(problems):
+        # dict.fromkeys leaves out what comes again, and keeps the order.
         places = " and ".join(dict.fromkeys(lists))
         advice.append(f"restore these files, or remove the clips from {places}")
     return DataError(
@@ -172,7 +207,7 @@ def problems_error(
 def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
     """Find clips whose blurry and sharp frames are the same files.
 
-    Paths are compared after links are followed.
+    Paths are compared after links are followed. The first frame of a clip is enough.
     """
     if source.may_share_frames or not source.dataroot_gt:
         return []
@@ -185,11 +220,14 @@ def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
 
 
 def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
-    """Whether the first and last sharp frame of each clip is a copy of its blurry frame."""
+    """Whether the sharp frames of all clips are copies of the blurry frames.
+
+    Only the first and the last frame of each clip are compared: a clip of real blur differs in
+    each. The first clip that differs ends the comparison.
+    """
     if source.may_share_frames or not source.dataroot_gt or not clips:
         return False
     for clip in clips:
-        # Two frames are enough: a clip of real blur differs in each.
         for frame in {0, len(clip) - 1}:
             if read_bytes(clip.lq[frame]) != read_bytes(clip.gt[frame]):
                 return False
@@ -197,7 +235,10 @@ def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
 
 
 def digest(listings: dict[str, Listing]) -> str:
-    """Return 16 hex digits that change with the name, size or time of change of any file."""
+    """Return 16 hex digits that change with the name, size or time of change of any file.
+
+    A clip cache stores them, so whoever changes the hashed texts makes all caches stale.
+    """
     table = hashlib.sha256()
     for kind, listing in sorted(listings.items()):
         clips = sorted(listing.items())
@@ -207,5 +248,7 @@ def digest(listings: dict[str, Listing]) -> str:
     return table.hexdigest()[:16]
 
 
-def _entries(clip: tuple[str, Folder]) -> dict[str, FileEntry]:
-    return clip[1].entries()
+def _entries(named: tuple[str, Folder]) -> dict[str, FileEntry]:
+    """Return {stem: file} of a clip. named: its (name, folder)."""
+    _, folder = named
+    return folder.entries()

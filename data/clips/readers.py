@@ -1,6 +1,8 @@
-"""Clips of a test set, frame by frame: `Reader`, the base of readers, and `DatasetClip`.
+"""Readers: the clips of a test set, frame by frame.
 
-A test set is a dataset with a method `readers()`, which returns one reader for each clip.
+A test set is a dataset with a method `readers()`, which returns one reader for each clip. Tests and
+validations ask only the readers. `Reader` is the base of all readers: whoever adds a test set of
+another kind derives from it (docs/extending.md). `DatasetClip` reads a clip of a `TestClips`.
 """
 
 import dataclasses
@@ -21,11 +23,12 @@ from data.clips.content import digest_of_clips
 class Reader:
     """One clip to test on (utils.contract.ClipReader).
 
-    A subclass sets `name` and `stems`, the names of the frames, and has `frame`. The rest follows
-    from them; a subclass that knows better overrides it.
+    A subclass sets `name` and `stems`, the names of the frames, and defines `frame`. Everything
+    else follows from these three. A subclass may override what it knows better, for example `size`
+    without reading a frame.
 
-    origin: "input", "gt", "spike" -> path that the report shows.
-    fps, times: of a film, frames a second and the time of each frame in seconds; else None.
+    origin: {"input", "gt", "spike": path} that the report shows.
+    fps, times: frames a second of a film, and the time of each frame in seconds; else None.
     pixel_aspect: width over height of a pixel of a film; 1 for other frames.
     """
 
@@ -39,14 +42,17 @@ class Reader:
         """Return the tensors of a frame, float32.
 
         lq (C, H, W) in [0, 1], and if the clip has them gt (3, s H, s W), spike (S, H, W) and
-        gt_instants (3 K, s H, s W). reverse: whether time runs backwards within the spikes.
+        gt_instants (3 K, s H, s W). s is the scale, S the number of spike channels, K the number of
+        sharp frames of each exposure.
+        reverse: whether time runs backwards within the spikes.
         """
         raise NotImplementedError
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """Return what spikes (S, H, W) of a frame show of its sharp moment: (H, W), >= 0.
+        """Return a picture of what the spikes of a frame show at its sharp instant.
 
-        It is shown beside the frame as it is, in display values.
+        spike: channels (S, H, W) of frame `index`. Returns display values (H, W), >= 0, which are
+        shown beside the frame.
         """
         return np.maximum(spike.numpy().mean(axis=0), 0)
 
@@ -56,7 +62,10 @@ class Reader:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors of the first frame. The tensors would fill the memory."""
+        """The shapes of the tensors of the first frame.
+
+        Only the shapes are kept, because the tensors of all clips would fill the memory.
+        """
         return {kind: tuple(tensor.shape) for kind, tensor in self.frame(0).items()}
 
     @property
@@ -68,7 +77,8 @@ class Reader:
     @property
     def gt_size(self) -> tuple[int, int]:
         """(height, width) of the sharp frames, or of the blurry ones if there are none."""
-        height, width = self.shapes["gt" if self.has_gt else "lq"][-2:]
+        kind = "gt" if self.has_gt else "lq"
+        height, width = self.shapes[kind][-2:]
         return height, width
 
     @property
@@ -83,13 +93,16 @@ class Reader:
 
     @property
     def scale(self) -> int:
+        """Size of the sharp frames over the size of the blurry ones."""
         return self.gt_size[0] // self.size[0]
 
     @property
     def instants(self) -> int:
-        """K, the sharp frames of each exposure; 0 if the clip has none."""
-        channels = self.shapes.get("gt_instants", (0,))[0]  # three for each
-        return channels // 3
+        """K, the number of sharp frames of each exposure; 0 if the clip has none."""
+        if "gt_instants" not in self.shapes:
+            return 0
+        channels = self.shapes["gt_instants"][0]
+        return channels // 3  # each sharp frame has three
 
     def digest(self) -> str:
         """Return 16 hex digits that change with the clip."""
@@ -100,11 +113,15 @@ class DatasetClip(Reader):
     """Clip `index` of a test dataset, frame by frame."""
 
     def __init__(self, dataset: Any, index: int) -> None:
-        self.clip = clip = dataset.clips[index]
+        """dataset: a `TestClips`. index: number of the clip."""
+        clip = dataset.clips[index]
+        self.clip = clip
         self.dataset = dataset
         self.index = index
         self.name = clip.name
+        # The dataset may test only the first frames of a clip.
         self.stems = clip.stems[: dataset.frame_count(index)]
+        # A user's clip may be a film.
         if clip.opened:
             self.fps = clip.opened["lq"].fps
             self.times = clip.opened["lq"].times
@@ -112,8 +129,11 @@ class DatasetClip(Reader):
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         item = self.dataset.read_frames(self.index, index, 1, reverse)
-        kinds = ("lq", "spike", "gt", "gt_instants")
-        return {kind: item[kind][0] for kind in kinds if kind in item}
+        found = {}
+        for kind in ("lq", "spike", "gt", "gt_instants"):
+            if kind in item:
+                found[kind] = item[kind][0]  # of (1, C, H, W)
+        return found
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
@@ -123,8 +143,12 @@ class DatasetClip(Reader):
         clip = self.clip
         if clip.origin:
             return clip.origin
-        places = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
-        return {kind: str(Path(paths[0]).parent) for kind, paths in places.items() if paths}
+        paths = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
+        folders = {}
+        for kind, files_of_kind in paths.items():
+            if files_of_kind:
+                folders[kind] = str(Path(files_of_kind[0]).parent)
+        return folders
 
     @property
     def size(self) -> tuple[int, int]:
@@ -143,12 +167,15 @@ class DatasetClip(Reader):
         return self.clip.instants
 
     def described(self) -> str:
-        """Return sizes and stems of the clip, and how its spikes are read, in one line."""
+        """Return sizes and stems of the clip, and how its spikes are read, in one line.
+
+        The line becomes part of a digest that is stored with scores, see data/clips/content.py.
+        """
         clip = self.clip
         parts: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
         spikes = clip.spikes
         if spikes:
-            # Another place of the same dataset.json is no other data.
+            # Without the path of dataset.json: a copy of the data in another place is the same.
             parts.append(dataclasses.replace(spikes.info, path=""))
             parts.append([spikes.rate, spikes.light, spikes.center, spikes.timing.describe()])
             if spikes.calibration:
@@ -156,41 +183,47 @@ class DatasetClip(Reader):
         return repr(parts)
 
     def paths(self) -> list[str]:
-        """Return the files of the tested frames.
+        """Return the files of the tested frames, each once.
 
-        If they are not on this machine: the arrays of the clip cache that is read in their place.
+        If they are not on this machine, returns the arrays of the clip cache, which is read in
+        their place.
         """
         clip = self.clip
         count = len(self.stems)
         found = [*clip.lq[:count], *clip.gt[:count], *clip.spike[:count]]
         found += clip.gt_instants[: count * clip.instants]
-        # One spike file may be listed for all frames.
+        # One spike file may be listed for all frames. dict.fromkeys keeps the order.
         found = list(dict.fromkeys(found))
         cache = self.dataset.files
-        if isinstance(cache, io_backend.CacheReader) and files.stamp(found[0]) == (0, 0):
+        is_here = files.stamp(found[0]) != (0, 0)
+        if isinstance(cache, io_backend.CacheReader) and not is_here:
             return cache.arrays_of(clip)
         return found
 
     def digest(self) -> str:
         """Return 16 hex digits that change with names, sizes and times of change of the files.
 
-        They also change with the stems and with how the spikes are read.
+        They also change with the stems and with how the spikes are read. A test stores them with
+        its results, so whoever changes the hashed texts makes these results look changed.
         """
         clip = self.clip
         spikes = clip.spikes
-        about = dataclasses.replace(spikes.info, path="") if spikes else None
+        about = None
+        if spikes:
+            about = dataclasses.replace(spikes.info, path="")  # see `described`
         table = hashlib.sha256(repr((about, list(self.stems))).encode())
         if spikes:
             table.update(spikes.timing.describe().encode())
             if spikes.calibration:
                 table.update(spikes.calibration.digest().encode())
 
-        paths = [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
+        paths = []
         cache = self.dataset.files
         if isinstance(cache, io_backend.CacheReader):
-            # Its index changes if the cache is built anew, also from sources that are not here.
-            for source in reversed(self.dataset.sources):
-                paths.insert(0, str(Path(cache.path, source.name_prefix, io_backend.INDEX)))
+            # The index changes if the cache is built anew, also if its sources are not here.
+            for source in self.dataset.sources:
+                paths.append(str(Path(cache.path, source.name_prefix, io_backend.INDEX)))
+        paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
         for path in dict.fromkeys(paths):
             size, time = files.stamp(path)
             table.update(f"{Path(path).name} {size} {time}\n".encode())

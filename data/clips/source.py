@@ -87,7 +87,7 @@ class Source:
     name_prefix: text before the names of the clips. "" with one root, "0/", "1/", ... with several.
 
     For the single clip of a user's own files (data.clips.clip_reader.user_clip):
-    is_own: whether this is such a clip. The roots are then the folders or files of the clip itself.
+    is_user_clip: whether this is such a clip. Its roots are folders or files of the clip itself.
     trained: properties of the training spikes, see `ClipDataset.spike_data`.
     times: when the frames were taken. None: as the numbers in their names say.
     """
@@ -107,7 +107,7 @@ class Source:
     may_share_frames: bool = False
     septuplets: bool = False
     name_prefix: str = ""
-    is_own: bool = False
+    is_user_clip: bool = False
     trained: dict[str, Any] | None = None
     times: FrameTimes | None = None
 
@@ -152,7 +152,7 @@ class Source:
             return False
         if self.spikes.timing.is_one_file:
             return True
-        return self.is_own and not os.path.isdir(self.dataroot_spike)
+        return self.is_user_clip and not os.path.isdir(self.dataroot_spike)
 
     # ---- The list of clips ------------------------------------------------------------------
 

@@ -1,7 +1,11 @@
 """Compare the spikes of a clip with its frames, for errors that sizes alone cannot show.
 
-Rows may be stored in the other order than spike.flip says, the spikes may have integrated another
-kind of light than is assumed, or they may belong to other frames.
+For example, rows may be stored in the other order than spike.flip says, the spikes may have
+integrated another kind of light than is assumed, or they may belong to other frames.
+The data check calls `check_spikes` for each clip. All findings are warnings.
+
+The picture of the spikes is their firing rate, the spikes per plane of each pixel. The blurry frame
+shows the same scene during the same exposure, so the two must correlate.
 """
 
 from pathlib import Path
@@ -18,20 +22,23 @@ from data.clips.source import Problem
 from data.spike import formats, represent, simulate
 from utils.errors import DataError
 
-# Kind of light -> the folder of frames that are means of such values, as GoPro and
-# scripts/prepare_gopro_spike.py name it.
+# Spikes integrate linear light, or display values (the values of a picture file). A blurry frame is
+# the mean of values of one of these kinds. {kind: folder of the frames that are such means}, with
+# the names of GoPro and scripts/prepare_gopro_spike.py.
 FITTING = {"display": "blur", "linear": "blur_gamma"}
-# Correlation of firing rates with the frame from which on both show the same.
+# From this correlation of firing rates and frame on, both show the same.
 LEAST_CORRELATION = 0.5
-# Flipped spikes must fit by so much better: texture may look alike both ways.
+# The correlation of flipped spikes must be larger by this to count. Texture such as a wall may look
+# alike both ways.
 CLEARLY_BETTER = 0.3
 
 
 class Views(NamedTuple):
-    """The same part of a scene as both cameras see it: (h, w) each.
+    """The same part of a scene as both cameras see it, as three pictures of one size.
 
-    grey: the blurry frame, values 0 ... 255. rates: spikes per plane. flipped: the rates if rows
-    were stored in the other order.
+    grey: the blurry frame, values 0 ... 255.
+    rates: firing rates, spikes per plane.
+    flipped: firing rates if the rows were stored in the other order.
     """
 
     grey: np.ndarray
@@ -42,11 +49,12 @@ class Views(NamedTuple):
 def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     """Return warnings from comparing the spikes of the first frame of a clip with the frame.
 
-    is_first: whether it is the first clip of a data set. Light and windows are the same for all
-    clips, so they are checked there only.
+    is_first: whether it is the first clip of a data set. The kind of light and the windows of the
+    representation are the same for all clips, so they are checked only there.
     """
     spikes = clip.spikes
     own = clip.exposures[0].own
+    # `read_spikes` reads files on disk, and not values of an LMDB.
     if files.LMDB_MARK in own.file:
         return []
     try:
@@ -56,7 +64,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
         grey = cv2.cvtColor(files.read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
     except (formats.SpikeFileError, DataError) as e:
         return [Problem(clip.name, f"not compared with its frame: {e.what}", own.file)]
-    rates = stream.mean(axis=0, dtype=np.float32)
+    rates = stream.mean(axis=0, dtype=np.float32)  # (T, h, w) -> (h, w)
     if rates.std() == 0:
         what = f"all pixels of the spike file have the same firing rate {rates.mean():.3f}"
         return [Problem(clip.name, what, own.file)]
@@ -65,7 +73,8 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     found = _wrong_place(views, is_calibrated=spikes.calibration is not None)
     if is_first:
         found += _wrong_light(views, spikes)
-        # Ratios are ratios to the light of the exposure, which is the blurry frame.
+        # Channels of such a representation are ratios to the light of the exposure, which is the
+        # blurry frame. So the frame must be the mean of the same light.
         if represent.REPRESENTATIONS[spikes.name].is_ratio:
             found += _wrong_frames(clip)
             found += _narrow_windows(spikes, own.count, float(views.rates.mean()))
@@ -74,22 +83,35 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
 
 def _same_part(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
     """Bring frame (H, W) and firing rates (h, w) to one grid, within the view of both cameras."""
+    flipped = rates[::-1]
     if not clip.spikes.calibration:
-        grey = cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA)
-        return Views(grey, rates, rates[::-1])
+        # Both cameras see the same, so the frame is brought to the size of a plane.
+        height, width = rates.shape
+        grey = cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
+        return Views(grey, rates, flipped)
+    # The calibration brings the planes onto the frame.
     window = clip.grid.window(Augment.whole(clip.size))
     top, left, height, width = clip.grid.region
     seen = (slice(top, top + height), slice(left, left + width))
-    read = window.crop.slices
-    in_frame = [window.to_rgb(image[read][None])[0][seen] for image in (rates, rates[::-1])]
-    return Views(grey[seen], in_frame[0], in_frame[1])
+    on_frame = []
+    for plane in (rates, flipped):
+        read = plane[window.crop.slices]
+        warped = window.to_rgb(read[None])[0]  # one channel
+        on_frame.append(warped[seen])
+    return Views(grey[seen], on_frame[0], on_frame[1])
 
 
 def _wrong_place(views: Views, is_calibrated: bool) -> list[str]:
+    """Find spikes that are upside down, or that show something else than the frame.
+
+    is_calibrated: whether a calibration says where the spikes lie.
+    """
     images = [image.ravel() for image in views]
-    with np.errstate(invalid="ignore"):  # a frame of one colour correlates with nothing
-        correlations = np.nan_to_num(np.corrcoef(images))[0]
-    _, as_read, flipped = correlations
+    # A frame of one colour correlates with nothing: NaN, which becomes 0.
+    with np.errstate(invalid="ignore"):
+        matrix = np.nan_to_num(np.corrcoef(images))
+    # The row of the frame: its correlation with itself, with the rates, with the flipped rates.
+    _, as_read, flipped = matrix[0]
     if flipped > LEAST_CORRELATION and flipped > as_read + CLEARLY_BETTER:
         seen = f"correlation with the frame {as_read:.2f}, flipped {flipped:.2f}"
         return [f"spikes look upside down: {seen} (spike.flip)"]
@@ -101,7 +123,7 @@ def _wrong_place(views: Views, is_calibrated: bool) -> list[str]:
 
 
 def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
-    """Compare with the kind of light that is assumed, if nobody gives it."""
+    """Find spikes of another kind of light than is assumed, if nobody gives the kind."""
     if spikes.is_light_known:
         return []
     fit = simulate.fit_light(views.rates, views.grey / 255.0)
@@ -112,11 +134,12 @@ def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
 
 
 def _wrong_frames(clip: Clip) -> list[str]:
-    """Find frames that are means of other values than the spikes integrate."""
+    """Find frames that are means of other values than the spikes integrate, see `FITTING`."""
     light = clip.spikes.light
     folder = Path(clip.lq[0]).parent
     fitting = FITTING[light]
     is_other = folder.name in FITTING.values() and folder.name != fitting
+    # A warning helps only if the fitting frames are there.
     if not is_other or not folder.with_name(fitting).is_dir():
         return []
     return [
@@ -128,14 +151,19 @@ def _wrong_frames(clip: Clip) -> list[str]:
 def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
     """Find windows that are shorter than the time between two spikes.
 
+    The representation counts spikes in several windows around the sharp instant. Windows between
+    the same two spikes all count the same.
     count: planes of an exposure. rate: mean number of spikes per plane.
     """
-    windows = spikes.options.get("half_windows", ())
-    # Below 1, a window is a share of half the exposure.
-    planes = [half * count / 2 if half < 1 else half for half in windows]
-    if len(windows) < 2 or (2 * max(planes) + 1) * rate >= 1:
+    half_windows = spikes.options.get("half_windows", ())
+    # A value below 1 is a share of half the exposure, other values are planes.
+    planes = [half * count / 2 if half < 1 else half for half in half_windows]
+    if len(half_windows) < 2:
+        return []
+    longest = 2 * max(planes) + 1  # a half window on both sides of the middle plane
+    if longest * rate >= 1:
         return []
     return [
-        f"{rate:.3f} spikes per plane: the windows of half_windows {list(windows)} mostly lie "
+        f"{rate:.3f} spikes per plane: the windows of half_windows {list(half_windows)} mostly lie "
         "between the same two spikes (spike.representation.half_windows): take wider ones"
     ]

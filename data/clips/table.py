@@ -7,7 +7,8 @@ Parts of this module:
 
 * `ClipTable` and `JoinedClips` look like lists of `Clip` objects. A dataset holds one of them.
 * `TableBuilder` turns clips into arrays. The data check (data/clips/preflight.py) calls it.
-* `refuse_columns` checks arrays that were read from a file (data/clips/kept.py).
+* `refuse_columns` checks arrays that were read from a file. data/clips/kept.py stores the arrays of
+  a checked data set in such a file, which is called a record.
 
 The arrays are called columns. Two clips of 2 and 3 blurry frames ("lq"), without sharp frames and
 spikes, have these columns:
@@ -46,9 +47,9 @@ END = b"\0"
 
 # Columns and the types of their values. The names and types are the format of a stored record.
 # Whoever changes them must raise FORMAT in data/clips/kept.py.
-OF_TABLE = {"clips": np.uint8, "frames": np.int32, "sizes": np.int32, "stems": np.uint8}
+CLIP_COLUMNS = {"clips": np.uint8, "frames": np.int32, "sizes": np.int32, "stems": np.uint8}
 # Columns for each kind of file, e.g. "lq_places". A kind is "lq", "gt", "gt_instants" or "spike".
-OF_KIND = {
+FILE_COLUMNS = {
     "places": np.uint8,  # one text for each clip: the path between the root and the file names
     "counts": np.int32,  # number of files of each clip
     "names": np.uint8,  # name of each file
@@ -56,7 +57,7 @@ OF_KIND = {
     "times": np.int64,  # time of change of each file in ns
 }
 # Columns of clips with spikes.
-OF_SPIKES = {
+SPIKE_COLUMNS = {
     "planes": np.int64,  # number of planes of each spike file
     "rows": np.int64,  # rows of `ROW` numbers, see below
     "centers": np.float64,  # `Exposure.center` of each row
@@ -73,9 +74,9 @@ ORIGIN = 3  # `Exposure.origin`
 IS_WHOLE = 4  # 1 if `Exposure.center` is an int, 0 if it is a float
 PIECES = 5  # from here on: (first plane, number of planes) read from previous, own and next file
 
-# Limit of the rows in which `TableBuilder` looks for an equal row. It bounds the memory of a
-# dataset in which every row differs. Further equal rows are stored twice, which is correct too.
-MOST_KNOWN = 65_536
+# `TableBuilder` looks for an equal row only among the first rows, so many. This bounds the memory
+# for a dataset in which every row differs. A later row may be stored twice, which is correct too.
+MOST_ROWS_COMPARED = 65_536
 # Largest height or width that a stored record may claim, far above any camera.
 LARGEST_SIDE = 2**20
 # Largest plane number that a stored record may claim. Sums of a few such numbers fit into int64.
@@ -191,11 +192,11 @@ class ClipTable(_Clips):
         self.sizes = columns["sizes"].reshape(-1, 4)
         self.stems = Texts(columns["stems"])
 
-        # Columns with an entry for each file, as {kind: column}.
-        self.places: dict[str, Texts] = {}
-        self.counts: dict[str, np.ndarray] = {}
-        self.begins: dict[str, np.ndarray] = {}
-        self.files: dict[str, Texts] = {}
+        # The files, as {kind: column}.
+        self.places: dict[str, Texts] = {}  # folder of the files of each clip
+        self.counts: dict[str, np.ndarray] = {}  # number of files of each clip
+        self.begins: dict[str, np.ndarray] = {}  # number of the first file of each clip
+        self.files: dict[str, Texts] = {}  # name of each file
         for kind in self.kinds:
             counts = columns[f"{kind}_counts"]
             self.places[kind] = Texts(columns[f"{kind}_places"])
@@ -203,10 +204,10 @@ class ClipTable(_Clips):
             self.begins[kind] = begins_of(counts)
             self.files[kind] = Texts(columns[f"{kind}_names"])
 
-        # The columns `OF_SPIKES`. Empty if the clips have no spikes.
+        # The columns `SPIKE_COLUMNS`. Empty if the clips have no spikes.
         self.of_spikes: Columns = {}
         if "spike" in self.kinds:
-            self.of_spikes = {name: columns[name] for name in OF_SPIKES}
+            self.of_spikes = {name: columns[name] for name in SPIKE_COLUMNS}
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -483,7 +484,7 @@ class TableBuilder:
         number = len(self.numbers["centers"])
         self.numbers["rows"].extend(row)
         self.numbers["centers"].append(center)
-        if len(self.numbers_of_rows) < MOST_KNOWN:
+        if len(self.numbers_of_rows) < MOST_ROWS_COMPARED:
             self.numbers_of_rows[key] = number
         return number
 
@@ -503,12 +504,12 @@ def _place_of(path: str, root: str) -> str:
 
 def types_of(kinds: Iterable[str]) -> dict[str, Any]:
     """Return {column: the type of its values} of a table with these kinds of files."""
-    types: dict[str, Any] = dict(OF_TABLE)
+    types: dict[str, Any] = dict(CLIP_COLUMNS)
     for kind in kinds:
-        for name, value_type in OF_KIND.items():
+        for name, value_type in FILE_COLUMNS.items():
             types[f"{kind}_{name}"] = value_type
     if "spike" in kinds:
-        types.update(OF_SPIKES)
+        types.update(SPIKE_COLUMNS)
     return types
 
 

@@ -1,4 +1,7 @@
-"""Ask for many files at once, because each answer of a network file system takes its time."""
+"""Ask for many files at once, in threads.
+
+A network file system takes its time for each answer, and other questions can be asked meanwhile.
+"""
 
 import itertools
 from collections import deque
@@ -6,8 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+# Number of threads. Answers are waited for, not computed, so it may be larger than the number of
+# cores.
 THREADS = 16
-# A job of the pool takes so many items, because the pool keeps a record of each job.
+# Number of items that a thread takes at once. With one item each, the pool's own work for a million
+# files would take long.
 ITEMS = 32
 
 Item = TypeVar("Item")
@@ -20,14 +26,16 @@ def mapped(
     at_once: int = ITEMS,
     go_on: Callable[[], object] = lambda: None,
 ) -> Iterator[Result]:
-    """Yield function(item) of each item, in the order of the items, from threads.
+    """Yield function(item) of each item, in the order of the items, computed in threads.
 
-    at_once: number of items of one job. go_on: called after each item, by the thread that did it.
-    The first error is raised, and what has not begun then is left undone.
+    at_once: number of items that a thread takes at once.
+    go_on: called after each item, by the thread that did it.
+    The first error of an item is raised here. Items that no thread has begun are then left out.
     """
     todo = iter(items)
 
-    def done(some: list[Item]) -> list[Result]:
+    def work(some: list[Item]) -> list[Result]:
+        """Run in a thread."""
         results = []
         for item in some:
             results.append(function(item))
@@ -35,10 +43,15 @@ def mapped(
         return results
 
     def next_job() -> Future[list[Result]] | None:
+        """Give the next items to the pool. Returns None if there are no more."""
         some = list(itertools.islice(todo, at_once))
-        return pool.submit(done, some) if some else None
+        if not some:
+            return None
+        return pool.submit(work, some)
 
     with ThreadPoolExecutor(THREADS) as pool:
+        # Two jobs for each thread: one in progress, and one that waits. So no thread is idle, and
+        # only the results of a few jobs are in memory.
         jobs: deque[Future[list[Result]]] = deque()
         try:
             for _ in range(2 * THREADS):
@@ -46,10 +59,12 @@ def mapped(
                 if job is not None:
                     jobs.append(job)
             while jobs:
-                yield from jobs.popleft().result()
+                oldest = jobs.popleft()
+                yield from oldest.result()
                 job = next_job()
                 if job is not None:
                     jobs.append(job)
         finally:
+            # After an error, or if the caller stops early.
             for job in jobs:
                 job.cancel()
