@@ -359,6 +359,7 @@ class ClipCheck:
         if not self.one_file:
             return []
         files = list(self.found["spike"].values())
+        # The first frame of the folder. A meta file may list only later ones.
         lq = self.stems["lq"]
         order = order_of(lq.values())
         first = min(lq, key=lambda key: order(lq[key]))
@@ -419,7 +420,7 @@ class ClipCheck:
         planes: {file: its planes}. last: the file of the last frame. It may lack the last
         interpolated planes, see `DatasetInfo.planes_of`.
         """
-        usual = Counter(planes.values()).most_common(1)[0][0]
+        usual = most_frequent(planes.values())
         expected, fewest_in_last = spikes.info.planes_of(self.name, usual)
         for file, count in planes.items():
             is_short_last = file is last and fewest_in_last <= count <= expected
@@ -447,9 +448,12 @@ class ClipCheck:
         except OptionError:
             if not self.source.is_user_clip:
                 raise
+        # How long is an exposure? The first frame tells it.
         _, planes = known[0]
-        # With one file: first plane and plane after the last of each frame.
-        ranges = spikes.shares(self.name, planes, times) if times else None
+        ranges = None
+        if times:
+            # One file: the times give (first plane, plane after the last) of each frame.
+            ranges = spikes.shares(self.name, planes, times)
         length = spikes.timing.span(self.name, 0, planes, ranges).length
         trained = self.source.trained
         # A center of exposures of another length says nothing of these exposures.
@@ -479,8 +483,7 @@ class ClipCheck:
                 found[key][int(number)] = file.path
 
         # K is the number that most frames have.
-        counts = Counter(len(paths) for paths in found.values())
-        count = counts.most_common(1)[0][0]
+        count = most_frequent(len(paths) for paths in found.values())
         odd = []
         for key, paths in found.items():
             if sorted(paths) != list(range(count)):
@@ -535,6 +538,12 @@ def frame_key(stem: str) -> FrameKey:
     if found is None:
         return FrameKey(stem, -1, "")
     return FrameKey(found[1], int(found[2]), found[3])
+
+
+def most_frequent(values: Iterable[int]) -> int:
+    """Return the value that comes most often. Of several such values, the first one."""
+    [(value, _)] = Counter(values).most_common(1)
+    return value
 
 
 def some(names: Iterable[str], limit: int = MOST_NAMES) -> str:

@@ -228,13 +228,7 @@ def user_clip(
         # Planes of another size than the frames are stretched over the whole frame.
         spikes = spikes.changed(is_stretched=True)
         places["spike"] = str(spike)
-        paths = spike_files(Path(spike))
-        stems = _matched_stems(frames.stems, [file.stem for file in paths], frames.is_video)
-        # A decoder left out frames of the film. Files that are matched in order would then belong
-        # to other frames. One file for the clip is divided by time, so it is not affected.
-        if frames.is_video and times.missing and len(paths) not in (1, len(frames)):
-            raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
-        listing["spike"] = _listing(name, stems, paths, places["spike"])
+        listing["spike"] = _listing_of_spikes(name, frames, times, Path(spike))
 
     # Check the files as those of a data set with this one clip.
     gt_size = opened.get("gt", frames).size
@@ -257,8 +251,23 @@ def user_clip(
     if spikes:
         _check_spikes(clip, spikes, times, str(spike))
     # The report calls the frames "input".
-    origin = {"input" if kind == "lq" else kind: place for kind, place in places.items()}
+    origin = {}
+    for kind, place in places.items():
+        origin["input" if kind == "lq" else kind] = place
     return dataclasses.replace(clip, opened=opened, origin=origin)
+
+
+def _listing_of_spikes(
+    name: str, frames: Any, times: FrameTimes, spike: Path
+) -> dict[str, files.FileEntry]:
+    """Return {stem: spike file} of a clip. Arguments: see `user_clip`. times: of the frames."""
+    paths = spike_files(spike)
+    # A decoder left out frames of the film. Files that are matched in order would then belong to
+    # other frames. One file for the clip is divided by time, so it is not affected.
+    if frames.is_video and times.missing and len(paths) not in (1, len(frames)):
+        raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
+    stems = _matched_stems(frames.stems, [file.stem for file in paths], frames.is_video)
+    return _listing(name, stems, paths, str(spike))
 
 
 def _matched_stems(

@@ -7,8 +7,8 @@ check depends on (`question`) and the scale of the network:
     3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/table.py), and the state of each
                                folder (`State` in data/clips/files.py)
 
-`Kept` reads and writes the record of one data root. `checked_clips` gives the clips of a record to
-other ranks and to loader workers.
+`Record` reads and writes the record of one data root. `checked_clips` gives the clips of a record
+to other ranks and to loader workers.
 
 Anybody may have written these files. So their sizes and values are bounded, nothing in them is
 executed, and they are compared with the data set: the state of every folder, and the files of some
@@ -150,7 +150,7 @@ def checked_clips(source: Source) -> ClipTable | None:
     return ClipTable(source, columns, source.name_prefix)
 
 
-class Kept:
+class Record:
     """The record of one data root.
 
     folder: where the record is stored. source: the data root. scale: scale of the network.

@@ -10,11 +10,10 @@ before a run (data/clips/preflight.py) uses the same functions and also looks in
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from data.clip import Clip
-from data.clips.clip_check import ClipCheck, Size
+from data.clips.clip_check import ClipCheck, Size, most_frequent
 from data.clips.files import FileEntry, Folder, Listing, read_bytes
 from data.clips.source import Problem, Source, joined_errors, joined_texts, list_source
 from data.clips.threads import mapped
@@ -128,7 +127,7 @@ def other_scales(clips: Sequence[Clip]) -> list[Problem]:
     if not clips:
         return []
     scales = [clip.scale for clip in clips]
-    usual = Counter(scales).most_common(1)[0][0]
+    usual = most_frequent(scales)
     problems = []
     for number, scale in enumerate(scales):
         if scale != usual:

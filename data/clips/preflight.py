@@ -29,7 +29,7 @@ from data.clip import IMAGE_KINDS, Clip
 from data.clips import files, manifest
 from data.clips.clip_check import ClipCheck, Size
 from data.clips.files import FileEntry, Folder, Listing, State
-from data.clips.kept import SHARE, Kept, Mark, Result
+from data.clips.kept import SHARE, Mark, Record, Result
 from data.clips.look import Look, look_at_picture, look_at_spikes
 from data.clips.source import Problem, Source
 from data.clips.spike_check import check_spikes
@@ -156,28 +156,28 @@ def check_source(
     scale: scale of the network, the side of gt over the side of lq.
     share: share of the files that are looked at if no folder has changed.
     """
-    kept = None
+    record = None
     if stored:
         # The name of a stored result depends on the meta file. If this cannot be read, nothing is
         # stored, and the listing of the files below raises the error.
         with suppress(DataError):
-            kept = Kept(stored, source, scale)
-    if kept:
-        known = kept.read(share)
+            record = Record(stored, source, scale)
+    if record:
+        known = record.read(share)
         if known:
             note = f"{known.counts}, as checked before"
             report = Report(name, source, known.clips, warnings=known.warnings, note=note)
-            report.question = kept.question
-            report.mark = kept.mark
+            report.question = record.question
+            report.mark = record.mark
             return report
 
     check = _Check(source, decode)
     report = check.run(name, show, scale)
-    if kept and not report.problems:
+    if record and not report.problems:
         found = Result(report.counts(), report.warnings, report.clips)
-        kept.write(found, check.columns, check.states)
-        report.question = kept.question
-        report.mark = kept.mark
+        record.write(found, check.columns, check.states)
+        report.question = record.question
+        report.mark = record.mark
     return report
 
 
