@@ -226,6 +226,7 @@ class _Check:
         self.listing = manifest.list_source(source)
         for of_kind in self.listing.values():
             self.states |= of_kind.states
+        # {clip: number of its files}, for the progress bar and for groups of one size.
         files_of_clips = {}
         for clip in manifest.names_of(source, self.listing):
             files_of_clips[clip] = sum(len(folder) for _, folder in self._folders(clip))
@@ -235,6 +236,7 @@ class _Check:
         with show(total, f"checking {name}", "files") as progress:
             for names in _groups(files_of_clips):
                 looks = self._look(names, progress)
+                # Clips with problems are reported, and are not in the table.
                 good = self._check_clips(names, looks)
                 for clip in good:
                     builder.add(clip, looks)

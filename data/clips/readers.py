@@ -135,6 +135,8 @@ class DatasetClip(Reader):
                 found[kind] = item[kind][0]  # of (1, C, H, W)
         return found
 
+    # The methods and properties below override `Reader`, and answer from the record of the clip.
+
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
 
@@ -195,9 +197,10 @@ class DatasetClip(Reader):
         # One spike file may be listed for all frames. dict.fromkeys keeps the order.
         found = list(dict.fromkeys(found))
         cache = self.dataset.files
-        is_here = files.stamp(found[0]) != (0, 0)
-        if isinstance(cache, io_backend.CacheReader) and not is_here:
-            return cache.arrays_of(clip)
+        if isinstance(cache, io_backend.CacheReader):
+            is_here = files.stamp(found[0]) != (0, 0)
+            if not is_here:
+                return cache.arrays_of(clip)
         return found
 
     def digest(self) -> str:
