@@ -1,16 +1,17 @@
-"""VRT in its plainest form: the specification transcribed, one statement per sentence, nothing
-saved.
+"""VRT in its plainest form: the specification written down, without any optimisation.
 
-The oracle of the benchmarks and of the equality tests: dense logits, a mask per window, frames and
-directions in Python loops, a Conv3d for every frame convolution. Evaluation arithmetic only (no
-DropPath). Keys are those of network_vrt. Flow and position tables, which have reference vectors of
-their own, are the project's.
+Tests compare our network with it, and lab/benchmark.py compares the speed. So nothing here is
+clever: attention computes all logits, each window has its mask, frames and directions are Python
+loops, and a convolution of frames is a Conv3d. It has no DropPath, so it fits evaluation, and
+training without drop_path_rate. Weights have the names of models/network_vrt.py.
+
+Flow, warping and the tables of positions are those of the project; they have reference vectors of
+their own. Shapes: B clips, N frames, C channels, H x W pixels; a window has T tokens.
 """
 
 import math
 from collections import OrderedDict
 from functools import lru_cache
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,63 @@ from torch import Tensor, nn
 from models.vrt.flow import SpyNet, aligned_input, estimate_flows, flow_warp
 from models.vrt.windows import relative_position_index, sine_positions
 
+# ---- Windows ----
+
+
+def partition(x: Tensor, window: tuple[int, ...]) -> Tensor:
+    """Cut features (B, D, H, W, C) into windows (windows, T, C)."""
+    b, d, h, w, c = x.shape
+    wd, wh, ww = window
+    x = x.view(b, d // wd, wd, h // wh, wh, w // ww, ww, c)
+    x = x.permute(0, 1, 3, 5, 2, 4, 6, 7)  # windows first, then the places within a window
+    return x.reshape(-1, math.prod(window), c)
+
+
+def unpartition(x: Tensor, window: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+    """Put windows (windows, T, C) together again. size: (B, D, H, W) of the result."""
+    b, d, h, w = size
+    x = x.view(b, d // window[0], h // window[1], w // window[2], *window, -1)
+    return x.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, d, h, w, -1)
+
+
+@lru_cache(maxsize=128)
+def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return what is added to the logits of shifted windows: (windows, T, T).
+
+    Features are rolled before they are cut into windows. A window at an edge then holds places from
+    both ends of the features. Such places must not attend to one another: -100 instead of 0.
+    The masks are kept, because the published code keeps them.
+    """
+    # Number the regions whose places belong together: up to 3 regions along each axis.
+    cuts = []
+    for w, s in zip(window, shift, strict=True):
+        if s:
+            cuts.append((slice(-w), slice(-w, -s), slice(-s, None)))
+        else:
+            cuts.append((slice(None),))
+    region = torch.zeros(1, *size, 1)
+    number = 0
+    for d in cuts[0]:
+        for h in cuts[1]:
+            for w in cuts[2]:
+                region[:, d, h, w] = number
+                number += 1
+
+    of_tokens = partition(region, window).squeeze(2)  # (windows, T)
+    is_same_region = of_tokens[:, :, None] == of_tokens[:, None, :]
+    return torch.where(is_same_region, 0.0, -100.0).to(device, dtype)
+
+
+# ---- A block: attention in windows, then a gated MLP ----
+
 
 class GatedMlp(nn.Module):
+    """An MLP whose hidden values are multiplied by a second linear layer."""
+
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
-        self.fc11, self.fc12 = nn.Linear(inputs, hidden), nn.Linear(inputs, hidden)
+        self.fc11 = nn.Linear(inputs, hidden)
+        self.fc12 = nn.Linear(inputs, hidden)
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,13 +84,18 @@ class GatedMlp(nn.Module):
 
 
 class Attention(nn.Module):
+    """Self-attention of a window, and mutual attention of its two frames if `mutual`."""
+
     relative_position_index: Tensor
     position_bias: Tensor
 
     def __init__(self, dim: int, window: tuple[int, ...], heads: int, mutual: bool) -> None:
         super().__init__()
-        self.heads, self.mutual, self.scale = heads, mutual, (dim // heads) ** -0.5
+        self.heads = heads
+        self.mutual = mutual
+        self.scale = (dim // heads) ** -0.5
         d, h, w = window
+        # A row for each difference of two places: from -(d - 1) to d - 1, and so on.
         rows = (2 * d - 1) * (2 * h - 1) * (2 * w - 1)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
@@ -50,88 +108,78 @@ class Attention(nn.Module):
             self.qkv_mut = nn.Linear(dim, 3 * dim)
 
     def split(self, qkv: Tensor) -> Tensor:
+        """Return q, k and v of each head (3, windows, heads, T, C of a head)."""
         n, t, _ = qkv.shape
         return qkv.view(n, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None
     ) -> Tensor:
+        """Return the attention of q to k (windows, T, C)."""
         logits = (q * self.scale) @ k.transpose(-2, -1)
         if bias is not None:
             logits = logits + bias
         if mask is not None:
+            # The mask has the windows of one clip. It is the same for each clip of the batch.
             n, heads, t, _ = logits.shape
-            logits = (logits.view(-1, len(mask), heads, t, t) + mask[None, :, None]).view(
-                n, heads, t, t
-            )
+            of_clips = logits.view(-1, len(mask), heads, t, t)
+            logits = (of_clips + mask[None, :, None]).view(n, heads, t, t)
         out = logits.softmax(-1) @ v
         return out.transpose(1, 2).flatten(2)
 
     def forward(self, u: Tensor, mask: Tensor | None) -> Tensor:
+        """Return attention of windows u (windows, T, C)."""
         t = u.shape[1]
         index = self.relative_position_index[:t, :t]
         bias = self.relative_position_bias_table[index.flatten()].view(t, t, -1).permute(2, 0, 1)
-        out = self.attend(*self.split(self.qkv_self(u)), mask, bias)
+        q, k, v = self.split(self.qkv_self(u))
+        out = self.attend(q, k, v, mask, bias)
         if self.mutual:
-            half = t // 2
-            q, k, v = self.split(self.qkv_mut(u + self.position_bias.repeat(1, 2, 1)))
-            mask = None if mask is None else mask[:, :half, :half]
-            one = self.attend(q[:, :, half:], k[:, :, :half], v[:, :, :half], mask, None)
-            two = self.attend(q[:, :, :half], k[:, :, half:], v[:, :, half:], mask, None)
-            out = torch.cat((torch.cat((one, two), 1), out), 2)
+            out = torch.cat((self.attend_mutually(u, mask), out), 2)
         return self.proj(out)
 
-
-@lru_cache(maxsize=128)
-def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(windows, T, T); kept, as the published code does."""
-    region, number = torch.zeros(1, *size, 1), 0
-    cuts = [
-        ((slice(-w), slice(-w, -s), slice(-s, None)) if s else (slice(None),))
-        for w, s in zip(window, shift, strict=True)
-    ]
-    for d in cuts[0]:
-        for h in cuts[1]:
-            for w in cuts[2]:
-                region[:, d, h, w] = number
-                number += 1
-    region = partition(region, window).squeeze(2)
-    return torch.where(region[:, :, None] == region[:, None, :], 0.0, -100.0).to(device, dtype)
-
-
-def partition(x: Tensor, window: tuple[int, ...]) -> Tensor:
-    b, d, h, w, c = x.shape
-    x = x.view(
-        b, d // window[0], window[0], h // window[1], window[1], w // window[2], window[2], c
-    )
-    return x.permute(0, 1, 3, 5, 2, 4, 6, 7).reshape(-1, math.prod(window), c)
-
-
-def unpartition(x: Tensor, window: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-    b, d, h, w = size
-    x = x.view(b, d // window[0], h // window[1], w // window[2], *window, -1)
-    return x.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, d, h, w, -1)
+    def attend_mutually(self, u: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the attention of each frame of a window to the other frame (windows, T, C)."""
+        half = u.shape[1] // 2  # tokens of a frame
+        q, k, v = self.split(self.qkv_mut(u + self.position_bias.repeat(1, 2, 1)))
+        if mask is not None:
+            mask = mask[:, :half, :half]
+        first = slice(0, half)
+        second = slice(half, None)
+        of_first = self.attend(q[:, :, second], k[:, :, first], v[:, :, first], mask, None)
+        of_second = self.attend(q[:, :, first], k[:, :, second], v[:, :, second], mask, None)
+        return torch.cat((of_first, of_second), 1)
 
 
 class Block(nn.Module):
+    """Attention in windows and a gated MLP, each added to its input."""
+
     def __init__(self, dim, heads, window, shift, mutual, mlp_ratio) -> None:
         super().__init__()
-        self.window, self.shift = window, shift
+        self.window = window
+        self.shift = shift
         self.norm1 = nn.LayerNorm(dim)
         self.attn = Attention(dim, window, heads, mutual)
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = GatedMlp(dim, int(dim * mlp_ratio), dim)
 
     def attention_branch(self, x: Tensor) -> Tensor:
+        """Return attention of features x (B, D, H, W, C)."""
         b, *size, _ = x.shape
+        # A window is not larger than the features. Along such an axis there is nothing to shift.
         window = tuple(min(s, w) for s, w in zip(size, self.window, strict=True))
-        shift = tuple(
-            0 if s <= w else n for s, w, n in zip(size, self.window, self.shift, strict=True)
-        )
+        shift = []
+        for s, w, offset in zip(size, self.window, self.shift, strict=True):
+            shift.append(0 if s <= w else offset)
+        shift = tuple(shift)
+
+        # Pad to whole windows.
         y = self.norm1(x)
         pd, ph, pw = ((-s) % w for s, w in zip(size, window, strict=True))
         y = F.pad(y, (0, 0, 0, pw, 0, ph, 0, pd))
-        padded, mask = y.shape[1:4], None
+        padded = y.shape[1:4]
+
+        mask = None
         if any(shift):
             y = y.roll([-s for s in shift], (1, 2, 3))
             mask = shift_mask(padded, window, shift, y.dtype, y.device)
@@ -146,13 +194,15 @@ class Block(nn.Module):
 
 
 class Group(nn.Module):
+    """Blocks on features (B, C, D, H, W); each second block is shifted by half a window."""
+
     def __init__(self, dim, depth, heads, window, mutual, mlp_ratio) -> None:
         super().__init__()
         half = tuple(w // 2 for w in window)
-        shifts = [half if j % 2 else (0, 0, 0) for j in range(depth)]
-        self.blocks = nn.ModuleList(
-            Block(dim, heads, window, shift, mutual, mlp_ratio) for shift in shifts
-        )
+        self.blocks = nn.ModuleList()
+        for number in range(depth):
+            shift = half if number % 2 else (0, 0, 0)
+            self.blocks.append(Block(dim, heads, window, shift, mutual, mlp_ratio))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 2, 3, 4, 1)
@@ -162,42 +212,86 @@ class Group(nn.Module):
 
 
 def over_channels(module: nn.Module, x: Tensor) -> Tensor:
+    """Apply a module for channels at the end to x (B, C, N, H, W)."""
     return module(x.transpose(1, 4)).transpose(1, 4)
 
 
+# ---- Alignment of neighbouring frames ----
+
+
 class Deform(nn.Module):
+    """A deformable convolution that brings k neighbouring frames onto a frame.
+
+    Each sample is taken where the flow leads, plus a learned offset of at most `magnitude` pixels.
+    """
+
     def __init__(self, dim: int, groups: int, k: int, magnitude: float) -> None:
         super().__init__()
-        self.k, self.magnitude = k, magnitude
+        self.k = k
+        self.magnitude = magnitude
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3).uniform_(-1, 1) / math.sqrt(9 * dim))
         self.bias = nn.Parameter(torch.zeros(dim))
-        widths = [(1 + k) * dim + 2 * k, dim, dim, dim, 27 * groups]
-        layers = [
-            m for a, b in pairwise(widths) for m in (nn.Conv2d(a, b, 3, 1, 1), nn.LeakyReLU(0.1))
-        ]
-        self.conv_offset = nn.Sequential(*layers[:-1])
+        # Inputs: k warped frames, the frame itself, and k flows. Outputs for each group and each of
+        # the 9 samples: an offset along y and along x, and a weight.
+        self.conv_offset = nn.Sequential(
+            nn.Conv2d((1 + k) * dim + 2 * k, dim, 3, 1, 1),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(dim, dim, 3, 1, 1),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(dim, dim, 3, 1, 1),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(dim, 27 * groups, 3, 1, 1),
+        )
 
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
-        warped = [flow_warp(s, f) for s, f in zip(sources, flows, strict=True)]
-        o1, o2, m = self.conv_offset(torch.cat((*warped, target, *flows), 1)).chunk(3, 1)
-        runs = (self.magnitude * torch.tanh(torch.cat((o1, o2), 1))).chunk(self.k, 1)
-        pairs = zip(runs, flows, strict=True)
-        offset = torch.cat([r + f.flip(1).repeat(1, r.shape[1] // 2, 1, 1) for r, f in pairs], 1)
-        from torchvision.ops import deform_conv2d  # imports torch's compiler, which takes seconds
+        """Return k frames (B, C, H, W) brought onto the target, as one frame (B, C, H, W)."""
+        # The import loads torch's compiler, which takes seconds.
+        from torchvision.ops import deform_conv2d
 
+        warped = [flow_warp(source, flow) for source, flow in zip(sources, flows, strict=True)]
+        out = self.conv_offset(torch.cat((*warped, target, *flows), 1))
+        first_offsets, second_offsets, weights = out.chunk(3, 1)
+        residue = self.magnitude * torch.tanh(torch.cat((first_offsets, second_offsets), 1))
+
+        # Add the flow of its frame to each part of the offsets. Flows are (x, y), offsets (y, x).
+        offsets = []
+        for part, flow in zip(residue.chunk(self.k, 1), flows, strict=True):
+            pairs = part.shape[1] // 2
+            offsets.append(part + flow.flip(1).repeat(1, pairs, 1, 1))
         return deform_conv2d(
             torch.cat(sources, 1),
-            offset,
+            torch.cat(offsets, 1),
             self.weight,
             self.bias,
             stride=(1, 1),
             padding=(1, 1),
             dilation=(1, 1),
-            mask=torch.sigmoid(m),
+            mask=torch.sigmoid(weights),
         )
 
 
+# ---- A stage of the U ----
+
+
+def fold(x: Tensor) -> Tensor:
+    """Halve the resolution: each 2 x 2 pixels become channels (B, 4 C, N, H/2, W/2)."""
+    b, c, n, h, w = x.shape
+    x = x.view(b, c, n, h // 2, 2, w // 2, 2)
+    x = x.permute(0, 6, 4, 1, 2, 3, 5)  # (B, column, row, C, N, H/2, W/2)
+    return x.reshape(b, 4 * c, n, h // 2, w // 2)
+
+
+def unfold(x: Tensor) -> Tensor:
+    """Double the resolution: 4 channels become 2 x 2 pixels (B, C/4, N, 2 H, 2 W)."""
+    b, c, n, h, w = x.shape
+    x = x.view(b, 2, 2, c // 4, n, h, w)  # (B, column, row, C/4, N, H, W)
+    x = x.permute(0, 3, 4, 5, 2, 6, 1)
+    return x.reshape(b, c // 4, n, 2 * h, 2 * w)
+
+
 class Stage(nn.Module):
+    """A stage: change of the resolution, mutual attention, self-attention, alignment."""
+
     def __init__(
         self,
         kind,
@@ -213,13 +307,18 @@ class Stage(nn.Module):
         scale,
     ) -> None:
         super().__init__()
-        self.kind, self.k = kind, pa_frames // 2
-        fold = {"none": dim, "down": 4 * inputs, "up": inputs // 4}[kind]
-        layers = [nn.Identity(), nn.LayerNorm(fold)] + (
-            [] if kind == "none" else [nn.Linear(fold, dim)]
-        )
+        self.kind = kind  # "none", "down" or "up"
+        self.k = pa_frames // 2  # neighbouring frames on each side
+        if kind == "none":
+            layers = [nn.Identity(), nn.LayerNorm(dim)]
+        elif kind == "down":
+            layers = [nn.Identity(), nn.LayerNorm(4 * inputs), nn.Linear(4 * inputs, dim)]
+        else:
+            layers = [nn.Identity(), nn.LayerNorm(inputs // 4), nn.Linear(inputs // 4, dim)]
         self.reshape = nn.Sequential(*layers)
-        self.residual_group1 = Group(dim, mutual_depth, heads, (2, *window[1:]), True, mlp_ratio)
+
+        two_frames = (2, *window[1:])
+        self.residual_group1 = Group(dim, mutual_depth, heads, two_frames, True, mlp_ratio)
         self.linear1 = nn.Linear(dim, dim)
         self.residual_group2 = Group(dim, depth - mutual_depth, heads, window, False, mlp_ratio)
         self.linear2 = nn.Linear(dim, dim)
@@ -228,51 +327,50 @@ class Stage(nn.Module):
             self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim)
 
     def forward(self, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> Tensor:
-        b, c, n, h, w = x.shape
+        """Return features (B, C, N, H, W). backward, forward: flows by distance, minus 1."""
         if self.kind == "down":
-            x = (
-                x.view(b, c, n, h // 2, 2, w // 2, 2)
-                .permute(0, 6, 4, 1, 2, 3, 5)
-                .reshape(b, 4 * c, n, h // 2, w // 2)
-            )
+            x = fold(x)
         if self.kind == "up":
-            x = (
-                x.view(b, 2, 2, c // 4, n, h, w)
-                .permute(0, 3, 4, 5, 2, 6, 1)
-                .reshape(b, c // 4, n, 2 * h, 2 * w)
-            )
+            x = unfold(x)
         x = over_channels(self.reshape, x)
         x = x + over_channels(self.linear1, self.residual_group1(x))
         x = x + over_channels(self.linear2, self.residual_group2(x))
         if not self.k:
             return x
+
         frames = x.transpose(1, 2)
-        aligned = torch.cat(
-            (frames, self.align(frames, backward, 1), self.align(frames, forward, -1)), 2
-        )
+        later = self.align(frames, backward, 1)
+        earlier = self.align(frames, forward, -1)
+        aligned = torch.cat((frames, later, earlier), 2)
         return over_channels(self.pa_fuse, aligned.transpose(1, 2))
 
     def align(self, x: Tensor, flows: list[Tensor], step: int) -> Tensor:
-        """Frames t + step, t + 2 step, .. brought onto each frame t of x (B, N, C, H, W)."""
-        n, out = x.shape[1], []
+        """Bring frames t + step, t + 2 step, ... onto each frame t of x (B, N, C, H, W)."""
+        n = x.shape[1]
+        no_frame = torch.zeros_like(x[:, 0])
+        out = []
         for t in range(n):
             if not 0 <= t + step < n:
-                out.append(torch.zeros_like(x[:, 0]))
+                out.append(no_frame)  # no neighbour on this side
                 continue
-            sources, offsets = [], []
-            for d in range(1, self.k + 1):
-                other = t + d * step
+            sources = []
+            flows_of_frame = []
+            for distance in range(1, self.k + 1):
+                other = t + distance * step
                 if 0 <= other < n:
                     sources.append(x[:, other])
-                    offsets.append(flows[d - 1][:, min(t, other)])
+                    # Flow i of a distance lies between frames i and i + distance.
+                    flows_of_frame.append(flows[distance - 1][:, min(t, other)])
                 else:
-                    sources.append(torch.zeros_like(x[:, 0]))
-                    offsets.append(torch.zeros_like(flows[0][:, 0]))
-            out.append(self.pa_deform(sources, x[:, t], offsets))
+                    sources.append(no_frame)
+                    flows_of_frame.append(torch.zeros_like(flows[0][:, 0]))
+            out.append(self.pa_deform(sources, x[:, t], flows_of_frame))
         return torch.stack(out, 1)
 
 
 class Refine(nn.Module):
+    """A group of self-attention after the U, added to its input."""
+
     def __init__(self, dim, depth, heads, window, mlp_ratio) -> None:
         super().__init__()
         self.residual_group = Group(dim, depth, heads, window, False, mlp_ratio)
@@ -282,13 +380,18 @@ class Refine(nn.Module):
         return x + over_channels(self.linear, self.residual_group(x))
 
 
+# ---- The network ----
+
+
 def conv3d(inputs: int, outputs: int) -> nn.Conv3d:
+    """Return a convolution of 3 x 3 on each frame."""
     return nn.Conv3d(inputs, outputs, (1, 3, 3), padding=(0, 1, 1))
 
 
 class NaiveVRT(nn.Module):
-    """Restoration and super-resolution by 2^k, pa_frames > 0; forward(lq) as that of
-    network_vrt.VRT without spikes.
+    """VRT for restoration, or for super-resolution by 2, 4 or 8, with pa_frames > 0.
+
+    forward(lq) gives what network_vrt.VRT gives without spikes. The arguments are those of VRT.
     """
 
     stage1: Stage
@@ -300,46 +403,90 @@ class NaiveVRT(nn.Module):
     stage7: Stage
 
     def __init__(
-        self, upscale=1, in_chans=3, out_chans=3, window_size=(6, 8, 8), depths=(8,) * 7 + (4,) * 4,
-        indep_reconsts=(9, 10), embed_dims=(96,) * 7 + (120,) * 4, num_heads=(6,) * 11,
-        mul_attn_ratio=0.75, mlp_ratio=2.0, pa_frames=2, deformable_groups=16,
-        nonblind_denoising=False, **unused,
-    ) -> None:  # fmt: skip
+        self,
+        upscale=1,
+        in_chans=3,
+        out_chans=3,
+        window_size=(6, 8, 8),
+        depths=(8,) * 7 + (4,) * 4,
+        indep_reconsts=(9, 10),
+        embed_dims=(96,) * 7 + (120,) * 4,
+        num_heads=(6,) * 11,
+        mul_attn_ratio=0.75,
+        mlp_ratio=2.0,
+        pa_frames=2,
+        deformable_groups=16,
+        nonblind_denoising=False,
+        **unused,
+    ) -> None:
         super().__init__()
-        self.upscale, self.in_chans, self.reach = upscale, in_chans, pa_frames // 2
+        self.upscale = upscale
+        self.in_chans = in_chans
+        self.reach = pa_frames // 2
         window = tuple(window_size)
-        self.conv_first = conv3d(9 * in_chans + nonblind_denoising, embed_dims[0])
+        dims = embed_dims
+        # A frame comes with four samples of the frame after it, and four of the frame before it.
+        self.conv_first = conv3d(9 * in_chans + nonblind_denoising, dims[0])
         self.spynet = SpyNet()
+
+        # The seven stages of the U: how the resolution changes, and what it is then.
         plan = (("none", 1), ("down", 2), ("down", 4), ("down", 8), ("up", 4), ("up", 2), ("up", 1))
         for i, (kind, scale) in enumerate(plan):
             stage = Stage(
-                kind, embed_dims[i - 1], embed_dims[i], depths[i], num_heads[i], window,
-                int(depths[i] * mul_attn_ratio), mlp_ratio, pa_frames, deformable_groups, scale,
-            )  # fmt: skip
+                kind,
+                dims[i - 1],
+                dims[i],
+                depths[i],
+                num_heads[i],
+                window,
+                int(depths[i] * mul_attn_ratio),
+                mlp_ratio,
+                pa_frames,
+                deformable_groups,
+                scale,
+            )
             self.add_module(f"stage{i + 1}", stage)
-        dims = embed_dims
-        self.stage8 = nn.ModuleList(
-            [nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))]
-        )
+
+        # Stage 8: a change of the width, then groups at full resolution.
+        to_width = nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
+        self.stage8 = nn.ModuleList([to_width])
         for i in range(7, len(depths)):
+            # In some groups each frame is refined on its own.
             seen = (1, *window[1:]) if i in indep_reconsts else window
             self.stage8.append(Refine(dims[i], depths[i], num_heads[i], seen, mlp_ratio))
         self.norm = nn.LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
+
         if upscale > 1:
             self.conv_before_upsample = nn.Sequential(conv3d(dims[0], 64), nn.LeakyReLU(0.01))
-            steps = int(math.log2(upscale))
-            convs = [(str(5 * s), conv3d(64, 256)) for s in range(steps)] + [
-                (str(5 * steps), conv3d(64, 64))
-            ]
-            self.upsample = nn.ModuleDict(OrderedDict(convs))
+            self.upsample = self._doublings(int(math.log2(upscale)))
         self.conv_last = conv3d(64 if upscale > 1 else dims[0], out_chans)
 
+    @staticmethod
+    def _doublings(count: int) -> nn.ModuleDict:
+        """Return `count` convolutions before a pixel shuffle, and a last convolution.
+
+        The names are those of the published network: 0, 5, 10, ...
+        """
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        for number in range(count):
+            layers[str(5 * number)] = conv3d(64, 256)
+        layers[str(5 * count)] = conv3d(64, 64)
+        return nn.ModuleDict(layers)
+
     def forward(self, lq: Tensor) -> Tensor:
-        x, noise = lq[:, :, : self.in_chans], lq[:, :, self.in_chans :]
-        backward, forward = zip(*estimate_flows(self.spynet, x, self.reach), strict=True)
+        """Restore frames lq (B, N, C, H, W)."""
+        x = lq[:, :, : self.in_chans]
+        noise = lq[:, :, self.in_chans :]
+
+        # flows[k]: at 1 / 2**k of the resolution; of each the flows backward and forward.
+        flows = estimate_flows(self.spynet, x, self.reach)
+        backward = [of_level[0] for of_level in flows]
+        forward = [of_level[1] for of_level in flows]
         y = torch.cat((aligned_input(x, backward[0][0], forward[0][0]), noise), 2)
-        first = self.conv_first(y.transpose(1, 2))
+        first = self.conv_first(y.transpose(1, 2))  # (B, C, N, H, W)
+
+        # The U: down to 1/8 of the resolution, and up again with the features of the way down.
         x1 = self.stage1(first, backward[0], forward[0])
         x2 = self.stage2(x1, backward[1], forward[1])
         x3 = self.stage3(x2, backward[2], forward[2])
@@ -347,17 +494,28 @@ class NaiveVRT(nn.Module):
         y = self.stage5(y, backward[2], forward[2])
         y = self.stage6(y + x3, backward[1], forward[1])
         y = self.stage7(y + x2, backward[0], forward[0]) + x1
+
         y = over_channels(self.stage8[0], y)
         for layer in self.stage8[1:]:
             y = layer(y)
         y = first + over_channels(nn.Sequential(self.norm, self.conv_after_body), y)
+
         if self.upscale == 1:
             return self.conv_last(y).transpose(1, 2) + x
+        return self._enlarge(y) + self._interpolated(x)
+
+    def _enlarge(self, y: Tensor) -> Tensor:
+        """Return what is added to the enlarged frames (B, N, C, H, W), from features."""
         y = self.conv_before_upsample(y)
         *doublings, last = self.upsample.values()
         for conv in doublings:
-            y = F.leaky_relu(F.pixel_shuffle(conv(y).transpose(1, 2), 2).transpose(1, 2), 0.1)
-        y = self.conv_last(last(y)).transpose(1, 2)
-        return y + F.interpolate(x.flatten(0, 1), scale_factor=self.upscale, mode="bilinear").view(
-            y.shape
-        )
+            shuffled = F.pixel_shuffle(conv(y).transpose(1, 2), 2).transpose(1, 2)
+            y = F.leaky_relu(shuffled, 0.1)
+        return self.conv_last(last(y)).transpose(1, 2)
+
+    def _interpolated(self, x: Tensor) -> Tensor:
+        """Return frames (B, N, C, H, W) enlarged by interpolation."""
+        b, n = x.shape[:2]
+        frames = x.flatten(0, 1)
+        larger = F.interpolate(frames, scale_factor=self.upscale, mode="bilinear")
+        return larger.view(b, n, *larger.shape[1:])

@@ -1,5 +1,7 @@
-"""Checkpoints: written whole, read or refused; what a run resumes from, when it is finished, its
-first step.
+"""Checkpoints: written whole, read or refused; what a run resumes from, and when it is finished.
+
+Most checkpoints here are small files that the test writes. Tests of training state use a network
+that notes the phase of each of its steps.
 """
 
 import errno
@@ -8,7 +10,9 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -32,8 +36,11 @@ from utils.run.folder import only_run_in
 from utils.run.measure import Health
 from utils.run.writers import Experiment
 
+# ---- Writing ----
 
-def state(step):
+
+def state(step: int) -> dict[str, Any]:
+    """Return the content of a small checkpoint."""
     return {
         "step": step,
         "weights": torch.full((1000,), float(step)),
@@ -41,71 +48,43 @@ def state(step):
     }
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "flip",
-        "cut",
-        "empty",
-        "gone",
-        "EIO",
-        "folder",
-        "torn sidecar",
-        "no sidecar",
-        "flip without sidecar",
-    ],
-)
-def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage, caplog):
-    path = tmp_path / "checkpoint_latest.pth"
-    for step in (1, 2, 3):
-        checkpoint.save(state(step), path)
-    content = bytearray(path.read_bytes())
-    if damage == "flip":
-        content[2000] ^= 1  # torch.load would not notice
-    if damage in ("gone", "EIO", "folder"):
-        path.unlink()
-    if damage == "EIO":
-        path.symlink_to("/proc/self/mem")  # opens, and cannot be read
-    elif damage == "folder":
-        path.mkdir()
-    elif damage == "torn sidecar":
-        path.with_name(f"{path.name}.sha256").write_bytes(b"\xff\xfe")
-    elif damage == "no sidecar":
-        path.with_name(f"{path.name}.sha256").unlink()
-        path.write_bytes(content[:-100])
-    elif damage == "flip without sidecar":
-        path.with_name(f"{path.name}.sha256").unlink()
-        content[content.find(state(3)["weights"].numpy().tobytes()) + 2] ^= 1
-        path.write_bytes(content)
-    elif damage != "gone":
-        path.write_bytes({"flip": content, "cut": content[:-100], "empty": b""}[damage])
-
-    assert checkpoint.load(path)["step"] == 2
-    assert (
-        "the former version is used instead" in caplog.text
-        and "checkpoint_latest_previous.pth" in caplog.text
-    )
-    if damage == "EIO":  # the run goes on, and its next save keeps the version that can be read
-        checkpoint.save(state(4), path)
-        path.write_bytes(b"")
-        assert checkpoint.load(path)["step"] == 2
+def bytes_of_weights(step: int) -> bytes:
+    """Return the bytes of the weights of `state`, as they stand in its file."""
+    return state(step)["weights"].numpy().tobytes()
 
 
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
-def test_a_file_system_that_syncs_no_folders_and_tells_no_sizes_takes_checkpoints(
-    tmp_path, monkeypatch, code
-):
-    sync, path = os.fsync, tmp_path / "checkpoint_latest.pth"
+@pytest.fixture
+def path(tmp_path):
+    """Give the path of a checkpoint. The file is not there yet."""
+    return tmp_path / "checkpoint_latest.pth"
 
-    def of_files_only(descriptor):
+
+def former_versions(path: Path, count: int) -> list[Path]:
+    """Return the paths of former versions of a checkpoint, the youngest first."""
+    suffixes = ["", "2", "3"][:count]
+    return [path.with_name(f"checkpoint_latest_previous{suffix}.pth") for suffix in suffixes]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP], ids=["EINVAL", "ENOTSUP"])
+def test_a_file_system_that_syncs_no_folders_takes_checkpoints(path, monkeypatch, code):
+    sync = os.fsync
+
+    def sync_files_only(descriptor: int) -> None:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(code, os.strerror(code))
         sync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", of_files_only)
-    monkeypatch.setattr(
-        os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
-    )
+    monkeypatch.setattr(os, "fsync", sync_files_only)
+
+    checkpoint.save(state(1), path)
+
+    assert checkpoint.load(path)["step"] == 1
+
+
+def test_a_file_system_that_tells_no_sizes_takes_checkpoints(path, monkeypatch):
+    # Blocks of 4096 bytes, of which there are 0, and 0 are free.
+    without_sizes = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: without_sizes)
 
     checkpoint.save(state(1), path)
 
@@ -113,71 +92,19 @@ def test_a_file_system_that_syncs_no_folders_and_tells_no_sizes_takes_checkpoint
 
 
 @pytest.mark.parametrize(
-    "content", [b"junk\n", b"hello world, this is no checkpoint", b"version https://git-lfs"]
+    "value", [np.float64(1.0), Path("x"), {1, 2}], ids=["NumPy", "path", "set"]
 )
-def test_a_file_of_something_else_is_no_checkpoint(tmp_path, content):
-    path = tmp_path / "weights.pth"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="not a file of plain types"):
-        checkpoint.load(path)
-    with pytest.raises(CheckpointError, match="not a weights file"):
-        read_weights(path)
-
-
-def test_weights_with_a_flipped_bit_are_refused_and_those_without_checksums_are_read(tmp_path):
-    path = tmp_path / "weights.pth"
-    weights = {"conv.weight": torch.arange(1000.0)}
-    torch.save(weights, path)
-    content = bytearray(path.read_bytes())
-    content[content.find(weights["conv.weight"].numpy().tobytes()) + 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="the bytes of weights/data/0 in it have changed"):
-        read_weights(path)
-
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(weights, path)
-    finally:
-        torch.serialization.set_crc32_options(True)
-    assert torch.equal(read_weights(path)["conv.weight"], weights["conv.weight"])
-
-
-class Hostile:
-    """A pickle that leaves a file behind when it is loaded without care."""
-
-    def __init__(self, trace):
-        self.trace = trace
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.trace),)
-
-
-def test_a_file_with_code_in_it_is_refused_and_the_code_does_not_run(tmp_path):
-    path, trace = tmp_path / "checkpoint_latest.pth", tmp_path / "trace"
-    torch.save({"step": 1, "weights": Hostile(trace)}, path)
-    (tmp_path / "checkpoint_latest.pth.sha256").write_text(
-        hashlib.sha256(path.read_bytes()).hexdigest()
-    )
-
-    with pytest.raises(CheckpointError, match=r"checkpoint_latest.pth: not a file of plain types"):
-        checkpoint.load(path)
-    with pytest.raises(CheckpointError, match=r"not a weights file"):
-        read_weights(path)
-    assert not trace.exists()
-    torch.load(path, weights_only=False)  # what would have happened
-    assert trace.exists()
-
-
-@pytest.mark.parametrize("value", [np.float64(1.0), Path("x"), {1, 2}])
 def test_only_plain_types_are_saved(tmp_path, value):
-    with pytest.raises(CheckpointError, match=r"in a checkpoint") as e:
+    with pytest.raises(CheckpointError, match=r"in a checkpoint") as error:
         checkpoint.save({"train": {"loss": [value]}}, tmp_path / "x.pth")
-    assert "state['train']['loss'][0]" in str(e.value)
+
+    assert "state['train']['loss'][0]" in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
-    script = tmp_path / "trials.py"  # forks writers, which no process with threads of torch may do
+    # The script forks writers. A process with threads of torch, as this one, may not fork.
+    script = tmp_path / "trials.py"
     script.write_text(
         "import json\n"
         "from tests.faults import saving\n"
@@ -186,62 +113,268 @@ def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
 
     found = run_ranks(1, script).json
 
-    assert (found["trials"], found["unreadable"], found["lost"]) == (8, 0, 0)
+    assert found["trials"] == 8
+    assert found["unreadable"] == 0
+    assert found["lost"] == 0
 
 
-def test_as_many_former_versions_as_asked_for_are_kept_and_used_in_turn(tmp_path):
-    path = tmp_path / "checkpoint_latest.pth"
+def test_as_many_former_versions_as_asked_for_are_used_in_turn(path):
     for step in range(1, 6):
         checkpoint.save(state(step), path, keep=3)
 
-    found = []
-    for candidate in (
-        path,
-        *(tmp_path / f"checkpoint_latest_previous{n}.pth" for n in ("", "2", "3")),
-    ):
-        found.append(checkpoint.load(path)["step"])
-        candidate.write_bytes(b"damaged")
+    loaded = []
+    for version in (path, *former_versions(path, 3)):
+        loaded.append(checkpoint.load(path)["step"])
+        version.write_bytes(b"damaged")
 
-    assert found == [5, 4, 3, 2]
+    assert loaded == [5, 4, 3, 2]
     with pytest.raises(CheckpointError):
         checkpoint.load(path)
 
 
-def test_a_file_system_without_hard_links_keeps_former_versions_too(tmp_path, monkeypatch):
+def test_a_file_system_without_hard_links_keeps_former_versions_too(path, monkeypatch):
     def no_link(*_: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", no_link)
-    path = tmp_path / "checkpoint_latest.pth"
+
     for step in (1, 2, 3):
         checkpoint.save(state(step), path, keep=2)
 
-    former = [tmp_path / f"checkpoint_latest_previous{n}.pth" for n in ("", "2")]
-    assert [checkpoint.load(file)["step"] for file in (path, *former)] == [3, 2, 1]
+    versions = [path, *former_versions(path, 2)]
+    assert [checkpoint.load(version)["step"] for version in versions] == [3, 2, 1]
 
 
-def test_a_new_file_leaves_the_former_ones_and_nothing_of_a_killed_save(
-    tmp_path,
-):
+@pytest.fixture
+def saved_again(tmp_path):
+    """Give the path of a checkpoint that was saved four times, with remains of killed saves.
+
+    The first two saves keep one former version. The last two keep what there is.
+    """
     path = tmp_path / "folder" / "checkpoint_latest.pth"
     for step, keep in ((1, 1), (2, 1), (3, 0)):
         checkpoint.save(state(step), path, keep=keep)
-        # As a killed save leaves it
         (path.parent / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")
     checkpoint.save(state(3), path, keep=0)
-
-    newest, former = (
-        checkpoint.load(path.with_name(f"checkpoint_latest{n}.pth")) for n in ("", "_previous")
-    )
-    assert (newest["step"], former["step"]) == (3, 1) and len(list(path.parent.iterdir())) == 4
-    assert newest["options"] == {"a": [1, None, "x"]} and torch.equal(
-        newest["weights"], state(3)["weights"]
-    )
+    return path
 
 
-def write(folder, name, step):
-    """A checkpoint of `step` as checkpoints/checkpoint_<name>.pth of the run in `folder`;
-    "damaged": not readable.
+def test_a_new_file_leaves_the_former_ones(saved_again):
+    (former,) = former_versions(saved_again, 1)
+
+    assert checkpoint.load(saved_again)["step"] == 3
+    assert checkpoint.load(former)["step"] == 1
+
+
+def test_a_new_file_leaves_nothing_of_a_killed_save(saved_again):
+    # Two checkpoints, and a checksum of each.
+    assert len(list(saved_again.parent.iterdir())) == 4
+
+
+def test_what_is_loaded_is_what_was_saved(saved_again):
+    loaded = checkpoint.load(saved_again)
+
+    assert loaded["options"] == {"a": [1, None, "x"]}
+    assert torch.equal(loaded["weights"], state(3)["weights"])
+
+
+# ---- Reading: damaged files ----
+
+
+def flip_a_bit(path: Path) -> None:
+    """Change a bit of the weights. torch.load would not notice."""
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def cannot_be_read(path: Path) -> None:
+    """Replace the file by one that opens, and then gives an input error (EIO)."""
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def checksum_of(path: Path) -> Path:
+    """Return the file with the checksum of a checkpoint."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def tear_checksum(path: Path) -> None:
+    checksum_of(path).write_bytes(b"\xff\xfe")
+
+
+def cut_without_checksum(path: Path) -> None:
+    checksum_of(path).unlink()
+    cut(path)
+
+
+def flip_a_bit_without_checksum(path: Path) -> None:
+    checksum_of(path).unlink()
+    content = bytearray(path.read_bytes())
+    content[content.find(bytes_of_weights(3)) + 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_bit,
+        cut,
+        empty,
+        remove,
+        cannot_be_read,
+        make_a_folder,
+        tear_checksum,
+        cut_without_checksum,
+        flip_a_bit_without_checksum,
+    ],
+)
+def test_a_damaged_file_gives_way_to_the_previous_one(path, damage: Callable[[Path], None], caplog):
+    for step in (1, 2, 3):
+        checkpoint.save(state(step), path)
+    damage(path)
+
+    loaded = checkpoint.load(path)
+
+    assert loaded["step"] == 2
+    assert "the former version is used instead" in caplog.text
+    assert "checkpoint_latest_previous.pth" in caplog.text
+
+
+def test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can(path):
+    for step in (1, 2, 3):
+        checkpoint.save(state(step), path)
+    cannot_be_read(path)
+
+    checkpoint.save(state(4), path)
+
+    empty(path)
+    assert checkpoint.load(path)["step"] == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"junk\n", id="a line"),
+        pytest.param(b"hello world, this is no checkpoint", id="a sentence"),
+        pytest.param(b"version https://git-lfs", id="pointer of Git LFS"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        pytest.param(checkpoint.load, "not a file of plain types", id="checkpoint"),
+        pytest.param(read_weights, "not a weights file", id="weights"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path, content, read, said):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=said):
+        read(path)
+
+
+def test_weights_with_a_flipped_bit_are_refused(tmp_path):
+    path = tmp_path / "weights.pth"
+    weights = torch.arange(1000.0)
+    torch.save({"conv.weight": weights}, path)
+    content = bytearray(path.read_bytes())
+    content[content.find(weights.numpy().tobytes()) + 2] ^= 1
+    path.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match="the bytes of weights/data/0 in it have changed"):
+        read_weights(path)
+
+
+def test_weights_without_checksums_are_read(tmp_path):
+    path = tmp_path / "weights.pth"
+    weights = torch.arange(1000.0)
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"conv.weight": weights}, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+    assert torch.equal(read_weights(path)["conv.weight"], weights)
+
+
+# ---- Reading: files with code ----
+
+
+class Hostile:
+    """A pickle that makes a folder if it is loaded without care."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+class HostileFile(NamedTuple):
+    """A checkpoint with code in it, and a right checksum."""
+
+    path: Path
+    trace: Path  # the folder that the code would make
+
+
+@pytest.fixture
+def hostile(path, tmp_path):
+    """Give a checkpoint with code in it."""
+    trace = tmp_path / "trace"
+    torch.save({"step": 1, "weights": Hostile(trace)}, path)
+    checksum_of(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+    return HostileFile(path, trace)
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        pytest.param(
+            checkpoint.load, "checkpoint_latest.pth: not a file of plain types", id="checkpoint"
+        ),
+        pytest.param(read_weights, "not a weights file", id="weights"),
+    ],
+)
+def test_code_in_a_file_does_not_run(hostile, read, said):
+    with pytest.raises(CheckpointError, match=said):
+        read(hostile.path)
+
+    assert not hostile.trace.exists()
+
+
+def test_the_code_would_run_if_the_file_were_loaded_without_care(hostile):
+    torch.load(hostile.path, weights_only=False)
+
+    assert hostile.trace.exists()
+
+
+# ---- What a run resumes from ----
+
+
+def write_checkpoint(folder, name, step):
+    """Write checkpoints/checkpoint_<name>.pth of the run in `folder`. Returns its path.
+
+    step: the step of the checkpoint; "damaged" writes a file that cannot be read; None writes no
+    file.
     """
     path = folder / "checkpoints" / f"checkpoint_{name}.pth"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -253,164 +386,267 @@ def write(folder, name, step):
     return path
 
 
+class Runs:
+    """The checkpoints of this run and of another run.
+
+    own: the step of this run's latest checkpoint. best: of its best checkpoint. other: of the
+    latest checkpoint of another run. Each may be None or "damaged".
+    """
+
+    def __init__(self, root, own=None, best=None, other=None):
+        self.folder = root / "run"
+        self.files = {
+            "own": write_checkpoint(self.folder, "latest", own),
+            "best": write_checkpoint(self.folder, "best", best),
+            "other": write_checkpoint(root / "other", "latest", other),
+        }
+        # What `path.resume` may name.
+        self.places = {
+            **self.files,
+            "folder of own": self.folder,
+            "folder of other": root / "other",
+            "checkpoints of other": root / "other" / "checkpoints",
+        }
+
+    def find(self, resume):
+        """Return what the run resumes from. resume: None, "auto", or a key of `places`."""
+        if resume not in (None, "auto"):
+            resume = str(self.places[resume])
+        return find_checkpoint(resume, self.folder)
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_run_without_a_checkpoint_begins_anew(tmp_path, resume):
+    assert Runs(tmp_path).find(resume) is None
+
+
+# Columns: path.resume, the steps of the checkpoints, and which one is resumed from.
+RESUMED = [
+    pytest.param("auto", {"own": 4, "best": 2}, "own", id="auto: the latest"),
+    pytest.param("other", {"other": 4}, "other", id="another run's: this run has none"),
+    pytest.param("other", {"own": 4, "other": 2}, "own", id="another run's: this run went on"),
+    pytest.param("other", {"own": 4, "other": 4}, "own", id="another run's, at the same step"),
+    pytest.param("other", {"own": 4, "other": 6}, "own", id="another run's, at a later step"),
+    pytest.param("other", {"own": 4}, "own", id="another run's, which is gone"),
+    pytest.param("best", {"own": 4, "best": 2}, "own", id="its best: this run went on"),
+    pytest.param("best", {"own": 4, "best": 4}, "best", id="its best, at the same step"),
+    pytest.param("best", {"own": "damaged", "best": 2}, "best", id="its best: latest is damaged"),
+    pytest.param("best", {"best": 2}, "best", id="its best: no latest"),
+    pytest.param("own", {"own": 4, "best": 2}, "own", id="its latest"),
+    pytest.param("folder of own", {"own": 4}, "own", id="its folder"),
+    pytest.param("folder of other", {"other": 4}, "other", id="another run's folder"),
+    pytest.param("checkpoints of other", {"other": 4}, "other", id="another run's checkpoints"),
+    pytest.param(
+        "folder of other", {"own": 2, "other": 4}, "own", id="another run's folder, own begun"
+    ),
+]
+
+
+@pytest.mark.parametrize(("resume", "steps", "winner"), RESUMED)
+def test_which_checkpoint_wins(tmp_path, resume, steps, winner):
+    runs = Runs(tmp_path, **steps)
+
+    found = runs.find(resume)
+
+    assert found.path == runs.files[winner]
+    assert found.state["step"] == steps[winner]
+
+
+@pytest.mark.parametrize(("resume", "steps", "winner"), RESUMED)
+def test_other_data_than_before_are_allowed_if_the_user_named_the_checkpoint(
+    tmp_path, resume, steps, winner
+):
+    found = Runs(tmp_path, **steps).find(resume)
+
+    named = resume.rpartition(" ")[2]  # "folder of own" names "own"
+    assert found.is_named == (named == winner)
+
+
 UNREADABLE = "no readable checkpoint"
+MISSING = "no such checkpoint"
 
 
-@pytest.mark.parametrize(("resume", "own", "best", "other", "expected"), [
-    # path.resume, steps in this run's latest and best checkpoint and in another run's latest, what
-    # it resumes from
-    (None, None, None, None, None), (None, 4, None, None, "path.resume is null"),
-    ("auto", None, None, None, None), ("auto", 4, 2, None, ("own", 4)),
-    ("auto", "damaged", 2, None, UNREADABLE), ("other", None, None, 4, ("other", 4)),
-    *(("other", 4, None, other, ("own", 4)) for other in (2, 4, 6, None)),
-    # What is left of this run must not be overwritten by another's checkpoint, unless a person
-    # decides so.
-    ("other", "damaged", None, 6, UNREADABLE), ("other", None, None, "damaged", UNREADABLE),
-    ("other", None, None, None, "no such checkpoint"),
-    ("folder of other", None, None, None, "no such checkpoint"),
-    ("best", 4, 2, None, ("own", 4)), ("best", 4, 4, None, ("best", 4)),
-    ("best", 4, "damaged", None, UNREADABLE), ("best", "damaged", 2, None, ("best", 2)),
-    ("best", None, 2, None, ("best", 2)), ("own", 4, 2, None, ("own", 4)),
-    ("folder of own", 4, None, None, ("own", 4)), ("folder of other", None, None, 4, ("other", 4)),
-    ("checkpoints of other", None, None, 4, ("other", 4)),
-    ("folder of other", 2, None, 4, ("own", 2)),
-])  # fmt: skip
-def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
-    runs = {"own": tmp_path / "run", "other": tmp_path / "other"}
-    files = {
-        name: write(runs[name], "latest", step) for name, step in (("own", own), ("other", other))
-    }
-    files["best"] = write(runs["own"], "best", best)
-    named = {f"folder of {name}": folder for name, folder in runs.items()} | files
-    named["checkpoints of other"] = runs["other"] / "checkpoints"
+@pytest.mark.parametrize(
+    ("resume", "steps", "said"),
+    [
+        pytest.param(None, {"own": 4}, "path.resume is null", id="a run that would begin anew"),
+        # What is left of this run must not be overwritten by another checkpoint, unless a person
+        # decides so.
+        pytest.param("auto", {"own": "damaged", "best": 2}, UNREADABLE, id="auto: damaged"),
+        pytest.param(
+            "other", {"own": "damaged", "other": 6}, UNREADABLE, id="another run's: own damaged"
+        ),
+        pytest.param("other", {"other": "damaged"}, UNREADABLE, id="another run's, damaged"),
+        pytest.param("best", {"own": 4, "best": "damaged"}, UNREADABLE, id="its best, damaged"),
+        pytest.param("other", {}, MISSING, id="another run's, missing"),
+        pytest.param("folder of other", {}, MISSING, id="another run's folder, empty"),
+    ],
+)
+def test_a_resume_that_would_lose_something_is_refused(tmp_path, resume, steps, said):
+    runs = Runs(tmp_path, **steps)
 
-    def find():
-        return find_checkpoint(str(named.get(resume, resume)) if resume else None, runs["own"])
-
-    if isinstance(expected, str):
-        with pytest.raises((CheckpointError, OptionError), match=expected):
-            find()
-    elif expected is None:
-        assert find() is None
-    else:
-        name, step = expected
-        found = find()
-        assert (found.path, found.state["step"]) == (files[name], step)
-        # Only a file that the user named, and got, allows other data than before.
-        assert found.is_named == (resume.rpartition(" ")[2] == name)
+    with pytest.raises((CheckpointError, OptionError), match=said):
+        runs.find(resume)
 
 
-@pytest.mark.parametrize(("step", "validated", "stops", "test_every", "left"), [
-    # a run of 10 steps; test_every 0: without a test split
-    (0, 0, 0, 4, "steps"), (3, 0, 0, 4, "steps"), (4, 0, 2, 4, "steps"), (4, 4, 0, 4, "steps"),
-    (4, 0, 0, 0, "steps"),
-    (4, 0, 0, 4, "validation"), (4, 0, 1, 4, "validation"),  # cut before its validation, or in it
-    (10, 8, 0, 4, "validation"), (10, 0, 0, 5, "validation"),  # the last step, whatever its number
-    (8, 4, 0, 4, "validation"), (10, 8, 1, 4, "validation"), (11, 8, 0, 4, "validation"),
-    (10, 8, 2, 4, "nothing"), (10, 10, 0, 4, "nothing"), (10, 0, 0, 0, "nothing"),
-    (12, 12, 0, 4, "nothing"),  # total_iter was lowered
-])  # fmt: skip
-def test_when_a_run_is_finished(step, validated, stops, test_every, left):
-    progress = Progress(step=step, validated=validated, validation_stops=stops)
+# ---- When a run is finished ----
+
+# In these cases a run has 10 steps. Validation stops twice by a signal before it is given up.
+# test_every: steps between validations; 0 is a run without a test set.
+
+
+@pytest.mark.parametrize(
+    ("progress", "test_every", "left"),
+    [
+        pytest.param(Progress(), 4, "steps", id="begin"),
+        pytest.param(Progress(step=3), 4, "steps", id="between validations"),
+        pytest.param(Progress(step=4, validation_stops=2), 4, "steps", id="validation given up"),
+        pytest.param(Progress(step=4, validated=4), 4, "steps", id="validated"),
+        pytest.param(Progress(step=4), 0, "steps", id="no test set"),
+        pytest.param(Progress(step=4), 4, "validation", id="cut before its validation"),
+        pytest.param(Progress(step=4, validation_stops=1), 4, "validation", id="cut within it"),
+        pytest.param(Progress(step=8, validated=4), 4, "validation", id="second validation"),
+        # The last step is validated, whatever its number.
+        pytest.param(Progress(step=10, validated=8), 4, "validation", id="last step"),
+        pytest.param(Progress(step=10), 5, "validation", id="last step, a multiple"),
+        pytest.param(
+            Progress(step=10, validated=8, validation_stops=1), 4, "validation", id="cut at its end"
+        ),
+        pytest.param(Progress(step=11, validated=8), 4, "validation", id="a step too many"),
+        pytest.param(
+            Progress(step=10, validated=8, validation_stops=2), 4, "nothing", id="given up at end"
+        ),
+        pytest.param(Progress(step=10, validated=10), 4, "nothing", id="finished"),
+        pytest.param(Progress(step=10), 0, "nothing", id="finished without a test set"),
+        pytest.param(Progress(step=12, validated=12), 4, "nothing", id="total_iter was lowered"),
+    ],
+)
+def test_when_a_run_is_finished(progress, test_every, left):
     assert left_to_do(progress, 10, test_every) == left
 
 
-def test_two_starts_in_one_second_leave_two_option_files(tmp_path):
-    opt = read_options(["--opt", str(write_options(tmp_path))])
-    assert len({opt.save(tmp_path / "saved") for _ in range(3)}) == 3
+@pytest.mark.parametrize(
+    ("total_iter", "epochs", "progress", "expected"),
+    [
+        # An epoch has 10 steps.
+        pytest.param(100, None, Progress(), 100, id="steps"),
+        pytest.param(100, 5, Progress(), 50, id="epochs end first"),
+        pytest.param(30, 5, Progress(), 30, id="steps end first"),
+        pytest.param(None, 5, Progress(), 50, id="epochs"),
+        pytest.param(
+            None, 5, Progress(step=9, epoch=2, batch=3), 36, id="former epochs had fewer steps"
+        ),
+        pytest.param(None, 5, Progress(step=50, epoch=4, batch=10), 50, id="at the end"),
+    ],
+)
+def test_the_planned_end(total_iter, epochs, progress, expected):
+    train = TrainOptions(total_iter=total_iter, epochs=epochs)
+
+    assert planned_steps(train, 10, progress) == expected
+
+
+# ---- The state of training ----
 
 
 @NETWORKS.register("watched")
 class Watched(nn.Module):
-    """Remembers the phase of each forward and backward pass."""
+    """Notes the phase of the run at each forward and backward pass, as the watchdog sees it."""
 
     def __init__(self, size: int = 3) -> None:
         super().__init__()
-        self.conv, self.slow = nn.Conv2d(3, 3, size, 1, size // 2), nn.Conv2d(3, 3, 1)
+        self.conv = nn.Conv2d(3, 3, size, 1, size // 2)
+        self.slow = nn.Conv2d(3, 3, 1)
         self.phases: list[str] = []
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        self.phases.append(RUN.place.phase)
+        self.note_phase()
         out = self.slow(self.conv(lq.flatten(0, 1))).view_as(lq)
         if out.requires_grad:
-            out.register_hook(lambda _: self.phases.append(RUN.place.phase))
+            out.register_hook(self.note_phase)
         return out
+
+    def note_phase(self, _gradient: Tensor | None = None) -> None:
+        self.phases.append(RUN.place.phase)
 
 
 def model(folder, *overrides, state=None, **netG):
+    """Return a model of the network "watched", ready to train.
+
+    overrides: options as on the command line. state: a checkpoint to go on from. netG: arguments of
+    the network.
+    """
     options = write_options(folder, netG={"net_type": "watched"} | netG)
     made = ModelVRT(read_options(["--opt", str(options), *overrides]))
     made.init_train(state)
     return made
 
 
-def batch(value=0.5):
+def batch():
+    """Return a batch of one clip of two frames of 8 x 8."""
     return {
-        "lq": torch.full((1, 2, 3, 8, 8), value),
+        "lq": torch.full((1, 2, 3, 8, 8), 0.5),
         "gt": torch.zeros(1, 2, 3, 8, 8),
         "key": ["a"],
     }
 
 
 def state_of(made):
+    """Return the checkpoint of a model."""
     return made.training_state() | {"options": made.opt.plain()}
 
 
 def test_rank_0_alone_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
-    made = model(tmp_path)
-    monkeypatch.setattr(RUN, "launch", LaunchInfo("torchrun", rank=1, local_rank=1, world_size=2))
-    opt, progress = made.opt, Progress(step=3)
+    opt = model(tmp_path).opt
+    rank_1 = LaunchInfo("torchrun", rank=1, local_rank=1, world_size=2)
+    monkeypatch.setattr(RUN, "launch", rank_1)
+    progress = Progress(step=3)
     health = Health(opt.folder, opt.train, opt.datasets, 4)
     experiment = Experiment(opt.folder, opt.plain(), DataOrder(1, "", None, 1), health)
 
-    experiment.save("latest", lambda: pytest.fail("rank 1 copies weights and moments"), progress)
+    def copy_state():
+        pytest.fail("rank 1 copies weights and moments")
+
+    experiment.save("latest", copy_state, progress)
 
     assert progress.saved == 3
     assert not list((tmp_path / "experiments").rglob("*.pth"))
 
 
-def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
-    holder = """if True:
-        import fcntl, sys, time
-        file = open(sys.argv[1], "w")
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        file.write("process 7 on elsewhere, since then"), file.flush()
-        print("locked", flush=True)
-        time.sleep(4)
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", holder, tmp_path / ".lock"], stdout=subprocess.PIPE
-    ) as process:
-        present(process.stdout).readline()
-        (tmp_path / MARK).touch()
-        with only_run_in(tmp_path, (), ()):
-            assert process.wait(10) == 0
-
-
-def test_a_step_that_builds_a_new_graph_has_the_time_of_a_start(tmp_path):
-    watched = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow"]')
-    budgets = WatchdogOptions(stall_s=1, start_s=50)
-
+@pytest.fixture
+def watched_steps(tmp_path):
+    """Give the network after three steps. From step 2 on, all weights are trained."""
+    made = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow"]')
     for step in (1, 2, 3):
-        watched.optimize_parameters(step, [batch()])
-
-    assert [budgets.of(name) for name in watched.netG.phases] == [50, 50, 50, 50, 1, 1]
-    assert watched.netG.phases[0] == "forward in first step"
-    assert RUN.place.phase == "optimizer"
+        made.optimize_parameters(step, [batch()])
+    return made.netG
 
 
-def test_moments_follow_their_parameters_when_the_groups_change(tmp_path):
+def test_a_step_that_builds_a_new_graph_has_the_time_of_a_start(watched_steps):
+    limits = WatchdogOptions(stall_s=1, start_s=50)
+
+    times = [limits.of(phase) for phase in watched_steps.phases]
+
+    # Forward and backward of three steps. A graph is built in step 1, and again in step 2.
+    assert times == [50, 50, 50, 50, 1, 1]
+
+
+def test_the_watchdog_knows_the_phases_of_a_step(watched_steps):
+    assert watched_steps.phases[0] == "forward in first step"
+    assert RUN.place.phase == "optimizer"  # the last one
+
+
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
+def test_moments_follow_their_parameters_when_the_groups_change(tmp_path, moment):
     before = model(tmp_path / "a", 'train.fix_keys=["conv"]')
     before.optimize_parameters(1, [batch()])
 
     after = model(tmp_path / "b", 'train.fix_keys=["slow"]', state=state_of(before))
 
+    parameters_before = dict(before.netG.named_parameters())
     for name, parameter in after.netG.named_parameters():
-        then = dict(before.netG.named_parameters())[name]
-        for key in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(
-                after.optimizer.state[parameter][key], before.optimizer.state[then][key]
-            )
+        found = after.optimizer.state[parameter][moment]
+        expected = before.optimizer.state[parameters_before[name]][moment]
+        assert torch.equal(found, expected)
 
 
 def test_a_changed_network_is_refused_in_a_few_lines_that_name_the_change(tmp_path):
@@ -419,37 +655,64 @@ def test_a_changed_network_is_refused_in_a_few_lines_that_name_the_change(tmp_pa
     with pytest.raises(CheckpointError) as refused:
         model(tmp_path / "b", "netG.size=5", state=state_of(before))
 
-    assert (
-        "undo the change of netG.size" in refused.value.do and str(refused.value).count("\n") < 12
-    )
+    assert "undo the change of netG.size" in refused.value.do
+    assert str(refused.value).count("\n") < 12
 
 
 def test_the_average_starts_from_its_own_weights(tmp_path):
-    own = {key: value + 1 for key, value in model(tmp_path).netG.state_dict().items()}
+    weights = model(tmp_path).netG.state_dict()
+    own = {name: value + 1 for name, value in weights.items()}
     torch.save({"params": own}, tmp_path / "1_E.pth")
 
     made = model(tmp_path, f"path.pretrained_netE={tmp_path / '1_E.pth'}", "train.E_decay=0.9")
 
-    assert all(torch.equal(value, own[key]) for key, value in made.netE.state_dict().items())
+    for name, value in made.netE.state_dict().items():
+        assert torch.equal(value, own[name])
     assert not torch.equal(made.netG.conv.weight, made.netE.conv.weight)
+
+
+# ---- The start of a run ----
+
+
+def test_three_starts_in_one_second_leave_three_option_files(tmp_path):
+    opt = read_options(["--opt", str(write_options(tmp_path))])
+
+    saved = {opt.save(tmp_path / "saved") for _ in range(3)}
+
+    assert len(saved) == 3
+
+
+# Holds the lock of a run for 4 seconds, as a process of another host would.
+HOLD_LOCK = """
+import fcntl
+import sys
+import time
+
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+file.write("process 7 on elsewhere, since then")
+file.flush()
+print("locked", flush=True)
+time.sleep(4)
+"""
+
+
+def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
+    command = [sys.executable, "-c", HOLD_LOCK, tmp_path / ".lock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        present(process.stdout).readline()  # "locked"
+        (tmp_path / MARK).touch()
+
+        with only_run_in(tmp_path, (), ()):
+            assert process.wait(10) == 0
 
 
 def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
     opt = read_options(["--opt", str(write_options(tmp_path)), "watchdog.stall_s=10"])
 
-    assert build_data(opt)[0].loader.timeout == 8
+    train_data, *_ = build_data(opt)
 
-
-@pytest.mark.parametrize(("total_iter", "epochs", "progress", "expected"), [
-    (100, None, Progress(), 100), (100, 5, Progress(), 50), (30, 5, Progress(), 30),
-    (None, 5, Progress(), 50),
-    (None, 5, Progress(step=9, epoch=2, batch=3), 36),  # former epochs had fewer steps
-    (None, 5, Progress(step=50, epoch=4, batch=10), 50),
-])  # fmt: skip
-def test_the_planned_end(total_iter, epochs, progress, expected):
-    assert (
-        planned_steps(TrainOptions(total_iter=total_iter, epochs=epochs), 10, progress) == expected
-    )
+    assert train_data.loader.timeout == 8
 
 
 def test_test_clips_without_sharp_frames_are_refused_before_the_first_step(tmp_path):

@@ -1,5 +1,8 @@
-"""main_test_vrt.py from both of its command lines: what it restores and leaves, on ranks too, and
-what it refuses.
+"""main_test_vrt.py from both of its command lines: what it restores, leaves or refuses.
+
+One command line has an option file (--opt) with a test set. The other has a user's files (--input,
+--spike). The test clips have 2, 3 and 4 frames of 32 x 32 (tests/helpers/train_files.py); the
+weights are random, so restored frames differ from their input but are not sharp.
 """
 
 import dataclasses
@@ -8,7 +11,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -37,283 +40,599 @@ from utils.options.models import PathOptions
 from utils.video import VideoReader
 
 MAIN = "main_test_vrt.py"
-LIMIT_S = 300  # of processes that take seconds on a machine that does nothing else
+# Limit of processes that take seconds on a machine that does nothing else.
+LIMIT_S = 300
+
+# ---- The files of the tests ----
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Clips, also as a user's folders, an option file, and weights with and without spikes."""
+    """Give a folder with an option file, clips, and weights.
+
+    options.json     the option file
+    spike.pth        weights of a network with spikes
+    rgb.pth          weights of a network without spikes
+    GOPRO_Large/, GOPRO_Large_spike_seq/   the data set
+    clips/           the blurry frames of the test clips, as a user's folders
+    """
     folder = make_home(tmp_path_factory.mktemp("home"))
     for clip in ("test0", "test1", "test2"):
         shutil.copytree(folder / "GOPRO_Large" / "test" / clip / "blur", folder / "clips" / clip)
     return folder
 
 
-@pytest.fixture(scope="module")
-def tested(home):
-    restore(home / "tested", *by_file(home), "--save", "frames", "comparison")
-    return home / "tested"
-
-
 def by_file(home):
-    return "--opt", home / "options.json", "--weights", home / "spike.pth"
+    """Return the arguments that test the test set of the option file."""
+    return ["--opt", home / "options.json", "--weights", home / "spike.pth"]
+
+
+def by_input(home, *clip):
+    """Return the arguments that restore a user's frames without spikes."""
+    return ["--weights", home / "rgb.pth", "--input", *clip]
 
 
 def restore(out, *arguments):
-    """metrics.json of main_test_vrt.py, run in this process."""
+    """Run main_test_vrt.py in this process. Returns its metrics.json."""
     weights_files.restore(*arguments, "--output", out)
     return metrics(out)
 
 
-def test_the_numbers_are_those_of_restoring_and_comparing_by_hand(home, tested):
-    gt = home / "GOPRO_Large" / "test" / "test2" / "sharp"
-    spikes, saved = home / "GOPRO_Large_spike_seq/test/test2/spike", read_saved(home / "spike.pth")
-    clip = user_clips(gt.parent / "blur", spikes, gt, saved.spike)[0]
-    items = [clip.frame(i) for i in range(4)]
-    lq, spike = (torch.stack([item[kind] for item in items])[None] for kind in ("lq", "spike"))
-    net = saved.build()
-    restored = tensor_to_uint8(
-        restore_clip(net, lq, spike, window_size=(2, 4, 4), least_size=(8, 8))
-    )[0]
+@pytest.fixture(scope="module")
+def tested(home):
+    """Give the results of a test with the option file, with frames and comparisons."""
+    restore(home / "tested", *by_file(home), "--save", "frames", "comparison")
+    return home / "tested"
 
-    by_hand = [psnr(image, imread_rgb(gt / f"{i:06d}.png")) for i, image in enumerate(restored)]
+
+def mean_psnr(results):
+    """Return the mean PSNR of the restored frames in a metrics.json."""
+    return results["averages"]["restored"]["psnr"]
+
+
+def files_of_clip(home, clip):
+    """Return the folders of blurry frames, spikes and sharp frames of a test clip."""
+    rgb = home / "GOPRO_Large" / "test" / clip
+    spikes = home / "GOPRO_Large_spike_seq" / "test" / clip / "spike"
+    return rgb / "blur", spikes, rgb / "sharp"
+
+
+# ---- The numbers ----
+
+
+@pytest.fixture(scope="module")
+def restored_by_hand(home):
+    """Give the frames (4, H, W, 3) of clip test2, restored without main_test_vrt.py."""
+    saved = read_saved(home / "spike.pth")
+    blur, spikes, sharp = files_of_clip(home, "test2")
+    (clip,) = user_clips(blur, spikes, sharp, saved.spike)
+    items = [clip.frame(number) for number in range(4)]
+    lq = torch.stack([item["lq"] for item in items])[None]
+    spike = torch.stack([item["spike"] for item in items])[None]
+    frames = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))
+    return tensor_to_uint8(frames)[0]
+
+
+def test_the_numbers_are_those_of_restoring_and_comparing_by_hand(home, tested, restored_by_hand):
+    _, _, sharp = files_of_clip(home, "test2")
+    by_hand = []
+    for number, frame in enumerate(restored_by_hand):
+        by_hand.append(psnr(frame, imread_rgb(sharp / f"{number:06d}.png")))
+
     found = metrics(tested)["clips"]["test2"]
+
     assert found["per_frame"]["restored"]["psnr"] == pytest.approx(by_hand, abs=0.01)
     assert found["restored"]["psnr"] == pytest.approx(np.mean(by_hand), abs=0.01)
-    for i, image in enumerate(restored):
-        assert np.abs(imread_rgb(tested / "test2" / f"{i:06d}.png").astype(int) - image).max() <= 1
 
 
-def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(home, tmp_path):
-    (tmp_path / "meta.txt").write_text("test1 3 0 000000\n")
-    changes = (f"datasets.test.meta_info_file={tmp_path / 'meta.txt'}", "datasets.test.num_frame=2")
-    found = restore(tmp_path / "out", *by_file(home), *changes)
-
-    total = found["averages"]["restored"]
-    assert (total["clips_found"], total["clips_expected"], total["complete"], total["frames"]) == (
-        1,
-        3,
-        False,
-        2,
-    )
-    assert (tmp_path / "out" / "table.txt").read_text().startswith("INCOMPLETE")
-    assert "Incomplete: 1 of 3 clips" in (tmp_path / "out" / "report.html").read_text()
-    assert found["protocol"]["frames"] == "the first 2 of each clip"
+def test_the_written_frames_are_those_restored_by_hand(tested, restored_by_hand):
+    for number, expected in enumerate(restored_by_hand):
+        found = imread_rgb(tested / "test2" / f"{number:06d}.png").astype(int)
+        # Tiles are summed in another order, so a value may round to its neighbour.
+        assert np.abs(found - expected).max() <= 1
 
 
-def test_what_a_test_leaves(tested):
-    assert sorted(p.name for p in tested.iterdir()) == [
-        "clips", "metrics.json", "report.html", "run.json", "strips", "table.txt", "test0",
-        "test0_comparison.mp4", "test1", "test1_comparison.mp4", "test2", "test2_comparison.mp4",
-    ]  # fmt: skip
-    assert VideoReader(tested / "test2_comparison.mp4").num_frames == 4
-    assert len(list((tested / "strips" / "test2").iterdir())) == 3
-    assert "mean over clips" in (tested / "table.txt").read_text()
-    total = (found := metrics(tested))["averages"]["restored"]
-    assert (total["clips_found"], total["clips_expected"], total["complete"], total["frames"]) == (
-        3,
-        3,
-        True,
-        9,
-    )
-    assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "SpikeVRT"} <= found[
-        "protocol"
-    ].keys()
-    page = (tested / "report.html").read_text()
-    assert page.count('type="range"') == 3 and not re.findall(
-        r"""(?:src|href)=["'](?!data:)""", page
-    )
+def test_a_folder_with_spikes_gives_the_numbers_of_the_data_set(home, tested, tmp_path):
+    rgb = home / "GOPRO_Large" / "test"
+    spikes = home / "GOPRO_Large_spike_seq" / "test"
+    files = ["--weights", home / "spike.pth", "--input", rgb, "--spike", spikes, "--gt", rgb]
 
-
-def test_a_second_run_goes_on_where_the_first_one_stopped(home, tested, tmp_path):
-    folder = tmp_path / "again"
-    shutil.copytree(tested, folder)
-    before = metrics(folder)
-    (folder / "clips" / "test1.json").unlink()
-    (folder / "test1" / "000001.png").unlink()
-    pictures = [
-        p for p in folder.glob("*/*.png") if p.name != "000001.png" and "strips" not in str(p)
-    ]
-    kept = {p: p.stat().st_mtime_ns for p in [*pictures, *folder.glob("clips/test[02].json")]}
-
-    found = restore(folder, *by_file(home), "--save", "frames", "comparison")
-    kept.pop(folder / "clips" / "test1.png", None)
-    assert {p: p.stat().st_mtime_ns for p in kept} == kept
-    assert found["clips"]["test1"]["restored"] == before["clips"]["test1"]["restored"]
-
-
-def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(home, tested, tmp_path):
-    def scored(name, factor):
-        camera = {"type": "perturb", "threshold_prob": 1, "threshold_range": [factor, factor]}
-        found = restore(
-            tmp_path / name, *by_file(home), f"datasets.test.camera={json.dumps(camera)}"
-        )
-        return found["averages"]["restored"]["psnr"]
-
-    recorded = metrics(tested)["averages"]["restored"]["psnr"]
-    assert scored("same", 1) == recorded and scored("other", 4) != recorded
-
-
-@pytest.mark.parametrize(("resume", "found"), [
-    ("auto", "run/checkpoints/checkpoint_latest.pth"), (None, "netG.pth"), ("none.pth", None),
-    ("empty", None), ("other", "other/checkpoints/checkpoint_best.pth"),
-    ("other/checkpoints", "other/checkpoints/checkpoint_best.pth"),
-    ("other/checkpoints/checkpoint_latest.pth", "other/checkpoints/checkpoint_latest.pth"),
-])  # fmt: skip
-def test_which_weights_are_tested(tmp_path, resume, found):
-    checkpoints = ("run/checkpoints/checkpoint_latest", "other/checkpoints/checkpoint_latest")
-    for name in (*checkpoints, "other/checkpoints/checkpoint_best", "netG"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"{name}.pth").touch()
-    (tmp_path / "empty").mkdir()
-    named = resume if resume in ("auto", None) else str(tmp_path / resume)
-    path = PathOptions(resume=named, pretrained_netG=str(tmp_path / "netG.pth"))
-
-    if found is None:
-        with pytest.raises(CheckpointError, match="no weights to test"):
-            find_weights(path, tmp_path / "run", None)
-    else:
-        assert find_weights(path, tmp_path / "run", None) == str(tmp_path / found)
-    assert find_weights(path, tmp_path / "run", "given.pth") == "given.pth"
-
-
-def test_val_options_do_what_they_say(home, tmp_path):
-    args = (*by_file(home), "val.num_frame_testing=2", "val.num_frame_overlapping=1")
-    whole = restore(tmp_path / "a", *args)["clips"]["test2"]["per_frame"]["restored"]["psnr"]
-    assert not (tmp_path / "a" / "test0").exists()  # val.save_img is false
-
-    flags = (
-        "val.save_img=true",
-        "val.center_frame_only=true",
-        "val.flip_seq=true",
-        "val.pad_seq=true",
-    )
-    found = restore(tmp_path / "b", *args, *flags)
-    assert [p.name for p in (tmp_path / "b" / "test2").iterdir()] == ["000002.png"]
-    assert found["averages"]["restored"]["frames"] == 3
-    assert "flip_seq, pad_seq, center_frame_only" in found["protocol"]["tile"]
-    assert found["clips"]["test2"]["restored"]["psnr"] != whole[2]  # flip_seq changes the frame
-
-
-def test_two_ranks_share_clips_and_frames_and_give_the_same_numbers(home, tested):
-    folder, one, two = home / "ranks", home / "one", home / "two"
-    clips = ["--weights", home / "rgb.pth", "--tile", "2,0", "--overlap", "1,8"]
-    whole = run_ranks(2, MAIN, *by_file(home), "--output", folder, limit_s=LIMIT_S)
-    assert whole.exit_codes == [0, 0], whole.text
-    assert metrics(folder)["averages"] == metrics(tested)["averages"]
-
-    # One clip: cut in time, so that both ranks have work; the frames are the same, bit for bit.
-    single = home / "clips" / "test2"
-    assert run_ranks(
-        1, MAIN, *clips, "--input", single, "--output", one, limit_s=LIMIT_S
-    ).exit_codes == [0]
-    done = run_ranks(2, MAIN, *clips, "--input", single, "--output", two, limit_s=LIMIT_S)
-    assert done.exit_codes == [0, 0], done.text
-    frames = sorted(p.name for p in (one / "test2").iterdir())
-    assert len(frames) == 4
-    assert all((one / "test2" / n).read_bytes() == (two / "test2" / n).read_bytes() for n in frames)
-    assert (two / "test2_comparison.mp4").exists()
-
-
-def test_a_folder_with_spikes_gives_what_the_dataset_gives(home, tested, tmp_path):
-    rgb, spikes = home / "GOPRO_Large" / "test", home / "GOPRO_Large_spike_seq" / "test"
-    args = ("--weights", home / "spike.pth", "--input", rgb, "--spike", spikes, "--gt", rgb)
-    found = restore(tmp_path, *args, "--tile", "0,0")
+    found = restore(tmp_path, *files, "--tile", "0,0")
 
     assert found["averages"] == metrics(tested)["averages"]
     assert found["protocol"]["weights"].endswith("network from the weights file")
 
 
-def test_which_planes_the_training_read_is_not_asked_of_the_users_files(home):
-    saved = read_saved(home / "spike.pth")
-    asked = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
-    keys = {"first", "count", "exposure", "calibration"}
-    for spike in (
-        {"first": 2, "count": 20},
-        {"exposure": {"train0": [[0, 24]]}, "calibration": "rig.json"},
+@pytest.mark.parametrize(
+    ("factor", "is_equal"),
+    [pytest.param(1, True, id="its own threshold"), pytest.param(4, False, id="4 times as high")],
+)
+def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
+    home, tested, tmp_path, factor, is_equal
+):
+    camera = {"type": "perturb", "threshold_prob": 1, "threshold_range": [factor, factor]}
+    option = f"datasets.test.camera={json.dumps(camera)}"
+
+    found = restore(tmp_path / "out", *by_file(home), option)
+
+    assert (mean_psnr(found) == mean_psnr(metrics(tested))) == is_equal
+
+
+# ---- A test that is not complete ----
+
+
+@pytest.fixture(scope="module")
+def incomplete(home, tmp_path_factory):
+    """Give the results of a test of one of three clips, and of two of its frames."""
+    folder = tmp_path_factory.mktemp("incomplete")
+    (folder / "meta.txt").write_text("test1 3 0 000000\n")
+    options = [f"datasets.test.meta_info_file={folder / 'meta.txt'}", "datasets.test.num_frame=2"]
+    restore(folder / "out", *by_file(home), *options)
+    return folder / "out"
+
+
+def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(incomplete):
+    total = metrics(incomplete)["averages"]["restored"]
+
+    assert total["clips_found"] == 1
+    assert total["clips_expected"] == 3
+    assert total["complete"] is False
+    assert total["frames"] == 2
+
+
+def test_an_incomplete_average_is_said_in_table_with_report(incomplete):
+    assert (incomplete / "table.txt").read_text().startswith("INCOMPLETE")
+    assert "Incomplete: 1 of 3 clips" in (incomplete / "report.html").read_text()
+
+
+def test_the_protocol_says_that_frames_are_left_out(incomplete):
+    assert metrics(incomplete)["protocol"]["frames"] == "the first 2 of each clip"
+
+
+# ---- What a test leaves ----
+
+
+def test_a_test_leaves_these_files(tested):
+    assert sorted(path.name for path in tested.iterdir()) == [
+        "clips",
+        "metrics.json",
+        "report.html",
+        "run.json",
+        "strips",
+        "table.txt",
+        "test0",
+        "test0_comparison.mp4",
+        "test1",
+        "test1_comparison.mp4",
+        "test2",
+        "test2_comparison.mp4",
+    ]
+
+
+def test_a_comparison_has_all_frames_of_its_clip(tested):
+    assert VideoReader(tested / "test2_comparison.mp4").num_frames == 4
+
+
+def test_a_clip_has_three_strips(tested):
+    assert len(list((tested / "strips" / "test2").iterdir())) == 3
+
+
+def test_the_table_says_the_mean_over_clips(tested):
+    assert "mean over clips" in (tested / "table.txt").read_text()
+
+
+def test_a_complete_average_counts_all_clips_with_all_frames(tested):
+    total = metrics(tested)["averages"]["restored"]
+
+    assert total["clips_found"] == 3
+    assert total["clips_expected"] == 3
+    assert total["complete"] is True
+    assert total["frames"] == 9
+
+
+def test_the_protocol_says_how_the_numbers_were_made(tested):
+    said = metrics(tested)["protocol"].keys()
+
+    assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "SpikeVRT"} <= said
+
+
+def test_the_report_has_a_slider_for_each_clip(tested):
+    page = (tested / "report.html").read_text()
+
+    assert page.count('type="range"') == 3
+
+
+def test_the_report_needs_no_other_file(tested):
+    page = (tested / "report.html").read_text()
+
+    links_to_files = re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert links_to_files == []
+
+
+# ---- A second run with the same command ----
+
+
+class Interrupted(NamedTuple):
+    """Results of which parts are missing, before and after the command was repeated."""
+
+    folder: Path
+    results_before: dict[str, Any]
+    times_before: dict[Path, int]  # when each finished file was written
+    results_after: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def interrupted(home, tested):
+    """Give results that lacked the numbers of clip test1 and one of its frames."""
+    folder = home / "interrupted"
+    shutil.copytree(tested, folder)
+    before = metrics(folder)
+    (folder / "clips" / "test1.json").unlink()
+    (folder / "test1" / "000001.png").unlink()
+
+    times = {}
+    finished = [*folder.glob("test?/*.png"), *folder.glob("clips/test[02].*")]
+    for path in finished:
+        # Of the missing frame, those of other clips have the same name: leave them out too.
+        if path.name != "000001.png":
+            times[path] = path.stat().st_mtime_ns
+    after = restore(folder, *by_file(home), "--save", "frames", "comparison")
+    return Interrupted(folder, before, times, after)
+
+
+def test_a_second_run_writes_no_finished_file_again(interrupted):
+    assert len(interrupted.times_before) > 5
+    for path, time in interrupted.times_before.items():
+        assert path.stat().st_mtime_ns == time, path
+
+
+def test_a_second_run_gives_the_missing_numbers(interrupted):
+    before = interrupted.results_before["clips"]["test1"]["restored"]
+
+    assert interrupted.results_after["clips"]["test1"]["restored"] == before
+
+
+def test_a_second_run_writes_the_missing_frame(interrupted):
+    assert (interrupted.folder / "test1" / "000001.png").exists()
+
+
+# ---- Which weights are tested ----
+
+
+@pytest.fixture
+def some_weights(tmp_path):
+    """Give a folder with the checkpoints of two runs, and other weights. All files are empty.
+
+    run/     the run of the option file: its latest checkpoint
+    other/   another run: its latest and its best checkpoint
+    empty/   a folder without weights
+    """
+    for name in (
+        "run/checkpoints/checkpoint_latest.pth",
+        "other/checkpoints/checkpoint_latest.pth",
+        "other/checkpoints/checkpoint_best.pth",
+        "netG.pth",
     ):
-        table = dataclasses.replace(saved, spike=present(saved.spike) | spike)
-        assert not keys & present(spikes_for_network(table, read_request(asked, ""))).keys()
-        for asked_for in (
-            {"exposure": {"start": 2.0, "length": 20, "period": 33}},
-            {"first": 3, "count": 9},
-        ):
-            overrides = [f"spike.{key}={json.dumps(value)}" for key, value in asked_for.items()]
-            section = present(spikes_for_network(table, read_request([*asked, *overrides], "")))
-            assert {key: section[key] for key in keys & section.keys()} == asked_for
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "empty").mkdir()
+    return tmp_path
 
 
-def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, tmp_path, caplog):
-    # Twice the threshold: half the spikes. The files lie where no dataset.json tells.
-    folder, frames = (
-        home / "GOPRO_Large_spike_seq" / "test" / "test2" / "spike",
-        home / "clips" / "test2",
-    )
+def path_options(folder, resume):
+    """Return a section `path`. resume: "auto", None, or a name in the folder."""
+    if resume not in ("auto", None):
+        resume = str(folder / resume)
+    return PathOptions(resume=resume, pretrained_netG=str(folder / "netG.pth"))
+
+
+@pytest.mark.parametrize(
+    ("resume", "found"),
+    [
+        pytest.param("auto", "run/checkpoints/checkpoint_latest.pth", id="auto"),
+        pytest.param(None, "netG.pth", id="not given"),
+        pytest.param("other", "other/checkpoints/checkpoint_best.pth", id="folder of a run"),
+        pytest.param(
+            "other/checkpoints",
+            "other/checkpoints/checkpoint_best.pth",
+            id="folder of checkpoints",
+        ),
+        pytest.param(
+            "other/checkpoints/checkpoint_latest.pth",
+            "other/checkpoints/checkpoint_latest.pth",
+            id="checkpoint",
+        ),
+    ],
+)
+def test_these_weights_are_tested(some_weights, resume, found):
+    path = path_options(some_weights, resume)
+
+    assert find_weights(path, some_weights / "run", None) == str(some_weights / found)
+
+
+@pytest.mark.parametrize("resume", ["none.pth", "empty"])
+def test_a_place_without_weights_is_refused(some_weights, resume):
+    path = path_options(some_weights, resume)
+
+    with pytest.raises(CheckpointError, match="no weights to test"):
+        find_weights(path, some_weights / "run", None)
+
+
+@pytest.mark.parametrize("resume", ["auto", None, "none.pth", "empty", "other"])
+def test_weights_on_the_command_line_come_first(some_weights, resume):
+    path = path_options(some_weights, resume)
+
+    assert find_weights(path, some_weights / "run", "given.pth") == "given.pth"
+
+
+# ---- Options of the section `val` ----
+
+IN_PAIRS = ["val.num_frame_testing=2", "val.num_frame_overlapping=1"]
+
+
+@pytest.fixture(scope="module")
+def with_val_options(home, tmp_path_factory):
+    """Give the results of a test with flags of `val`. They save frames and change the network."""
+    flags = [
+        "val.save_img=true",
+        "val.center_frame_only=true",
+        "val.flip_seq=true",
+        "val.pad_seq=true",
+    ]
+    out = tmp_path_factory.mktemp("val")
+    restore(out, *by_file(home), *IN_PAIRS, *flags)
+    return out
+
+
+@pytest.fixture(scope="module")
+def without_val_options(home, tmp_path_factory):
+    """Give the results of the same test without these flags."""
+    out = tmp_path_factory.mktemp("no_val")
+    restore(out, *by_file(home), *IN_PAIRS)
+    return out
+
+
+def test_frames_are_not_saved_if_save_img_is_false(without_val_options):
+    assert not (without_val_options / "test0").exists()
+
+
+def test_the_middle_frame_alone_is_saved_with_center_frame_only(with_val_options):
+    saved = [path.name for path in (with_val_options / "test2").iterdir()]
+
+    assert saved == ["000002.png"]
+
+
+def test_the_middle_frame_alone_is_counted_with_center_frame_only(with_val_options):
+    assert metrics(with_val_options)["averages"]["restored"]["frames"] == 3  # one of each clip
+
+
+def test_the_protocol_says_the_flags_of_val(with_val_options):
+    tile = metrics(with_val_options)["protocol"]["tile"]
+
+    assert "flip_seq, pad_seq, center_frame_only" in tile
+
+
+def test_flip_seq_changes_the_frame(with_val_options, without_val_options):
+    of_flipped = metrics(with_val_options)["clips"]["test2"]["restored"]["psnr"]
+    of_frames = metrics(without_val_options)["clips"]["test2"]["per_frame"]["restored"]["psnr"]
+
+    assert of_flipped != of_frames[2]
+
+
+# ---- Several ranks ----
+
+
+def test_two_ranks_share_clips_and_give_the_same_numbers(home, tested):
+    out = home / "ranks"
+
+    done = run_ranks(2, MAIN, *by_file(home), "--output", out, limit_s=LIMIT_S)
+
+    assert done.exit_codes == [0, 0], done.text
+    assert metrics(out)["averages"] == metrics(tested)["averages"]
+
+
+def restore_on_ranks(home, out, ranks):
+    """Restore one clip, cut in time so that each rank has work. Returns its frames by name."""
+    arguments = [*by_input(home, home / "clips" / "test2"), "--tile", "2,0", "--overlap", "1,8"]
+    done = run_ranks(ranks, MAIN, *arguments, "--output", out, limit_s=LIMIT_S)
+    assert done.exit_codes == [0] * ranks, done.text
+    return {path.name: path.read_bytes() for path in (out / "test2").iterdir()}
+
+
+def test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits(home):
+    of_one = restore_on_ranks(home, home / "one", ranks=1)
+    of_two = restore_on_ranks(home, home / "two", ranks=2)
+
+    assert len(of_one) == 4
+    assert of_two == of_one
+    assert (home / "two" / "test2_comparison.mp4").exists()
+
+
+# ---- A user's spikes ----
+
+# The arguments of a user who has spikes. No file is read in these tests.
+WITH_SPIKES = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
+# Keys that say which planes of a file belong to which frame.
+PLANE_KEYS = {"first", "count", "exposure", "calibration"}
+
+TRAINED_ON = [
+    pytest.param({"first": 2, "count": 20}, id="trained on 20 planes"),
+    pytest.param(
+        {"exposure": {"train0": [[0, 24]]}, "calibration": "rig.json"}, id="trained on a table"
+    ),
+]
+
+
+def section_of_user(home, trained_on, *overrides):
+    """Return the section `spike` for a user's files.
+
+    trained_on: keys of the section in training. overrides: options on the user's command line.
+    """
     saved = read_saved(home / "spike.pth")
-    assert saved.spike_data == {
+    trained = dataclasses.replace(saved, spike=present(saved.spike) | trained_on)
+    return present(spikes_for_network(trained, read_request([*WITH_SPIKES, *overrides], "")))
+
+
+@pytest.mark.parametrize("trained_on", TRAINED_ON)
+def test_which_planes_the_training_read_is_not_asked_of_the_users_files(home, trained_on):
+    assert not PLANE_KEYS & section_of_user(home, trained_on).keys()
+
+
+@pytest.mark.parametrize("trained_on", TRAINED_ON)
+@pytest.mark.parametrize(
+    "asked_for",
+    [
+        pytest.param({"exposure": {"start": 2.0, "length": 20, "period": 33}}, id="exposure"),
+        pytest.param({"first": 3, "count": 9}, id="first and count"),
+    ],
+)
+def test_which_planes_are_read_is_what_the_user_says(home, trained_on, asked_for):
+    overrides = [f"spike.{key}={json.dumps(value)}" for key, value in asked_for.items()]
+
+    found = section_of_user(home, trained_on, *overrides)
+
+    assert {key: found[key] for key in PLANE_KEYS & found.keys()} == asked_for
+
+
+class HalfRate:
+    """Spikes of a camera with half the rate, without a dataset.json that would say so.
+
+    folder: where the files are written. home: the weights, and the clip that they are made of.
+    """
+
+    def __init__(self, home, folder):
+        blur, spikes, _ = files_of_clip(home, "test2")
+        self.frames = blur
+        self.folder = folder
+        for path in spikes.iterdir():
+            planes = read_spikes(path, SpikeGeometry(16, 16))
+            planes[1::2] = 0
+            write_spikes(folder / path.name, planes, SpikeGeometry(16, 16))
+        saved = read_saved(home / "spike.pth")
+        self.trained = present(saved.spike_data)  # what is known of the spikes in training
+        request = read_request([*WITH_SPIKES, "--spike-size", "16", "16"], "")
+        self.section = present(spikes_for_network(saved, request))
+
+    def read(self, trained=None, **known):
+        """Return the spike channels of frame 0. known: keys that the user gives."""
+        section = self.section | known
+        (clip,) = user_clips(self.frames, self.folder, None, section, 1, trained)
+        return clip.frame(0)["spike"]
+
+
+@pytest.fixture
+def half_rate(home, tmp_path):
+    """Give the spikes of a camera with half the rate."""
+    return HalfRate(home, tmp_path)
+
+
+def test_weights_say_what_is_known_of_the_spikes_in_training(half_rate):
+    assert half_rate.trained == {
         "rate": 1.0,
         "light": "linear",
         "center": "file",
         "planes": 24,
         "gt_plane": 12,
     }
-    for path in folder.iterdir():
-        stream = read_spikes(path, SpikeGeometry(16, 16))
-        stream[1::2] = 0
-        write_spikes(tmp_path / path.name, stream, SpikeGeometry(16, 16))
-    asked = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
-    asked += ["--spike-size", "16", "16"]
-    section = present(spikes_for_network(saved, read_request(asked, "")))
-
-    def read(**known: Any) -> dict[str, torch.Tensor]:
-        (clip,) = user_clips(frames, tmp_path, None, section | known, 1, saved.spike_data)
-        return clip.frame(0)
-
-    measured = read()["spike"]
-    assert (
-        "firing rate at full light is not known and measured" in caplog.text
-        and "linear light" in caplog.text
-    )
-    caplog.clear()
-    assert torch.equal(measured, read(rate="match", light="linear")["spike"])
-    assert (
-        torch.allclose(read(rate=0.5)["spike"], 2 * read(rate=1.0)["spike"])
-        and "not known" not in caplog.text
-    )
-    # Weights that say nothing, or that learned from undivided rates: rates stay undivided, and the
-    # log says so.
-    for trained in (None, saved.spike_data | {"rate": None}):
-        caplog.clear()
-        undivided = user_clips(frames, tmp_path, None, section, 1, trained)[0].frame(0)["spike"]
-        assert torch.equal(undivided, read(rate=1.0)["spike"]) and "taken as 1" in caplog.text
 
 
-def test_a_video_goes_in_and_a_video_of_the_same_name_and_rate_comes_out(home, tmp_path):
-    write_video(tmp_path / "holiday.mp4", 5, height=35, width=45)
-    out = tmp_path / "out"
-    args = (
-        "--weights",
-        home / "rgb.pth",
-        "--input",
-        tmp_path / "holiday.mp4",
-        "--tile",
-        "3,32",
-        "--overlap",
-        "1,8",
-    )
-    found = restore(out, *args, "--blend", "kair")
+def test_a_camera_whose_rate_nobody_gives_is_measured(half_rate):
+    measured = half_rate.read(half_rate.trained)
 
-    video, source = VideoReader(out / "holiday.mp4"), VideoReader(tmp_path / "holiday.mp4")
-    assert (video.num_frames, video.fps, video.read(0).shape) == (5, 12.5, source.read(0).shape)
-    restored = imread_rgb(out / "clips" / "holiday.png").astype(int)  # the frame in the middle
-    assert np.abs(video.read(2) - restored).mean() < 0.5 * np.abs(source.read(2) - restored).mean()
-    assert VideoReader(out / "holiday_comparison.mp4").num_frames == 5
-    assert not (out / "holiday").exists() and not (out / ".work").exists()
-    assert found["protocol"]["tile"].endswith("kair blend")
-    assert found["averages"] == {} and "PSNR" not in (out / "table.txt").read_text()
+    expected = half_rate.read(half_rate.trained, rate="match", light="linear")
+    assert torch.equal(measured, expected)
 
 
-def test_frame_interpolation_doubles_the_frame_rate(home, tmp_path):
+def test_the_log_says_that_a_rate_is_measured(half_rate, caplog):
+    half_rate.read(half_rate.trained)
+
+    assert "firing rate at full light is not known and measured" in caplog.text
+    assert "linear light" in caplog.text
+
+
+def test_a_camera_whose_rate_is_given_is_not_measured(half_rate, caplog):
+    of_half = half_rate.read(half_rate.trained, rate=0.5)
+    of_one = half_rate.read(half_rate.trained, rate=1.0)
+
+    assert torch.allclose(of_half, 2 * of_one)
+    assert "not known" not in caplog.text
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["nothing known", "undivided rates"])
+def test_rates_stay_undivided_if_the_network_did_not_learn_from_divided_ones(
+    half_rate, caplog, is_known
+):
+    trained = half_rate.trained | {"rate": None} if is_known else None
+
+    undivided = half_rate.read(trained)
+
+    assert "taken as 1" in caplog.text
+    assert torch.equal(undivided, half_rate.read(half_rate.trained, rate=1.0))
+
+
+# ---- A user's video, and other clips ----
+
+
+@pytest.fixture(scope="module")
+def holiday(home, tmp_path_factory):
+    """Give a folder with holiday.mp4 (5 frames of 35 x 45), restored into out/."""
+    folder = tmp_path_factory.mktemp("video")
+    write_video(folder / "holiday.mp4", 5, height=35, width=45)
+    tiles = ["--tile", "3,32", "--overlap", "1,8", "--blend", "kair"]
+    restore(folder / "out", *by_input(home, folder / "holiday.mp4"), *tiles)
+    return folder
+
+
+def test_a_video_gives_a_video_of_the_same_name_with_the_same_rate(holiday):
+    source = VideoReader(holiday / "holiday.mp4")
+    restored = VideoReader(holiday / "out" / "holiday.mp4")
+
+    assert restored.num_frames == 5
+    assert restored.fps == 12.5
+    assert restored.read(0).shape == source.read(0).shape
+
+
+def test_the_video_shows_the_restored_frames(holiday):
+    source = VideoReader(holiday / "holiday.mp4").read(2)
+    video = VideoReader(holiday / "out" / "holiday.mp4").read(2)
+    # The picture of a clip in clips/ is the restored frame in its middle.
+    restored = imread_rgb(holiday / "out/clips/holiday.png").astype(int)
+
+    # Compression changes the frame less than the restoration did.
+    assert np.abs(video - restored).mean() < 0.5 * np.abs(source - restored).mean()
+
+
+def test_a_restored_video_has_a_comparison(holiday):
+    assert VideoReader(holiday / "out/holiday_comparison.mp4").num_frames == 5
+
+
+def test_no_work_files_stay_beside_a_restored_video(holiday):
+    assert not (holiday / "out/holiday").exists()
+    assert not (holiday / "out/.work").exists()
+
+
+def test_the_protocol_says_how_tiles_were_blended(holiday):
+    assert metrics(holiday / "out")["protocol"]["tile"].endswith("kair blend")
+
+
+def test_a_video_without_sharp_frames_has_no_scores(holiday):
+    assert metrics(holiday / "out")["averages"] == {}
+    assert "PSNR" not in (holiday / "out/table.txt").read_text()
+
+
+class Interpolated(NamedTuple):
+    """A clip of 4 frames, restored by a network of frame interpolation."""
+
+    net: torch.nn.Module
+    source: list[np.ndarray]  # the given frames
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def interpolated(home, tmp_path_factory):
+    """Give a clip whose frame rate is doubled. Frame 0_5 lies between frames 0 and 1."""
+    folder = tmp_path_factory.mktemp("interpolated")
     netG = network(pa_frames=0, fusion="none", img_size=[4, 32, 32], drop_path_rate=0.0)
     net = NETWORKS.build(netG, "netG", spike_channels=0).eval()
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
@@ -323,246 +642,467 @@ def test_frame_interpolation_doubles_the_frame_rate(home, tmp_path):
         "spike_channels": 0,
         "spike": None,
     }
-    torch.save({"params": net.state_dict(), "options": options}, tmp_path / "fi.pth")
-    source, out = home / "clips" / "test2", tmp_path / "out"
-    restore(
-        out,
-        "--weights",
-        tmp_path / "fi.pth",
-        "--input",
-        source,
-        "--save",
-        "frames",
-        "video",
-        "--fps",
-        "50",
-    )
+    torch.save({"params": net.state_dict(), "options": options}, folder / "fi.pth")
+    clip = home / "clips" / "test2"
+    arguments = ["--weights", folder / "fi.pth", "--input", clip, "--fps", "50"]
+    restore(folder / "out", *arguments, "--save", "frames", "video")
+    source = [imread_rgb(clip / f"{number:06d}.png") for number in range(4)]
+    return Interpolated(net, source, folder / "out")
 
-    names = [f"{i:06d}{half}.png" for i in range(4) for half in ("", "_5")][:-1]
-    assert sorted(p.name for p in (out / "test2").iterdir()) == names
-    given = [imread_rgb(source / f"{i:06d}.png") for i in range(4)]
-    assert all(
-        np.array_equal(imread_rgb(out / "test2" / f"{i:06d}.png"), image)
-        for i, image in enumerate(given)
-    )
-    window = (
-        torch.from_numpy(np.stack([given[i] for i in (0, 0, 1, 2)])).permute(0, 3, 1, 2)[None] / 255
-    )
+
+def test_frame_interpolation_gives_a_frame_between_each_two(interpolated):
+    names = sorted(path.name for path in (interpolated.out / "test2").iterdir())
+
+    assert names == [
+        "000000.png",
+        "000000_5.png",
+        "000001.png",
+        "000001_5.png",
+        "000002.png",
+        "000002_5.png",
+        "000003.png",
+    ]
+
+
+def test_frame_interpolation_doubles_the_frames_of_the_video(interpolated):
+    assert VideoReader(interpolated.out / "test2.mp4").num_frames == 7
+
+
+def test_frame_interpolation_keeps_the_given_frames(interpolated):
+    for number, given in enumerate(interpolated.source):
+        found = imread_rgb(interpolated.out / "test2" / f"{number:06d}.png")
+        assert np.array_equal(found, given)
+
+
+def test_a_frame_between_two_is_made_of_its_four_neighbours(interpolated):
+    # At the begin of the clip, the first frame stands for the frame before it.
+    neighbours = np.stack([interpolated.source[number] for number in (0, 0, 1, 2)])
+    window = torch.from_numpy(neighbours).permute(0, 3, 1, 2)[None] / 255
     with torch.no_grad():
-        first = tensor_to_uint8(net(window))[0, 0]
-    assert np.abs(imread_rgb(out / "test2" / "000000_5.png").astype(int) - first).max() <= 1
-    assert VideoReader(out / "test2.mp4").num_frames == 7
+        expected = tensor_to_uint8(interpolated.net(window))[0, 0]
+
+    found = imread_rgb(interpolated.out / "test2" / "000000_5.png").astype(int)
+
+    assert np.abs(found - expected).max() <= 1
 
 
 @pytest.mark.parametrize("frames", [1, 2])
-def test_clips_of_one_and_two_frames(home, tmp_path, frames):
+def test_a_clip_may_have_few_frames(home, tmp_path, frames):
     shutil.copytree(home / "clips" / "test2", tmp_path / "in")
     for path in sorted((tmp_path / "in").iterdir())[frames:]:
         path.unlink()
-    restore(
-        tmp_path / "out",
-        "--weights",
-        home / "rgb.pth",
-        "--input",
-        tmp_path / "in",
-        "--save",
-        "frames",
-    )
+
+    restore(tmp_path / "out", *by_input(home, tmp_path / "in"), "--save", "frames")
+
     assert len(list((tmp_path / "out" / "in").iterdir())) == frames
 
 
-def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the_whole(tmp_path):
-    home = make_home(tmp_path)
-    write_clip(tmp_path / "large", "long", split="test", frames=22, h=16, w=136, seed=3)
-    write_info(tmp_path / "large", h=16, w=136)
-    test = json.dumps(section(tmp_path / "large", "test"))
-    args = [*by_file(home)[2:], f"datasets.test={test}"]
+# ---- Tiles ----
+
+
+class Finished(NamedTuple):
+    """A test in a process of its own."""
+
+    results: dict[str, Any]  # metrics.json
+    console: str
+    table: str
+    peak_gb: float  # of memory
+
+
+@pytest.fixture(scope="module")
+def large_clip(tmp_path_factory):
+    """Give the tests of a clip of 22 frames of 32 x 272: "auto" in tiles, and "whole"."""
+    home = make_home(tmp_path_factory.mktemp("large"))
+    large = home / "large"
+    write_clip(large, "long", split="test", frames=22, h=16, w=136, seed=3)
+    write_info(large, h=16, w=136)
+    test_set = f"datasets.test={json.dumps(section(large, 'test'))}"
     whole = ["val.num_frame_testing=0", "val.size_patch_testing=0"]
 
-    found, peaks = {}, {}
-    for name, changes in (("auto", []), ("whole", whole)):
-        out = tmp_path / name
-        result = odd(
-            home / "options.json", *args, "--output", out, *changes, case="peak", program="test"
-        )
-        assert result.exit_codes == [0], result.text
-        found[name], peaks[name] = metrics(out), result.json["peak_gb"]
-        # Of the protocol, table.txt has all lines, the console what tells most.
-        assert "\ntile: tiles of" in result.text and "crop: " not in result.text
-        assert "\ncrop: none" in (out / "table.txt").read_text()
-
-    assert found["auto"]["protocol"]["tile"].startswith(
-        "tiles of 12 frames x 256 px, overlap 2 frames, 20 px, smooth"
-    )
-    assert found["whole"]["protocol"]["tile"].startswith(
-        "tiles of the whole clip x the whole frame"
-    )
-    psnr_of = {name: results["averages"]["restored"]["psnr"] for name, results in found.items()}
-    assert psnr_of["auto"] == pytest.approx(psnr_of["whole"], abs=0.05), psnr_of
-    assert peaks["auto"] + 0.05 < peaks["whole"], peaks
+    tests = {}
+    for name, options in (("auto", []), ("whole", whole)):
+        out = home / name
+        arguments = ["--weights", home / "spike.pth", test_set, "--output", out, *options]
+        # The worker prints the peak of its memory.
+        done = odd(home / "options.json", *arguments, case="peak", program="test")
+        assert done.exit_codes == [0], done.text
+        table = (out / "table.txt").read_text()
+        tests[name] = Finished(metrics(out), done.text, table, done.json["peak_gb"])
+    return tests
 
 
-def finished(folder):
-    return [
-        p
-        for p in folder.rglob("*")
-        if p.suffix in (".png", ".mp4", ".html") or p.name == "metrics.json"
-    ]
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("auto", "tiles of 12 frames x 256 px, overlap 2 frames, 20 px, smooth"),
+        ("whole", "tiles of the whole clip x the whole frame"),
+    ],
+)
+def test_a_large_clip_is_restored_in_tiles_unless_0_asks_for_the_whole(large_clip, name, said):
+    assert large_clip[name].results["protocol"]["tile"].startswith(said)
 
 
-def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capfd):
-    clip, spikes, out = (
-        home / "clips" / "test2",
-        home / "GOPRO_Large_spike_seq/test/test2/spike",
-        tmp_path / "out",
-    )
-    (tmp_path / "broken.mp4").write_bytes(b"no video")
-    odd_name = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xf6m"))  # Latin-1, as on old disks
-    shutil.copytree(clip, odd_name)
-    (tmp_path / "foreign.pth").write_bytes(b"no weights")
-    torch.save({"params": {"layer.weight": torch.zeros(3)}}, tmp_path / "unknown.pth")
-    shutil.copytree(spikes, tmp_path / "few")
-    (tmp_path / "few" / "000001.dat").unlink()
-    write_clip(tmp_path, "wide", split="test", frames=4, h=16, w=24)
-    rgb, spike = (
-        ["--weights", home / "rgb.pth"],
-        ["--weights", home / "spike.pth", "--spike-size", 16, 16],
-    )
-    opt, own = ["--opt", home / "options.json"], [*spike, "--input", clip, "--spike", spikes]
-    cases = {
-        "not a video": (3, [*rgb, "--input", tmp_path / "broken.mp4"]),
-        "no such file or folder": (3, [*rgb, "--input", tmp_path / "none"]),
-        "the folder holds no images": (3, [*rgb, "--input", tmp_path / "few"]),
-        "gt lacks 1 of 4 frames: 000003.png":
-            (3, [*rgb, "--input", clip, "--gt", home / "clips" / "test1"]),
-        "reference of 48x32":
-            (3, [*rgb, "--input", clip, "--gt", tmp_path / "GOPRO_Large/test/wide/sharp"]),
-        "spike lacks 1 of 4 frames: 000001.dat":
-            (3, [*spike, "--input", clip, "--spike", tmp_path / "few"]),
-        "holds no plane of 160 x 160":
-            (3, [*spike[:3], 160, 160, "--input", clip, "--spike", spikes]),
-        "these weights need spikes": (2, [*spike[:2], "--input", clip]),
-        "spike.h is missing":
-            (2, [*spike[:2], "--input", clip, "--spike", tmp_path / "few/000000.dat"]),
-        "no such weights file": (3, ["--weights", tmp_path / "none.pth", "--input", clip]),
-        "not a weights file": (3, ["--weights", tmp_path / "foreign.pth", "--input", clip]),
-        "does not say what network": (3, ["--weights", tmp_path / "unknown.pth", "--input", clip]),
-        "the weights do not fit":
-            (3, [*rgb, "--input", clip, "--opt", home / "options.json", "--spike", spikes]),
-        "do not take a noise level": (2, [*rgb, "--input", clip, "--sigma", 20]),
-        "--tile is 12": (2, [*rgb, "--input", clip, "--tile", 12]),
-        "tiles of 2 that overlap by 2": (2, [*rgb, "--input", clip, "--tile", "2,32"]),
-        "val.batch_tiles is 0": (2, [*rgb, "--input", clip, "--batch-tiles", 0]),
-        "cannot set val.flip_seq": (2, [*own, "val.flip_seq=true"]),
-        "spike.gamma is 2.2, the network was trained with 1": (2, [*own, "spike.gamma=2.2"]),
-        "spike.representation is tfp, the network was trained with voxel":
-            (2, [*own, "spike.representation=tfp"]),
-        "the spike channels have gamma 2.2, the weights were trained with 1": (
-            3, [*spike[:2], *opt, "datasets.train.spike.gamma=2.2", "datasets.test.spike.gamma=2.2"]
-        ),
-        "unknown option spike.bins": (2, [*own, "spike.bins=3"]),
-        "--output would write over": (2, [*rgb, "--input", clip, "--output", clip]),
-        "--output missing": (2, [*rgb, "--input", clip, "--output"]),
-        "--spike-size without --input": (2, [*opt, "--spike-size", 16, 16]),
-        "--spike-size without --spike": (2, [*rgb, "--input", clip, "--spike-size", 2, 2]),
-        "--gt without --input": (2, [*opt, "--gt", clip]),
-        "--overlap is 2": (2, [*opt, "--overlap", 2]),
-        "unrecognized arguments": (2, [*opt, "--tiles", "2,2"]),
-        "invalid choice": (2, [*opt, "--dtype", "int8"]),
-        "the path is no text in UTF-8": (3, [*rgb, "--input", odd_name]),
-        "correct --lpips": (3, [*rgb, "--input", clip, "--lpips", tmp_path / "none.pth"]),
-        "argument --fps: invalid frame_rate value: '0'": (2, [*rgb, "--input", clip, "--fps", 0]),
-        "invalid frame_rate value: 'inf'": (2, [*rgb, "--input", clip, "--fps", "inf"]),
-        "nothing to restore": (2, ["--weights", home / "rgb.pth"]),
-    }  # fmt: skip
-    for expected, (code, args) in cases.items():
-        place = [] if "--output" in args or "nothing" in expected else ["--output", out]
-        args = args[:-1] if args[-1] == "--output" else args
-        text, got = message(capfd, *args, *place)
-        flag = {
-            "holds no plane": "--spike-size H W",
-            "spike.h is": "--spike-size H W",
-            "no such weights": "--weights",
-        }
-        cure = next((word for start, word in flag.items() if expected.startswith(start)), "")
-        assert (
-            cure in text.partition("\n  do ")[2] and "null" not in text and '"spike": {' not in text
-        ), text
-        assert expected in text and "  expected  " in text and "  do  " in text, text
-        assert got == code, text
+def test_tiles_give_nearly_the_numbers_of_the_whole(large_clip):
+    in_tiles = mean_psnr(large_clip["auto"].results)
+    whole = mean_psnr(large_clip["whole"].results)
+
+    assert in_tiles == pytest.approx(whole, abs=0.05)  # dB
+
+
+def test_tiles_take_less_memory_than_the_whole(large_clip):
+    assert large_clip["auto"].peak_gb + 0.05 < large_clip["whole"].peak_gb
+
+
+@pytest.mark.parametrize("name", ["auto", "whole"])
+def test_the_console_shows_what_tells_most_of_the_protocol(large_clip, name):
+    assert "\ntile: tiles of" in large_clip[name].console
+    assert "crop: " not in large_clip[name].console
+
+
+@pytest.mark.parametrize("name", ["auto", "whole"])
+def test_the_table_has_all_lines_of_the_protocol(large_clip, name):
+    assert "\ncrop: none" in large_clip[name].table
+
+
+# ---- Bad input ----
+
+
+@pytest.fixture(scope="module")
+def bad(home):
+    """Give a folder with files that cannot be used, beside those of `home`.
+
+    broken.mp4    a text
+    foreign.pth   a text
+    unknown.pth   weights that do not say their network
+    few/          spikes of a clip that lack one file
+    GOPRO_Large/test/wide/   sharp frames of another size
+    """
+    folder = home / "bad"
+    folder.mkdir()
+    (folder / "broken.mp4").write_bytes(b"no video")
+    (folder / "foreign.pth").write_bytes(b"no weights")
+    torch.save({"params": {"layer.weight": torch.zeros(3)}}, folder / "unknown.pth")
+    _, spikes, _ = files_of_clip(home, "test2")
+    shutil.copytree(spikes, folder / "few")
+    (folder / "few" / "000001.dat").unlink()
+    write_clip(folder, "wide", split="test", frames=4, h=16, w=24)
+    return folder
+
+
+WRONG_USE = 2  # exit code: the command or an option is wrong
+WRONG_DATA = 3  # exit code: a file is missing, or cannot be used
+
+
+class Refusal(NamedTuple):
+    """A command that is refused."""
+
+    # The arguments. Names in braces stand for files, see `test_bad_input_...`.
+    command: str
+    exit_code: int
+    # What the message says.
+    said: str
+    # What the message tells to do, in part.
+    do: str = ""
+
+
+RGB = "--weights {rgb}"
+SPIKE = "--weights {spike}"
+OPT = "--opt {options}"
+# A command of a user's files with spikes that is right.
+OWN = "--weights {spike} --spike-size 16 16 --input {clip} --spike {spikes}"
+
+REFUSALS = [
+    # Files that are missing, or cannot be used.
+    Refusal(f"{RGB} --input {{bad}}/broken.mp4", WRONG_DATA, "not a video"),
+    Refusal(f"{RGB} --input {{bad}}/none", WRONG_DATA, "no such file or folder"),
+    Refusal(f"{RGB} --input {{bad}}/few", WRONG_DATA, "the folder holds no images"),
+    Refusal(
+        f"{RGB} --input {{clip}} --gt {{other_clip}}",
+        WRONG_DATA,
+        "gt lacks 1 of 4 frames: 000003.png",
+    ),
+    Refusal(
+        f"{RGB} --input {{clip}} --gt {{bad}}/GOPRO_Large/test/wide/sharp",
+        WRONG_DATA,
+        "reference of 48x32",
+    ),
+    Refusal(
+        f"{SPIKE} --spike-size 16 16 --input {{clip}} --spike {{bad}}/few",
+        WRONG_DATA,
+        "spike lacks 1 of 4 frames: 000001.dat",
+    ),
+    Refusal(
+        f"{SPIKE} --spike-size 160 160 --input {{clip}} --spike {{spikes}}",
+        WRONG_DATA,
+        "holds no plane of 160 x 160",
+        do="--spike-size H W",
+    ),
+    Refusal(f"{SPIKE} --input {{clip}}", WRONG_USE, "these weights need spikes"),
+    Refusal(
+        f"{SPIKE} --input {{clip}} --spike {{bad}}/few/000000.dat",
+        WRONG_USE,
+        "spike.h is missing",
+        do="--spike-size H W",
+    ),
+    Refusal(f"{RGB} --input {{clip}} --lpips {{bad}}/none.pth", WRONG_DATA, "correct --lpips"),
+    # Weights.
+    Refusal(
+        "--weights {bad}/none.pth --input {clip}",
+        WRONG_DATA,
+        "no such weights file",
+        do="--weights",
+    ),
+    Refusal("--weights {bad}/foreign.pth --input {clip}", WRONG_DATA, "not a weights file"),
+    Refusal("--weights {bad}/unknown.pth --input {clip}", WRONG_DATA, "does not say what network"),
+    Refusal(
+        f"{RGB} --input {{clip}} {OPT} --spike {{spikes}}", WRONG_DATA, "the weights do not fit"
+    ),
+    # Options that these weights cannot have.
+    Refusal(f"{RGB} --input {{clip}} --sigma 20", WRONG_USE, "do not take a noise level"),
+    Refusal(f"{OWN} val.flip_seq=true", WRONG_USE, "cannot set val.flip_seq"),
+    Refusal(
+        f"{OWN} spike.gamma=2.2", WRONG_USE, "spike.gamma is 2.2, the network was trained with 1"
+    ),
+    Refusal(
+        f"{OWN} spike.representation=tfp",
+        WRONG_USE,
+        "spike.representation is tfp, the network was trained with voxel",
+    ),
+    Refusal(
+        f"{SPIKE} {OPT} datasets.train.spike.gamma=2.2 datasets.test.spike.gamma=2.2",
+        WRONG_DATA,
+        "the spike channels have gamma 2.2, the weights were trained with 1",
+    ),
+    Refusal(f"{OWN} spike.bins=3", WRONG_USE, "unknown option spike.bins"),
+    # Values.
+    Refusal(f"{RGB} --input {{clip}} --tile 12", WRONG_USE, "--tile is 12"),
+    Refusal(f"{RGB} --input {{clip}} --tile 2,32", WRONG_USE, "tiles of 2 that overlap by 2"),
+    Refusal(f"{RGB} --input {{clip}} --batch-tiles 0", WRONG_USE, "val.batch_tiles is 0"),
+    Refusal(f"{OPT} --overlap 2", WRONG_USE, "--overlap is 2"),
+    Refusal(f"{OPT} --dtype int8", WRONG_USE, "invalid choice"),
+    Refusal(
+        f"{RGB} --input {{clip}} --fps 0",
+        WRONG_USE,
+        "argument --fps: invalid frame_rate value: '0'",
+    ),
+    Refusal(f"{RGB} --input {{clip}} --fps inf", WRONG_USE, "invalid frame_rate value: 'inf'"),
+    # Arguments that do not go together.
+    Refusal(f"{OPT} --spike-size 16 16", WRONG_USE, "--spike-size without --input"),
+    Refusal(f"{RGB} --input {{clip}} --spike-size 2 2", WRONG_USE, "--spike-size without --spike"),
+    Refusal(f"{OPT} --gt {{clip}}", WRONG_USE, "--gt without --input"),
+    Refusal(f"{OPT} --tiles 2,2", WRONG_USE, "unrecognized arguments"),
+]
+
+
+def refuse(capfd, arguments, refusal):
+    """Run a command that is refused, and check its message and its exit code."""
+    text, exit_code = message(capfd, *arguments)
+
+    assert refusal.said in text, text
+    assert "  expected  " in text, text
+    what_to_do = text.partition("\n  do ")[2]
+    assert what_to_do, text
+    assert refusal.do in what_to_do, text
+    # Values and sections are shown as a user writes them, not as JSON.
+    assert "null" not in text, text
+    assert '"spike": {' not in text, text
+    assert exit_code == refusal.exit_code, text
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.said)
+def test_bad_input_ends_with_one_message(home, bad, tmp_path, capfd, refusal):
+    clip = home / "clips" / "test2"
+    _, spikes, _ = files_of_clip(home, "test2")
+    files = {
+        "bad": bad,
+        "clip": clip,
+        "other_clip": home / "clips" / "test1",
+        "options": home / "options.json",
+        "rgb": home / "rgb.pth",
+        "spike": home / "spike.pth",
+        "spikes": spikes,
+    }
+    arguments = [word.format(**files) for word in refusal.command.split()]
+    out = tmp_path / "out"
+
+    refuse(capfd, [*arguments, "--output", out], refusal)
+
     assert not out.exists()
 
 
-def test_spike_channels_with_other_settings_than_in_training_are_told(home, tmp_path, capfd):
-    tfi = [
-        f'datasets.{split}.spike.representation={{"type": "tfi", "half_window": 3}}'
-        for split in ("train", "test")
-    ]
-    weights = save_weights(home / "options.json", tmp_path / "tfi.pth", *tfi)
-    args = ["--opt", str(home / "options.json"), "--weights", weights, *tfi]
+def test_results_over_the_input_are_refused(home, tmp_path, capfd):
+    clip = home / "clips" / "test2"
+    refusal = Refusal("", WRONG_USE, "--output would write over")
 
-    assert main_test_vrt.main([*args, "--output", str(tmp_path / "same")]) == 0
-    assert "other spike channels" not in capfd.readouterr().out
-    wider = [f"datasets.{split}.spike.representation.half_window=5" for split in ("train", "test")]
-    assert main_test_vrt.main([*args, *wider, "--output", str(tmp_path / "wider")]) == 0
-    assert (
-        "other spike channels than the options give: representation.half_window 3 -> 5"
-        in capfd.readouterr().out
-    )
+    refuse(capfd, [*by_input(home, clip), "--output", clip], refusal)
 
 
-def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path, capfd):
+def test_a_user_s_clip_without_a_place_for_results_is_refused(home, capfd):
+    refusal = Refusal("", WRONG_USE, "--output missing")
+
+    refuse(capfd, by_input(home, home / "clips" / "test2"), refusal)
+
+
+def test_weights_without_a_clip_are_refused(home, capfd):
+    refusal = Refusal("", WRONG_USE, "nothing to restore")
+
+    refuse(capfd, ["--weights", home / "rgb.pth"], refusal)
+
+
+def test_a_path_that_is_no_text_in_utf_8_is_refused(home, tmp_path, capfd):
+    # A name in Latin-1, as old disks have.
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xf6m"))
+    shutil.copytree(home / "clips" / "test2", folder)
+    out = tmp_path / "out"
+    refusal = Refusal("", WRONG_DATA, "the path is no text in UTF-8")
+
+    refuse(capfd, [*by_input(home, folder), "--output", out], refusal)
+
+    assert not out.exists()
+
+
+# ---- Spike channels that differ from those in training ----
+
+
+def tfi_options(half_window):
+    """Return options with the representation "tfi" for training and for the test."""
+    value = json.dumps({"type": "tfi", "half_window": half_window})
+    return [f"datasets.{split}.spike.representation={value}" for split in ("train", "test")]
+
+
+@pytest.fixture(scope="module")
+def tfi_weights(home):
+    """Give weights that were trained with "tfi" and half_window 3."""
+    return save_weights(home / "options.json", home / "tfi.pth", *tfi_options(3))
+
+
+@pytest.mark.parametrize(
+    ("half_window", "is_told"),
+    [pytest.param(3, False, id="same"), pytest.param(5, True, id="wider")],
+)
+def test_spike_channels_with_other_settings_than_in_training_are_told(
+    home, tfi_weights, tmp_path, capfd, half_window, is_told
+):
+    arguments = ["--opt", str(home / "options.json"), "--weights", tfi_weights]
+    arguments += [*tfi_options(half_window), "--output", str(tmp_path / "out")]
+
+    code = main_test_vrt.main(arguments)
+
+    assert code == 0
+    said = capfd.readouterr().out
+    expected = "other spike channels than the options give: representation.half_window 3 -> 5"
+    assert (expected in said) == is_told
+    assert ("other spike channels" in said) == is_told
+
+
+# ---- A full disk ----
+
+
+@pytest.fixture
+def noise_clip(home, tmp_path):
+    """Give the command that restores two frames of noise into `tmp_path`/out.
+
+    Noise cannot be compressed, so the restored frames are larger than the limit below.
+    """
     rng = np.random.default_rng(0)
-    for i in range(2):
-        imwrite_rgb(tmp_path / "in" / f"{i}.png", rng.integers(0, 256, (40, 40, 3), np.uint8))
-    args = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", tmp_path / "out"]
+    for number in range(2):
+        frame = rng.integers(0, 256, (40, 40, 3), np.uint8)
+        imwrite_rgb(tmp_path / "in" / f"{number}.png", frame)
+    return [*by_input(home, tmp_path / "in"), "--output", tmp_path / "out"]
 
+
+def test_a_full_disk_is_said_in_one_message(noise_clip, tmp_path, capfd):
     with small_files(1500):
-        text, code = message(capfd, *args)
-    assert code == 3 and "cannot write" in text and "the same command" in text
-    assert finished(tmp_path / "out") == []
-    weights_files.restore(*args)
+        text, code = message(capfd, *noise_clip)
+
+    assert code == WRONG_DATA
+    assert "cannot write" in text
+    assert "the same command" in text
+    left = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    for path in left:
+        assert path.suffix not in (".png", ".mp4", ".html")
+        assert path.name != "metrics.json"
+
+
+def test_the_same_command_finishes_after_a_full_disk(noise_clip, tmp_path, capfd):
+    with small_files(1500):
+        message(capfd, *noise_clip)
+
+    weights_files.restore(*noise_clip)
+
     assert len(list((tmp_path / "out" / "in").iterdir())) == 2
 
 
+# ---- The demo, the first thing that a user runs ----
+
+
 @pytest.mark.slow
-def test_the_demo_trains_until_a_signal_stops_it_and_shows_the_curves(tmp_path):
-    places = (tmp_path / "sample", tmp_path / "experiments")
+def test_the_demo_trains_until_a_signal_stops_it_then_shows_the_curves(tmp_path):
+    experiments = tmp_path / "experiments"
     page = tmp_path / "report.html"
     page.write_text("<html><body><h1>restored clips</h1>\n</body></html>")
-    run = places[1] / "000_train_vrt_sample_rgbspike"
-    assert demo.train(*places, 1, page) == 0
 
-    log = (run / "log/train.log").read_text()
-    assert "stopped by a signal" in log and (run / "checkpoints/checkpoint_latest.pth").is_file()
+    code = demo.train(tmp_path / "sample", experiments, 1, page)
+
+    assert code == 0
+    run = experiments / "000_train_vrt_sample_rgbspike"
+    assert "stopped by a signal" in (run / "log/train.log").read_text()
+    assert (run / "checkpoints/checkpoint_latest.pth").is_file()
     text = page.read_text()
-    assert "restored clips" in text and 'id="training"' in text
+    assert "restored clips" in text  # what the page showed before
+    assert 'id="training"' in text
 
 
-# The first thing that a user runs.
-def test_the_demo_restores_both_clips_and_shows_them(tmp_path):
-    command = [
-        "--data",
-        str(tmp_path / "data"),
-        "--output",
-        str(tmp_path / "out"),
-        "--train_s",
-        "0",
-    ]
+class Demo(NamedTuple):
+    """A finished demo without training."""
+
+    command: list[str]
+    out: Path
+    clips: dict[str, Any]  # their scores
+
+
+@pytest.fixture(scope="module")
+def finished_demo(tmp_path_factory):
+    """Give a finished demo."""
+    folder = tmp_path_factory.mktemp("demo")
+    out = folder / "out"
+    command = ["--data", str(folder / "data"), "--output", str(out), "--train_s", "0"]
     assert demo.main(command) == 0
-    clips = json.loads((tmp_path / "out/metrics.json").read_text())["clips"]
-    for name, scores in clips.items():
-        assert scores["restored"]["psnr"] > scores["input"]["psnr"] + 6
-        video = VideoReader(tmp_path / f"out/{name}_comparison.mp4")
-        height, width = video.read(0).shape[:2]
-        # Blurry, spikes, restored, sharp
-        assert video.num_frames == 8 and width > 4 * 256 and height > 256
-    page = (tmp_path / "out/report.html").read_text()
-    assert len(clips) == 2 and page.count('class="slider') == 2
-    assert page.count('data-show="spikes"') == 2 and page.count('src="data:video/mp4;base64,') == 2
+    return Demo(command, out, metrics(out)["clips"])
 
-    (tmp_path / "out/report.html").unlink()
-    made_with = json.loads((tmp_path / "out/run.json").read_text())
-    (tmp_path / "out/run.json").write_text(json.dumps(made_with | {"settings": {"fps": 25}}))
-    assert demo.main(command) == 0  # over the results of another version
-    assert (tmp_path / "out/report.html").exists()
+
+def test_the_demo_restores_both_clips(finished_demo):
+    assert len(finished_demo.clips) == 2
+    for scores in finished_demo.clips.values():
+        assert scores["restored"]["psnr"] > scores["input"]["psnr"] + 6  # dB
+
+
+def test_the_videos_of_the_demo_show_four_pictures_in_a_row(finished_demo):
+    for name in finished_demo.clips:
+        video = VideoReader(finished_demo.out / f"{name}_comparison.mp4")
+        height, width = video.read(0).shape[:2]
+        assert video.num_frames == 8
+        # Blurry, spikes, restored and sharp, of 256 x 256 each, with a line of text.
+        assert width > 4 * 256
+        assert height > 256
+
+
+def test_the_page_of_the_demo_shows_both_clips(finished_demo):
+    page = (finished_demo.out / "report.html").read_text()
+
+    assert page.count('class="slider') == 2
+    assert page.count('data-show="spikes"') == 2
+    assert page.count('src="data:video/mp4;base64,') == 2
+
+
+def test_the_demo_writes_over_the_results_of_another_version(finished_demo):
+    out = finished_demo.out
+    (out / "report.html").unlink()
+    made_with = json.loads((out / "run.json").read_text())
+    made_with["settings"] = {"fps": 25}  # not those of this version
+    (out / "run.json").write_text(json.dumps(made_with))
+
+    code = demo.main(finished_demo.command)
+
+    assert code == 0
+    assert (out / "report.html").exists()
