@@ -1,5 +1,11 @@
-"""What means GPUs of CUDA: which of them a process uses, decided before CUDA starts; errors where
-torch cannot use them; how busy they are. What any accelerator has is in `utils.device`.
+"""What concerns GPUs of NVIDIA (CUDA) and of AMD, which answer by CUDA's names.
+
+* `choose_gpus` decides which GPUs a process sees, before CUDA starts.
+* `require_usable_gpus`, `require_kernels` and `claim` raise errors at the start, in place of the
+  later and darker ones of torch and NCCL.
+* `usage` tells how busy a GPU is.
+
+What any accelerator has is in `utils.device`.
 """
 
 import logging
@@ -10,6 +16,7 @@ import subprocess
 import warnings
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.distributed import Store
@@ -27,30 +34,41 @@ def is_cuda(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
-    """Make the GPUs of `gpu_ids` visible to a single process, unless the environment chooses GPUs;
-    say what differs.
+# ---- Which GPUs a process sees ---------------------------------------------------------------
 
-    Call it before CUDA starts, for CUDA reads the variable once. torch.cuda.is_available() starts
-    CUDA, device_count() does not. gpu_ids: None means all; [] means the CPU. opt_path: the option
-    file, for the advice.
+
+def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
+    """Make the GPUs of the option `gpu_ids` visible to a single process.
+
+    If the environment chooses GPUs, or if there are several ranks, the option has no effect. Logs a
+    warning if other GPUs are used than the option says.
+
+    Call it before CUDA starts, because CUDA reads the variable once. torch.cuda.is_available()
+    starts CUDA, device_count() does not.
+
+    gpu_ids: numbers of GPUs, e.g. [0, 1]. None means all; [] means the CPU.
+    opt_path: the option file, for the advice.
     """
     if gpu_ids is None:
         return
-    launch = RUN.launch
-    note = ""
     # An empty CUDA_VISIBLE_DEVICES asks for the CPU, whatever the accelerator is.
     variable = devices.visible_by() if gpu_ids else "CUDA_VISIBLE_DEVICES"
     chosen = os.environ.get(variable)
     listed = ",".join(map(str, gpu_ids))
-    if launch.world_size == 1 and chosen is None:
+    is_single = RUN.launch.world_size == 1
+    if is_single and chosen is None:
         os.environ[variable] = listed
+
+    # Count the GPUs only now, with the variable set.
     count = devices.count()
     if not gpu_ids or count == 0:
         return
-    if launch.world_size > 1:
-        ranks = min(count, int(os.environ.get("LOCAL_WORLD_SIZE") or launch.world_size))
-        if gpu_ids[:count] != list(range(ranks)):
+    note = ""
+    if not is_single:
+        # Each rank takes the GPU of its local rank: 0, 1, ... on a host.
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or RUN.launch.world_size)
+        used = list(range(min(count, ranks_here)))
+        if gpu_ids[:count] != used:
             note = (
                 f"gpu_ids [{listed}] has no effect with several ranks: "
                 "each rank takes the GPU of its local rank; "
@@ -62,114 +80,153 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
             f"a single process uses the first, GPU {gpu_ids[0]}. To use all: "
             f"{variable}={listed} ./launch_train.sh {count} {opt_path}"
         )
-    elif chosen not in (None, listed):
+    elif chosen is not None and chosen != listed:
         note = f"{variable}={chosen} wins over gpu_ids [{listed}]"
-    if note and launch.rank == 0:
+    if note and RUN.launch.rank == 0:
         logger.warning("%s", note)
 
 
+# ---- GPUs that cannot be used ----------------------------------------------------------------
+
+
 def require_usable_gpus() -> None:
-    """DistError where this machine has GPUs that torch cannot use and CUDA_VISIBLE_DEVICES does not
-    ask for the CPU.
+    """Raise DistError if this machine has NVIDIA GPUs that torch cannot use.
+
+    Otherwise a run would silently train on the CPU. No error if CUDA_VISIBLE_DEVICES asks for the
+    CPU.
     """
     if devices.is_cpu_wanted():
         return
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    with warnings.catch_warnings(
-        record=True
-    ) as reasons:  # torch's own warning, e.g. "driver ... is too old"
+    # torch warns of what is wrong, e.g. "The NVIDIA driver on your system is too old".
+    with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         if devices.of_rank(0).type != "cpu":
             return
-    # A container without GPUs still sees the host's /proc/driver/nvidia, but no device files.
-    gpus = sum(os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob("nvidia[0-9]*"))
-    driver = "unknown"
-    if program := shutil.which("nvidia-smi"):
-        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-        with suppress(OSError, subprocess.SubprocessError):  # the driver and its library may differ
-            answer = subprocess.run(
-                command, capture_output=True, text=True, timeout=20, check=True
-            ).stdout
-            rows = [line.strip() for line in answer.splitlines() if line.strip()]
-            gpus, driver = len(rows), rows[0] if rows else "unknown"
-    if not gpus:
+    found = _gpus_of_machine()
+    if not found.count:
         return
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    said = "".join(f"; torch says: {str(w.message).splitlines()[0]}" for w in reasons[:1])
-    said += "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
+    said = ""
+    if reasons:
+        first_line = str(reasons[0].message).splitlines()[0]
+        said += f"; torch says: {first_line}"
+    if visible is not None:
+        said += f"; CUDA_VISIBLE_DEVICES={visible}"
+    plural = "s" if found.count > 1 else ""
     raise DistError(
-        f"torch cannot use the {gpus} GPU{'s' if gpus > 1 else ''} of this machine",
-        f"torch {torch.__version__}, {built}; NVIDIA driver {driver}{said}",
-        "a driver and a torch that fit each other, and visible GPUs that exist",
-        "update the driver, or install the torch for it (https://pytorch.org/get-started), "
+        what=f"torch cannot use the {found.count} GPU{plural} of this machine",
+        where=f"torch {torch.__version__}, {built}; NVIDIA driver {found.driver}{said}",
+        expected="a driver and a torch that fit each other, and visible GPUs that exist",
+        do="update the driver, or install the torch for it (https://pytorch.org/get-started), "
         'or train on the CPU: CUDA_VISIBLE_DEVICES="" in front of the same command',
     )
 
 
+class _Gpus(NamedTuple):
+    """The NVIDIA GPUs of a machine. count: their number. driver: its version, or "unknown"."""
+
+    count: int
+    driver: str
+
+
+def _gpus_of_machine() -> _Gpus:
+    """Return the NVIDIA GPUs of this machine, whatever torch can see of them."""
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+        # This fails if the driver and its library differ, for example. Then count the files below.
+        with suppress(OSError, subprocess.SubprocessError):
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+            # One line for each GPU: the version of the driver.
+            rows = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+            return _Gpus(len(rows), rows[0] if rows else "unknown")
+    # Each GPU has a file /dev/nvidia0, ... A container without GPUs still sees the host's
+    # /proc/driver/nvidia, but no such files.
+    count = 0
+    for path in Path("/dev").glob("nvidia[0-9]*"):
+        if os.access(path, os.R_OK | os.W_OK):
+            count += 1
+    return _Gpus(count, "unknown")
+
+
 def require_kernels(device: torch.device) -> None:
-    """DistError where this torch was not built for the GPU: its first kernel would find "no kernel
-    image".
+    """Raise DistError if this torch was not built for the GPU.
+
+    Otherwise the first computation would end in "no kernel image is available".
     """
     if not is_cuda(device):
         return
-    capability, built_for = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
-    if advice := missing_wheel(capability, built_for):
-        raise DistError(
-            "this torch has no kernels for the {} (compute capability {}.{})".format(
-                devices.name(device), *capability
-            ),
-            f"torch {torch.__version__}, built for {' '.join(built_for)}",
-            "a torch that was built for this GPU",
-            f"{advice} (https://pytorch.org/get-started)",
-        )
+    capability = torch.cuda.get_device_capability(device)  # e.g. (8, 0)
+    built_for = torch.cuda.get_arch_list()
+    advice = missing_wheel(capability, built_for)
+    if not advice:
+        return
+    major, minor = capability
+    raise DistError(
+        what=f"this torch has no kernels for the {devices.name(device)} (compute capability "
+        f"{major}.{minor})",
+        where=f"torch {torch.__version__}, built for {' '.join(built_for)}",
+        expected="a torch that was built for this GPU",
+        do=f"{advice} (https://pytorch.org/get-started)",
+    )
 
 
 def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
-    """What to do about a GPU of this compute capability; "" where a torch built for these
-    architectures runs on it.
+    """Return which torch to install for a GPU, or "" if the present torch runs on it.
 
-    built_for: torch.cuda.get_arch_list(). A binary sm_XY runs on X.Y and on later minor versions,
-    compute_XY (PTX) on every later GPU (CUDA C++ programming guide, 5.8).
+    A binary sm_XY runs on GPUs of compute capability X.Y and of later minor versions. compute_XY
+    (PTX) runs on every later GPU (CUDA C++ programming guide, 5.8).
+
+    capability: compute capability of the GPU, e.g. (8, 6).
+    built_for: torch.cuda.get_arch_list(), e.g. ["sm_80", "sm_90", "compute_90"].
     """
+    # The last digit is the minor version: sm_100 is 10.0.
     found = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
-    # none: for GPUs of another maker
-    archs = [(kind, (int(major), int(minor))) for kind, major, minor in found]
-    if not archs or any(
-        a <= capability and (kind == "compute" or a[0] == capability[0]) for kind, a in archs
-    ):
-        return ""
+    if not found:
+        return ""  # torch is built for GPUs of another maker
+    for kind, major, minor in found:
+        built = (int(major), int(minor))
+        is_same_generation = built[0] == capability[0]
+        if built <= capability and (kind == "compute" or is_same_generation):
+            return ""
     if capability < (5, 0):
         return "use the CPU or another GPU: no torch from 2.8 on was built for this one"
     # pytorch#172352: CUDA 12.8 and later leave Volta and older out; torch 2.14 is the last one with
     # CUDA 12.6.
-    cuda = (
-        "2.8 to 2.14 for CUDA 12.6 (cu126)"
-        if capability < (7, 5)
-        else "for CUDA 12.8 or later, its newest version"
-    )
-    return f"install torch {cuda}"
+    if capability < (7, 5):
+        return "install torch 2.8 to 2.14 for CUDA 12.6 (cu126)"
+    return "install torch for CUDA 12.8 or later, its newest version"
+
+
+# ---- One GPU for each rank -------------------------------------------------------------------
 
 
 def claim(store: Store, rank: int, uuid: str) -> None:
-    """DistError where another rank has claimed the same GPU: NCCL would only say "Duplicate GPU
-    detected".
+    """Claim a GPU for this rank. Raises DistError if another rank has claimed it.
+
+    NCCL would only say "Duplicate GPU detected".
+
+    store: the store of the run. uuid: see `identity`.
     """
-    other = store.compare_set(f"gpu/{uuid}", "", str(rank)).decode()
-    if other != str(rank):
-        do = (
-            "start one rank per visible GPU, with LOCAL_RANK from 0; "
-            "or make another GPU visible to each rank"
-        )
+    # Writes this rank if the key is empty, and returns what the key then holds.
+    owner = store.compare_set(f"gpu/{uuid}", "", str(rank)).decode()
+    if owner != str(rank):
         raise DistError(
-            f"ranks {other} and {rank} use the same GPU, {uuid}",
-            "the launch",
-            "a GPU for each rank",
-            do,
+            what=f"ranks {owner} and {rank} use the same GPU, {uuid}",
+            where="the launch",
+            expected="a GPU for each rank",
+            do="start one rank per visible GPU, with LOCAL_RANK from 0; "
+            "or make another GPU visible to each rank",
         )
 
 
 def identity(device: torch.device) -> str:
-    """Return a name of the accelerator that no other one has, whoever sees it by which number."""
+    """Return a name of the accelerator that no other one has.
+
+    The number of a device is no such name: each process may see other devices as number 0.
+    """
     properties = torch.get_device_module(device).get_device_properties(device)
     if hasattr(properties, "uuid"):
         return str(properties.uuid)
@@ -177,11 +234,15 @@ def identity(device: torch.device) -> str:
     return f"{device} on {process.machine()} {visible}".strip()
 
 
-def usage(device: torch.device) -> dict[str, float] | None:
-    """{"busy": 0..1 over the driver's last sample, "used_gb", "total_gb"} of the whole GPU, in 1e9
-    bytes.
+# ---- How busy a GPU is -----------------------------------------------------------------------
 
-    None on the CPU, and where the driver does not report it (no nvidia-ml-py, a slice of a GPU).
+
+def usage(device: torch.device) -> dict[str, float] | None:
+    """Return how busy the whole GPU is, with all programs that use it.
+
+    {"busy": share of the time of the driver's last sample (0..1), "used_gb": ..., "total_gb": ...},
+    in 1e9 bytes. Returns None on the CPU, and if the driver does not report it: without
+    nvidia-ml-py, or on a slice of a GPU.
     """
     if not is_cuda(device):
         return None
@@ -198,7 +259,7 @@ def usage(device: torch.device) -> dict[str, float] | None:
 
 
 def describe(found: dict[str, float]) -> str:
-    """The `usage` of one GPU in words."""
+    """Return the `usage` of a GPU in words: "GPU 97% busy, 61.2 of 80.0 GB used"."""
     return (
         f"GPU {found['busy']:.0%} busy, {found['used_gb']:.1f} of {found['total_gb']:.1f} GB used"
     )
