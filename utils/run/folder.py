@@ -1,4 +1,13 @@
-"""The folder of a run: one run at a time holds it, and notices if somebody moves or removes it."""
+"""The folder of a run: one run at a time has it, and notices if somebody moves or removes it.
+
+A second run in the same folder would delete the temporary files of the first one, and mix their
+logs. So rank 0 locks the file `.lock` in the folder for as long as the run lasts:
+
+* `only_run_in` takes the lock; main_train_vrt.py runs within it.
+* `RunFolder.check` is called before each log line and each checkpoint.
+
+The text of the file names the process: "process 4711 on host7, since Fri Nov 27 15:20:46 2026".
+"""
 
 import fcntl
 import logging
@@ -19,10 +28,11 @@ from utils.logger import LOG_NAME, WARNINGS_NAME
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = ".lock"
-HOLDER = b"process "  # what a lock of ours begins with
-# A rank that was killed a moment ago may still be ending.
+HOLDER = b"process "  # how the text of a lock begins
+# Seconds to wait for a lock of this host: a rank that was killed a moment ago may still be ending.
 PATIENCE_S = 3.0
-# The lock of a host that crashed lasts until the file server releases it: 90 s by default for NFS.
+# Seconds to wait for a lock of another host. The lock of a host that crashed lasts until the file
+# server releases it: 90 s by default for NFS.
 PATIENCE_WITH_HOSTS_S = 180.0
 
 
@@ -47,11 +57,12 @@ class FolderMovedError(OptionError):
 
 
 class RunFolder:
-    """The folder of a run, held by a lock on <folder>/.lock. Rank 0 only.
+    """The folder of a run, locked by the file <folder>/.lock. Only rank 0 has one.
 
-    The kernel releases the lock when rank 0 dies. It is a record lock: forked loader processes do
-    not inherit it, and NFS passes it to its server, so that it holds between hosts as well, unless
-    mounted with `nolock` or `local_lock`. A file system without locks gives a warning.
+    The kernel releases the lock when rank 0 dies. The lock is a record lock (fcntl). Forked loader
+    processes do not inherit it. NFS passes it to its server, so that it holds between hosts as
+    well, unless the folder is mounted with `nolock` or `local_lock`. A file system without locks
+    gives a warning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,22 +71,27 @@ class RunFolder:
         self.lock = _take_lock(path / LOCK_NAME)
 
     def check(self) -> None:
-        """Check that `path` is still the folder that this run holds.
+        """Check that `path` is still the folder that this run has locked.
 
-        A removed lock is taken again. Raises FolderMovedError if the folder is elsewhere or another
-        one has its name, OptionError if another run holds the lock meanwhile.
+        If the lock was removed, it is made and taken again.
+
+        Raises FolderMovedError if the folder is elsewhere, or if another folder has its name, and
+        OptionError if another run holds the lock meanwhile.
         """
         own = os.fstat(self.lock.fileno())
         lock = self.path / LOCK_NAME
         if _is_same(lock, own):
             return
-        # The kernel knows under which name an open file is now.
+        # The lock is not there any more. The kernel knows under which name an open file is now.
         path = system.path_of(self.lock.fileno())
         now = None if path is None else path.parent
+        # The folder was moved, and the lock with it.
         if now is not None and _is_same(now / LOCK_NAME, own) and now != self.path.resolve():
             raise FolderMovedError(self.path, now)
+        # Somebody removed the folder, and another run made it anew.
         if lock.exists():
             raise FolderMovedError(self.path, None)
+        # Somebody removed the lock, or the whole folder.
         with writing(self.path, OTHER_ROOT):
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / MARK).touch()
@@ -88,18 +104,22 @@ class RunFolder:
 def only_run_in(
     folder: Path, names: Sequence[str], appended: Sequence[str]
 ) -> Generator[RunFolder | None]:
-    """Mark the folder of the run, and hold it inside the block. Collective.
+    """Mark the folder of the run, and keep it locked inside the block. Collective.
 
-    A second run there would delete the first one's temporary files and mix their logs.
-    names: patterns of what a run writes there. appended: names of files that grow.
-    Yields the held folder on rank 0, None elsewhere. Raises OptionError if another process holds
-    it, or if files that no run made have the names of ours; DataError if one of ours is a link.
+    Yields the locked folder on rank 0, and None on the other ranks.
+
+    names: patterns of what a run writes there, see writers.WRITTEN.
+    appended: names of files that grow.
+
+    Raises OptionError if another process has the lock, or if there are files with the names of ours
+    that no run made. Raises DataError if one of our files is a link.
     """
     held = None
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
-            # Runs of former versions left no mark, but sidecars. Those of other programs have
-            # options/*.json, models/*.pth and checkpoints, too.
+            # The folder of a run has a mark. Runs of former versions left no mark, but sidecars of
+            # checkpoints. Folders of other programs have options/*.json, models/*.pth and
+            # checkpoints, too, but no such sidecars.
             has_sidecar = any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
             claim_run_folder(folder, names, is_ours=has_sidecar)
             for name in (LOCK_NAME, LOG_NAME, WARNINGS_NAME, *appended):
@@ -120,13 +140,24 @@ def log_links(folder: Path) -> None:
 
 
 def _is_same(path: Path, found: os.stat_result) -> bool:
+    """Whether `path` names the file whose state is `found`."""
     try:
         return os.path.samestat(os.stat(path), found)
-    except OSError:
+    except OSError:  # there is no such file
         return False
 
 
+# ---- The lock --------------------------------------------------------------------------------
+
+
 def _take_lock(path: Path) -> BinaryIO:
+    """Return the open file `path`, locked. Waits a while if somebody else has the lock.
+
+    The lock lasts until the file is closed.
+
+    Raises OptionError if somebody else keeps the lock. If the file system has no locks, logs a
+    warning, and returns the file without a lock.
+    """
     with writing(path, OTHER_ROOT):
         # For its owner alone: whoever can read a file can hold a lock on it.
         file = open_kept(path, "a+b", 0o600)
@@ -134,19 +165,20 @@ def _take_lock(path: Path) -> BinaryIO:
     is_told = False
     while True:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # NB: an error, in place of waiting
             break
-        except (BlockingIOError, PermissionError):
+        except (BlockingIOError, PermissionError):  # somebody else has it
             file.seek(0)
         except OSError as e:
             logger.warning(
                 "%s cannot be locked (%s): start no second run in this folder", path, e.strerror
             )
             return file
+
+        # The lock says who holds it, e.g. "process 4711 on host7, since Fri Nov 27 15:20:46 2026".
         holder = file.read(1000).decode(errors="replace").strip()
-        is_elsewhere = (
-            holder.startswith("process ") and f" on {socket.gethostname()}," not in holder
-        )
+        is_on_this_host = f" on {socket.gethostname()}," in holder
+        is_elsewhere = holder.startswith("process ") and not is_on_this_host
         if is_elsewhere and not is_told:
             is_told = True
             logger.warning(
@@ -155,11 +187,12 @@ def _take_lock(path: Path) -> BinaryIO:
         patience_s = PATIENCE_WITH_HOSTS_S if is_elsewhere else PATIENCE_S
         if time.monotonic() - start > patience_s:
             file.close()
+            note = "" if is_elsewhere else _note_if_gone(holder)
             raise OptionError(
-                "another run is at work in this folder",
-                f"{path}: {holder}{'' if is_elsewhere else _note_if_gone(holder)}",
-                "one run in a folder",
-                "wait for it or end it, or set another task name",
+                what="another run is at work in this folder",
+                where=f"{path}: {holder}{note}",
+                expected="one run in a folder",
+                do="wait for it or end it, or set another task name",
             )
         time.sleep(0.1)
     _sign(file, path)
@@ -167,16 +200,16 @@ def _take_lock(path: Path) -> BinaryIO:
 
 
 def _sign(file: BinaryIO, path: Path) -> None:
-    """Write into a lock who holds it. Raises OptionError if it holds what no run wrote."""
+    """Write into a lock who holds it. Raises OptionError if the file holds what no run wrote."""
     file.seek(0)
     before = file.read(len(HOLDER))
-    if before.strip(b"\n") and before != HOLDER:
+    if before.strip(b"\n") and before != HOLDER:  # neither empty nor signed by a run
         file.close()
         raise OptionError(
-            "the lock of the run holds what no run wrote",
-            str(path),
-            "an empty file, or one line that names a process",
-            "move it away, or set another task name",
+            what="the lock of the run holds what no run wrote",
+            where=str(path),
+            expected="an empty file, or one line that names a process",
+            do="move it away, or set another task name",
         )
     with suppress(PermissionError):  # a lock that another user made
         os.fchmod(file.fileno(), 0o600)
@@ -187,8 +220,13 @@ def _sign(file: BinaryIO, path: Path) -> None:
 
 
 def _note_if_gone(holder: str) -> str:
-    """Return a note if the process that a lock names has ended: somebody else holds the lock."""
+    """Return a note if the process that a lock names has ended: somebody else holds the lock.
+
+    holder: the text of the lock, of a process of this host.
+    """
     words = holder.split()
-    if len(words) > 1 and words[1].isdigit() and process_state(int(words[1])) is None:
+    if len(words) < 2 or not words[1].isdigit():
+        return ""
+    if process_state(int(words[1])) is None:
         return " (that process has ended: `lslocks` names the one that holds the lock)"
     return ""
