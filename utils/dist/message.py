@@ -2,7 +2,16 @@
 
 torch's collectives of objects send pickles. Loading a pickle runs code that its sender chose, and
 whoever reaches the ports of a run may be the sender. A message here is a text in JSON and the bytes
-of its arrays, so reading it runs nothing.
+of its arrays, so reading it runs nothing. E.g. for {"loss": 0.5, "image": tensor}:
+
+    8 bytes   length of the text: 63
+    63 bytes  ["dict", ["loss", 0.5], ["image", ["tensor", "uint8", [2, 3]]]]
+    6 bytes   the numbers of the tensor
+
+This text is called the outline of the value. A list in it begins with a word that says what the
+list stands for, and arrays have their bytes behind the text, in the order of the outline.
+
+`utils_dist.gather_objects` and `utils_dist.from_rank` send messages.
 """
 
 import json
@@ -17,7 +26,8 @@ from utils.errors import DistError
 
 # Length of the text in front of a message, in bytes.
 HEAD = 8
-# A larger message is refused: the largest that a run sends, pictures of a validation, have some MB.
+# A message of more bytes is refused. The largest that a run sends, pictures of a validation, have
+# some MB.
 LARGEST = 2**32
 
 
@@ -41,27 +51,25 @@ def unpack(message: bytes, sender: int) -> Any:
 
     Raises DistError if the message was not made by `pack`.
     """
-    begin = HEAD + int.from_bytes(message[:HEAD], "little")
+    text_end = HEAD + int.from_bytes(message[:HEAD], "little")
     try:
-        outline = json.loads(message[HEAD:begin])
-        value, end = _value(outline, message, begin)
+        outline = json.loads(message[HEAD:text_end])
+        value, end = _value(outline, message, text_end)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as e:
         raise _not_a_message(sender) from e
-    if end != len(message):
+    if end != len(message):  # bytes that belong to no array
         raise _not_a_message(sender)
     return value
 
 
 def _outline(value: Any, contents: list[bytes]) -> Any:
-    """Return `value` in JSON's types, and append the bytes of its arrays to `contents`.
-
-    A list of JSON begins with a word that says what it stands for.
-    """
-    if isinstance(value, np.generic):
+    """Return the outline of `value`, and append the bytes of its arrays to `contents`."""
+    if isinstance(value, np.generic):  # a single number of NumPy
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, dict):
+        # As pairs, because keys of JSON are texts only.
         pairs = [[_outline(k, contents), _outline(v, contents)] for k, v in value.items()]
         return ["dict", *pairs]
     if isinstance(value, (list, tuple)):
@@ -73,19 +81,22 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
         dtype = str(value.dtype).removeprefix("torch.")
         if value.device.type == "meta":
             return ["shape", dtype, list(value.shape)]
+        # As bytes, because NumPy does not know bfloat16.
         flat = value.detach().cpu().contiguous().reshape(-1)
         contents.append(flat.view(torch.uint8).numpy().tobytes())
         return ["tensor", dtype, list(value.shape)]
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":  # bool, int, unsigned, float
         contents.append(np.ascontiguousarray(value).tobytes())
         return ["array", value.dtype.str, list(value.shape)]
     raise TypeError(f"a message between ranks cannot hold a {type(value).__name__}")
 
 
 def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
-    """Return the value that `outline` describes, and the place in `message` after its bytes.
+    """Return the value of an outline, and where in `message` its bytes end.
 
-    begin: the place in `message` at which the bytes of the value begin.
+    begin: where in `message` its bytes begin. A value without arrays has no bytes.
+
+    Raises ValueError, or another error that `unpack` knows, if it is no outline of `pack`.
     """
     if not isinstance(outline, list):
         return outline, begin
@@ -104,6 +115,7 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
         return found, begin
     if kind == "path":
         return Path(rest[0]), begin
+    # The rest are arrays: the name of a type, and a shape.
     name, shape = rest
     if kind == "array":
         return _array(np.dtype(name), shape, message, begin)
@@ -121,18 +133,23 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
 def _array(
     dtype: np.dtype, shape: list[int], message: bytes, begin: int, size: int | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return the array of `size` bytes that begins at `begin`, and the place after it."""
+    """Return the array at place `begin` of `message`, and the place after it.
+
+    size: number of its bytes, or None if dtype and shape say it.
+    """
     if dtype.kind not in "biuf":
         raise ValueError(f"{dtype} is no type of an array")
     if size is None:
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not 0 <= size <= len(message) - begin:
         raise ValueError("the message is too short")
+    # A copy, because an array over the message itself could not be written.
     content = np.frombuffer(message, np.uint8, count=size, offset=begin).copy()
     return content.view(dtype).reshape(shape), begin + size
 
 
 def _bytes_of(dtype: torch.dtype, shape: list[int]) -> int:
+    """Return the number of bytes of a tensor."""
     return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
@@ -143,6 +160,7 @@ def refuse_size(size: int, sender: int) -> None:
 
 
 def _not_a_message(sender: int) -> DistError:
+    """Return the error of bytes that are no message of ours. sender: the rank that sent them."""
     return DistError(
         what=f"rank {sender} sent something that no rank of this version sends",
         where=f"the connection to rank {sender}",

@@ -1,9 +1,13 @@
-"""One line about every rank: in the log at the start, and in <run>/status after `touch
-<run>/status`.
+"""One line about every rank: in the log at the start, and in <run>/status on request.
 
-The watchdog of each rank publishes its state with every beat. A thread of rank 0, with its own
-connection to the store, reads the beats and writes the lines into the file that was touched. So the
-answer comes while the ranks compute, wait for one another or hang, and slows none of them.
+A user asks with `touch <run>/status`, and then reads the file:
+
+    rank 0 of 2 on host7, cuda:0, pid 4711; step 120, 0.4 s in phase "forward"; loss finite; ...
+
+The watchdog of each rank writes its state into the store of the run with every beat
+(utils.dist.beats). A thread of rank 0, with its own connection to the store, reads the beats and
+writes the lines into the file that was touched. So the answer comes while the ranks compute, wait
+for one another or hang, and slows none of them.
 """
 
 import os
@@ -21,13 +25,14 @@ from utils.errors import DataError
 from utils.files import write_whole
 
 STATUS_NAME = "status"
+# Seconds between two looks at the file. A beat comes more often than that.
 POLL_S = 1.0
 
 
 def status_line(rank: int | None = None, state: State | None = None) -> str:
-    """Return host, process, place in the run, weights and samples of a rank.
+    """Return host, process, place in the run, weights and samples of a rank, in one line.
 
-    rank, state: a rank and its beat; None: this rank.
+    rank: number of the rank. state: its beat, see beats. None for this rank.
     """
     if state is None:
         place = RUN.place
@@ -58,7 +63,10 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
 
 @contextmanager
 def answering(folder: Path) -> Generator[None]:
-    """Within the block, rank 0 answers in `folder`/status each time that file is touched."""
+    """Within the block, answer in `folder`/status each time that file is touched, on rank 0.
+
+    folder: the folder of the run.
+    """
     if RUN.launch.rank:
         yield
         return
@@ -71,13 +79,17 @@ def answering(folder: Path) -> Generator[None]:
 
 
 def _answer(folder: Path, over: threading.Event) -> None:
+    """Answer requests until `over` is set. Runs in a thread."""
     path = folder / STATUS_NAME
     store = RUN.store.clone() if RUN.store else None  # each thread needs a connection of its own
-    # What an earlier run has answered is no request.
-    answered = _time_of(path) if path.exists() and path.stat().st_size else None
+    # The time of the newest answer. A file with content is an answer of an earlier run, and an
+    # empty one is a request.
+    answered = None
+    if path.exists() and path.stat().st_size:
+        answered = _time_of(path)
     with suppress(RuntimeError):  # the store is lost, so the run is ending
         while not over.wait(POLL_S):
-            if _time_of(path) in (None, answered):
+            if _time_of(path) in (None, answered):  # no file, or nobody has touched it
                 continue
             over.wait(POLL_S)  # for a beat that is newer than the request
             lines = [time.strftime("%Y-%m-%d %H:%M:%S"), *_lines(store), ""]
@@ -87,6 +99,7 @@ def _answer(folder: Path, over: threading.Event) -> None:
 
 
 def _lines(store: Any) -> list[str]:
+    """Return the line of every rank. store: None in a single process."""
     if store is None:
         return [status_line()]
     beats = store.multi_get([f"beat/{rank}" for rank in range(RUN.launch.world_size)])
@@ -100,6 +113,7 @@ def _lines(store: Any) -> list[str]:
 
 
 def _time_of(path: Path) -> int | None:
+    """Return the time at which a file was changed or touched, or None if there is no file."""
     with suppress(OSError):
         return path.stat().st_mtime_ns
     return None

@@ -1,11 +1,17 @@
-"""What ranks tell one another through the store, read as data from a network.
+"""What ranks tell one another through the key-value store, read as data from a network.
 
-Anybody who reaches the store's port can write into it. So each value that a rank reads has a type
-and a range, and nothing in it is a path to open. A process id in it is a hint: whoever wants to act
-on the process proves first that it belongs to the run (`process.stack_file_of`).
+Anybody who reaches the port of the store can write into it. So each value that a rank reads has a
+type and a range, and nothing in it is a path to open. A process id in it is a hint: whoever wants
+to act on the process proves first that it belongs to the run (`process.stack_file_of`).
 
-If the launcher has shared a job key among the ranks, each value begins with a proof (HMAC) that its
-writer has the key.
+If the launcher has shared a job key, a secret, among the ranks, each value begins with a proof
+(HMAC) that its writer has the key:
+
+    key    beat/3
+    value  5f0c2a... {"beat": 512, "phase": "forward", ...}
+
+Values: `State` (a beat of a rank, see utils.dist.beats) and `Failure`. A value that no rank of this
+run can have written raises ForeignValueError.
 """
 
 import hashlib
@@ -17,17 +23,20 @@ from typing import Any, NamedTuple
 from utils.dist.state import RUN
 from utils.errors import DistError
 
-# A longer text in a beat is cut: phases and host names are short.
+# A longer text in a beat is cut, in characters: phases and host names are short.
 LONGEST_TEXT = 300
-# An exit code of a failed run; 0 would make it a finished one.
+# Exit codes of a failed run. With 0 it would pass for a finished one.
 FAILURE_CODES = range(1, 256)
 
-# What a rank says of itself with each beat; `read_state` lists the keys.
+# What a rank says of itself with each beat. `read_state` lists the keys.
 State = dict[str, Any]
 
 
 class Failure(NamedTuple):
-    """The failure that ends the run: its rank, its exit code, and the rank that reports it."""
+    """The failure that ends the run.
+
+    rank: the rank that failed. code: its exit code. by: the rank that reports it.
+    """
 
     rank: int
     code: int
@@ -39,10 +48,13 @@ class ForeignValueError(DistError):
 
 
 def sealed(key: str, text: str) -> str:
-    """Return `text` as it stands in the store under `key`: with its proof in front, if there is a
-    job key.
+    """Return `text` as it is written into the store under `key`.
+
+    This is its proof, a blank and the text, or the text alone if there is no job key.
     """
-    return f"{_proof(key, text)} {text}" if RUN.job_key else text
+    if not RUN.job_key:
+        return text
+    return f"{_proof(key, text)} {text}"
 
 
 def unsealed(key: str, value: str | bytes) -> str:
@@ -57,33 +69,42 @@ def unsealed(key: str, value: str | bytes) -> str:
     if not RUN.job_key:
         return text
     proof, _, content = text.partition(" ")
+    # compare_digest takes the same time for each wrong proof, so nobody can guess it bit by bit.
     if not hmac.compare_digest(proof.encode(), _proof(key, content).encode()):
         raise foreign(key)
     return content
 
 
 def _proof(key: str, text: str) -> str:
+    """Return the proof of a text. It depends on the key, so a text cannot be moved elsewhere."""
     return hmac.new(RUN.job_key, f"{key}\0{text}".encode(), hashlib.sha256).hexdigest()
 
 
 def write_state(rank: int, state: State) -> str:
+    """Return the value under "beat/<rank>" for a beat of a rank."""
     return sealed(f"beat/{rank}", json.dumps(state))
 
 
 def read_state(rank: int, value: str | bytes) -> State:
     """Return the beat of `rank`.
 
+    Its keys: beat, step, syncs (counts), age, budget (seconds), pid, machine, host, phase, and
+    facts, which `state.tell` describes.
+
     value: what the store holds under "beat/<rank>".
 
-    The state has beat, step, syncs (counts), age, budget (seconds), pid, machine, host, phase, and
-    facts, which `state.tell` describes. Raises ForeignValueError if it has not.
+    Raises ForeignValueError if a key is missing, or if its value is of another type or range.
     """
     key = f"beat/{rank}"
     table = _table(key, value)
     try:
-        state: State = {name: _count(table[name]) for name in ("beat", "step", "syncs", "pid")}
-        state |= {name: _seconds(table[name]) for name in ("age", "budget")}
-        state |= {name: shown(_text(table[name])) for name in ("machine", "host", "phase")}
+        state: State = {}
+        for name in ("beat", "step", "syncs", "pid"):
+            state[name] = _count(table[name])
+        for name in ("age", "budget"):
+            state[name] = _seconds(table[name])
+        for name in ("machine", "host", "phase"):
+            state[name] = shown(_text(table[name]))
         state["facts"] = _facts(table.get("facts", {}))
     except (KeyError, TypeError, ValueError) as e:
         raise foreign(key) from e
@@ -91,13 +112,16 @@ def read_state(rank: int, value: str | bytes) -> State:
 
 
 def write_failure(failure: Failure) -> str:
+    """Return the value under "failure" for a failure."""
     return sealed("failure", json.dumps(failure._asdict()))
 
 
 def read_failure(value: str | bytes, world_size: int) -> Failure | None:
     """Return the failure that the store holds, or None if it holds none.
 
-    Raises ForeignValueError if it is no failure of a rank of this run: an exit code of 0, for
+    value: what the store holds under "failure".
+
+    Raises ForeignValueError if it is no failure of a rank of this run. An exit code of 0, for
     example, would let a run that was broken off pass for a finished one.
     """
     if not value:
@@ -107,6 +131,7 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
         failure = Failure(**table)
     except TypeError as e:
         raise foreign("failure") from e
+    # `type(...) is int`, because True is an int for isinstance.
     ranks = range(world_size)
     is_ours = (
         all(type(number) is int for number in failure)
@@ -128,6 +153,7 @@ def shown(text: str) -> str:
 
 
 def foreign(key: str) -> ForeignValueError:
+    """Return the error of a value under `key` that no rank of this run wrote."""
     place = RUN.place
     return ForeignValueError(
         what=f"the store of the run holds something under the key {key!r} that no rank of this "
@@ -141,7 +167,11 @@ def foreign(key: str) -> ForeignValueError:
     )
 
 
+# ---- Types and ranges ------------------------------------------------------------------------
+
+
 def _table(key: str, value: str | bytes) -> dict[str, Any]:
+    """Return a value of the store as a table. Raises ForeignValueError if it is none."""
     try:
         table = json.loads(unsealed(key, value))
     except (ValueError, RecursionError) as e:
@@ -152,25 +182,28 @@ def _table(key: str, value: str | bytes) -> dict[str, Any]:
 
 
 def _count(value: Any) -> int:
+    """Return a number from 0 to 2**63 - 1. Raises ValueError for anything else."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} is no count")
     return value
 
 
 def _seconds(value: Any) -> float:
+    """Return finite seconds. Raises ValueError for anything else."""
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"{value!r} are no seconds")
     return float(value)
 
 
 def _text(value: Any) -> str:
+    """Return a text. Raises TypeError for anything else."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
 
 
 def _facts(value: Any) -> dict[str, Any]:
-    """Return the facts with their texts as they are shown."""
+    """Return the facts, with their texts as they are shown. value: a table of plain types."""
     facts = {}
     for name, fact in dict(value).items():
         facts[shown(name)] = shown(fact) if isinstance(fact, str) else fact

@@ -307,7 +307,9 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     """
     is_one = len(histories) == 1
     titles = ("loss", "PSNR, dB", "learning rate", "speed")
-    figure, axes = _empty_figure(histories, titles, 2, (6, 3.75), MARGINS if is_one else None)
+    # The names of several runs stand above the panels, so their margins have to be computed.
+    margins = MARGINS if is_one else None
+    figure, axes = _empty_figure(histories, titles, columns=2, size=(6, 3.75), margins=margins)
     loss, psnr, rate, speed = axes
     _draw_loss(loss, histories)
     _draw_psnr(psnr, histories)
@@ -423,7 +425,8 @@ def draw_scalars(histories: Mapping[str, History]) -> Any:
     for history in histories.values():
         all_tags.update(history)
     tags = sorted(all_tags)
-    figure, axes = _empty_figure(histories, tags, min(3, len(tags)), (4.5, 3))
+    columns = min(3, len(tags))
+    figure, axes = _empty_figure(histories, tags, columns=columns, size=(4.5, 3))
     for axis, tag in zip(axes, tags, strict=True):
         for curve in _curves(histories, tag):
             axis.plot(curve.steps, curve.values, color=curve.colour)

@@ -1,4 +1,13 @@
-"""What a checkpoint must hold before a run resumes from it: names, types and ranges."""
+"""What a checkpoint must hold before a run resumes from it: names, types and ranges.
+
+A checkpoint may be damaged, or written by another program. `refuse_wrong_types` finds that before
+anything is computed from it. A part of a checkpoint that is written by `utils.run.checkpoint.save`:
+
+    "step": 5000, "epoch": 3, "batch": 200, ...     the position: `Position`
+    "order": {"samples": 12000, ...}                the order of the data: `Order`
+    "model_state_dict": {"conv.weight": tensor}     tables: TABLES
+    "optimizer": {...}, "options": {...}, ...
+"""
 
 import math
 from pathlib import Path
@@ -12,21 +21,32 @@ from utils.errors import CheckpointError
 # More steps than any run takes, and still exact in every number that we compute from them.
 MOST = 2**40
 Count = Annotated[int, Field(ge=0, le=MOST)]
-# The parts that training restores -> whether an older or another run may lack them.
+
+# The tables that training restores -> whether a checkpoint may lack the table. An older version may
+# not have written it, or its run did not need it.
 TABLES = {
-    "options": False, "model_state_dict": False, "optimizer": False, "ema_state_dict": True,
-    "scaler": True,
-}  # fmt: skip
+    "options": False,
+    "model_state_dict": False,
+    "optimizer": False,
+    "ema_state_dict": True,  # moving averages of the weights
+    "scaler": True,  # the loss scale of float16
+}
+# The advice of the errors.
 DO = "go on from another checkpoint of this run, such as checkpoint_latest_previous.pth"
 
 
 class Saved(BaseModel):
-    """A part of a checkpoint. Keys that newer versions add are left alone."""
+    """A part of a checkpoint. Keys that newer versions add are ignored.
+
+    strict: a text such as "5" is not taken for a number.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=True)
 
 
 class Order(Saved):
+    """The order of the training data; `checkpoint.DataOrder` says what its fields are."""
+
     samples: Annotated[int, Field(ge=1, le=MOST)]
     sample_list: str
     seed: int | None
@@ -34,7 +54,10 @@ class Order(Saved):
 
 
 class Position(Saved):
-    """The position of a run."""
+    """The position of a run; `checkpoint.Progress` says what its fields are.
+
+    Fields with a default are missing in checkpoints of earlier versions.
+    """
 
     step: Count
     epoch: Count
@@ -53,6 +76,7 @@ class Position(Saved):
     @field_validator("best_psnr")
     @classmethod
     def _is_a_number(cls, value: float | None) -> float | None:
+        """Refuse NaN, because no later score would be better than NaN."""
         if value is not None and math.isnan(value):
             raise ValueError("NaN")
         return value
@@ -61,24 +85,28 @@ class Position(Saved):
 def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError if `state`, read from `path`, is not what a run saves.
 
-    Names the key.
+    The error names the first key that is wrong.
     """
     for key, may_be_missing in TABLES.items():
         value = state.get(key)
-        if not isinstance(value, dict) and not (may_be_missing and value is None):
+        is_missing = value is None and may_be_missing
+        if not isinstance(value, dict) and not is_missing:
             raise _wrong(path, key, value, "a table")
     for name, value in state["model_state_dict"].items():
         if not isinstance(value, Tensor):
             raise _wrong(path, f"model_state_dict[{name!r}]", value, "a tensor")
+
+    position = {key: state[key] for key in Position.model_fields if key in state}
     try:
-        Position.model_validate({key: state[key] for key in Position.model_fields if key in state})
+        Position.model_validate(position)
     except ValidationError as e:
         first = e.errors()[0]
-        key = ".".join(map(str, first["loc"]))
+        key = ".".join(map(str, first["loc"]))  # e.g. "order.samples"
         raise _wrong(path, key, first["input"], first["msg"].lower()) from None
 
 
 def _wrong(path: Path, key: str, value: Any, expected: str) -> CheckpointError:
+    """Return the error of a wrong value. expected: what a run saves there."""
     shown = repr(value)
     if len(shown) > 60:
         shown = f"{shown[:57]}..."

@@ -1,7 +1,12 @@
-"""Read files of torch.save: plain types and tensors, and never more than the file holds.
+"""Reads files of torch.save: plain types and tensors, and never more than the file holds.
 
-torch runs no code of a file (weights_only), but a file of a kilobyte may still ask it for
-gigabytes. So its pickle is looked through before it is read.
+Such a file is a zip archive without compression. Its members are a pickle, `data.pkl`, which
+describes nested lists and tables, and a member with the numbers of each tensor. Before torch 1.6 it
+was a row of pickles, with the numbers after them.
+
+torch runs no code of a file (weights_only=True). But a file of a kilobyte may still ask for
+gigabytes of memory or hours of time. So the archive and its pickle are looked through first
+(`_check_file`), and what was read is looked through at the end (`_refuse_repetition`).
 """
 
 import pickletools
@@ -12,14 +17,19 @@ from typing import Any
 
 import torch
 
-# What is read of an old file, whose pickles come before the numbers of its tensors.
+# An old file, of torch before 1.6, begins with this many pickles.
 OLD_PICKLES = 5
-DEEPEST = 100  # of tables within tables
-CHUNK = 2**20  # bytes that are read at once
+# Tables within tables that are followed.
+DEEPEST = 100
+# Bytes that are read at once.
+CHUNK = 2**20
 
 
 class RefusedFile(UnpicklingError):
-    """A file that torch.load would read, and that is not read. Its text is a clause."""
+    """A file that torch.load would read, but that is not read here.
+
+    Its text is a clause, e.g. "its parts overlap, ...": the caller says which file it is.
+    """
 
 
 class GrowingFile(RefusedFile):
@@ -31,14 +41,17 @@ class DamagedFile(RefusedFile):
 
 
 def load_plain(path: Path, mmap: bool = False) -> Any:
-    """Return what torch.save wrote to `path`, tensors on the CPU.
+    """Return what torch.save wrote to `path`, with tensors on the CPU.
 
-    mmap: whether the numbers of tensors are read when they are used.
-    Raises RefusedFile, and what torch.load raises for files of something else.
+    mmap: whether the numbers of tensors are read only when they are used.
+
+    Raises RefusedFile, and whatever torch.load raises for a file of something else.
     """
     operations = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    _refuse_repetition(content, 1000 + 10 * operations)
+    # Each operation of a pickle makes a value or puts values together. Ten values for each, and a
+    # thousand more, is ample for an honest file.
+    _refuse_repetition(content, most=1000 + 10 * operations)
     return content
 
 
@@ -50,21 +63,27 @@ def is_zip(path: Path) -> bool:
         return False
 
 
+# ---- The file, before it is read -------------------------------------------------------------
+
+
 def _check_file(path: Path) -> int:
     """Return the number of operations of the pickle in a file.
 
-    Raises RefusedFile, or OSError. Files of something else pass: torch.load says what is wrong.
+    Raises RefusedFile or OSError. A file of something else passes: torch.load says what is wrong
+    with it.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            pickles = [m for m in members if m.filename.endswith("data.pkl")]
+            pickles = [member for member in members if member.filename.endswith("data.pkl")]
             if pickles:
                 _refuse_packing(members, path.stat().st_size)
                 _refuse_flipped_bits(archive, members)
             return sum(_check_pickle(archive.read(member)) for member in pickles)
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError):
         pass  # no zip file, or a damaged one
+    # The pickles of an old file follow one another. `_check_pickle` leaves the file behind the
+    # pickle that it has read.
     with open(path, "rb") as file:
         return sum(_check_pickle(file) for _ in range(OLD_PICKLES))
 
@@ -74,22 +93,27 @@ def _refuse_packing(members: list[zipfile.ZipInfo], size: int) -> None:
 
     size: number of bytes of the file.
     """
-    packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
-    if packed:
-        raise GrowingFile(f"{packed[0]} in it is compressed, as torch.save never writes it")
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise GrowingFile(
+                f"{member.filename} in it is compressed, as torch.save never writes it"
+            )
+    # Members that lie beside one another are together no larger than the file.
     if sum(member.file_size for member in members) > size:
         raise GrowingFile(f"its {len(members)} parts overlap, as torch.save never writes them")
 
 
 def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
-    """Refuse members whose CRC-32 is not the one beside them, which torch.load does not look at.
+    """Refuse members whose bytes do not fit the checksum (CRC-32) beside them.
 
-    A CRC of 0 was not computed: torch.serialization.set_crc32_options(False).
+    torch.load does not look at the checksums. A checksum of 0 was not computed, because of
+    torch.serialization.set_crc32_options(False).
     """
     for member in members:
         if member.CRC == 0:
             continue
         try:
+            # zipfile compares the checksum at the end of the member.
             with archive.open(member) as content:
                 while content.read(CHUNK):
                     pass
@@ -100,8 +124,11 @@ def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo
 def _check_pickle(pickle: Any) -> int:
     """Return the number of operations of a pickle, up to the first one that is damaged.
 
-    pickle: bytes, or a file, which then stands behind the pickle.
-    Raises GrowingFile for one that names what is refused.
+    A pickle is a little program: its operations make values, and put them together.
+
+    pickle: bytes, or an open file, which then stands behind the pickle.
+
+    Raises GrowingFile if the pickle names something that is refused.
     """
     count = 0
     try:
@@ -125,16 +152,28 @@ def _refuse_name(name: str) -> None:
         raise GrowingFile(f"its pickle asks for the codec {name}, which takes forever")
 
 
+# ---- What was read ---------------------------------------------------------------------------
+
+
 def _refuse_repetition(content: Any, most: int) -> None:
-    """Refuse what holds one thing so often that more than `most` values are reached, or itself."""
+    """Refuse a value that reaches more than `most` values, or that holds itself.
+
+    A list of ten times one list, which holds ten times another list, and so on, is small in memory.
+    But whoever goes through it meets 10, 100, 1000, ... values.
+    """
+    # Go through all values, each as often as it is reached. waiting: (value, its depth).
     waiting = [(content, 0)]
     count = 0
     while waiting:
         value, depth = waiting.pop()
         count += 1
+        # A value that holds itself is deeper than any limit.
         if count > most or depth > DEEPEST:
             raise GrowingFile("its lists and tables hold one another too often")
         if isinstance(value, dict):
-            waiting += [(inner, depth + 1) for pair in value.items() for inner in pair]
+            for key, item in value.items():
+                waiting.append((key, depth + 1))
+                waiting.append((item, depth + 1))
         elif isinstance(value, (list, tuple, set, frozenset)):
-            waiting += [(inner, depth + 1) for inner in value]
+            for item in value:
+                waiting.append((item, depth + 1))
