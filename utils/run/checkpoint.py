@@ -98,16 +98,16 @@ class Progress:
     A checkpoint holds each of these fields by its name.
     """
 
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0  # next global batch of the epoch
-    best_psnr: float | None = None
-    best_step: int = 0
-    scored_on: str | None = None  # digest of the test clips of best_psnr; None: not known
+    step: int = 0  # number of optimizer steps done
+    epoch: int = 0  # number of epochs done
+    batch: int = 0  # number of steps done in the current epoch, and so the number of the next one
+    best_psnr: float | None = None  # in dB; None before the first validation
+    best_step: int = 0  # step of best_psnr
+    scored_on: str | None = None  # digest of the test clips of best_psnr; None if it is not known
     validated: int = 0  # step of the last complete validation
     validation_stops: int = 0  # how often a signal ended the validation of this step
-    saved: int = -1  # step of the run's newest checkpoint_latest
-    wandb_id: str | None = None
+    saved: int = -1  # step of the run's newest checkpoint_latest; -1 if it has none
+    wandb_id: str | None = None  # id of the run at W&B
 
     def advance(self) -> None:
         """Count one more step. Its validation, if one is due, has not been stopped yet."""
@@ -371,15 +371,19 @@ def restore_progress(
 
     Raises OptionError or DataError if the run cannot continue from here.
     """
+    # A field that an earlier version did not save has its default.
     state = resumed.state
     values = {field.name: state.get(field.name, field.default) for field in fields(Progress)}
     progress = Progress(**values)
+
+    # The end of an epoch is the start of the next one. The position was counted in the epochs of
+    # then, which may have had another length.
     order_then = _order_in(state)
-    # An epoch that was complete when the checkpoint was written, counted in the steps of then.
     steps_then = order.steps if order_then is None else order_then.steps
     if progress.batch == steps_then:
         progress.next_epoch()
 
+    # The options of this start win over those of the checkpoint, so say what differs.
     changes = differences(state["options"], options)
     if changes and utils_dist.is_main_process():
         _log_changed_options(changes)
@@ -399,6 +403,7 @@ def restore_progress(
     if state["options"].get("task") != options.get("task"):
         progress.wandb_id = None
 
+    # The options among them that the best score depends on.
     changed_scores = []
     for key in changes:
         if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE):
@@ -436,7 +441,7 @@ def _log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
 
 
 def _shortened(value: Any) -> str:
-    """Return an option in JSON, with at most 80 characters."""
+    """Return an option in JSON, with at most 80 characters: some options are long lists."""
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
