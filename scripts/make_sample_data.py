@@ -5,9 +5,9 @@
     python scripts/make_sample_data.py --root trainsets/other --seed 1 --instants 5
 
 Each clip shows moving textured layers with occlusion under a shaking camera. The scene is rendered
-once per spike plane, in linear light: the mean over an exposure is the blurry frame, its middle
-plane the sharp one, and the grey image at half resolution is the input of an integrate-and-fire
-sensor. The result depends on the seed only.
+once per spike plane, in linear light. The mean over an exposure is the blurry frame, and its middle
+plane is the sharp frame. The grey image at half resolution is the input of an integrate-and-fire
+sensor, which makes the spikes. The result depends on the seed only.
 """
 
 import argparse
@@ -36,113 +36,169 @@ from utils.files import sha256_of
 from utils.image import imwrite_rgb
 from utils.random_streams import published_stream
 
-SIZE = 128  # RGB pixels
+# The files of a clip below the root, with a file for each frame 000000, 000001, ...:
+#
+#     GOPRO_Large/train/SAMPLE00_train/blur/000000.png
+#     GOPRO_Large/train/SAMPLE00_train/sharp/000000.png
+#     GOPRO_Large/train/SAMPLE00_train/instants/000000_0.png   (with --instants)
+#     GOPRO_Large_spike_seq/train/SAMPLE00_train/spike/000000.dat
+#     GOPRO_Large_spike_seq/dataset.json
+#
+# Bit for bit the same files must come from the same seed: tests and published figures use them. So
+# the order in which numbers are drawn from a generator must not change. If the files change, raise
+# `Size.version`.
+
+# ---- Sizes ------------------------------------------------------------------------------------
+
+SIZE = 128  # side of an RGB frame, in pixels
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
 MARGIN = 96  # pixels of texture around the frame, for the motion of the camera
 GT_PLANE = PLANES // 2  # the plane of the sharp frame
-RGB, SPIKES = "GOPRO_Large", "GOPRO_Large_spike_seq"
-INFO = f"{SPIKES}/dataset.json"
-ME = "scripts/make_sample_data.py"
-# See IntegrateAndFire; rate: spikes per plane at full light.
+RGB = "GOPRO_Large"  # folder of the frames
+SPIKES = "GOPRO_Large_spike_seq"  # folder of the spikes
+INFO = f"{SPIKES}/dataset.json"  # says how to read the spikes, and how the set was made
+ME = "scripts/make_sample_data.py"  # the mark in dataset.json that this program made the set
+# Arguments of IntegrateAndFire, which describes them. rate: spikes per plane at full light.
 SENSOR = {"rate": 0.9, "shot_noise": 0.03, "dark_rate": 0.001, "threshold_mismatch": 0.01}
 
-# Plane -> linear light (side, side, 3) float32; above 1 is saturated
+# A scene gives for a plane its linear light (side, side, 3) float32. Above 1 it is saturated.
 Scene = Callable[[int], np.ndarray]
+
+
+# ---- The scene: layers that move --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A textured sheet, (N, N, 4): linear colour times opacity, and opacity; and its path over the
-    planes.
+    """A textured sheet in front of the camera, and its motion.
+
+    The scene is the camera's view of a background layer and of objects in front of it.
     """
 
+    # (N, N, 4): linear colour times opacity, then opacity. N = side + 2 MARGIN.
     sheet: np.ndarray
-    path: np.ndarray  # (planes, 3): shift x, shift y in pixels, angle in radians
+    # (planes, 3): shift x and shift y in pixels, angle in radians.
+    path: np.ndarray
     side: int = SIZE  # of the frame, in pixels
 
 
 def texture(rng: np.random.Generator, n: int) -> np.ndarray:
-    """(n, n, 3) display values: coloured 1/f noise with painted edges, smooth at the scale of one
-    spike pixel.
+    """Return a random texture: (n, n, 3) display values in [0.04, 0.98].
+
+    It is coloured 1/f noise with painted shapes. Its edges are as wide as one spike pixel.
     """
+    picture = simulate.to_uint8(_clouds(rng, n))
+    shapes = int(n * n / 900)  # one for each 30 x 30 pixels
+    for _ in range(shapes):
+        _paint_shape(rng, picture)
+    smooth = cv2.GaussianBlur(picture.astype(np.float32) / 255, (0, 0), 0.9)
+    return np.clip(smooth, 0.04, 0.98)
+
+
+def _clouds(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Return coloured noise (n, n, 3) with the spectrum 1 / f**a, as natural images have it."""
+    # White noise, times the spectrum in the frequency domain, for three channels.
     frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None])
-    frequency[0, 0] = 1.0
+    frequency[0, 0] = 1.0  # avoids 0 ** -a
     spectrum = frequency ** -rng.uniform(1.2, 1.6)
-    spectrum[0, 0] = 0.0
-    clouds = np.stack(
-        [
-            np.fft.irfft2(spectrum * np.fft.rfft2(rng.standard_normal((n, n))), (n, n))
-            for _ in range(3)
-        ]
-    )
+    spectrum[0, 0] = 0.0  # no mean
+    channels = []
+    for _ in range(3):
+        white = rng.standard_normal((n, n))
+        channels.append(np.fft.irfft2(spectrum * np.fft.rfft2(white), (n, n)))
+    clouds = np.stack(channels)  # (3, n, n)
     clouds /= clouds.std(axis=(1, 2), keepdims=True)
-    grey, *tint = clouds
-    tints = np.stack((tint[0], tint[1], -tint[0]), axis=2)
-    picture = simulate.to_uint8(rng.uniform(0.35, 0.65, 3) + 0.13 * grey[..., None] + 0.04 * tints)
-    for _ in range(int(n * n / 900)):  # discs, bars, polygons and letters
-        colour = tuple(
-            float(v)
-            for v in 255 * np.clip(rng.uniform(0.05, 0.95) + 0.2 * rng.uniform(-1, 1, 3), 0, 1)
-        )
-        x, y = (int(v) for v in rng.integers(0, n, 2))
-        size, kind = int(rng.integers(4, 16)), int(rng.integers(4))
-        if kind == 0:
-            cv2.circle(picture, (x, y), size // 2 + 2, colour, -1, cv2.LINE_AA)
-        elif kind == 1:
-            angle = rng.uniform(0, np.pi)
-            end = (int(x + 3 * size * np.cos(angle)), int(y + 3 * size * np.sin(angle)))
-            cv2.line(picture, (x, y), end, colour, int(rng.integers(2, 6)), cv2.LINE_AA)
-        elif kind == 2:
-            corners = np.array([x, y]) + rng.uniform(-size, size, (int(rng.integers(3, 6)), 2))
-            cv2.fillPoly(picture, [corners.astype(np.int32)], colour, cv2.LINE_AA)
-        else:
-            letter = "ABCDEFGHKLMNPRSTVXYZ2345689"[int(rng.integers(27))]
-            cv2.putText(
-                picture, letter, (x, y), cv2.FONT_HERSHEY_SIMPLEX, size / 14, colour, 2, cv2.LINE_AA
-            )
-    return np.clip(cv2.GaussianBlur(picture.astype(np.float32) / 255, (0, 0), 0.9), 0.04, 0.98)
+
+    # The first channel is brightness. The others are two opposite pairs of colours.
+    grey, tint_1, tint_2 = clouds
+    tints = np.stack((tint_1, tint_2, -tint_1), axis=2)  # (n, n, 3)
+    mean_colour = rng.uniform(0.35, 0.65, 3)
+    return mean_colour + 0.13 * grey[..., None] + 0.04 * tints
+
+
+def _paint_shape(rng: np.random.Generator, picture: np.ndarray) -> None:
+    """Paint a random disc, bar, polygon or letter into a picture (n, n, 3) uint8."""
+    n = len(picture)
+    brightness = rng.uniform(0.05, 0.95)
+    tint = 0.2 * rng.uniform(-1, 1, 3)
+    colour = tuple(float(value) for value in 255 * np.clip(brightness + tint, 0, 1))
+    x, y = (int(value) for value in rng.integers(0, n, 2))
+    size = int(rng.integers(4, 16))  # pixels
+    kind = int(rng.integers(4))
+
+    if kind == 0:
+        radius = size // 2 + 2
+        cv2.circle(picture, (x, y), radius, colour, -1, cv2.LINE_AA)  # -1: filled
+    elif kind == 1:
+        angle = rng.uniform(0, np.pi)
+        length = 3 * size
+        end = (int(x + length * np.cos(angle)), int(y + length * np.sin(angle)))
+        width = int(rng.integers(2, 6))
+        cv2.line(picture, (x, y), end, colour, width, cv2.LINE_AA)
+    elif kind == 2:
+        count = int(rng.integers(3, 6))
+        corners = np.array([x, y]) + rng.uniform(-size, size, (count, 2))
+        cv2.fillPoly(picture, [corners.astype(np.int32)], colour, cv2.LINE_AA)
+    else:
+        letter = "ABCDEFGHKLMNPRSTVXYZ2345689"[int(rng.integers(27))]
+        font = cv2.FONT_HERSHEY_SIMPLEX
+        cv2.putText(picture, letter, (x, y), font, size / 14, colour, 2, cv2.LINE_AA)
 
 
 def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list[Layer]:
-    """A background and three objects; nearer layers shift more with the camera, and objects also
-    move by themselves.
+    """Return a background and three objects, from the farthest to the nearest.
+
+    A nearer layer shifts more when the camera shakes. Objects also move by themselves.
+
+    planes: length of the motion; side: of the frame, in pixels
     """
-    n, walk = (
-        side + 2 * MARGIN,
-        partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES)),
-    )
-    shake, turn = np.stack([walk(22.0), walk(16.0)], axis=1), walk(0.05)
+    n = side + 2 * MARGIN
+    # The shake of the camera: shifts in pixels and a small angle in radians.
+    walk = partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES))
+    shake = np.stack([walk(22.0), walk(16.0)], axis=1)  # (planes, 2)
+    turn = walk(0.05)  # (planes,)
+
     layers = []
-    for depth in range(4):
-        own = (
-            rng.uniform(-1, 1, 2)
-            * (0.0 if depth == 0 else 3.5 / PLANES)
-            * (np.arange(planes) - planes / 2)[:, None]
-        )
+    for depth in range(4):  # 0: the background
+        # Each object moves along a line, at most 3.5 pixels in an exposure. In the middle of the
+        # clip it is where it would be without this motion.
+        speed = 0.0 if depth == 0 else 3.5 / PLANES  # pixels per plane
+        direction = rng.uniform(-1, 1, 2)
+        times = np.arange(planes) - planes / 2
+        motion = direction * speed * times[:, None]  # (planes, 2)
+
         opacity = np.ones((n, n, 1), np.float32)
-        if depth > 0:  # one rounded object near the middle of the sheet
-            angles, radii = np.sort(rng.uniform(0, 2 * np.pi, 9)), rng.uniform(14, 34, 9)
-            centre = n / 2 + rng.uniform(-36, 36, 2)
-            corners = (
-                centre + np.stack((radii * np.cos(angles), radii * np.sin(angles)), axis=1)
-            ).astype(np.int32)
-            opacity = cv2.GaussianBlur(
-                cv2.fillPoly(0 * opacity, [corners], 1.0, cv2.LINE_AA), (0, 0), 0.9
-            )[..., None]
-        sheet = np.concatenate((simulate.to_linear(texture(rng, n)) * opacity, opacity), axis=2)
-        layers.append(
-            Layer(sheet, np.column_stack((shake * (1.0 + 0.35 * depth) + own, turn)), side)
-        )
+        if depth > 0:
+            opacity = _outline(rng, n)
+        colour = simulate.to_linear(texture(rng, n))
+        sheet = np.concatenate((colour * opacity, opacity), axis=2)
+        shifts = shake * (1.0 + 0.35 * depth) + motion
+        layers.append(Layer(sheet, np.column_stack((shifts, turn)), side))
     return layers
 
 
+def _outline(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Return the opacity (n, n, 1) of one rounded object near the middle of the sheet."""
+    angles = np.sort(rng.uniform(0, 2 * np.pi, 9))
+    radii = rng.uniform(14, 34, 9)
+    centre = n / 2 + rng.uniform(-36, 36, 2)
+    corners = centre + np.stack((radii * np.cos(angles), radii * np.sin(angles)), axis=1)
+    filled = cv2.fillPoly(
+        np.zeros((n, n, 1), np.float32), [corners.astype(np.int32)], 1.0, cv2.LINE_AA
+    )
+    return cv2.GaussianBlur(filled, (0, 0), 0.9)[..., None]
+
+
 def render(layers: list[Layer], plane: int) -> np.ndarray:
-    """Linear light (side, side, 3) float32 at `plane`."""
+    """Return what the camera sees at `plane`: linear light (side, side, 3) float32."""
     side = layers[0].side
-    picture, centre = np.zeros((side, side, 3), np.float32), side / 2
+    centre = side / 2
+    picture = np.zeros((side, side, 3), np.float32)
     for layer in layers:
         x, y, angle = layer.path[plane]
-        cos, sin, middle = np.cos(angle), np.sin(angle), layer.sheet.shape[0] / 2
+        cos = np.cos(angle)
+        sin = np.sin(angle)
+        middle = layer.sheet.shape[0] / 2
         # Camera pixel -> sheet pixel: rotate about the centre, then shift.
         inverse = np.array([
             [cos, -sin, middle + x - centre * cos + centre * sin],
@@ -152,161 +208,215 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
         seen = cv2.warpAffine(
             layer.sheet, inverse, (side, side), flags=flags, borderMode=cv2.BORDER_REFLECT
         )
-        picture = picture * (1.0 - seen[..., 3:]) + seen[..., :3]
+        # The layer covers the layers behind it. Its colour is already multiplied by its opacity.
+        colour = seen[..., :3]
+        opacity = seen[..., 3:]
+        picture = picture * (1.0 - opacity) + colour
     return np.clip(picture, 0.0, 1.0)
 
 
 def instant_planes(count: int) -> list[int]:
-    """Planes of `count` sharp instants, evenly spread over the exposure; that of the sharp frame is
-    the middle one.
+    """Return the planes of `count` sharp instants, evenly spread over the exposure.
+
+    count: an odd number, or 0. The middle instant is the plane of the sharp frame
     """
     return [round(GT_PLANE + (k - count // 2) * PLANES / count) for k in range(count)]
 
 
+# ---- The data set -----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Size:
-    """How much is made, of which scenes. name: of the set, for its clips and its dataset.json.
+    """How much is made, and of which scenes."""
 
-    clips: number in each split. scene: (generator, planes, number of the clip in its split) ->
-    Scene. version: to be raised when the same seed gives other files than before. side: of a frame.
-    """
-
-    name: str
-    clips: Mapping[str, int]
-    frames: int
+    name: str  # of the set, for its clips and its dataset.json
+    clips: Mapping[str, int]  # split -> number of clips
+    frames: int  # of a clip
+    # (generator, planes, number of the clip in its split) -> scene
     scene: Callable[[np.random.Generator, int, int], Scene]
-    version: int
-    side: int = SIZE
+    version: int  # raise it when the same seed gives other files than before
+    side: int = SIZE  # of a frame, in pixels
+
+
+def _sample_scene(rng: np.random.Generator, planes: int, _: int) -> Scene:
+    return partial(render, make_layers(rng, planes))
 
 
 SAMPLE = Size(
-    "sample",
-    {"train": 8, "test": 2},
-    12,
-    lambda rng, planes, _: partial(render, make_layers(rng, planes)),
+    name="sample",
+    clips={"train": 8, "test": 2},
+    frames=12,
+    scene=_sample_scene,
     version=2,
 )
 
 
 def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 0) -> bool:
-    """Write the data set to `root`, complete or not at all; False if it is there.
+    """Write the data set to `root`, complete or not at all.
 
-    An older, unchanged one is replaced.
+    Returns False if the set is there already. An unchanged set of an older version is replaced.
+    Raises DataError if `root` holds something else, see `check_made`.
 
-    instants: of each exposure, written as sharp pictures NNNNNN_K.png; 0 or odd. Raises DataError
-    where `root` holds something else, see `check_made`.
+    instants: number of sharp pictures NNNNNN_K.png of each exposure; 0 or odd
     """
-    root = root.resolve()  # a link to another disk stays
-    if root.is_file() or (root.is_dir() and any(root.iterdir())):
+    root = root.resolve()  # if root is a link to another disk, the link stays
+    if root.is_file() or _has_content(root):
         if check_made(root, size, seed, instants):
             return False
         print(
             f"{root} was made by another version of this script, or without these instants: "
             "making it again"
         )
-    half, sharp = size.side // 2, instant_planes(instants)
     root.parent.mkdir(parents=True, exist_ok=True)
-    # Afterwards it holds an older set that was replaced, or a half one.
+    # The set is made in a temporary folder and renamed when it is complete. At the end the
+    # temporary folder holds the older set that was replaced, or what an error left.
     with tempfile.TemporaryDirectory(
         prefix=f".{root.name}.", dir=root.parent, ignore_cleanup_errors=True
     ) as temporary:
-        new, splits = Path(temporary, "new"), enumerate(size.clips.items())
-        jobs = [
-            (number, split, index) for number, (split, count) in splits for index in range(count)
-        ]
-        for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
-            rng, clip = (
-                published_stream(seed, number, index),
-                f"{split}/{size.name.upper()}{index:02d}_{split}",
-            )
-            scene, spikes = (
-                size.scene(rng, size.frames * PLANES, index),
-                new / SPIKES / clip / "spike",
-            )
-            sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
-            spikes.mkdir(parents=True)
-            for frame in range(size.frames):
-                stem, planes = (
-                    f"{frame:06d}",
-                    [scene(frame * PLANES + plane) for plane in range(PLANES)],
-                )
-                images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(sharp)}
-                images |= {
-                    f"sharp/{stem}": planes[GT_PLANE],
-                    f"blur/{stem}": np.mean(planes, axis=0),
-                }
-                for file, image in images.items():
-                    imwrite_rgb(
-                        new / RGB / clip / f"{file}.png",
-                        simulate.to_uint8(simulate.to_display(image)),
-                    )
-                grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
-                write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
-        about = {
-            "format": 1, "h": half, "w": half, "flip": True, "planes": PLANES,
-            "rate": SENSOR["rate"], "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2,
-            "seed": seed,
-            "version": size.version, "files": digest_of(new), "made_by": ME,
-            **({"instants": sharp} if instants else {}),
-            **({"size": size.name} if size.name != "sample" else {}),
-        }  # fmt: skip
-        (new / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        if root.exists() and any(root.iterdir()):
-            check_made(root, size, seed)
-            # Of an older version, or without the instants, and unchanged since
+        new = Path(temporary, "new")
+        jobs = []
+        for split_number, (split, count) in enumerate(size.clips.items()):
+            for index in range(count):
+                jobs.append((split_number, split, index))
+        for split_number, split, index in tracked(jobs, len(jobs), "making", "clips"):
+            # A generator for each clip, so that a clip does not depend on the other clips.
+            rng = published_stream(seed, split_number, index)
+            write_clip(new, size, split, index, rng, instants)
+        write_info(new, size, seed, instants)
+
+        if _has_content(root):
+            check_made(root, size, seed)  # again, because somebody may have changed it meanwhile
             root.rename(Path(temporary, "old"))
         new.rename(root)
     return True
 
 
+def _has_content(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def write_clip(
+    root: Path, size: Size, split: str, index: int, rng: np.random.Generator, instants: int
+) -> None:
+    """Write the frames and the spikes of one clip.
+
+    index: number of the clip in its split; instants: number of sharp pictures of an exposure
+    """
+    clip = f"{split}/{size.name.upper()}{index:02d}_{split}"
+    spikes = root / SPIKES / clip / "spike"
+    spikes.mkdir(parents=True)
+    scene = size.scene(rng, size.frames * PLANES, index)
+    # The sensor sees the grey scene at half resolution. It keeps its charge from frame to frame.
+    half = size.side // 2
+    sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
+
+    for frame in range(size.frames):
+        stem = f"{frame:06d}"
+        first_plane = frame * PLANES
+        planes = [scene(first_plane + plane) for plane in range(PLANES)]
+
+        images = {}  # path below the clip, without suffix -> linear light
+        for k, plane in enumerate(instant_planes(instants)):
+            images[f"instants/{stem}_{k}"] = planes[plane]
+        images[f"sharp/{stem}"] = planes[GT_PLANE]
+        images[f"blur/{stem}"] = np.mean(planes, axis=0)
+        for name, light in images.items():
+            picture = simulate.to_uint8(simulate.to_display(light))
+            imwrite_rgb(root / RGB / clip / f"{name}.png", picture)
+
+        grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
+        write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
+
+
+def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
+    """Write dataset.json: how to read the spikes, and how the set was made.
+
+    The clips must be written before, because the file holds their digest.
+    """
+    half = size.side // 2
+    about = {
+        # How to read the spikes.
+        "format": 1,
+        "h": half,
+        "w": half,
+        "flip": True,
+        "planes": PLANES,
+        "rate": SENSOR["rate"],
+        "light": "linear",
+        "gt_plane": GT_PLANE,
+        "gamma": 2.2,
+        # How the set was made, for `check_made`.
+        "seed": seed,
+        "version": size.version,
+        "files": digest_of(root),
+        "made_by": ME,
+    }
+    if instants:
+        about["instants"] = instant_planes(instants)
+    if size.name != "sample":
+        about["size"] = size.name
+    (root / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
 def digest_of(root: Path) -> str:
-    """SHA-256 of the names and contents of all files below `root` but dataset.json, and of links
-    and empty folders.
+    """Return the SHA-256 of the names and contents of all files below `root`.
+
+    dataset.json is left out, because it holds this digest. Links and empty folders count by their
+    names. So any file that is changed, removed or added changes the digest.
     """
     table = ""
     for path in sorted(root.rglob("*")):
-        if path.is_symlink() or (path.is_dir() and not any(path.iterdir())):
-            table += f"{path.relative_to(root).as_posix()}/\n"
+        name = path.relative_to(root).as_posix()
+        is_empty_folder = path.is_dir() and not any(path.iterdir())
+        if path.is_symlink() or is_empty_folder:
+            table += f"{name}/\n"
         elif not path.is_dir() and path != root / INFO:
-            table += f"{path.relative_to(root).as_posix()} {sha256_of(path)}\n"
+            table += f"{name} {sha256_of(path)}\n"
     return hashlib.sha256(table.encode()).hexdigest()
 
 
 def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
-    """Whether `root` is the data set of `seed` and `size`; False if made by another version, or
-    without instants.
+    """Return whether `root` is the data set of `seed` and `size`, with the instants.
 
-    Raises DataError for anything else: other data, or a sample set with changed, missing or added
-    files.
+    Returns False if another version made the set, or if the set has other instants: then it may be
+    replaced. Raises DataError for anything else: other data, or a set of which files are changed,
+    missing or new.
     """
     about = {}
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):  # no dataset.json, or a damaged one: not our set
         about = json.loads((root / INFO).read_text(encoding="utf-8"))
-    what, expected = "", ""
-    if (
-        not isinstance(about, dict)
-        or about.get("made_by") != ME
-        or not {"seed", "version", "files"} <= about.keys()
-    ):
-        what, expected = "the folder holds something other than the sample set", "no such folder"
+    is_ours = (
+        isinstance(about, dict)
+        and about.get("made_by") == ME
+        and {"seed", "version", "files"} <= about.keys()
+    )
+    if not is_ours:
+        what = "the folder holds something other than the sample set"
+        expected = "no such folder"
     elif digest_of(root) != about["files"]:
         what = "the sample set is not as it was made: files are changed, missing or new"
         expected = "the files that were made"
-    elif (about["seed"], about.get("size", "sample")) != (seed, size.name):
+    elif about["seed"] != seed or about.get("size", "sample") != size.name:
         what = (
             f"the sample set was made with seed {about['seed']} and size "
             f"{about.get('size', 'sample')}"
         )
         expected = f"seed {seed} and size {size.name}"
-    if what:
-        do = (
-            f"move {root} away and start again, or choose another folder with --root (and "
-            "change the dataroots)"
-        )
-        raise DataError(what, str(root), expected, do)
-    return about["version"] == size.version and (
-        not instants or about.get("instants") == instant_planes(instants)
+    else:
+        is_of_version = about["version"] == size.version
+        has_instants = not instants or about.get("instants") == instant_planes(instants)
+        return is_of_version and has_instants
+    raise DataError(
+        what=what,
+        where=str(root),
+        expected=expected,
+        do=f"move {root} away and start again, or choose another folder with --root (and "
+        "change the dataroots)",
     )
+
+
+# ---- The command ------------------------------------------------------------------------------
 
 
 @with_exit_code
@@ -326,11 +436,15 @@ def main(arguments: list[str] | None = None) -> int:
         help="also K instants of each exposure, K odd",
     )
     command = parser.parse_args(arguments)
-    root, instants = command.root, command.instants
-    if instants and not (0 < instants <= PLANES and instants % 2):
-        expected = f"0, or an odd number up to {PLANES}: the middle one is the sharp frame"
+    root = command.root
+    instants = command.instants
+    is_odd = instants % 2 == 1
+    if instants != 0 and not (0 < instants <= PLANES and is_odd):
         raise OptionError(
-            f"--instants is {instants}", "--instants", expected, "choose another number"
+            what=f"--instants is {instants}",
+            where="--instants",
+            expected=f"0, or an odd number up to {PLANES}: the middle one is the sharp frame",
+            do="choose another number",
         )
     if make_sample(root, SAMPLE, command.seed, instants):
         train, test = SAMPLE.clips.values()
@@ -341,5 +455,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cv2.setNumThreads(1)
+    cv2.setNumThreads(1)  # the images are too small for several threads to be faster
     sys.exit(main())
