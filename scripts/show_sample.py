@@ -2,19 +2,19 @@
 """Show one sample as the network sees it, in a page of one file: frames, every spike channel, crop,
 flips, alignment.
 
-    python scripts/show_sample.py --opt options/vrt/000_train_vrt_sample_rgbspike.json python
-    scripts/show_sample.py --opt FILE --index 3 --split test --out test3.html
-    datasets.test.spike.flip=false
+    python scripts/show_sample.py --opt options/vrt/000_train_vrt_sample_rgbspike.json
+    python scripts/show_sample.py --opt FILE --index 3 --split test --out test3.html \\
+        datasets.test.spike.flip=false
 
-The sample is the one that training gets for (epoch, index); of a test clip, the first frames are
-shown. One sentence says whether the spikes lie where the frames show the same: look at it before a
+The sample is the one that training gets for (epoch, index). Of a test clip, the first frames are
+shown. One sentence says whether the spikes lie where the frames show the same. Read it before a
 long run. Nothing is overwritten.
 """
 
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -30,17 +30,100 @@ from utils.files import refuse_existing, write_whole
 from utils.image import render, tensor_to_uint8
 from utils.options.load import load_options
 
+# Three kinds of images stand in a sample: "lq" (low quality) is the blurry frame, "gt" (ground
+# truth) is the sharp frame, and "spike" has the channels that are computed from the spikes.
+
 SHOWN = 6  # frames of a test clip
 MEASURED = 5  # frames of which the alignment is measured, and the middle one
 LEAST_WIDTH = 256  # smaller images are enlarged by repetition
-YELLOW, CYAN, GREEN = (255, 220, 0), (0, 220, 255), (0, 255, 60)
+YELLOW = (255, 220, 0)
+CYAN = (0, 220, 255)
+GREEN = (0, 255, 60)
 
-# Names, each of a few images (H, W, 3) uint8 with their names
-Rows = list[tuple[str, list[tuple[str, np.ndarray]]]]
+
+class Sample(NamedTuple):
+    """One sample of a data set, as it is read for the network."""
+
+    title: str  # e.g. "Sample 3 of datasets.train, epoch 0"
+    draw: Any  # data.clip_dataset.Draw: clip, frames, crop and flips that were chosen
+    item: dict[str, Any]  # "lq", "gt", "spike" -> (frames, channels, H, W); "key" -> name
+
+
+class Picture(NamedTuple):
+    """An image of the page and the text below it."""
+
+    caption: str
+    image: np.ndarray  # (H, W, 3) uint8
+
+
+class Row(NamedTuple):
+    """Pictures of the page that stand side by side."""
+
+    title: str  # "" for no title
+    pictures: list[Picture]
+
+
+class Section(NamedTuple):
+    """A chapter of the page."""
+
+    title: str
+    rows: list[Row]
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    command = parse(arguments)
+    from data.alignment_check import compare  # not before --help: they bring torch
+    from data.select_dataset import build_dataset
+    from main_train_vrt import PARTS
+
+    command.out = command.out or default_output(f"sample_{command.split}_{command.index}.html")
+    refuse_existing(command.out, "--out")
+    opt = load_options(command.opt, command.overrides, parts=PARTS)
+    section = getattr(opt.datasets, command.split)
+    if section is None:
+        raise OptionError(
+            f"no datasets.{command.split}", command.opt, "a data set", "choose another --split"
+        )
+    dataset: Any = build_dataset(section, command.split, opt.train.manual_seed)
+    refuse_missing_sample(dataset, command)
+    sample = read_sample(dataset, command)
+    draw = sample.draw
+
+    # Compare the edges of the spikes with the edges of the frames.
+    found = None
+    verdict = "This data set has no spikes."
+    verdict_class = "none"  # of the style sheet: "none", "right" or "wrong"
+    numbers = ""
+    if draw.clip.spikes:
+        found = compare(dataset, draw, MEASURED)
+        verdict = found.sentence
+        verdict_class = "right" if found.is_right else "wrong"
+        right, down = found.shift
+        numbers = (
+            f"Gradients correlate with {found.correlation:.2f}; shift {right:+.2f} px in "
+            f"x, {down:+.2f} px in y (phase correlation, response {found.response:.2f}), "
+            f"over {found.measured} {found.kind} frames before the crop."
+        )
+
+    title = f"{sample.title}: {sample.item['key']}"
+    about = {"options": f"{command.opt}; {type(dataset).__name__}", **facts(draw)}
+    page = render(
+        "sample",
+        title=title,
+        verdict=verdict,
+        verdict_class=verdict_class,
+        numbers=numbers,
+        about=about,
+        sections=sections(dataset, sample, found),
+    )
+    write_whole(command.out, page.encode())
+    print(f"{command.out}: {title}\n{verdict}")
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the command line as opt, index, split, epoch, out and overrides."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,85 +143,90 @@ def main(arguments: list[str] | None = None) -> int:
         "temporary one",
     )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    command = parser.parse_intermixed_args(arguments)
-    from data.alignment_check import compare  # not before --help: they bring torch
-    from data.select_dataset import build_dataset
-    from main_train_vrt import PARTS
+    return parser.parse_intermixed_args(arguments)
 
-    command.out = command.out or default_output(f"sample_{command.split}_{command.index}.html")
-    refuse_existing(command.out, "--out")
-    opt = load_options(command.opt, command.overrides, parts=PARTS)
-    section = getattr(opt.datasets, command.split)
-    if section is None:
-        raise OptionError(
-            f"no datasets.{command.split}", command.opt, "a data set", "choose another --split"
-        )
-    dataset: Any = build_dataset(section, command.split, opt.train.manual_seed)
-    if not 0 <= command.index < len(dataset) or command.epoch < 0:
-        what = f"sample {command.index} of epoch {command.epoch} does not exist"
-        expected = f"an index of 0 to {len(dataset) - 1}, an epoch of at least 0"
-        raise OptionError(what, "--index, --epoch", expected, "correct them")
-    title, found = f"Sample {command.index} of datasets.{command.split}", None
-    if dataset.is_training:
-        which = (command.epoch, command.index)
-        draw, item, title = dataset.draw(which), dataset[which], f"{title}, epoch {command.epoch}"
-    else:
-        which = (command.index, 0, min(SHOWN, dataset.frame_count(command.index)))
-        draw, item = dataset.draw(*which), dataset.read_frames(*which)
-    title, verdict, kind, numbers = (
-        f"{title}: {item['key']}",
-        "This data set has no spikes.",
-        "none",
-        "",
+
+def refuse_missing_sample(dataset: Any, command: argparse.Namespace) -> None:
+    """Raise OptionError if the data set has no sample of this index and epoch."""
+    if 0 <= command.index < len(dataset) and command.epoch >= 0:
+        return
+    raise OptionError(
+        what=f"sample {command.index} of epoch {command.epoch} does not exist",
+        where="--index, --epoch",
+        expected=f"an index of 0 to {len(dataset) - 1}, an epoch of at least 0",
+        do="correct them",
     )
-    if draw.clip.spikes:
-        found = compare(dataset, draw, MEASURED)
-        verdict, kind = found.sentence, "right" if found.is_right else "wrong"
-        numbers = (
-            f"Gradients correlate with {found.correlation:.2f}; shift {found.shift[0]:+.2f} px in "
-            f"x, {found.shift[1]:+.2f} px in y (phase correlation, response {found.response:.2f}), "
-            f"over {found.measured} {found.kind} frames before the crop."
-        )
-    page = render(
-        "sample", title=title, verdict=verdict, verdict_class=kind, numbers=numbers,
-        about={"options": f"{command.opt}; {type(dataset).__name__}", **facts(draw)},
-        sections=sections(dataset, draw, item, found),
-    )  # fmt: skip
-    write_whole(command.out, page.encode())
-    print(f"{command.out}: {title}\n{verdict}")
-    return 0
+
+
+def read_sample(dataset: Any, command: argparse.Namespace) -> Sample:
+    """Read a sample of training, or the first frames of a test clip."""
+    title = f"Sample {command.index} of datasets.{command.split}"
+    if dataset.is_training:
+        sample_id = (command.epoch, command.index)
+        title = f"{title}, epoch {command.epoch}"
+        return Sample(title, dataset.draw(sample_id), dataset[sample_id])
+    count = min(SHOWN, dataset.frame_count(command.index))
+    draw = dataset.draw(command.index, 0, count)
+    return Sample(title, draw, dataset.read_frames(command.index, 0, count))
+
+
+# ---- How the sample was drawn, in words -------------------------------------------------------
 
 
 def facts(draw: Any) -> dict[str, str]:
-    """How the sample was drawn, in words."""
-    aug, clip, spikes, frames = draw.aug, draw.clip, draw.clip.spikes, draw.frames
-    flips = {
-        "mirrored left to right": aug.hflip,
-        "mirrored top to bottom": aug.vflip,
-        "axes swapped": aug.transpose,
-    }
+    """Return the table of the page: what was drawn, and how the spikes are read.
+
+    draw: data.clip_dataset.Draw
+    """
+    aug = draw.aug
+    clip = draw.clip
+    height, width = clip.size
+
+    frames = ", ".join(clip.stems[frame] for frame in draw.frames)
+    if aug.reverse:
+        frames += " (played backwards)"
+    bottom = aug.top + aug.height - 1
+    right = aug.left + aug.width - 1
+    flips = []
+    if aug.hflip:
+        flips.append("mirrored left to right")
+    if aug.vflip:
+        flips.append("mirrored top to bottom")
+    if aug.transpose:
+        flips.append("axes swapped")
     about = {
-        "frames": ", ".join(clip.stems[i] for i in frames)
-        + (" (played backwards)" if aug.reverse else ""),
-        "crop": f"rows {aug.top} to {aug.top + aug.height - 1}, columns {aug.left} to "
-        f"{aug.left + aug.width - 1} of {clip.size[0]} x {clip.size[1]}",
-        "drawn": ", then ".join(name for name, is_on in flips.items() if is_on)
-        or "no flip and no rotation",
+        "frames": frames,
+        "crop": f"rows {aug.top} to {bottom}, columns {aug.left} to {right} of {height} x {width}",
+        "drawn": ", then ".join(flips) or "no flip and no rotation",
     }
-    if not spikes:
-        return about
-    exposure = clip.exposures[frames[0]]
-    about |= {
+    if clip.spikes:
+        about.update(spike_facts(draw))
+    return about
+
+
+def spike_facts(draw: Any) -> dict[str, str]:
+    """Return the rows of the table that concern spikes. The planes are those of the first frame."""
+    clip = draw.clip
+    spikes = clip.spikes  # how this data set reads its spikes
+    frame = draw.frames[0]
+    exposure = clip.exposures[frame]
+    own = exposure.own  # the planes of the exposure itself, without planes of neighbours
+    planes = (
+        f"{own.count} from plane {own.first} of {clip.planes[frame]}; sharp frame at plane "
+        f"{exposure.origin + exposure.center:g}"
+    )
+    if draw.backwards[0]:
+        planes += ", time runs backwards"
+    about = {
         "spikes": f"{in_words(spikes.geometry)}; rate {spikes.rate}, {spikes.light} light, "
         f"gamma {spikes.gamma:g}",
-        "planes": f"{exposure.own.count} from plane {exposure.own.first} of "
-        f"{clip.planes[frames[0]]}; sharp frame at plane {exposure.origin + exposure.center:g}"
-        + (", time runs backwards" if draw.backwards[0] else ""),
+        "planes": planes,
         "channels": f"{spikes.channels}: {spikes.name} ({in_short(spikes.options)})",
         "camera": in_short(vars(draw.camera)) if draw.camera else "as recorded",
     }
     if spikes.calibration:
         grid = clip.grid
+        # The region of the frame that the spike camera sees.
         top, left, height, width = grid.region
         about["calibration"] = (
             f"{spikes.calibration.digest()}: the spikes cover {grid.coverage:.1%} of the frame; "
@@ -149,108 +237,171 @@ def facts(draw: Any) -> dict[str, str]:
 
 
 def in_short(values: dict[str, Any]) -> str:
-    """E.g. "half_windows 2 6 12, num_bins 8"."""
-    lists = {key: np.ravel(value).tolist() for key, value in values.items() if value is not None}
-    words = (
-        [key, *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in found)]
-        for key, found in lists.items()
-    )
-    return ", ".join(map(" ".join, words))
+    """Return options as words, e.g. "half_windows 2 6 12, num_bins 8". None is left out."""
+    texts = []
+    for key, value in values.items():
+        if value is None:
+            continue
+        words = [key]
+        for number in np.ravel(value).tolist():  # a single value is a list of one
+            words.append(f"{number:.3g}" if isinstance(number, float) else str(number))
+        texts.append(" ".join(words))
+    return ", ".join(texts)
 
 
-def sections(dataset: Any, draw: Any, item: dict[str, Any], found: Any) -> list[tuple[str, Rows]]:
-    """Title and rows of each section of the page. found: None without spikes."""
-    clip, names, titles = draw.clip, {}, {}
-    for kind in [kind for kind in ("lq", "gt", "spike") if kind in item]:
+# ---- The pictures -----------------------------------------------------------------------------
+
+
+def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:
+    """Return the sections of the page, from the whole frame to the single spike channels.
+
+    found: the Comparison of spikes and frames. None if there are no spikes
+    """
+    item = sample.item
+    names = {}  # "lq", "gt" -> a name for each frame
+    titles = {}  # "lq", "gt", "spike" -> name, shape and range of the tensor
+    for kind in ("lq", "gt", "spike"):
+        if kind not in item:
+            continue
         values = item[kind]
-        shape, low, high = (
-            " x ".join(map(str, values.shape)),
-            float(values.min()),
-            float(values.max()),
-        )
-        titles[kind] = f"{kind}: {shape}, {low:.3g} to {high:.3g}"
+        shape = " x ".join(map(str, values.shape))
+        titles[kind] = f"{kind}: {shape}, {float(values.min()):.3g} to {float(values.max()):.3g}"
         if kind != "spike":
-            stems = [clip.stems[i] for i in dataset.frames_of(kind, draw.frames)]
-            # A padded sequence has more frames than names.
-            names[kind] = stems + [f"{stems[-1]}, repeated"] * (len(values) - len(stems))
+            names[kind] = frame_names(dataset, sample, kind)
 
-    whole = dataset.files.images(clip, "lq", draw.frames[:1], Augment.whole(clip.size))[0]
-    image, aug, note = enlarged(whole[..., ::-1]), draw.aug, "yellow: the crop"
-    factor, boxes = (
-        image.shape[1] // whole.shape[1],
-        {YELLOW: (aug.top, aug.left, aug.height, aug.width)},
-    )
+    chosen = [whole_frame(dataset, sample, names["lq"][0])]
+    if found:
+        chosen.append(alignment(sample, names, found))
+    for kind, stems in names.items():
+        pictures = []
+        for stem, frame in zip(stems, item[kind], strict=False):
+            rgb = frame[:3]  # the input may have a fourth channel, the noise level
+            pictures.append(Picture(stem, enlarged(tensor_to_uint8(rgb))))
+        noise = ""
+        if item[kind].shape[1] > 3:
+            level = item[kind][0, 3].mean()
+            noise = f"; channel 3, the noise level, is {level:.3f}"
+        chosen.append(Section(f"{titles[kind]}{noise}", [Row("", pictures)]))
+    if "spike" in item:
+        chosen.append(spike_channels(item["spike"], names["lq"], titles["spike"]))
+    return chosen
+
+
+def frame_names(dataset: Any, sample: Sample, kind: str) -> list[str]:
+    """Return a name for each frame of the tensor "lq" or "gt"."""
+    clip = sample.draw.clip
+    stems = [clip.stems[frame] for frame in dataset.frames_of(kind, sample.draw.frames)]
+    # A padded sequence has more frames than names: its last frame is repeated.
+    missing = len(sample.item[kind]) - len(stems)
+    return stems + [f"{stems[-1]}, repeated"] * missing
+
+
+def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
+    """Return the first blurry frame with a rectangle around the crop.
+
+    If the spikes do not cover the whole frame, a second rectangle shows the region from which crops
+    are drawn.
+    """
+    clip = sample.draw.clip
+    aug = sample.draw.aug
+    first_frame = sample.draw.frames[:1]
+    whole = dataset.files.images(clip, "lq", first_frame, Augment.whole(clip.size))[0]  # BGR
+    image = enlarged(whole[..., ::-1])
+    factor = image.shape[1] // whole.shape[1]
+
+    note = "yellow: the crop"
+    boxes = {YELLOW: (aug.top, aug.left, aug.height, aug.width)}
     if clip.spikes and clip.grid.coverage < 1:
-        boxes = {CYAN: clip.grid.region, **boxes}
         note += "; blue: the region that crops are drawn from"
+        # The region is painted first, so that the crop stays visible where both meet.
+        boxes = {CYAN: clip.grid.region, **boxes}
+    thickness = max(1, round(image.shape[1] / 500))
     for colour, box in boxes.items():
         top, left, height, width = (factor * side for side in box)
-        cv2.rectangle(
-            image, (left, top, width, height), colour, max(1, round(image.shape[1] / 500))
-        )
-    parts = [(f"Whole frame {names['lq'][0]}", [("", [(note, image)])])]
-    if found:
-        middle = len(item["spike"]) // 2
-        frame, back, overlays = draw.frames[middle], draw.backwards[middle], []
-        sharp = clip.spikes.sharp_image(item["spike"][middle].numpy(), clip.exposures[frame], back)
-        for kind, stems in names.items():
-            number = min(middle, len(item[kind]) - 1)
-            image = tensor_to_uint8(item[kind][number][:3])
-            overlays.append((f"{kind} {stems[number]}", edges_over(image, sharp, clip.grid.pixel)))
-        shown, image, spikes = found.shown
-        overlays.append((f"{shown}, before the crop", edges_over(image, spikes, clip.grid.pixel)))
-        parts.append(
-            (
-                "Alignment: edges of the spikes around the sharp instant over the frame",
-                [("", overlays)],
-            )
-        )
+        cv2.rectangle(image, (left, top, width, height), colour, thickness)
+    return Section(f"Whole frame {name}", [Row("", [Picture(note, image)])])
+
+
+def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Section:
+    """Return frames with the edges of the spikes over them: of the crop, and of the whole frame.
+
+    names: "lq", "gt" -> a name for each frame; found: the Comparison of spikes and frames
+    """
+    item = sample.item
+    clip = sample.draw.clip
+    middle = len(item["spike"]) // 2
+    # The grey image (H, W) that the spike channels hold at the instant of the sharp frame.
+    frame = sample.draw.frames[middle]
+    channels = item["spike"][middle].numpy()
+    is_backwards = sample.draw.backwards[middle]
+    sharp = clip.spikes.sharp_image(channels, clip.exposures[frame], is_backwards)
+
+    pictures = []
     for kind, stems in names.items():
-        images = [
-            (n, enlarged(tensor_to_uint8(frame[:3])))
-            for n, frame in zip(stems, item[kind], strict=False)
-        ]
-        noise = (
-            f"; channel 3, the noise level, is {item[kind][0, 3].mean():.3f}"
-            if item[kind].shape[1] > 3
-            else ""
-        )
-        parts.append((f"{titles[kind]}{noise}", [("", images)]))
-    if "spike" in item:
-        white, rows = max(float(np.percentile(item["spike"].numpy(), 99.5)), 1e-6), []
-        for name, channels in zip(names["lq"], item["spike"], strict=False):
-            grey = tensor_to_uint8((channels / white)[:, None].expand(-1, 3, -1, -1))
-            ranges = (f"{c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}" for c in channels)
-            pictures = zip(ranges, map(enlarged, grey), strict=True)
-            rows.append(
-                (
-                    name,
-                    [(f"channel {i}: {text}", image) for i, (text, image) in enumerate(pictures)],
-                )
+        number = min(middle, len(item[kind]) - 1)  # "gt" may have one frame only
+        image = tensor_to_uint8(item[kind][number][:3])
+        over = edges_over(image, sharp, clip.grid.pixel)
+        pictures.append(Picture(f"{kind} {stems[number]}", over))
+    name, image, spikes = found.shown  # the middle one of the frames that were compared
+    over = edges_over(image, spikes, clip.grid.pixel)
+    pictures.append(Picture(f"{name}, before the crop", over))
+    return Section(
+        "Alignment: edges of the spikes around the sharp instant over the frame",
+        [Row("", pictures)],
+    )
+
+
+def spike_channels(spikes: Any, names: list[str], title: str) -> Section:
+    """Return the spike channels of each frame as grey pictures, all with the same brightness.
+
+    spikes: (frames, channels, H, W); names: a name for each frame
+    """
+    # The brightest half percent is white, so that a few hot pixels do not darken the others. Above
+    # 0, because channels without a spike are divided by it, too.
+    bright = float(np.percentile(spikes.numpy(), 99.5))
+    white = max(bright, 1e-6)
+    rows = []
+    for name, channels in zip(names, spikes, strict=False):
+        grey = (channels / white)[:, None].expand(-1, 3, -1, -1)  # (channels, 3, H, W)
+        pictures = []
+        for number, image in enumerate(tensor_to_uint8(grey)):
+            values = channels[number]
+            caption = (
+                f"channel {number}: {values.min():.2f} to {values.max():.2f}, mean "
+                f"{values.mean():.3f}"
             )
-        parts.append((f"{titles['spike']}; white is {white:.3g}", rows))
-    return parts
+            pictures.append(Picture(caption, enlarged(image)))
+        rows.append(Row(name, pictures))
+    return Section(f"{title}; white is {white:.3g}", rows)
 
 
 def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
-    """Image (sH, sW, 3) uint8 with the strongest edges of spikes (H, W) in green. pixel: RGB pixels
-    per spike pixel.
+    """Return an image with the strongest edges of the spikes painted in green.
+
+    image: (sH, sW, 3) uint8; spikes: grey image (H, W); pixel: RGB pixels per spike pixel
     """
     shown = enlarged(image)
     height, width = shown.shape[:2]
+    # Bring the spikes to the size of the image, and smooth over one spike pixel.
     large = cv2.resize(spikes.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
-    smooth = cv2.GaussianBlur(large, (0, 0), max(1.0, pixel * width / spikes.shape[1]))
-    x, y = cv2.Sobel(smooth, cv2.CV_32F, 1, 0), cv2.Sobel(smooth, cv2.CV_32F, 0, 1)
+    sigma = max(1.0, pixel * width / spikes.shape[1])
+    smooth = cv2.GaussianBlur(large, (0, 0), sigma)
+    x = cv2.Sobel(smooth, cv2.CV_32F, 1, 0)
+    y = cv2.Sobel(smooth, cv2.CV_32F, 0, 1)
+    # Canny takes gradients as int16, whose largest value is 32767. |x| + |y| stays below that.
     scale = 10000 / max(float(np.abs(x).max()), float(np.abs(y).max()), 1e-6)
-    high, low = (float(np.percentile(scale * (abs(x) + abs(y)), share)) for share in (92, 80))
+    # An edge begins among the strongest 8 % of gradients, and goes on among the strongest 20 %.
+    strength = scale * (abs(x) + abs(y))
+    high = float(np.percentile(strength, 92))
+    low = float(np.percentile(strength, 80))
     lines = cv2.Canny((scale * x).astype(np.int16), (scale * y).astype(np.int16), low, high)
     shown[lines > 0] = GREEN
     return shown
 
 
 def enlarged(image: np.ndarray) -> np.ndarray:
-    """A copy of (H, W, 3), enlarged by repetition where it is small."""
-    factor = -(-LEAST_WIDTH // image.shape[1])
+    """Return a copy of an image (H, W, 3), at least LEAST_WIDTH wide, with each pixel repeated."""
+    factor = -(-LEAST_WIDTH // image.shape[1])  # rounded up
     return cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
 
 
