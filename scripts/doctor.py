@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Check this host, the options, the data, the network and the ranks.
 
-Exit code 0: nothing failed, 1: something did.
+Each finding that is not ok says what to do. docs/troubleshooting.md lists the known failures. The
+exit code is 0 if nothing failed, and 1 if something did.
 
-    python scripts/doctor.py                                     this host and its environment
-    python scripts/doctor.py --opt FILE [section.key=value ...]  also the data, the network, one
-    process python scripts/doctor.py --opt FILE --data --decode          only the data: every clip,
-    every problem; exit code 3 torchrun --nproc_per_node=N scripts/doctor.py --opt FILE     also the
-    ranks together (or srun, or a platform launch) python scripts/doctor.py --log FILE
-    what the failure in a log means
-
-Each finding that is not ok says what to do. docs/troubleshooting.md lists the known failures.
+This host and its environment:
+    python scripts/doctor.py
+Also the data and the network, in one process:
+    python scripts/doctor.py --opt FILE [section.key=value ...]
+Only the data, with every clip and every problem (exit code 3 if there is one):
+    python scripts/doctor.py --opt FILE --data --decode
+Also the ranks together (or with srun, or as a platform launches them):
+    torchrun --nproc_per_node=N scripts/doctor.py --opt FILE
+What the failure in a log means:
+    python scripts/doctor.py --log FILE
 """
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -49,56 +53,86 @@ def main(argv: list[str]) -> int:
         check_data(args.opt, args.overrides, args.decode)
         return 0
     if args.log:
-        try:
-            findings = read_log(Path(args.log).read_text(errors="replace"))
-        except OSError as e:
-            findings = [
-                Finding(FAIL, "log", f"cannot read {e.filename}: {e.strerror}", "", "correct --log")
-            ]
-        print(table(findings))
-        return int(any(f.status == FAIL for f in findings))
+        return explain_log(args.log)
 
     from scripts.parts.doctor_checks import examine  # not before --help and --log: it brings torch
 
     return examine(args.opt, args.overrides)
 
 
+def explain_log(file: str) -> int:
+    """Print what the failures in a log mean. Return 1 if there is one, or if it cannot be read."""
+    try:
+        findings = read_log(Path(file).read_text(errors="replace"))
+    except OSError as e:
+        what = f"cannot read {e.filename}: {e.strerror}"
+        findings = [Finding(FAIL, "log", what, "", "correct --log")]
+    print(table(findings))
+    has_failed = any(finding.status == FAIL for finding in findings)
+    return 1 if has_failed else 0
+
+
 def check_data(file: str, overrides: list[str], decode: bool) -> None:
-    """Print the clips of each split; DataError with all problems. decode: whole images, not header
-    and end alone.
+    """Print the clips of each split. Raises one DataError with all problems, if there are any.
+
+    decode: whether to decode whole images, which takes long. Otherwise only the header and the end
+        of a file are read
     """
     from data.clips.manifest import raise_problems
     from main_train_vrt import PARTS
-    from utils.results import plain_table
 
-    found, unreadable = [], []
+    found = []  # (where the clips are, their problems) of each report
+    unreadable = []  # errors of splits whose whole folder is missing
     opt = load_options(file, overrides, parts=PARTS)
     for split, section in opt.datasets:
+        # A data set of a user's own class may have no check.
         if section is None or not hasattr(section.constructor, "check"):
             continue
         try:
-            how = {"decode": decode, "show": shown, "scale": opt.scale}
-            reports = section.constructor.check(section, split, **how)
-        except DataError as e:  # a whole root is missing; the other split has problems of its own
-            unreadable.append(e)
+            reports = section.constructor.check(
+                section, split, decode=decode, show=shown, scale=opt.scale
+            )
+        except DataError as e:
+            unreadable.append(e)  # go on, because the other split has problems of its own
             continue
         for report in reports:
             found.append((report.source, report.problems))
-            print(f"{report.name}: {report.counts()}")
-            for kind, (root, folder, exts) in report.source.kinds().items():
-                print(f"  {kind:6} {root}/<clip>/[{folder}/]<frame>{'|'.join(exts)}")
-            rows = []
-            for clip in report.clips:
-                planes = sorted({min(clip.planes), max(clip.planes)}) if clip.planes else ["none"]
-                sizes = (f"{h} x {w}" for h, w in (clip.size, clip.gt_size))
-                rows.append(
-                    [clip.name, str(len(clip)), clip.stems[0], *sizes, "-".join(map(str, planes))]
-                )
-            print(plain_table(rows, ["clip", "frames", "first", "lq size", "gt size", "planes"]))
-            for warning in report.warnings:
-                print(f"  warning: {warning}")
+            print_report(report)
     raise_problems(found, shown=sys.maxsize, unreadable=unreadable)
     print("no problem found")
+
+
+def print_report(report: Any) -> None:
+    """Print the clips of one split or root: the paths of their files, then a row for each clip.
+
+    report: of data/clips/manifest.py
+    """
+    from utils.results import plain_table
+
+    print(f"{report.name}: {report.counts()}")
+    for kind, (root, folder, suffixes) in report.source.kinds().items():
+        print(f"  {kind:6} {root}/<clip>/[{folder}/]<frame>{'|'.join(suffixes)}")
+    rows = []
+    for clip in report.clips:
+        height, width = clip.size
+        gt_height, gt_width = clip.gt_size
+        # The number of spike planes of a frame: one number, or the smallest and the largest.
+        planes = "none"
+        if clip.planes:
+            planes = "-".join(map(str, sorted({min(clip.planes), max(clip.planes)})))
+        rows.append(
+            [
+                clip.name,
+                str(len(clip)),
+                clip.stems[0],
+                f"{height} x {width}",
+                f"{gt_height} x {gt_width}",
+                planes,
+            ]
+        )
+    print(plain_table(rows, ["clip", "frames", "first", "lq size", "gt size", "planes"]))
+    for warning in report.warnings:
+        print(f"  warning: {warning}")
 
 
 if __name__ == "__main__":

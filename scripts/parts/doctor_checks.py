@@ -1,5 +1,13 @@
-"""The checks of doctor.py: host, environment, ranks, and with an option file its data, network and
-gradients.
+"""The checks of doctor.py: host, environment, ranks, and with an option file its training.
+
+    examine                all checks, as a table
+        check_host         launch, environment variables, devices, disk, memory: each rank alone
+        check_ranks        versions, sums and their speed: all ranks together
+        check_training     options, data, network; with them shards, loader, speed and gradients
+
+Each check gives a `Finding`: what was seen and, if something is wrong, why it matters and the cure.
+A function whose docstring says "Collective" waits for all ranks. So every rank must call it, in the
+same order.
 """
 
 import itertools
@@ -26,123 +34,193 @@ from utils.dist.state import RUN
 from utils.errors import SpikeVRTError
 from utils.run.measure import seconds_of
 
-STEPS = 3  # timed steps
+STEPS = 3  # steps that are timed; the mean of a few is enough to see a slow exchange
 
 
 def examine(file: str | None, overrides: Sequence[str]) -> int:
-    """Print what all checks found, those of training too where there is an option file.
+    """Print what all checks found. Return the exit code: 1 if a check failed. Collective.
 
-    Exit code. Collective.
+    file: option file; None: check only the host and the ranks
     """
     begin = time.perf_counter()
     with utils_dist.ranks(log=False):
-        utils_dist.init_dist(120)
-        findings = [
-            Finding(OK, "rendezvous", f"all ranks met in {time.perf_counter() - begin:.1f} s")
-        ]
-        findings += [*from_all_ranks([*check_host()]), *check_ranks()]
+        utils_dist.init_dist(120)  # seconds that ranks wait for one another
+        seconds = time.perf_counter() - begin
+        findings = [Finding(OK, "rendezvous", f"all ranks met in {seconds:.1f} s")]
+        findings += from_all_ranks(list(check_host()))
+        findings += check_ranks()
         if file:
             findings += check_training(["--opt", file, *overrides])
         is_main = utils_dist.is_main_process()
     if is_main:
         print(table(findings), flush=True)
-    return int(any(f.status == FAIL for f in findings))
+    has_failed = any(finding.status == FAIL for finding in findings)
+    return 1 if has_failed else 0
+
+
+# ---- The host ---------------------------------------------------------------------------------
 
 
 def check_host() -> Iterator[Finding]:
-    """The launch, environment variables that are known to cause failures or slow runs, and what
-    this host has.
-    """
-    env, cores, launch = os.environ, os.cpu_count() or 1, RUN.launch
-    ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
+    """Yield what this rank sees of its launch, its environment and its host."""
+    launch = RUN.launch  # how this rank was started: by torchrun, srun, ...
     place = (
         f"{launch.mode}, rank {launch.rank} of {launch.world_size}, local rank {launch.local_rank}"
     )
     yield Finding(OK, "launch", place)
-    if text := env.get("NCCL_TIMEOUT"):
-        what, why = (
-            f"{text} s for every collective",
-            "NCCL does not read it; this project takes it as seconds",
-        )
-        if text.isdigit() and int(text) < 10**5:
+    yield from check_environment()
+    yield from check_devices()
+    yield from check_room()
+
+
+def check_environment() -> Iterator[Finding]:
+    """Yield environment variables that are known to cause failures or slow runs."""
+    env = os.environ
+    launch = RUN.launch
+
+    # A value in milliseconds would mean a wait of hours. 10**5 s are more than a day.
+    timeout = env.get("NCCL_TIMEOUT")
+    if timeout:
+        what = f"{timeout} s for every collective"
+        if timeout.isdigit() and int(timeout) < 10**5:
             yield Finding(OK, "NCCL_TIMEOUT", what)
         else:
             yield Finding(
-                WARN, "NCCL_TIMEOUT", f"{what}; that looks like milliseconds", why, "give seconds"
+                WARN,
+                "NCCL_TIMEOUT",
+                f"{what}; that looks like milliseconds",
+                why="NCCL does not read it; this project takes it as seconds",
+                cure="give seconds",
             )
+
+    # torch starts a thread for each core in each process, unless OMP_NUM_THREADS says otherwise.
     threads = env.get("OMP_NUM_THREADS", "")
-    if launch.world_size > 1 and (not threads.isdigit() or int(threads) * ranks_here > cores):
-        what = f"OMP_NUM_THREADS is {threads or 'not set'}, {ranks_here} ranks share {cores} cores"
-        cure = "start through launch_train.sh, or set it to 1"
+    cores = os.cpu_count() or 1
+    ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
+    has_too_many = not threads.isdigit() or int(threads) * ranks_here > cores
+    if launch.world_size > 1 and has_too_many:
         yield Finding(
-            WARN, "threads", what, "ranks that fight for cores are slow in all they do", cure
+            WARN,
+            "threads",
+            f"OMP_NUM_THREADS is {threads or 'not set'}, {ranks_here} ranks share {cores} cores",
+            why="ranks that fight for cores are slow in all they do",
+            cure="start through launch_train.sh, or set it to 1",
         )
-    if env.get("TORCH_NCCL_BLOCKING_WAIT", env.get("NCCL_BLOCKING_WAIT", "0")) not in ("0", ""):
+
+    # The variable has an old name and a new name. The new name wins.
+    blocking = env.get("NCCL_BLOCKING_WAIT", "0")
+    blocking = env.get("TORCH_NCCL_BLOCKING_WAIT", blocking)
+    if blocking not in ("0", ""):
         yield Finding(
             WARN,
             "environment",
             "NCCL_BLOCKING_WAIT is set",
-            "each collective blocks the host",
-            "unset it",
+            why="each collective blocks the host",
+            cure="unset it",
         )
-    kind = devices.kind()
-    names = [devices.name(torch.device(kind, i)) for i in range(devices.count())]
-    has_ib = any(Path("/sys/class/infiniband").glob("*"))
-    if names and launch.world_size > 1 and has_ib and env.get("NCCL_IB_DISABLE") == "1":
+
+
+def check_devices() -> Iterator[Finding]:
+    """Yield the GPUs of this host, and what keeps torch from using them or their network."""
+    kind = devices.kind()  # "cuda", "cpu", ...
+    names = [devices.name(torch.device(kind, index)) for index in range(devices.count())]
+
+    has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
+    is_disabled = os.environ.get("NCCL_IB_DISABLE") == "1"
+    if names and RUN.launch.world_size > 1 and has_infiniband and is_disabled:
         yield Finding(
             WARN,
             "network",
             "InfiniBand, and NCCL_IB_DISABLE=1",
-            "NCCL uses slow sockets",
-            "unset it",
+            why="NCCL uses slow sockets",
+            cure="unset it",
         )
-    what = f"{len(names)} x {names[0]}" if names else "no GPU: ranks run on the CPU"
+
+    what = "no GPU: ranks run on the CPU"
+    if names:
+        what = f"{len(names)} x {names[0]}"
     yield Finding(OK, "devices", f"torch {torch.__version__}; {what}")
+    # A device of the host that this installation of torch cannot use.
     for reason in devices.unused(torch.device(kind)):
-        cure = "install the torch, or the package, that is made for it (docs/gpu.md)"
-        yield Finding(WARN, "devices", reason, "the CPU takes many times as long", cure)
-    free = shutil.disk_usage(".").free / 2**30
-    low = ("checkpoints need room", "free some space, or set path.root") if free < 5 else ()
-    yield Finding(WARN if low else OK, "disk", f"{free:.0f} GB free here", *low)
-    memory = shutil.disk_usage("/dev/shm").free / 2**20 if Path("/dev/shm").exists() else 1e9
-    if memory < 1024:
-        why = "loader processes hand batches over in it and die with 'Bus error' when it is full"
-        cure = "docker run --shm-size=8g, or fewer dataloader_num_workers"
-        yield Finding(WARN, "shared memory", f"/dev/shm has {memory:.0f} MB free", why, cure)
+        yield Finding(
+            WARN,
+            "devices",
+            reason,
+            why="the CPU takes many times as long",
+            cure="install the torch, or the package, that is made for it (docs/gpu.md)",
+        )
+
+
+def check_room() -> Iterator[Finding]:
+    """Yield how much room the disk and the memory have."""
+    # A few checkpoints of VRT with their optimizer states take some GB.
+    free_gb = shutil.disk_usage(".").free / 2**30
+    what = f"{free_gb:.0f} GB free here"
+    if free_gb < 5:
+        yield Finding(
+            WARN,
+            "disk",
+            what,
+            why="checkpoints need room",
+            cure="free some space, or set path.root",
+        )
+    else:
+        yield Finding(OK, "disk", what)
+
+    # Docker gives a container 64 MB of shared memory by default.
+    shared = Path("/dev/shm")
+    shared_mb = shutil.disk_usage(shared).free / 2**20 if shared.exists() else None
+    if shared_mb is not None and shared_mb < 1024:
+        yield Finding(
+            WARN,
+            "shared memory",
+            f"/dev/shm has {shared_mb:.0f} MB free",
+            why="loader processes hand batches over in it and die with 'Bus error' when it is full",
+            cure="docker run --shm-size=8g, or fewer dataloader_num_workers",
+        )
+
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
-        why = "torch maps several GB of files, CUDA far more; programs abort or crash at the limit"
-        found = f"limited to {limit / 1e9:.1f} GB"
-        yield Finding(WARN, "address space", found, why, "ulimit -v unlimited")
+        yield Finding(
+            WARN,
+            "address space",
+            f"limited to {limit / 1e9:.1f} GB",
+            why="torch maps several GB of files, CUDA far more; programs abort or crash at the "
+            "limit",
+            cure="ulimit -v unlimited",
+        )
+
+
+# ---- The ranks --------------------------------------------------------------------------------
 
 
 def check_ranks() -> Iterator[Finding]:
-    """Who is where; whether sums are right, and how fast they travel. Collective."""
+    """Yield where the ranks are, and whether their sums are right and fast. Collective."""
     places = utils_dist.gather_objects((os.uname().nodename, torch.__version__))
     hosts = sorted({host for host, _ in places})
-    yield Finding(
-        OK,
-        "ranks",
-        f"{len(places)} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}",
-    )
-    world, device = utils_dist.get_world_size(), utils_dist.get_device()
+    hosts_text = "host" if len(hosts) == 1 else "hosts"
+    yield Finding(OK, "ranks", f"{len(places)} on {len(hosts)} {hosts_text}: {', '.join(hosts)}")
+
+    world = utils_dist.get_world_size()
+    device = utils_dist.get_device()
     if gpu.is_cuda(device):
-        found = utils_dist.gather_objects(gpu.usage(device))
-        texts = [
-            f"rank {rank}: {gpu.describe(one) if one else 'unknown'}"
-            for rank, one in enumerate(found)
-        ]
+        texts = []
+        for rank, usage in enumerate(utils_dist.gather_objects(gpu.usage(device))):
+            texts.append(f"rank {rank}: {gpu.describe(usage) if usage else 'unknown'}")
         yield Finding(OK, "GPUs", "; ".join(texts))
     if len({version for _, version in places}) > 1:
         yield Finding(
-            FAIL, "versions", f"torch differs: {places}", "sums differ", "install the same"
+            FAIL, "versions", f"torch differs: {places}", why="sums differ", cure="install the same"
         )
     if world == 1:
         yield Finding(OK, "collectives", "one process: none are needed")
         return
+
+    # Rank r gives r + 1, so the sum over all ranks is known: 1 + 2 + ... + world.
     total = torch.tensor([float(utils_dist.get_rank() + 1)], device=device)
     dist.all_reduce(total)
-    if float(total) == world * (world + 1) / 2:
+    expected = world * (world + 1) / 2
+    if float(total) == expected:
         yield Finding(
             OK, "all_reduce", f"the sum over {world} ranks is right ({dist.get_backend()})"
         )
@@ -151,35 +229,56 @@ def check_ranks() -> Iterator[Finding]:
             FAIL,
             "all_reduce",
             f"sum {total}",
-            "gradients would be wrong",
-            "update torch and drivers",
+            why="gradients would be wrong",
+            cure="update torch and drivers",
         )
+
+    # The smallest size shows the delay of an exchange, the largest one its bandwidth.
     rates = []
-    for size in (0.01, 1, 16):  # MB
-        data = torch.ones(int(size * 2**20 / 4), device=device)
+    for megabytes in (0.01, 1, 16):
+        data = torch.ones(int(megabytes * 2**20 / 4), device=device)  # float32: 4 bytes each
         seconds = seconds_of(partial(dist.all_reduce, data), device, warmup=1)
-        rates.append(f"{size:g} MB in {1000 * seconds:.1f} ms ({size / seconds:.0f} MB/s)")
+        rate = megabytes / seconds
+        rates.append(f"{megabytes:g} MB in {1000 * seconds:.1f} ms ({rate:.0f} MB/s)")
     yield Finding(OK, "bandwidth", "; ".join(rates))
 
 
 def from_all_ranks(findings: list[Finding]) -> list[Finding]:
-    """Findings that are not "ok" on any rank, once each with its ranks, and those of rank 0.
+    """Return the findings of rank 0, and those of other ranks that are not "ok". Collective.
 
-    Collective.
+    A finding that several ranks have is returned once, with the numbers of these ranks.
+
+    findings: what this rank found
     """
+    # As tuples, because each rank gets copies that are made from plain values.
     of_ranks = utils_dist.gather_objects([astuple(finding) for finding in findings])
     gathered = [[Finding(*values) for values in of_rank] for of_rank in of_ranks]
+
     merged = list(gathered[0])
-    for finding in {f: None for other in gathered[1:] for f in other if f.status != OK}:
-        if finding not in merged:
-            ranks = [str(rank) for rank, other in enumerate(gathered) if finding in other]
+    seen = set()
+    for of_rank in gathered[1:]:
+        for finding in of_rank:
+            if finding.status == OK or finding in seen:
+                continue
+            seen.add(finding)
+            if finding in gathered[0]:
+                continue
+            ranks = [str(rank) for rank, found in enumerate(gathered) if finding in found]
             merged.append(replace(finding, what=f"rank {', '.join(ranks)}: {finding.what}"))
     return merged
 
 
+# ---- The training -----------------------------------------------------------------------------
+
+
 def check_training(argv: list[str]) -> list[Finding]:
-    """Options, data, shards, network, gradients, speed. Collective."""
-    found: list[Finding] = []
+    """Return what is found about options, data, network, speed and gradients. Collective.
+
+    The first of options, data and network that fails ends the checks, because the next needs it.
+
+    argv: arguments of main_train_vrt.py
+    """
+    findings: list[Finding] = []
     for check in ("options", "data", "network"):
         try:
             if check == "options":
@@ -187,68 +286,92 @@ def check_training(argv: list[str]) -> list[Finding]:
                 what = f"{opt.opt_path} is valid"
             elif check == "data":
                 loader, clips = main_train_vrt.build_data(opt)
-                what = (
-                    f"{loader.sampler.dataset_len} training samples, {len(clips or ())} test clips"
-                )
+                samples = loader.sampler.dataset_len
+                what = f"{samples} training samples, {len(clips or ())} test clips"
             else:
                 model = define_Model(opt)
                 model.init_train(None)
                 what = model.describe()
-            mine = Finding(OK, check, what)
+            of_this_rank = Finding(OK, check, what)
         except SpikeVRTError as e:
-            mine = Finding(FAIL, check, f"{e.what} (in {e.where})", e.expected, e.do)
-        merged = from_all_ranks([mine])
-        found += merged
+            of_this_rank = Finding(FAIL, check, f"{e.what} (in {e.where})", e.expected, e.do)
+        # All ranks stop if one rank failed. Otherwise the others would wait for it forever.
+        merged = from_all_ranks([of_this_rank])
+        findings += merged
         if any(finding.status == FAIL for finding in merged):
-            return found
-    found += check_shards(loader, model)
-    batches = loader.start(0, 0)
+            return findings
+
+    findings += check_shards(loader, model)
+    batches = loader.start(0, 0)  # from epoch 0, batch 0; each item is the batches of one step
     batch = next(batches)[0]
-    begin, count = time.perf_counter(), 0
-    for following in itertools.islice(batches, STEPS):
-        count += sum(len(b["key"]) for b in following)
-    rates = utils_dist.gather_objects(count / (time.perf_counter() - begin) if count else 0.0)
-    what = f"{min(rates):.1f} to {max(rates):.1f} clips/s a rank; a batch holds {len(batch['key'])}"
-    found.append(Finding(OK, "loader", what))
+    findings.append(check_loader(batches, batch))
     model.fit_memory(batch)
-    found.append(check_scaling(model, batch))
+    findings.append(check_scaling(model, batch))
     if utils_dist.get_world_size() > 1:
-        found.append(check_gradients(model, batch))
-    return found
+        findings.append(check_gradients(model, batch))
+    return findings
 
 
 def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
-    """Different samples on each rank, and equally many, for the same network. Collective."""
-    mine = [index for _, index in loader.sampler]
-    shards = utils_dist.gather_objects(mine)
-    first = "; ".join(
-        f"rank {rank}: {', '.join(map(str, shard[:3]))}" for rank, shard in enumerate(shards)
-    )
-    if len({len(shard) for shard in shards}) > 1 or len(set(itertools.chain(*shards))) < sum(
-        map(len, shards)
-    ):
+    """Yield whether the ranks have equally many, different samples, and equal weights. Collective.
+
+    The samples that one rank reads are its shard of the epoch.
+    """
+    of_this_rank = [index for _, index in loader.sampler]
+    shards = utils_dist.gather_objects(of_this_rank)
+    texts = []
+    for rank, shard in enumerate(shards):
+        texts.append(f"rank {rank}: {', '.join(map(str, shard[:3]))}")
+    first = "; ".join(texts)
+    is_unequal = len({len(shard) for shard in shards}) > 1
+    samples = list(itertools.chain(*shards))
+    has_twice = len(set(samples)) < len(samples)
+    if is_unequal or has_twice:
         yield Finding(
-            FAIL, "shards", f"overlapping or unequal; first samples {first}", "work done twice"
+            FAIL, "shards", f"overlapping or unequal; first samples {first}", why="work done twice"
         )
     else:
         yield Finding(
-            OK, "shards", f"{len(mine)} samples a rank and epoch, none twice; first samples {first}"
+            OK,
+            "shards",
+            f"{len(of_this_rank)} samples a rank and epoch, none twice; first samples {first}",
         )
+
     digests = utils_dist.gather_objects(weights_hash(model.netG))
     if len(set(digests)) == 1:
         yield Finding(OK, "parameters", f"hash {digests[0]} on all ranks")
-    else:  # fresh weights may differ: DDP broadcasts those of rank 0 when it wraps the network
+    else:
+        # Fresh weights may differ: DDP broadcasts the weights of rank 0 when it wraps the network.
         yield Finding(
-            WARN, "parameters", f"hashes {digests}", "fresh weights differ until DDP wraps them"
+            WARN, "parameters", f"hashes {digests}", why="fresh weights differ until DDP wraps them"
         )
 
 
-def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
-    """Time of a step on rank 0 alone, against all ranks with the exchange of gradients.
+def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
+    """Return how many clips per second the loader reads on each rank. Collective.
 
-    Collective.
+    batches: the loader, after its first step; batch: its first batch
     """
+    begin = time.perf_counter()
+    clips = 0
+    for of_step in itertools.islice(batches, STEPS):
+        clips += sum(len(following["key"]) for following in of_step)
+    seconds = time.perf_counter() - begin
+    rate = clips / seconds if clips else 0.0  # an epoch of one step has no further batch
+    rates = utils_dist.gather_objects(rate)
+    return Finding(
+        OK,
+        "loader",
+        f"{min(rates):.1f} to {max(rates):.1f} clips/s a rank; a batch holds {len(batch['key'])}",
+    )
 
+
+def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
+    """Return how much faster all ranks are than rank 0 alone. Collective.
+
+    A step of all ranks also exchanges the gradients. If the exchange took no time, a step would
+    take as long as on rank 0 alone.
+    """
     on_device = model.to_device(batch)
 
     def step() -> None:
@@ -256,60 +379,79 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
         model.netG.zero_grad(set_to_none=True)
 
     world = utils_dist.get_world_size()
-    alone = seconds_of(step, model.device, STEPS) if utils_dist.is_main_process() else 0.0
-    utils_dist.barrier()
+    alone = 0.0
+    if utils_dist.is_main_process():
+        alone = seconds_of(step, model.device, STEPS)
+    utils_dist.barrier()  # the other ranks are idle until rank 0 has finished
     if world == 1:
         return Finding(OK, "step", f"{alone:.2f} s forward and backward")
+
     net = unwrap_ddp(model.netG)
     model.netG = model.wrap(net)
-    together = max(utils_dist.gather_objects(seconds_of(step, model.device, STEPS)))
+    seconds = utils_dist.gather_objects(seconds_of(step, model.device, STEPS))
     model.netG = net
-    share = utils_dist.gather_objects(alone)[0] / together
-    cpu = devices.kind() == "cpu"
+    together = max(seconds)
+    efficiency = utils_dist.gather_objects(alone)[0] / together  # 1: the exchange costs nothing
+    is_cpu = devices.kind() == "cpu"
+    shared_cores = " (ranks share the cores)" if is_cpu else ""
     what = (
-        f"{share * world:.2f} x on {world} ranks ({share:.0%}): a step takes "
-        f"{share * together:.2f} s alone, {together:.2f} s "
-        f"together{' (ranks share the cores)' * cpu}"
+        f"{efficiency * world:.2f} x on {world} ranks ({efficiency:.0%}): a step takes "
+        f"{efficiency * together:.2f} s alone, {together:.2f} s together{shared_cores}"
     )
-    if share < 0.85 and not cpu:
-        return Finding(WARN, "scaling", what, "the exchange of gradients is slow", "see bandwidth")
+    # On a CPU a low value is usual, because the ranks share the cores.
+    if efficiency < 0.85 and not is_cpu:
+        return Finding(
+            WARN,
+            "scaling",
+            what,
+            why="the exchange of gradients is slow",
+            cure="see bandwidth",
+        )
     return Finding(OK, "scaling", what)
 
 
 def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
-    """Gradients of all ranks together against those of one process that sees all their samples;
-    float64. Collective.
-    """
-    net = unwrap_ddp(model.netG).double().eval()
-    batches = utils_dist.gather_objects(
-        {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)}
-    )
+    """Return whether the ranks together get the gradients of one process. Collective.
 
-    def gradients(parts: list[dict[str, Any]]) -> torch.Tensor:
-        for part in parts:
-            precise = {key: value.double() for key, value in part.items()}
-            (model.loss_terms(model.to_device(precise))["loss"] / len(parts)).backward()
-        flat = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+    Each rank computes both: alone from the batches of all ranks, and through DDP from its own
+    batch. In float64, so that only errors are seen and no rounding.
+    """
+    net = unwrap_ddp(model.netG).double().eval()  # eval: no random dropout
+    tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
+    of_all_ranks = utils_dist.gather_objects(tensors)
+
+    def gradients(batches: list[dict[str, Any]]) -> torch.Tensor:
+        """Return the gradients of the mean loss of some batches, as one vector."""
+        for one in batches:
+            precise = model.to_device({key: value.double() for key, value in one.items()})
+            loss = model.loss_terms(precise)["loss"] / len(batches)
+            loss.backward()
+        given = [p.grad.flatten() for p in net.parameters() if p.grad is not None]
+        flat = torch.cat(given)
         net.zero_grad(set_to_none=True)
         return flat
 
+    # DDP broadcasts the weights of rank 0. The process alone must have them as well.
     model.netG = net
-    for (
-        parameter
-    ) in net.parameters():  # DDP broadcasts rank 0's weights; the reference needs them as well
+    for parameter in net.parameters():
         dist.broadcast(parameter.data, 0)
-    expected = gradients(batches)
+    expected = gradients(of_all_ranks)
     model.netG = model.wrap(net)
-    found = gradients([batches[utils_dist.get_rank()]])
-    worst = max(
-        utils_dist.gather_objects(float((found - expected).abs().max() / expected.abs().max()))
-    )
+    found = gradients([of_all_ranks[utils_dist.get_rank()]])
+
+    error = float((found - expected).abs().max() / expected.abs().max())
+    worst = max(utils_dist.gather_objects(error))
+    # Rounding in float64 stays far below 1e-6. A missing gradient is far above.
     if worst < 1e-6:
         return Finding(
-            OK, "gradients", f"{len(batches)} ranks agree with one process: {worst:.0e} relative"
+            OK,
+            "gradients",
+            f"{len(of_all_ranks)} ranks agree with one process: {worst:.0e} relative",
         )
-    what, cure = (
+    return Finding(
+        FAIL,
+        "gradients",
         f"differ from one process by {worst:.0e} (relative)",
-        "set find_unused_parameters; see docs/ddp.md",
+        why="it would train wrongly",
+        cure="set find_unused_parameters; see docs/ddp.md",
     )
-    return Finding(FAIL, "gradients", what, "it would train wrongly", cure)

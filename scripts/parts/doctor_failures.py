@@ -7,68 +7,105 @@ from pathlib import Path
 
 from utils.errors import printable
 
-# Rows of name, pattern, meaning and cure; {0} in a meaning is the first group of the pattern.
+# Rows of [name, pattern, meaning, cure]. The pattern is a regular expression for a line of a log.
+# {0} in a meaning stands for the first group of the pattern. The first row that matches counts.
 TABLE = Path(__file__).with_name("known_failures.json")
+# States of a rank in the log -> words for a meaning.
 IN_WORDS = {"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}
-OK, WARN, FAIL = "ok", "warn", "fail"
-MOST = 200  # characters of a line of a log: a stall is told with rank, phase and step
+OK = "ok"
+WARN = "warn"
+FAIL = "fail"
+# Characters of a line of a log that are shown. A line about a stall names rank, phase and step
+# within these.
+MOST = 200
 
 
 @dataclass(frozen=True)
 class Finding:
-    """status: "ok", "warn" or "fail". what was seen, why it matters, and the cure (both empty where
-    all is well).
-    """
+    """What one check has found."""
 
-    status: str
-    check: str
-    what: str
-    why: str = ""
-    cure: str = ""
+    status: str  # "ok", "warn" or "fail"
+    check: str  # what was looked at, e.g. "disk"
+    what: str  # what was seen
+    why: str = ""  # why it matters; "" if all is well
+    cure: str = ""  # what to do; "" if all is well
 
 
 def table(findings: list[Finding]) -> str:
-    """The findings as text, the worst last."""
+    """Return the findings as text, the worst last, and the count of each status.
+
+    For example:
+
+        ok    disk           80 GB free here
+        warn  threads        OMP_NUM_THREADS is not set, 8 ranks share 16 cores
+                             why  ranks that fight for cores are slow in all they do
+                             cure start through launch_train.sh, or set it to 1
+
+        1 ok, 1 warn, 0 fail
+    """
+    severity = (OK, WARN, FAIL)
     lines = []
-    for f in sorted(findings, key=lambda f: (OK, WARN, FAIL).index(f.status)):
-        lines.append(f"{f.status:<5} {f.check:<14} {f.what}")
-        lines += [
-            f"{'':<20} {label:<4} {text}"
-            for label, text in (("why", f.why), ("cure", f.cure))
-            if text
-        ]
-    counts = {status: sum(f.status == status for f in findings) for status in (OK, WARN, FAIL)}
-    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return printable("\n".join([*lines, "", summary]))
+    for finding in sorted(findings, key=lambda finding: severity.index(finding.status)):
+        lines.append(f"{finding.status:<5} {finding.check:<14} {finding.what}")
+        for label, text in (("why", finding.why), ("cure", finding.cure)):
+            if text:
+                lines.append(f"{'':<20} {label:<4} {text}")
+    counts = []
+    for status in severity:
+        count = sum(finding.status == status for finding in findings)
+        counts.append(f"{count} {status}")
+    return printable("\n".join([*lines, "", ", ".join(counts)]))
 
 
 def read_log(text: str) -> list[Finding]:
-    """What the known failures in a log mean, in the order in which they appeared; each kind once.
+    """Return what the known failures in a log mean, in the order in which they appear.
 
-    A log holds all starts of a run: the last one counts.
+    Each kind of failure is returned once. A log may hold several starts of a run. Only the last
+    start is read.
     """
-    known, begin = json.loads(TABLE.read_text(encoding="utf-8")), max(text.rfind("] rank 0 of "), 0)
+    # Rank 0 writes this once at each start. Without it, the whole log is read.
+    begin = max(text.rfind("] rank 0 of "), 0)
     last_start = text[begin:]
-    findings: dict[str, Finding] = {}
-    for number, line in enumerate(last_start.splitlines(), 1 + text.count("\n", 0, begin)):
-        if not line.strip():
-            continue
-        for name, pattern, meaning, cure in known:
-            if found := re.search(pattern, line):
-                why = meaning.format(
-                    *(IN_WORDS.get(word, word) for word in found.groups(default=""))
-                )
-                findings.setdefault(
-                    name, Finding(FAIL, name, f"line {number}: {line.strip()[:MOST]}", why, cure)
-                )
-                break
+    first_line = 1 + text.count("\n", 0, begin)
+    findings = known_failures(last_start, first_line)
     if findings:
-        return list(findings.values())
-    if error := re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE):
+        return findings
+
+    # No known failure: say how the start ended.
+    error = re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE)
+    if error:
         why = "the last start ended with this error"
         return [Finding(FAIL, "log", error[0][:MOST], why, "read the lines below it")]
     if re.search("Finished at iter|already finished", last_start):
         return [Finding(OK, "log", "the run finished")]
-    why = "the run may have been killed from outside, or still runs"
-    cure = "look at the logs of the other ranks, of the scheduler, and at dmesg"
-    return [Finding(WARN, "log", "no known failure in this log", why, cure)]
+    return [
+        Finding(
+            WARN,
+            "log",
+            "no known failure in this log",
+            why="the run may have been killed from outside, or still runs",
+            cure="look at the logs of the other ranks, of the scheduler, and at dmesg",
+        )
+    ]
+
+
+def known_failures(text: str, first_line: int) -> list[Finding]:
+    """Return a finding for each kind of failure of TABLE in a text, at its first line.
+
+    first_line: number of the first line of the text in its file
+    """
+    rows = json.loads(TABLE.read_text(encoding="utf-8"))
+    findings: dict[str, Finding] = {}
+    for number, line in enumerate(text.splitlines(), first_line):
+        if not line.strip():
+            continue
+        for name, pattern, meaning, cure in rows:
+            found = re.search(pattern, line)
+            if not found:
+                continue
+            words = [IN_WORDS.get(word, word) for word in found.groups(default="")]
+            what = f"line {number}: {line.strip()[:MOST]}"
+            finding = Finding(FAIL, name, what, meaning.format(*words), cure)
+            findings.setdefault(name, finding)  # the first line of this kind stays
+            break
+    return list(findings.values())
