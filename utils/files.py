@@ -1,7 +1,17 @@
 """Files: order by name, atomic writing, and telling the project's own files from others.
 
-No program of the project changes or removes a file that it did not make: A folder of results or of
-a run is new, or holds our mark, else it is refused as a whole, before any work is done.
+No program of the project changes or removes a file that it did not make. A folder of results or of
+a run is new, or holds a file that marks it as ours (MARK, RESULTS). Else it is refused as a whole,
+before any work is done.
+
+    Names      natural_key, are_values, order_of       in which order frames follow one another
+    Reading    open_plain, plain_descriptor, read_plain, rest_of, sha256_of
+    Writing    write_whole, temporary_beside, writing, free_bytes
+    Of a run   refuse_link, open_kept, claim_run_folder
+    Folders    refuse_links, remove_files, scratch_folder, publish_folder
+    Refusals   refuse_existing, refuse_foreign, refuse_overlap
+
+Functions that begin with "refuse" return if all is well, else they raise an error for the user.
 """
 
 import errno
@@ -12,68 +22,112 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from utils.errors import DataError, OptionError
 
+# Name of an empty file that marks a folder as made by this project.
 MARK = ".spikevrt"
-RESULTS = "run.json"  # the mark of a folder of results
+# The mark of a folder of results.
+RESULTS = "run.json"
+# So many names are listed in a message.
 SHOWN = 5
 READ_AT_ONCE = 2**24  # bytes
+# Advice for the folder of a run, see `writing`.
 OTHER_ROOT = "free some space, or set path.root to another disk"
-_NUMBER = re.compile(r"(\d+)")
-# A number as Python and C print it; an exponent always has a sign, else "2e5" may be a checksum.
+
+_DIGITS = re.compile(r"(\d+)")
+# A number as Python and C print it: sign, digits, digits behind the point, exponent. An exponent
+# must have a sign, because "2e5" may also be a checksum.
 _VALUE = re.compile(r"([+-]?)(\d{1,100})(?:\.(\d{0,200}))?([eE][+-]\d{1,3})?", re.ASCII)
 
 
-def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
-    """Sort key under which 2 comes before 10: runs of digits count as numbers, all other text
-    letter by letter.
+# ---- Names -------------------------------------------------------------------------------------
 
-    Equal numbers written differently ("1", "01") keep a fixed order: the shorter first.
+
+def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key under which "2" comes before "10".
+
+    Runs of digits are compared as numbers, other text letter by letter. Equal numbers written
+    differently ("1", "01") keep a fixed order: the shorter first.
+    For example, "a12" becomes ((1, 0, "a"), (0, 12, "0002"), (1, 0, "")).
     """
-    parts = _NUMBER.split(str(path))
-    return tuple((0, int(p), f"{len(p):04d}") if i % 2 else (1, 0, p) for i, p in enumerate(parts))
+    key = []
+    # With a group in the pattern, split returns text and digits in turn, beginning with text.
+    for number, part in enumerate(_DIGITS.split(str(path))):
+        is_digits = number % 2 == 1
+        if is_digits:
+            length = f"{len(part):04d}"
+            key.append((0, int(part), length))
+        else:
+            key.append((1, 0, part))
+    return tuple(key)
+
+
+class _Value(NamedTuple):
+    """The parts of a number in a name, as text. "-1.50e+3" has "-", "1", "50" and "e+3"."""
+
+    sign: str
+    whole: str
+    fraction: str
+    exponent: str
 
 
 def are_values(names: Collection[str]) -> bool:
-    """Whether all names are numbers whose digits alone do not tell their order.
+    """Return whether all names are numbers that must be compared by value.
 
-    So it is for seconds of different lengths, 432.1 and 432.033333. It is not for a counter
-    behind a point, 1.9, 1.10 and 1.11, and not where "-" stands before each name.
+    This is so if their digits alone do not tell the order: seconds of different lengths, such as
+    432.1 and 432.033333; numbers with exponents; numbers with and without a minus.
+    It is not so for a counter behind a point (1.9, 1.10, 1.11), and not if a "-" stands before each
+    name, because this may be a hyphen.
     """
-    found = [_VALUE.fullmatch(name) for name in names]
-    parts = [match.groups(default="") for match in found if match]
-    signs = {sign for sign, _, _, _ in parts}
-    if len(parts) < len(found) or "" not in signs:
+    values = []
+    for name in names:
+        match = _VALUE.fullmatch(name)
+        if match is None:
+            return False
+        values.append(_Value(*match.groups(default="")))
+    signs = {value.sign for value in values}
+    if "" not in signs:
         return False
-    has_exponent = any(exponent for _, _, _, exponent in parts)
-    lengths = {len(fraction) for _, _, fraction, _ in parts}
-    return len(signs) > 1 or has_exponent or (len(lengths) > 1 and not _is_counter(parts))
+    have_several_signs = len(signs) > 1
+    have_exponents = any(value.exponent for value in values)
+    if have_several_signs or have_exponents:
+        return True
+    lengths = {len(value.fraction) for value in values}
+    return len(lengths) > 1 and not _is_counter(values)
 
 
-def _is_counter(parts: Sequence[tuple[str, ...]]) -> bool:
-    """Whether numbers (sign, whole, fraction, exponent) count up behind the point without a gap."""
-    wholes = {whole for _, whole, _, _ in parts}
-    fractions = [fraction for _, _, fraction, _ in parts]
-    if len(wholes) > 1 or not all(fraction == str(int(fraction or "0")) for fraction in fractions):
+def _is_counter(values: list[_Value]) -> bool:
+    """Return whether numbers count up behind the point without a gap, such as 1.9, 1.10, 1.11."""
+    wholes = {value.whole for value in values}
+    if len(wholes) > 1:
         return False
-    counts = sorted(int(fraction) for fraction in fractions)
+    counts = []
+    for value in values:
+        count = int(value.fraction or "0")
+        if value.fraction != str(count):  # "" or with a 0 in front: no counter
+            return False
+        counts.append(count)
+    counts.sort()
     return counts == list(range(counts[0], counts[0] + len(counts)))
 
 
 def order_of(names: Iterable[str]) -> Callable[[str], Any]:
-    """Return the sort key for the names of the frames of a clip, without their endings.
+    """Return the sort key for the names of the frames of a clip, without their suffixes.
 
-    Numbers for which `are_values` are ordered by value, other names by `natural_key`.
+    Numbers for which `are_values` holds are ordered by value, other names by `natural_key`.
     """
     if are_values(list(names)):
         return lambda name: (Fraction(name), natural_key(name))
     return natural_key
+
+
+# ---- Reading -----------------------------------------------------------------------------------
 
 
 def open_plain(path: str | Path) -> BinaryIO:
@@ -83,11 +137,12 @@ def open_plain(path: str | Path) -> BinaryIO:
 
 
 def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
-    """Open a file to read. Returns its descriptor and its state, asked for once.
+    """Open a file to read. Returns its descriptor, and its state, which is asked for only once.
 
-    Raises OSError, see `open_plain`.
+    The caller closes the descriptor. Raises OSError, see `open_plain`.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would be waited for
+    # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     about = os.fstat(descriptor)
     if stat.S_ISREG(about.st_mode):
         return descriptor, about
@@ -107,21 +162,40 @@ def read_plain(path: str | Path, count: int = -1) -> bytes:
 
 
 def rest_of(descriptor: int, count: int = -1) -> bytes:
-    """Return what a file holds behind the place that has been read. count: at most, -1: all."""
+    """Return the bytes of an open file behind those that were read already.
+
+    count: at most so many bytes, -1: all.
+    """
     parts = []
     left = count
-    while part := os.read(descriptor, READ_AT_ONCE if left < 0 else min(left, READ_AT_ONCE)):
-        parts.append(part)
-        left -= len(part) if left >= 0 else 0
-        if left == 0:
+    while left != 0:
+        # os.read may return fewer bytes than asked for, and none at the end of the file.
+        wanted = READ_AT_ONCE if count < 0 else min(left, READ_AT_ONCE)
+        part = os.read(descriptor, wanted)
+        if not part:
             break
+        parts.append(part)
+        if count >= 0:
+            left -= len(part)
     return b"".join(parts)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex."""
+    digest = hashlib.sha256()  # hashlib.file_digest came with Python 3.11
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# ---- Writing -----------------------------------------------------------------------------------
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file that is whole or absent, also on a full disk or after a kill.
 
-    Makes the folder.
+    It is written under another name first. Makes the folder. Raises DataError.
     """
     path = Path(path)
     with writing(path):
@@ -134,9 +208,10 @@ def write_whole(path: str | Path, content: bytes) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name for a file that becomes `path` once it is whole.
+    """Return a name for a file that becomes `path` once it is whole. Makes the folder.
 
-    Makes the folder. One of tempfile ignores the umask.
+    For example out/.clip.1a2b3c4d.png for out/clip.png. A file of the module tempfile would ignore
+    the umask, so others could not read the result.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}")
@@ -148,146 +223,176 @@ def writing(
     do: str = "free some space or choose another folder, then start the same command again",
     errors: tuple[type[Exception], ...] = (OSError,),
 ) -> Generator[None]:
-    """One of `errors` in the block becomes a DataError about the file or folder `path`. do: its
-    advice.
+    """Raise an error of the block as a DataError about writing the file or folder `path`.
+
+    do: the advice of the DataError. errors: types of the errors that are turned into it.
     """
     try:
         yield
     except errors as e:
-        needed = "room on the disk, and permission to write"
         cause = getattr(e, "strerror", None) or e
-        raise DataError(f"cannot write: {cause}", str(path), needed, do) from e
+        raise DataError(
+            what=f"cannot write: {cause}",
+            where=str(path),
+            expected="room on the disk, and permission to write",
+            do=do,
+        ) from e
 
 
 def free_bytes(folder: Path) -> float:
-    """Free space where `folder` lies, or would lie; infinity where the file system does not say."""
+    """Return the free space where `folder` lies, or would lie if it existed.
+
+    Returns infinity if the file system does not tell it.
+    """
     while not folder.exists():
         folder = folder.parent
     found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize if found.f_blocks else math.inf
+    if not found.f_blocks:  # a file system without a size
+        return math.inf
+    return found.f_bavail * found.f_frsize
+
+
+# ---- Files of a run ----------------------------------------------------------------------------
 
 
 def refuse_link(path: Path) -> None:
-    """Raise DataError if `path`, a file that a run writes, is a link: somebody else's file may be
-    behind it.
-    """
+    """Raise DataError if a file that a run writes is a link: another's file may be behind it."""
     if path.is_symlink():
         raise DataError(
-            "a link has the name of a file of the run",
-            f"{path} -> {os.readlink(path)}",
-            "a file of its own (a whole folder, such as checkpoints/, may be a link)",
-            "move the link away",
+            what="a link has the name of a file of the run",
+            where=f"{path} -> {os.readlink(path)}",
+            expected="a file of its own (a whole folder, such as checkpoints/, may be a link)",
+            do="move the link away",
         )
 
 
 def open_kept(path: Path, mode: str, permissions: int = 0o666, encoding: str | None = None) -> Any:
-    """Open a file that a run keeps and writes: `open` without buffer for bytes, by line for text.
+    """Open a file that a run keeps open and writes, such as its log.
 
-    No link is followed at the end of the path. permissions: of a file that is made, less the umask.
+    It is `open` without a buffer for bytes and with one for a line of text, so that a killed run
+    loses at most a line. No link is followed at the end of the path.
+    permissions: of a file that is made, less the umask.
     Raises DataError if `path` is a link, OSError as `open` does.
     """
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
 
+    buffering = 0 if "b" in mode else 1  # 0: none, 1: by line
     try:
-        return open(path, mode, 0 if "b" in mode else 1, encoding, opener=opener)
+        return open(path, mode, buffering, encoding, opener=opener)
     except OSError as e:
-        if e.errno == errno.ELOOP:
+        if e.errno == errno.ELOOP:  # with O_NOFOLLOW: it is a link
             refuse_link(path)
         raise
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file in hex."""
-    digest = hashlib.sha256()  # hashlib.file_digest came with Python 3.11
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
-    """Raises DataError where one of `paths`, to be written below `folder`, leads out of it, or is
-    no plain file.
-    """
-    wrong = [path for path in dict.fromkeys(paths) if not _is_plain(folder, path)]
-    if wrong:
-        what = (
-            f"{_some(path.relative_to(folder) for path in wrong)} leads out of the output "
-            "folder, or is no file"
-        )
-        expected = 'files below the folder, without symbolic links and without ".." in names'
-        raise DataError(
-            what, str(folder), expected, "choose another output folder, or rename the clip"
-        )
-
-
-def remove_files(folder: Path, paths: Iterable[Path]) -> None:
-    """Remove those of `paths` that are plain files below `folder`, and the folders below it that
-    are empty then.
-    """
-    folders = set()
-    for path in paths:
-        if path.is_file() and _is_plain(folder, path):
-            path.unlink()
-            folders |= {p for p in path.parents if folder in p.parents}
-    for inner in sorted(folders, key=lambda p: -len(p.parts)):
-        with suppress(OSError):  # it holds files, or another rank has removed it
-            inner.rmdir()
-
-
-def _is_plain(folder: Path, path: Path) -> bool:
-    """Whether a file can be at `path`: below the folder, with no link below the folder and nothing
-    else in its way.
-    """
-    if folder not in path.parents:
-        return False
-    parent = folder.resolve() / path.parent.relative_to(folder)
-    if (
-        ".." in parent.parts
-        or path.name == ".."
-        or path.parent.resolve() != parent
-        or path.is_symlink()
-    ):
-        return False
-    return not path.is_dir() and all(
-        p.is_dir() for p in path.parents if folder in p.parents and os.path.lexists(p)
-    )
-
-
 def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
-    """Mark the folder of a run as ours, by a file; a results folder has RESULTS.
+    """Make the folder of a run, and mark it as ours by the file MARK.
 
-    names: patterns of what a run writes there. Raises OptionError for a results folder, and where
-    one of these names is taken, and neither the mark nor `is_ours` says that it is ours.
+    names: patterns of the files that a run writes there, such as "*.log".
+    is_ours: whether the caller knows that an earlier run made the folder.
+    Raises OptionError if it is a folder of results, and if one of these files exists although the
+    folder has no mark.
     """
-    what, taken = "", [path.name for name in names for path in sorted(folder.glob(name))]
+    taken = []
+    for name in names:
+        for path in sorted(folder.glob(name)):
+            taken.append(path.name)
+    holds = ""
     if not is_ours and (folder / RESULTS).is_file():
-        what = "the results of a test"
+        holds = "the results of a test"
     elif taken and not is_ours and not (folder / MARK).is_file():
-        what = f"files that no run of this program made: {', '.join(taken)}"
-    if what:
-        expected, do = (
-            "an empty folder, or one of an earlier run",
-            "choose another task name, or move these files away",
+        holds = f"files that no run of this program made: {', '.join(taken)}"
+    if holds:
+        raise OptionError(
+            what=f"the folder of the run holds {holds}",
+            where=str(folder),
+            expected="an empty folder, or one of an earlier run",
+            do="choose another task name, or move these files away",
         )
-        raise OptionError(f"the folder of the run holds {what}", str(folder), expected, do)
     with writing(folder, OTHER_ROOT):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).touch()
 
 
-def scratch_folder(path: Path) -> Path:
-    """A new empty folder with our mark; one of an earlier run is removed.
+# ---- Folders of results ------------------------------------------------------------------------
 
-    Raises DataError for one without it.
+
+def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise DataError if a file to be written below `folder` would leave it, or cannot be a file.
+
+    paths: of the files, below `folder`.
+    """
+    wrong = [path for path in dict.fromkeys(paths) if not _is_plain(folder, path)]
+    if wrong:
+        names = _some(path.relative_to(folder) for path in wrong)
+        raise DataError(
+            what=f"{names} leads out of the output folder, or is no file",
+            where=str(folder),
+            expected='files below the folder, without symbolic links and without ".." in names',
+            do="choose another output folder, or rename the clip",
+        )
+
+
+def remove_files(folder: Path, paths: Iterable[Path]) -> None:
+    """Remove files below `folder`, and the folders below it that are empty then.
+
+    Paths that are no plain files below `folder` are left alone.
+    """
+    folders = set()
+    for path in paths:
+        if path.is_file() and _is_plain(folder, path):
+            path.unlink()
+            folders.update(_folders_between(folder, path))
+    # The deepest first, because a folder is empty only after the folders in it are gone.
+    for inner in sorted(folders, key=lambda path: -len(path.parts)):
+        with suppress(OSError):  # it holds files, or another rank has removed it
+            inner.rmdir()
+
+
+def _is_plain(folder: Path, path: Path) -> bool:
+    """Return whether a file can be at `path` below `folder`, and only there.
+
+    No link may be below the folder on the way to it, and nothing else may be in its way.
+    """
+    if folder not in path.parents:
+        return False
+    # Where the path leads if no link is on the way. `folder` itself may be behind links.
+    parent = folder.resolve() / path.parent.relative_to(folder)
+    if ".." in parent.parts or path.name == "..":
+        return False
+    if path.parent.resolve() != parent or path.is_symlink():
+        return False
+    if path.is_dir():
+        return False
+    for inner in _folders_between(folder, path):
+        if os.path.lexists(inner) and not inner.is_dir():
+            return False
+    return True
+
+
+def _folders_between(folder: Path, path: Path) -> list[Path]:
+    """Return the folders on the way from `folder` to `path`, both left out."""
+    return [parent for parent in path.parents if folder in parent.parents]
+
+
+def scratch_folder(path: Path) -> Path:
+    """Make a new empty folder with our mark. A folder of an earlier run is removed.
+
+    Raises DataError if something without the mark has this name.
     """
     if os.path.lexists(path):
-        is_empty = path.is_dir() and not any(path.iterdir())  # killed before the mark
-        if path.is_symlink() or not (is_empty or (path / MARK).is_file()):
-            what = "a temporary folder has the name of something that this program did not make"
-            raise DataError(what, str(path), "nothing under this name", "move it away")
+        # A run that was killed before it made the mark leaves an empty folder.
+        is_empty = path.is_dir() and not any(path.iterdir())
+        is_ours = is_empty or (path / MARK).is_file()
+        if path.is_symlink() or not is_ours:
+            raise DataError(
+                what="a temporary folder has the name of something that this program did not make",
+                where=str(path),
+                expected="nothing under this name",
+                do="move it away",
+            )
         shutil.rmtree(path)
     path.mkdir(parents=True)
     (path / MARK).touch()
@@ -295,81 +400,98 @@ def scratch_folder(path: Path) -> Path:
 
 
 def publish_folder(scratch: Path, target: Path) -> None:
-    """Give a finished scratch folder its name. Raises DataError where something else has it."""
-    if os.path.lexists(target) and (
-        target.is_symlink() or not target.is_dir() or any(target.iterdir())
-    ):
-        raise DataError(
-            "the folder appeared meanwhile", str(target), "nothing under this name", "move it away"
-        )
+    """Give a finished scratch folder its name, and remove its mark.
+
+    Raises DataError if something else has the name. An empty folder is replaced.
+    """
+    if os.path.lexists(target):
+        is_empty_folder = not target.is_symlink() and target.is_dir() and not any(target.iterdir())
+        if not is_empty_folder:
+            raise DataError(
+                what="the folder appeared meanwhile",
+                where=str(target),
+                expected="nothing under this name",
+                do="move it away",
+            )
     os.replace(scratch, target)
     (target / MARK).unlink()
 
 
+# ---- Refusals of output places -----------------------------------------------------------------
+
+
 def refuse_existing(path: Path, where: str) -> None:
-    """Raises OptionError where an output file has a name that is taken. where: the flag that named
-    it.
-    """
+    """Raise OptionError if an output file exists already. where: the flag that named it."""
     if os.path.lexists(path):
-        expected, do = (
-            "a new name: no file is overwritten",
-            "choose another name, or remove the file",
+        raise OptionError(
+            what="the file exists already",
+            where=f"{where} {path}",
+            expected="a new name: no file is overwritten",
+            do="choose another name, or remove the file",
         )
-        raise OptionError("the file exists already", f"{where} {path}", expected, do)
 
 
 def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
-    """Raises DataError where `folder` holds more than `what`: the files `ours` (name below it ->
-    bytes) and folders.
+    """Raise DataError if `folder` holds files or folders that are not ours.
+
+    ours: the files that may be there: name relative to the folder, such as "a/0.png" -> bytes.
+    what: what these files are, for the message.
     """
+    foreign = []
     if folder.is_symlink() or not folder.is_dir():
         foreign = [folder]
     else:
-        folders, foreign = (
-            {parent.as_posix() for name in ours for parent in PurePath(name).parents},
-            [],
-        )
+        our_folders = set()
+        for name in ours:
+            our_folders.update(parent.as_posix() for parent in PurePath(name).parents)
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
-            is_ours = (path.is_file() and ours.get(name) == path.stat().st_size) or (
-                path.is_dir() and name in folders
-            )
-            if path.is_symlink() or not is_ours:
+            is_our_file = path.is_file() and ours.get(name) == path.stat().st_size
+            is_our_folder = path.is_dir() and name in our_folders
+            if path.is_symlink() or not (is_our_file or is_our_folder):
                 foreign.append(path)
     if foreign:
-        what, expected = (
-            f"the folder holds what is not part of {what}: {_some(foreign)}",
-            f"an empty folder, or {what}",
-        )
         raise DataError(
-            what, str(folder), expected, "choose another folder, or move these files away"
+            what=f"the folder holds what is not part of {what}: {_some(foreign)}",
+            where=str(folder),
+            expected=f"an empty folder, or {what}",
+            do="choose another folder, or move these files away",
         )
 
 
 def refuse_overlap(
     output: Path, inputs: Mapping[str, str | Path | None], flag: str = "--output"
 ) -> None:
-    """Raises OptionError where `output` is, contains or lies in one of `inputs` (flag -> path),
-    links resolved.
+    """Raise OptionError if an output folder is, contains or lies in an input.
+
+    inputs: flag of each input -> its path, or None if it is not given. flag: of the output.
+    Links are resolved first.
     """
     place = output.resolve()
     for name, path in inputs.items():
         if path is None:
             continue
         source = Path(path).resolve()
-        if place == source or place in source.parents or source in place.parents:
-            how = "is" if place == source else "contains" if place in source.parents else "lies in"
-            what, where = (
-                f"{flag} would write over the input: it {how} {name}",
-                f"{flag} {output}, {name} {path}",
-            )
-            raise OptionError(
-                what, where, "an output folder apart from all inputs", f"change {flag}"
-            )
+        if place == source:
+            how = "is"
+        elif place in source.parents:
+            how = "contains"
+        elif source in place.parents:
+            how = "lies in"
+        else:
+            continue
+        raise OptionError(
+            what=f"{flag} would write over the input: it {how} {name}",
+            where=f"{flag} {output}, {name} {path}",
+            expected="an output folder apart from all inputs",
+            do=f"change {flag}",
+        )
 
 
 def _some(paths: Iterable[Path]) -> str:
+    """Return the first SHOWN paths for a message, and how many more there are."""
     names = [str(path) for path in paths]
-    return ", ".join(names[:SHOWN]) + (
-        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    )
+    text = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        text += f" and {len(names) - SHOWN} more"
+    return text

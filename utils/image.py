@@ -1,6 +1,7 @@
-"""Images on disk, in strips side by side, and in pages.
+"""Images: on disk, as panels side by side (a strip), and in HTML pages.
 
-Images are (H, W, 3) uint8 RGB everywhere in the project.
+Images are (H, W, 3) uint8 RGB everywhere in the project, if nothing else is said. OpenCV wants
+B, G, R, so colours are exchanged only here, next to the calls of OpenCV.
 """
 
 import base64
@@ -15,100 +16,111 @@ from utils.errors import DataError
 from utils.files import write_whole
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-LABEL_HEIGHT, GAP = 18, 2  # of a strip, in pixels
+
+# Of a strip, in pixels: the height of the line with the name of a panel, and the width of the gap
+# between two panels.
+LABEL_HEIGHT = 18
+GAP = 2
+# Name of the panel with the error.
 ERROR = "error x5"
-MAX_WIDTH = 1280  # of an image in a page: a page of more than some tens of megabytes opens slowly
+# Largest width of an image in a page. A page of more than some tens of megabytes opens slowly.
+MAX_WIDTH = 1280
+JPEG_QUALITY = 93  # of an image in a page
+
+
+# ---- Tensors -----------------------------------------------------------------------------------
 
 
 def tensor_to_uint8(image: Any) -> np.ndarray:
-    """A tensor (..., C, H, W) in [0, 1] -> (..., H, W, C) uint8: clamped, x255, rounded half to
-    even.
+    """Turn a tensor (..., C, H, W) in [0, 1] into an array (..., H, W, C) uint8.
+
+    Values are clamped, multiplied by 255, and rounded; halves are rounded to the even number.
     """
-    return (
-        (image.detach().float().clamp(0, 1) * 255)
-        .round()
-        .byte()
-        .movedim(-3, -1)
-        .contiguous()
-        .cpu()
-        .numpy()
-    )
+    image = image.detach().float().clamp(0, 1) * 255
+    image = image.round().byte()
+    return _channels_last(image)
 
 
 def scored_values(image: Any, values: str) -> np.ndarray:
-    """A tensor (..., C, H, W) in [0, 1] -> (..., H, W, C) uint8 or float64 in 0..255. values: of
-    metrics.VALUES.
+    """Turn a tensor (..., C, H, W) in [0, 1] into the values (..., H, W, C) that a metric compares.
+
+    values: what the metric wants, one of metrics.VALUES. "uint8": rounded values 0 ... 255.
+    "clamped": float64 in 0 ... 255. Any other: float64, times 255 and not clamped.
     """
     if values == "uint8":
         return tensor_to_uint8(image)
     image = image.detach().double() * 255
-    return (
-        (image.clamp(0, 255) if values == "clamped" else image)
-        .movedim(-3, -1)
-        .contiguous()
-        .cpu()
-        .numpy()
-    )
+    if values == "clamped":
+        image = image.clamp(0, 255)
+    return _channels_last(image)
+
+
+def _channels_last(image: Any) -> np.ndarray:
+    """Turn a tensor (..., C, H, W) into an array (..., H, W, C)."""
+    # On a GPU, contiguous() reorders the values before they are copied to the CPU.
+    return image.movedim(-3, -1).contiguous().cpu().numpy()
+
+
+# ---- Files -------------------------------------------------------------------------------------
 
 
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
-    """Write (H, W, 3) uint8 in the format of the suffix; the file is whole or absent.
+    """Write (H, W, 3) uint8 in the format of the suffix. The file is whole or absent.
 
-    Makes the folder.
+    Makes the folder. Raises DataError.
     """
     write_whole(path, encode_rgb(path, image))
 
 
 def imread_rgb(path: str | Path) -> np.ndarray:
-    """(H, W, 3) uint8 of an image file. Raises DataError where it cannot be decoded."""
-    # OpenCV ends the process for a name that is no UTF-8, so it gets the content.
-    content = np.fromfile(path, np.uint8) if Path(path).is_file() else None
-    image = None if content is None or not content.size else cv2.imdecode(content, cv2.IMREAD_COLOR)
+    """Return an image file as (H, W, 3) uint8. Raises DataError if it cannot be decoded."""
+    image = None
+    # OpenCV ends the process for a name that is no UTF-8, so it gets the content, not the name. It
+    # refuses empty content.
+    if Path(path).is_file():
+        content = np.fromfile(path, np.uint8)
+        if content.size:
+            image = cv2.imdecode(content, cv2.IMREAD_COLOR)
     if image is None:
         raise DataError(
-            "cannot read the image",
-            str(path),
-            "a complete image file",
-            "remove it, then start again",
+            what="cannot read the image",
+            where=str(path),
+            expected="a complete image file",
+            do="remove it, then start again",
         )
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
 def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
-    """(H, W, 3) uint8 as the bytes of a file `path`, in the format of its suffix."""
+    """Return (H, W, 3) uint8 as the bytes of a file, in the format of the suffix of `path`.
+
+    Nothing is written. Raises DataError for a suffix that is not in IMAGE_SUFFIXES.
+    """
     suffix = Path(path).suffix.lower()
     if suffix not in IMAGE_SUFFIXES:
-        what = f"cannot write a {suffix or 'nameless'} image"
-        raise DataError(what, str(path), ", ".join(IMAGE_SUFFIXES), "use .png")
+        raise DataError(
+            what=f"cannot write a {suffix or 'nameless'} image",
+            where=str(path),
+            expected=", ".join(IMAGE_SUFFIXES),
+            do="use .png",
+        )
     _, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     return encoded.tobytes()
 
 
-def data_uri(kind: str, content: bytes) -> str:
-    """The content of a file, inline in a page. kind: its MIME type."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-def jpeg_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
-    """(H, W, 3) uint8 -> an inline JPEG for a page, at most max_width wide."""
-    if image.shape[1] > max_width:
-        height = max(1, round(image.shape[0] * max_width / image.shape[1]))
-        image = cv2.resize(image, (max_width, height), interpolation=cv2.INTER_AREA)
-    _, encoded = cv2.imencode(
-        ".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 93]
-    )
-    return data_uri("image/jpeg", encoded.tobytes())
+# ---- Strips ------------------------------------------------------------------------------------
 
 
 def comparison(
     blurry: np.ndarray, spikes: np.ndarray | None, restored: np.ndarray, sharp: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Panels blurry | spikes | restored | sharp | error x5, each (H, W, 3) uint8; those without
-    data are left out.
+    """Return the panels of a comparison: name -> (H, W, 3) uint8.
 
-    spikes: display values (H, W) of FrameReader.spike_light, of which the 99.5th percentile is
-    white. Error: |restored
-    - sharp| x 5, saturating at white.
+    Order: blurry, spikes, restored, sharp, error x5. Panels without data are left out.
+
+    spikes: display values (H, W), as FrameReader.spike_light returns them. Their 99.5th percentile
+    becomes white, so that single bright pixels do not make the picture dark.
+    The error is |restored - sharp| x 5, at most white.
     """
     panels = {"blurry": blurry}
     if spikes is not None:
@@ -117,54 +129,98 @@ def comparison(
         panels["spikes"] = np.repeat(grey[..., None], 3, axis=2)
     panels["restored"] = restored
     if sharp is not None:
+        # In int16, because a difference of uint8 would wrap around.
         difference = np.abs(restored.astype(np.int16) - sharp.astype(np.int16))
-        panels |= {"sharp": sharp, ERROR: np.clip(difference * 5.0, 0, 255).astype(np.uint8)}
+        panels["sharp"] = sharp
+        panels[ERROR] = np.clip(difference * 5.0, 0, 255).astype(np.uint8)
     return panels
 
 
 def comparison_strip(
     panels: Mapping[str, np.ndarray], size: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Panels (h, w, 3) uint8 in one row under their names, each enlarged by repetition: (H', W', 3)
-    uint8.
+    """Put panels (h, w, 3) uint8 side by side, each below its name. Returns (H, W, 3) uint8.
 
-    size: (height, width) of a panel; default: that of "restored".
+    size: (height, width) of each panel in the strip, to which its pixels are repeated. None: the
+    size of the panel "restored".
     """
-    (height, width), white, font = (
-        size or panels["restored"].shape[:2],
-        (255, 255, 255),
-        cv2.FONT_HERSHEY_SIMPLEX,
-    )
+    if size is None:
+        size = panels["restored"].shape[:2]
+    height, width = size
     gap = np.full((LABEL_HEIGHT + height, GAP, 3), 255, np.uint8)
-    row = []
+    columns = []
     for name, image in panels.items():
         label = np.full((LABEL_HEIGHT, width, 3), 32, np.uint8)
-        cv2.putText(label, name, (4, LABEL_HEIGHT - 5), font, 0.42, white, 1, cv2.LINE_AA)
+        cv2.putText(
+            label,
+            name,
+            org=(4, LABEL_HEIGHT - 5),
+            fontFace=cv2.FONT_HERSHEY_SIMPLEX,
+            fontScale=0.42,
+            color=(255, 255, 255),
+            thickness=1,
+            lineType=cv2.LINE_AA,
+        )
         if image.shape[:2] != (height, width):
             image = cv2.resize(image, (width, height), interpolation=cv2.INTER_NEAREST)
-        row += [np.concatenate((label, image)), gap]
-    return np.concatenate(row[:-1], axis=1)
+        if columns:
+            columns.append(gap)
+        columns.append(np.concatenate((label, image)))
+    return np.concatenate(columns, axis=1)
 
 
 def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Name -> (H, W, 3) uint8 of the panels of a strip from `comparison_strip`."""
+    """Cut a strip of `comparison_strip` into its panels again: name -> (H, W, 3) uint8.
+
+    names: of the panels, in their order.
+    """
+    # n panels have n - 1 gaps between them. With one gap more, each panel takes the same width.
     step = (strip.shape[1] + GAP) // len(names)
-    return {
-        name: strip[LABEL_HEIGHT:, i * step : (i + 1) * step - GAP] for i, name in enumerate(names)
-    }
+    panels = {}
+    for i, name in enumerate(names):
+        left = i * step
+        right = left + step - GAP
+        panels[name] = strip[LABEL_HEIGHT:, left:right]
+    return panels
+
+
+# ---- Pages -------------------------------------------------------------------------------------
+
+
+def data_uri(kind: str, content: bytes) -> str:
+    """Return the content of a file as a URI that stands in the page itself.
+
+    kind: its MIME type. For example "data:image/jpeg;base64,/9j/4AAQ...".
+    """
+    text = base64.b64encode(content).decode("ascii")
+    return f"data:{kind};base64,{text}"
+
+
+def jpeg_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
+    """Return an image (H, W, 3) uint8 as a JPEG in a URI, at most max_width pixels wide."""
+    height, width = image.shape[:2]
+    if width > max_width:
+        new_height = max(1, round(height * max_width / width))
+        image = cv2.resize(image, (max_width, new_height), interpolation=cv2.INTER_AREA)
+    bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    _, encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    return data_uri("image/jpeg", encoded.tobytes())
 
 
 def render(template: str, **values: Any) -> str:
-    """One HTML file with its images and styles: utils/templates/<template>.html filled with
-    `values`, text escaped.
+    """Return an HTML page that needs no other file: images and styles are in it.
+
+    template: name of a file utils/templates/<template>.html. values: what is filled into it; text
+    is escaped. In a template, `image | data_uri` is `jpeg_uri` of an image.
     """
+    # Imported here, because only programs that write pages need it.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).with_name("templates"))
     pages = Environment(
         loader=loader,
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a missing value is an error
         trim_blocks=True,
         lstrip_blocks=True,
     )

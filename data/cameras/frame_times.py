@@ -1,7 +1,16 @@
-"""When the frames of a clip were taken, as far as the frames themselves say it.
+"""Find when the frames of a clip were taken, as far as the frames themselves tell it.
 
-A film has a time for each frame. The names of a folder of frames have numbers. With one spike file
-for the clip, these times decide which planes belong to which frame (`FrameTimes.shares`).
+If one spike file holds the planes (read-outs) of a whole clip, the times of the frames decide which
+planes belong to which frame, see `FrameTimes.shares`. The times come from one of
+
+    times_of_film    the time stamps of a video, in seconds
+    times_of_names   the numbers in the names of a folder of frames: 0001.png, 0002.png, 0004.png
+                     (frame 3 is missing), or time stamps such as 432.133333.png
+    even_times       nothing: the frames are taken to follow one another at one distance
+
+Times are exact fractions, because sums of floating-point numbers would shift planes. What cannot be
+known becomes a `doubt`, a clause such as "the numbers in the names of the frames do not rise".
+data/cameras/spike_info.py then refuses the clip and asks the user.
 """
 
 import bisect
@@ -16,13 +25,15 @@ from functools import cached_property
 
 from utils.files import are_values
 
-# The number in a frame's name: the last group of digits, or the whole name ("432.133333").
+# Names of frames, without suffix. A name that is a number with a point: "432.133333".
 _DECIMAL = re.compile(r"\d+\.\d+", re.ASCII)
+# A text, a number, a text without digits: "frame_0012_left". So the number is the last one.
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.ASCII | re.DOTALL)
-# A number with a point behind a text, such as "t_432.133333".
+# The same with a point in the number: "t_432.133333".
 _BEHIND_TEXT = re.compile(r"(.*?\D)(\d+\.\d+)(\D*)", re.ASCII | re.DOTALL)
-# A distance between two numbers from which on they count microseconds or nanoseconds, not frames.
-# A camera of 1000 frames a second has 1000 microseconds between two frames.
+# If two neighbours differ by at least this number, the numbers are times in microseconds or
+# nanoseconds and do not count frames. At 1000 frames a second, 1000 microseconds lie between two
+# frames.
 LEAST_STAMP = 1000
 # A gap of this many usual distances holds a missing frame. Clocks of cameras are off by less.
 LONG = Fraction(3, 2)
@@ -30,10 +41,11 @@ LONG = Fraction(3, 2)
 
 @dataclass(frozen=True)
 class Missing:
-    """Frames in a row that should be there.
+    """Frames in a row that are missing.
 
-    number: of the first one, counted from 0 or as in the names; None: it is not known.
-    count: how many. seconds: the time of the first one in its film; None: it is not known.
+    number: number of the first one, counted from 0 or as in the names. None: it is not known.
+    count: how many frames.
+    seconds: the time of the first one in its film. None: it is not known, or there is no film.
     """
 
     number: int | None = None
@@ -41,6 +53,7 @@ class Missing:
     seconds: Fraction | None = None
 
     def __str__(self) -> str:
+        """Return it in words, such as "frames 3 to 5 at 0.125 s"."""
         if self.number is None:
             text = "1 frame" if self.count == 1 else f"{self.count} frames"
         elif self.count == 1:
@@ -56,13 +69,15 @@ class Missing:
 class FrameTimes:
     """The times of the frames of a clip.
 
-    starts, ends: of each frame, in one unit for all frames: seconds of a film, else the unit of the
-    names. A frame ends where the next one begins, unless frames are missing between them.
+    starts, ends: when each frame begins and ends. The unit is a second for a film, else the unit of
+    the names. A frame ends where the next one begins, unless frames are missing between them.
     begin, end: of the whole clip, missing frames included.
     step: the usual distance of two frames.
-    is_film: whether the unit is seconds and the times are the film's own.
-    missing: the frames that should be there, in the order of time.
-    doubt: why the times are not sure, as a clause; "" if they are.
+    is_film: whether the times are the time stamps of a film, in seconds.
+    missing: the missing frames, in the order of time.
+    doubt: why the times are not sure, as a clause; "" if they are sure.
+
+    Example, names 1, 2, 4: starts 1, 2, 4; ends 2, 3, 5; begin 1; end 5; step 1; missing: frame 3.
     """
 
     starts: tuple[Fraction, ...]
@@ -84,24 +99,33 @@ class FrameTimes:
             return False
         if len(self) < 2:
             return True
-        # Containers round each time to a tick of their clock, so times may be off by a tick.
-        tick = Fraction(1, math.lcm(*(start.denominator for start in self.starts)))
+        # Containers round each time to a tick of their clock, so times may be off by a tick. The
+        # tick is taken from the fractions: times in 1/24 s and 1/36 s have ticks of 1/72 s.
+        denominators = [start.denominator for start in self.starts]
+        tick = Fraction(1, math.lcm(*denominators))
         period = (self.starts[-1] - self.starts[0]) / (len(self) - 1)
-        steps = [after - before for before, after in itertools.pairwise(self.starts)]
-        # If all times are whole frames, such a tick is a frame, which is no rounding.
+        steps = _steps_between(self.starts)
+        # If all times are whole frames, such a tick is a frame, which is no rounding. So at most
+        # half a period is allowed.
         if max(steps) - min(steps) > min(tick, period / 2):
             return False
-        # Small steps in one direction add up.
-        even = [self.starts[0] + number * period for number in range(len(self))]
-        return all(abs(a - b) <= tick for a, b in zip(self.starts, even, strict=True))
+        # Small steps in one direction add up: compare each time with its place in an even row.
+        for number, start in enumerate(self.starts):
+            even = self.starts[0] + number * period
+            if abs(start - even) > tick:
+                return False
+        return True
 
     def shares(self, first: int, count: int) -> list[tuple[int, int]]:
-        """Return (first plane, plane after the last) of each frame.
+        """Distribute planes among the frames. Returns (first plane, plane after the last) of each.
 
-        first, count: the planes that were recorded from `begin` to `end`.
+        first, count: the planes first ... first + count - 1, which were recorded from `begin` to
+        `end`. Frames at one distance get equal numbers of planes, but for rounding: 10 planes for 3
+        frames are (0, 3), (3, 6), (6, 10).
         """
         if self.is_even:
-            edges = [first + number * count // len(self) for number in range(len(self) + 1)]
+            frames = len(self)
+            edges = [first + number * count // frames for number in range(frames + 1)]
             return list(itertools.pairwise(edges))
         rate = Fraction(count) / (self.end - self.begin)  # planes per unit of time
         found = []
@@ -112,18 +136,22 @@ class FrameTimes:
         return found
 
     def places(self) -> list[int]:
-        """Return the place of each frame, counted from 0, if all frames were there."""
+        """Return the number that each frame would have if none were missing, counted from 0.
+
+        For example, 0, 1, 3 if the third frame is missing.
+        """
         return [round((start - self.begin) / self.step) for start in self.starts]
 
     def until(self, end: Fraction) -> "FrameTimes":
-        """Return the same times of a clip that ends at `end`, as another clock says.
+        """Return the times of a clip that ends at `end`, as another clock says.
 
-        The last frame then lasts until `end`, but not longer than the longest other frame. The
-        clocks contradict each other if `end` is off by more than a frame: the result has a doubt.
+        The last frame then lasts until `end`, but not longer than the longest frame. If `end` is
+        off by more than a frame, the clocks contradict each other, and the result has a doubt.
         """
         last = self.starts[-1]
         longest = max(b - a for a, b in zip(self.starts, self.ends, strict=True))
-        if last < end <= last + 2 * longest:
+        is_plausible = last < end <= last + 2 * longest
+        if is_plausible:
             last_end = min(end, last + longest)
             return replace(self, end=end, ends=(*self.ends[:-1], last_end))
         seconds = float(self.end - self.begin)
@@ -132,12 +160,15 @@ class FrameTimes:
         return replace(self, doubt=f"{clocks} by the calibration's tick_hz")
 
     def described(self) -> str:
-        """Return what is missing and what is in doubt, in words; "" for nothing."""
+        """Return what is missing and what is in doubt, in words; "" for nothing.
+
+        For example "2 of 6 frames are missing: frames 3 to 4".
+        """
         parts = []
         if self.missing:
             lost = sum(gap.count for gap in self.missing)
             verb = "is" if lost == 1 else "are"
-            some = ", ".join(map(str, self.missing[:5]))
+            some = ", ".join(str(gap) for gap in self.missing[:5])
             if len(self.missing) > 5:
                 some += ", ..."
             parts.append(f"{lost} of {len(self) + lost} frames {verb} missing: {some}")
@@ -154,7 +185,10 @@ def even_times(count: int, doubt: str = "") -> FrameTimes:
 
 
 def times_of_names(stems: Sequence[str]) -> FrameTimes:
-    """Return the times that the numbers in the names of frames say, in the order of `stems`."""
+    """Return the times that the numbers in the names of frames tell, in the order of `stems`.
+
+    stems: names without suffix. The result has a doubt if the numbers tell no times.
+    """
     numbers = _numbers(stems)
     if len(stems) < 2:
         return even_times(len(stems))
@@ -164,12 +198,14 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     if numbers is None:
         doubt = "the names of the frames have no numbers that tell their times"
         return even_times(len(stems), doubt)
-    steps = [after - before for before, after in itertools.pairwise(numbers)]
+    steps = _steps_between(numbers)
     if min(steps) <= 0:
         return even_times(len(stems), "the numbers in the names of the frames do not rise")
 
+    # The numbers are times (432.1, or 1000000 and 1033333) or count frames (1, 2, 3).
     step = _usual(steps)
-    are_stamps = step >= LEAST_STAMP or any(number.denominator > 1 for number in numbers)
+    have_fractions = any(number.denominator > 1 for number in numbers)
+    are_stamps = step >= LEAST_STAMP or have_fractions
     if not are_stamps and step > 1:
         # 0, 2, 4: every second frame, so the frames between them are missing.
         step = Fraction(1)
@@ -190,86 +226,138 @@ def times_of_film(
     if doubt or len(starts) < 2:
         return even_times(len(starts), doubt)
     step = usual_step(starts)
-    spans = []  # of the missing frames
+    # When the missing frames begin and end.
+    gap_starts = []
+    gap_ends = []
     for gap in missing:
-        if gap.seconds is not None:
-            spans.append((gap.seconds, gap.seconds + gap.count * step))
-    if len(spans) < len(missing):
-        doubt = "the times of the missing frames are not known"
+        if gap.seconds is None:
+            doubt = "the times of the missing frames are not known"
+        else:
+            gap_starts.append(gap.seconds)
+            gap_ends.append(gap.seconds + gap.count * step)
 
-    gaps = sorted(first for first, _ in spans)
+    # A frame lasts until the next one begins, or the first missing frame between them.
+    gap_starts.sort()
     ends = []
     for start, following in itertools.pairwise(starts):
-        # A frame before missing ones lasts until the first of these.
-        number = bisect.bisect_right(gaps, start)
-        is_gap = number < len(gaps) and gaps[number] < following
-        ends.append(gaps[number] if is_gap else following)
+        end = following
+        next_gap = bisect.bisect_right(gap_starts, start)  # index of the first gap after `start`
+        if next_gap < len(gap_starts):
+            end = min(gap_starts[next_gap], following)
+        ends.append(end)
     # The film does not say how long the last frame lasts: most encoders write an arbitrary number.
     # So it is taken to last as long as the frame before it.
-    ends.append(starts[-1] + ends[-1] - starts[-2])
-    begin = min([starts[0], *(first for first, _ in spans)])
-    end = max([ends[-1], *(after for _, after in spans)])
+    length_before = ends[-1] - starts[-2]
+    ends.append(starts[-1] + length_before)
     return FrameTimes(
-        starts, tuple(ends), begin, end, step, is_film=True, missing=tuple(missing), doubt=doubt
+        starts,
+        tuple(ends),
+        begin=min([starts[0], *gap_starts]),
+        end=max([ends[-1], *gap_ends]),
+        step=step,
+        is_film=True,
+        missing=tuple(missing),
+        doubt=doubt,
     )
 
 
+# ---- Numbers and distances ---------------------------------------------------------------------
+
+
 def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
-    """Return the numbers in names that are equal but for them; None for other names."""
-    if are_values(stems) or all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems):
+    """Return the numbers in the names of frames.
+
+    The names are numbers ("12" or "432.1"), or have one text before and one text behind the number
+    ("a_12", "a_13"). Returns None for other names.
+    """
+    are_numbers = all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems)
+    if are_values(stems) or are_numbers:
         return tuple(Fraction(stem) for stem in stems)
-    found = [_NUMBERED.fullmatch(stem) for stem in stems]
-    texts = {(match[1], match[3]) if match else None for match in found}
-    if len(texts) != 1 or None in texts:
+    texts = set()
+    numbers = []
+    for stem in stems:
+        match = _NUMBERED.fullmatch(stem)
+        if match is None:
+            return None
+        before, number, behind = match.groups()
+        texts.add((before, behind))
+        numbers.append(Fraction(number))
+    if len(texts) != 1:
         return None
-    return tuple(Fraction(match[2]) for match in found if match)
+    return tuple(numbers)
 
 
 def _have_doubtful_order(stems: Sequence[str]) -> bool:
-    """Whether names hold numbers behind one text, t_432.1 and t_432.03, out of order by value."""
-    found = [_BEHIND_TEXT.fullmatch(stem) for stem in stems]
-    parts = [match.groups() for match in found if match]
-    if len(parts) < len(found) or len({(before, after) for before, _, after in parts}) > 1:
+    """Return whether names have numbers behind one text that are out of order by value.
+
+    For example t_432.1, t_432.03: this is their order by name, because 1 < 3. By value, 432.03 is
+    the smaller one.
+    """
+    texts = set()
+    numbers = []
+    for stem in stems:
+        match = _BEHIND_TEXT.fullmatch(stem)
+        if match is None:
+            return False
+        before, number, behind = match.groups()
+        texts.add((before, behind))
+        numbers.append(number)
+    if len(texts) > 1:
         return False
-    numbers = [number for _, number, _ in parts]
     values = [Fraction(number) for number in numbers]
     return are_values(numbers) and values != sorted(values)
 
 
+def _steps_between(starts: Sequence[Fraction]) -> list[Fraction]:
+    """Return the distance of each frame to the next one."""
+    return [after - before for before, after in itertools.pairwise(starts)]
+
+
 def usual_step(starts: Sequence[Fraction]) -> Fraction:
     """Return the distance that most frames have to the next one. starts: of two frames or more."""
-    return _usual([after - before for before, after in itertools.pairwise(starts)])
+    return _usual(_steps_between(starts))
 
 
 def _usual(steps: Sequence[Fraction]) -> Fraction:
-    """Return the distance that most frames have to the next one; of several, the smallest."""
+    """Return the most frequent distance; of several, the smallest. If all differ, the median."""
     counts = Counter(steps)
     most = max(counts.values())
-    if most > 1:
-        return min(step for step, count in counts.items() if count == most)
-    return sorted(steps)[(len(steps) - 1) // 2]  # each differs: the median
+    if most == 1:
+        return sorted(steps)[(len(steps) - 1) // 2]
+    return min(step for step, count in counts.items() if count == most)
 
 
 def _ends(
     starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction
 ) -> tuple[Fraction, ...]:
-    """Return the ends of frames. A frame before a gap lasts one step, as does the last one."""
+    """Return when frames end. A frame before a gap lasts one usual step, as does the last frame.
+
+    starts: n times. steps: their n - 1 distances. step: the usual distance.
+    """
     ends = []
     for start, distance in zip(starts, (*steps, step), strict=True):
         is_gap = distance > LONG * step
-        ends.append(start + (step if is_gap else distance))
+        length = step if is_gap else distance
+        ends.append(start + length)
     return tuple(ends)
 
 
 def _gaps(
     starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction
 ) -> tuple[Missing, ...]:
-    """Return the frames that are missing between others. step: the distance of two frames."""
+    """Return the frames that are missing between others.
+
+    starts: n times. steps: their n - 1 distances. step: the usual distance.
+    If the times count frames (step 1), a missing frame has the number of the names, else its number
+    counted from 0.
+    """
     is_counted = step == 1
     missing = []
-    place = 0  # of the frame before the gap, if all frames were there
-    for start, distance in zip(starts, steps, strict=False):
-        lost = round(distance / step) - 1 if distance > LONG * step else 0
+    place = 0  # number of the frame, counted from 0, if none were missing
+    for start, distance in zip(starts[:-1], steps, strict=True):
+        lost = 0
+        if distance > LONG * step:
+            lost = round(distance / step) - 1
         if lost:
             before = int(start) if is_counted else place
             missing.append(Missing(before + 1, lost))

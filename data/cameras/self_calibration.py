@@ -1,7 +1,17 @@
 """Calibrate two cameras from a clip itself: `spike.calibration` "auto".
 
-Each clip is calibrated once: every rank fits a part of the clips, all get what each found, and rank
-0 keeps it beside the run (<path.root>/.preflight) for later starts.
+`calibrated` is called once, when the clips of a data set are listed. For each clip it compares
+FRAMES blurry frames with the spikes around their exposures (data/cameras/registration.py), and
+gives the clip the calibration that it finds.
+
+A fit takes seconds, so two things save time:
+
+    * The ranks of a run share the work: each fits other clips, and all get every result.
+    * Rank 0 keeps each result beside the run, in <path.root>/.preflight/calibration_<key>.json, for
+      later starts. The key changes with everything that decides the result, such as the files.
+
+A function marked "Collective" exchanges data between ranks: every rank must call it, in the same
+order.
 """
 
 import dataclasses
@@ -29,151 +39,193 @@ from utils.dist.state import RUN
 from utils.errors import DataError
 from utils.files import write_whole
 
-FORMAT = (
-    1  # to be raised when the fit finds something else than before: what was kept is then ignored
-)
-FRAMES = 8  # of a clip that are compared, spread over it
-AROUND = 40  # planes before and after an exposure that are read, as far as there are any
+# To be raised when the fit finds something else than before. What was kept is then ignored.
+FORMAT = 1
+# Frames of a clip that are compared, spread over it.
+FRAMES = 8
+# Planes before and after an exposure that are read, as far as there are any.
+AROUND = 40
 
 logger = logging.getLogger(__name__)
 
 
 def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
-    """The clips, with the calibrations that their frames show where `spike.calibration` is "auto";
-    says what was found.
+    """Return the clips, with the calibrations that their frames show. Logs what was found.
 
-    files: an io backend. A clip whose calibration dataset.json gives stays as it is. Collective
-    where there are any.
+    files: an io backend. A clip stays as it is if its `spike.calibration` is not "auto", or if
+    dataset.json gives its calibration.
+    Collective if there is a clip to calibrate.
     """
     clips = list(clips)
-    wanted = [
-        i
-        for i, clip in enumerate(clips)
-        if clip.spikes and clip.spikes.is_auto and not clip.spikes.calibration
-    ]
-    if wanted:
-        for i, found in zip(wanted, _found_in([clips[i] for i in wanted], files), strict=True):
-            if utils_dist.is_main_process():
-                logger.info("spikes of %s, calibration: %s", clips[i].name, found.sentence())
-            clips[i] = _with(clips[i], found)
+    wanted = []  # numbers of the clips to calibrate
+    for i, clip in enumerate(clips):
+        if clip.spikes and clip.spikes.is_auto and not clip.spikes.calibration:
+            wanted.append(i)
+    if not wanted:
+        return clips
+    results = _found_in([clips[i] for i in wanted], files)
+    for i, found in zip(wanted, results, strict=True):
+        if utils_dist.is_main_process():
+            logger.info("spikes of %s, calibration: %s", clips[i].name, found.sentence())
+        clips[i] = _with(clips[i], found)
     return clips
 
 
-def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
-    """What each clip shows: kept by an earlier run, or fitted now, by each rank in turn one clip.
+# ---- Fitting all clips -------------------------------------------------------------------------
 
-    Collective.
-    """
-    is_main, world = utils_dist.is_main_process(), utils_dist.get_world_size()
-    begin, kept = time.monotonic(), [_kept(clip, files) for clip in clips] if is_main else []
-    found = [
-        known and Found(**known)
-        for known in utils_dist.from_rank(0, [known and vars(known) for known, _ in kept])
-    ]
+
+def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
+    """Return the result of each clip: kept by an earlier run, or fitted now. Collective."""
+    is_main = utils_dist.is_main_process()
+    world = utils_dist.get_world_size()
+    begin = time.monotonic()
+
+    # Rank 0 alone reads what was kept, and sends it to all ranks as plain values. The other ranks
+    # have empty lists until then.
+    places: list[Path | None] = []  # the file of each clip
+    kept_values = []
+    if is_main:
+        for clip in clips:
+            kept, place = _kept(clip, files)
+            places.append(place)
+            kept_values.append(vars(kept) if kept else None)
+    found: list[Any] = []
+    for values in utils_dist.from_rank(0, kept_values):
+        found.append(Found(**values) if values else None)
+
+    # In each round, every rank fits one of the missing clips; in the last round perhaps not every
+    # rank has one.
     missing = [i for i, known in enumerate(found) if known is None]
     for first in range(0, len(missing), world):
-        together = missing[first : first + world]
-        mine = together[utils_dist.get_rank() :][:1]
+        in_round = missing[first : first + world]
+        rank = utils_dist.get_rank()
+        fitted = []
         watchdog.go_on()
-        for i, one in zip(
-            together,
-            utils_dist.gather_objects([vars(_fitted(clips[i], files)) for i in mine]),
-            strict=False,
-        ):
-            found[i] = Found(**one[0])
-            place = kept[i][1] if is_main else None
-            if place and not place.exists():  # what is there cannot be read, and may not be ours
-                try:
-                    write_whole(
-                        place,
-                        json.dumps(
-                            dataclasses.asdict(found[i]), default=np.ndarray.tolist
-                        ).encode(),
-                    )
-                except DataError as e:
-                    logger.info("the calibration cannot be kept: %s", e)
+        if rank < len(in_round):
+            clip = clips[in_round[rank]]
+            fitted.append(vars(_fitted(clip, files)))
+        of_ranks = utils_dist.gather_objects(fitted)
+        for i, of_rank in zip(in_round, of_ranks, strict=False):
+            found[i] = Found(**of_rank[0])
+            if is_main:
+                _keep(found[i], places[i])
+
     if is_main and RUN.kept:
         text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
         logger.info(text, len(missing), time.monotonic() - begin, len(clips) - len(missing))
     return found
 
 
-def _compared(clip: Clip) -> list[tuple[int, Exposure]]:
-    """The frames of a clip that are compared, each with the planes around its exposure."""
-    around = _exposures(clip, clip.spikes.changed(context=AROUND))
-    return [
-        (index, around[index])
-        for index in sorted({round(i) for i in np.linspace(0, len(clip) - 1, FRAMES)})
-    ]
-
-
-def _exposures(clip: Clip, spikes: DatSpikes) -> tuple[Exposure, ...]:
-    """The planes of each frame, as `spikes` reads them."""
-    return spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip), clip.times)
-
-
 def _fitted(clip: Clip, files: Any) -> Found:
-    size, views = (clip.spikes.geometry.height, clip.spikes.geometry.width), []
+    """Fit the calibration of a clip."""
+    size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
+    views = []
     for index, exposure in _compared(clip):
-        frame = files.images(clip, "lq", [index], Augment.whole(clip.size))[0]
+        frame = files.images(clip, "lq", [index], Augment.whole(clip.size))[0]  # B, G, R
+        pieces = []
         with spike_errors_as_data_errors():
-            stream = np.concatenate(
-                [files.stream(clip, piece, Crop(0, 0, *size)) for piece in exposure.pieces]
-            )
+            for piece in exposure.pieces:
+                pieces.append(files.stream(clip, piece, Crop(0, 0, *size)))
+        stream = np.concatenate(pieces)  # (T, h, w)
         views.append(View(frame[..., ::-1], stream, exposure.before, exposure.own.count))
+    # The fit needs exposures of one length: the last one of a clip may be shorter.
     views = [view for view in views if view.count == views[0].count]
     return fit(views, nominal(size, clip.size), clip.spikes.light)
 
 
+def _compared(clip: Clip) -> list[tuple[int, Exposure]]:
+    """Return the frames of a clip that are compared: number, and planes around the exposure."""
+    around = _exposures(clip, clip.spikes.changed(context=AROUND))
+    # A clip of fewer frames has some numbers twice: each counts once.
+    numbers = {round(i) for i in np.linspace(0, len(clip) - 1, FRAMES)}
+    return [(number, around[number]) for number in sorted(numbers)]
+
+
+def _exposures(clip: Clip, spikes: DatSpikes) -> tuple[Exposure, ...]:
+    """Return the planes of each frame, as `spikes` reads them."""
+    return spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip), clip.times)
+
+
 def _with(clip: Clip, found: Found) -> Clip:
-    """The clip with those parts of what was found that change it."""
-    if not any(changed := found.is_changed):
+    """Return the clip with those of the found values that change it, see `Found.is_changed`."""
+    is_changed = found.is_changed
+    if not any(is_changed):
         return clip
     spikes = clip.spikes
     size = (spikes.geometry.height, spikes.geometry.width)
-    matrix = found.matrix if changed[0] else nominal(size, clip.size)
+    matrix = found.matrix if is_changed.matrix else nominal(size, clip.size)
     calibration = Calibration(
         matrix=matrix[:2].round(5).tolist(),
         spike_size=list(size),
         rgb_size=list(clip.size),
-        time_offset_planes=round(found.offset, 1) if changed[1] else 0.0,
-        exposure_share=round(found.share_to_read, 3) if changed[2] else 1.0,
+        time_offset_planes=round(found.offset, 1) if is_changed.offset else 0.0,
+        exposure_share=round(found.share_to_read, 3) if is_changed.share else 1.0,
         made={"by": "spike.calibration auto"},
     )
     try:
         own = spikes.changed(calibration)
         exposures = _exposures(clip, own)
-    except DataError as e:  # planes that the files lack
+    except DataError as e:
+        # With the found times, frames would need planes that the files lack: use the matrix alone.
         logger.warning(
             "spikes of %s, calibration: the times stay as they were: %s", clip.name, e.what
         )
-        own = spikes.changed(
-            calibration.model_copy(update={"time_offset_planes": 0.0, "exposure_share": 1.0})
-        )
+        without_times = {"time_offset_planes": 0.0, "exposure_share": 1.0}
+        own = spikes.changed(calibration.model_copy(update=without_times))
         exposures = _exposures(clip, own)
     return dataclasses.replace(clip, spikes=own, exposures=exposures)
 
 
+# ---- What is kept for later starts -------------------------------------------------------------
+
+
+def _keep(found: Found, place: Path | None) -> None:
+    """Write a result to its file, if it has one.
+
+    An existing file stays: it could not be read (see `_kept`), so it may not be ours.
+    """
+    if place is None or place.exists():
+        return
+    text = json.dumps(dataclasses.asdict(found), default=np.ndarray.tolist)
+    try:
+        write_whole(place, text.encode())
+    except DataError as e:
+        logger.info("the calibration cannot be kept: %s", e)
+
+
 def _kept(clip: Clip, files: Any) -> tuple[Found | None, Path | None]:
-    """What an earlier run found in a clip, and its file, named by all that decides it; None where
-    nothing is kept.
+    """Return what an earlier run found in a clip, and the file for it.
+
+    The result is None if there is none. The file is None if nothing is kept in this run, or if the
+    files of the clip have no time of change by which a change could be noticed.
     """
     if not RUN.kept:
         return None, None
-    spikes, compared = clip.spikes, _compared(clip)
-    names = [clip.lq[index] for index, _ in compared] + [
-        p.file for _, exposure in compared for p in exposure.pieces
-    ]
-    if cache := getattr(files, "path", None):  # the source need not be on this machine
-        names += [str(Path(cache, clip.name, f"{kind}.u8")) for kind in ("lq", "spike")]
+    spikes = clip.spikes
+    compared = _compared(clip)
+    # The files that are compared. With a clip cache, also its files, because the original files
+    # need not be on this machine.
+    names = [clip.lq[index] for index, _ in compared]
+    for _, exposure in compared:
+        for piece in exposure.pieces:
+            names.append(piece.file)
+    cache = getattr(files, "path", None)
+    if cache:
+        for kind in ("lq", "spike"):
+            names.append(str(Path(cache, clip.name, f"{kind}.u8")))
     stamps = [stamp(name) for name in dict.fromkeys(names)]
-    how = spikes.geometry, spikes.remainder, spikes.light, clip.size, compared
-    key = hashlib.sha256(repr((FORMAT, names, stamps, how)).encode()).hexdigest()[:16]
-    if not any(any(each) for each in stamps):
+    has_stamp = any(any(each) for each in stamps)
+    if not has_stamp:
         return None, None
+
+    # All that decides the result. The text of these values must not change, or nothing that was
+    # kept is found again.
+    how = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
+    key = hashlib.sha256(repr((FORMAT, names, stamps, how)).encode()).hexdigest()[:16]
     place = RUN.kept / f"calibration_{key}.json"
     try:
         table = json.loads(place.read_text(encoding="utf-8"))
-        return Found(**table | {"matrix": np.array(table["matrix"], float)}), place
+        matrix = np.array(table["matrix"], float)
+        return Found(**table | {"matrix": matrix}), place
     except (OSError, ValueError, KeyError, TypeError):
         return None, place  # never fitted, or no file of ours

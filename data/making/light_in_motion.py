@@ -1,4 +1,17 @@
-"""The light of any instant, of a video by optical flow, or of a photograph seen in motion."""
+"""Give the light at any instant: of a video by optical flow, or of a photograph in motion.
+
+A spike camera reads out thousands of planes a second, a video has tens or hundreds of frames. So
+the light between two frames must be made up. `data/making/prepare.py` and `scripts/spike_tool.py`
+use
+
+    LightPath      the light at any time between the frames of a video, by interpolation
+    find_cuts      the parts of a video in which this works: slow motion, no change of the scene
+    video_scene    the light of each plane of such a part, seen through a crop that moves
+    photo_scene    the light of each plane of a photograph that the camera moves over
+
+Light is linear, float32, 1 at full scale. A "frame interval" is the time from one frame of the clip
+to be made to the next; it has a number of planes, and may have several frames of the video.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,11 +24,16 @@ import numpy as np
 from data.clips.files import FrameSource
 from data.spike.simulate import to_grey, to_linear
 
-MOST_STEP = 8.0  # pixels between two frames that are interpolated, 95th percentile
-CUT = 40.0  # mean difference in grey levels of two frames with another scene
-MOST_AVERAGE = 4  # frames of an ordinary video in one exposure
+# Largest motion, in pixels, between two frames that are interpolated. 95 % of the pixels move less.
+MOST_STEP = 8.0
+# If two frames differ more than this on average, in grey levels of 255, the scene has changed.
+CUT = 40.0
+# Most frames of an ordinary video in one frame interval.
+MOST_AVERAGE = 4
+# Display value 0 ... 255 -> linear light.
 LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-FINE = 2  # pixels of a photograph per RGB pixel, each way
+# Pixels of a photograph per RGB pixel along a side, so that its motion shows no pixels.
+FINE = 2
 
 
 def smooth_walk(
@@ -25,64 +43,73 @@ def smooth_walk(
 
     periods: the shortest and the longest period, in planes.
     """
+    shortest, longest = np.log(periods)
     t = np.arange(planes)
     walk = np.zeros(planes)
-    for weight in (0.4, 0.3, 0.2, 0.1):
-        period = np.exp(rng.uniform(*np.log(periods)))
-        walk += weight * np.sin(2 * np.pi * (t / period + rng.uniform()))
+    for weight in (0.4, 0.3, 0.2, 0.1):  # they add up to 1
+        period = np.exp(rng.uniform(shortest, longest))
+        phase = rng.uniform()
+        walk += weight * np.sin(2 * np.pi * (t / period + phase))
     return amplitude * walk
 
 
 class LightPath:
     """The light at any time between the frames of a clip.
 
-    Both neighbours A and B are moved along the optical flow and mixed. At the share p of the time
-    from A to B, with the flows f: A -> B and g: B -> A,
+    Both neighbours A and B are moved along the optical flow and mixed. At the fraction p of the
+    time from A to B, with the flows f: A -> B and g: B -> A,
 
         light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x)).
-
-    light: function number of a frame -> its light (h, w) or (h, w, 3) float32.
-    count: number of frames.
-    method: "flow", or "linear", which only mixes them.
     """
 
     def __init__(
         self, light: Callable[[int], np.ndarray], count: int, method: str = "flow"
     ) -> None:
-        self.light = lru_cache(2)(light)
+        """Prepare a path through `count` frames.
+
+        light: function that returns the light of a frame, (h, w) or (h, w, 3) float32, by number.
+        method: "flow", or "linear", which only mixes the neighbours.
+        """
+        self.light = lru_cache(2)(light)  # A and B are asked for many times
         self.count = count
         self.method = method
-        self._flows: tuple[int, np.ndarray, np.ndarray] | None = None  # A's number, f, g
+        # The number of A, f and g of the last pair of neighbours.
+        self._flows: tuple[int, np.ndarray, np.ndarray] | None = None
         self._dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
 
     def at(self, time: float) -> np.ndarray:
-        """Return the light at `time` in frames, in the form of a frame.
+        """Return the light at `time`, in the form of a frame.
 
-        It is constant before the first and after the last frame.
+        time: in frames, e.g. 2.25 is a quarter of the way from frame 2 to frame 3. The light is
+        constant before the first and after the last frame.
         """
         time = min(max(time, 0.0), self.count - 1.0)
+        # A is frame `index`. At the time of the last frame, B is the last frame.
         index = min(int(time), max(self.count - 2, 0))
-        share = time - index
-        if min(share, 1 - share) < 1e-9:
+        fraction = time - index
+        is_frame = min(fraction, 1 - fraction) < 1e-9  # but for rounding errors
+        if is_frame:
             return self.light(round(time))
-        before = self.light(index)
-        after = self.light(index + 1)
+        A = self.light(index)
+        B = self.light(index + 1)
         if self.method == "linear":
-            return (1 - share) * before + share * after
-        forward, backward = self._flows_from(index)
-        p = np.float32(share)
-        moved_before = _moved(before, -p * forward)
-        moved_after = _moved(after, (p - 1) * backward)
-        return (1 - p) * moved_before + p * moved_after
+            return (1 - fraction) * A + fraction * B
+        f, g = self._flows_from(index)
+        p = np.float32(fraction)
+        moved_A = _moved(A, -p * f)
+        moved_B = _moved(B, (p - 1) * g)
+        return (1 - p) * moved_A + p * moved_B
 
     def _flows_from(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the flows between frame `index` and the next one, there and back."""
+        """Return the flows f and g, (h, w, 2), between frame `index` and the next one."""
         if self._flows is None or self._flows[0] != index:
             a = _for_flow(self.light(index))
             b = _for_flow(self.light(index + 1))
-            self._flows = (index, self._dis.calc(a, b, None), self._dis.calc(b, a, None))
-        _, forward, backward = self._flows
-        return forward, backward
+            f = self._dis.calc(a, b, None)
+            g = self._dis.calc(b, a, None)
+            self._flows = (index, f, g)
+        _, f, g = self._flows
+        return f, g
 
 
 def _for_flow(light: np.ndarray) -> np.ndarray:
@@ -91,7 +118,8 @@ def _for_flow(light: np.ndarray) -> np.ndarray:
     The flow compares grey levels. In linear light it would hardly see the dark parts.
     """
     grey = light if light.ndim == 2 else light.mean(axis=2)
-    return (np.sqrt(np.clip(grey, 0, 1)) * 255).astype(np.uint8)
+    display = np.sqrt(np.clip(grey, 0, 1))
+    return (display * 255).astype(np.uint8)
 
 
 def _moved(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
@@ -108,9 +136,9 @@ def _moved(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
 def grey_light(
     frames: FrameSource, size: tuple[int, int], gamma: float
 ) -> Callable[[int], np.ndarray]:
-    """Return the function number of a frame -> its grey light (h, w) of `size`.
+    """Return a function that returns the grey light (h, w) of a frame, by number.
 
-    gamma: exponent from display values to light.
+    size: (h, w), to which frames are scaled. gamma: exponent from display values to light.
     """
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
     height, width = size
@@ -129,9 +157,9 @@ def grey_light(
 class Cut:
     """A part of a video.
 
-    first: its first frame.
-    average: number of frames in one interval.
-    side: shorter side to which its frames are scaled.
+    first: number of its first frame.
+    average: number of frames of the video in one frame interval.
+    side: shorter side in pixels to which the frames are scaled.
     """
 
     first: int
@@ -140,12 +168,12 @@ class Cut:
 
 
 def scaled(picture: np.ndarray, side: int) -> np.ndarray:
-    """Return the picture with a shorter side of `side` pixels. A smaller one stays as it is."""
+    """Scale a picture to a shorter side of `side` pixels. A smaller picture stays as it is."""
     height, width = picture.shape[:2]
-    share = min(1.0, side / min(height, width))
-    if share == 1:
+    factor = min(1.0, side / min(height, width))
+    if factor == 1:
         return picture
-    size = (round(width * share), round(height * share))
+    size = (round(width * factor), round(height * factor))
     return cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
 
 
@@ -165,22 +193,35 @@ def find_cuts(
     """
     least_side, most_side = sides
     side = min(most_side, *frames.size)
-    steps = _steps(frames, side)
+    steps = _steps(frames, side)  # motion in pixels from frame to frame, at this side
     cuts = []
     first = 0
     while True:
-        most = (len(frames) - first - 2) // count
-        if most < (average or 1):
+        # The next part begins at frame `first`. A part needs a frame before its first interval and
+        # one after its last, to interpolate there.
+        left = len(frames) - first - 2
+        most = left // count  # frames per interval that are left
+        least = 1 if average is None else average
+        if most < least:
             return cuts
-        each = average or int(rng.integers(1, min(most, MOST_AVERAGE) + 1))
-        part = np.array(steps[first : first + each * count + 1])
-        # Steps that are too long even if the frames are scaled to the least side.
-        wrong = np.flatnonzero(part > MOST_STEP * side / least_side).tolist()
+        if average is None:
+            each = int(rng.integers(1, min(most, MOST_AVERAGE) + 1))
+        else:
+            each = average
+        steps_of_part = np.array(steps[first : first + each * count + 1])
+
+        # Motion is proportional to the side. Some steps are too long even if the frames are scaled
+        # to the least side (or are changes of the scene): begin again after the last of these.
+        most_step = MOST_STEP * side / least_side
+        wrong = np.flatnonzero(steps_of_part > most_step).tolist()
         if wrong:
             first += wrong[-1] + 1
             continue
-        slow_enough = side * MOST_STEP / max(float(part.max()), MOST_STEP)
-        cuts.append(Cut(first, each, max(least_side, int(slow_enough))))
+
+        # The largest side at which the longest step is short enough.
+        longest = max(float(steps_of_part.max()), MOST_STEP)
+        side_of_part = max(least_side, int(side * MOST_STEP / longest))
+        cuts.append(Cut(first, each, side_of_part))
         first += each * count
 
 
@@ -193,7 +234,8 @@ def _steps(frames: FrameSource, side: int) -> list[float]:
     steps = []
     before = None
     for number in range(len(frames)):
-        grey = cv2.cvtColor(scaled(frames.read(number), side), cv2.COLOR_RGB2GRAY)
+        picture = scaled(frames.read(number), side)
+        grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
         if before is not None:
             flow = dis.calc(before, grey, None)
             if cv2.absdiff(grey, before).mean() > CUT:
@@ -210,22 +252,26 @@ def video_scene(
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
-    The crop moves as a hand would move it. At the sharp instants, plane planes // 2 of each
-    interval, the light is a part of a scaled frame of the video, without interpolation: the crop
-    lies on whole pixels.
+    The crop moves as a hand would move it. Plane planes // 2 of each interval is the instant of the
+    sharp frame. There the light is a part of a scaled frame of the video, without interpolation,
+    because the time is the time of a frame and the crop lies on whole pixels.
 
-    count: number of frame intervals. planes: number of planes in an interval.
+    count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
+    rng: draws the motion.
     """
 
     def light_of(number: int) -> np.ndarray:
         return cv2.LUT(scaled(frames.read(cut.first + number), cut.side), LIGHT)
 
-    # Half an interval before the first sharp instant and after the last one, rounded up.
+    # The path begins half an interval before the first sharp instant, and ends half an interval
+    # after the last one, rounded up to whole frames. So it has two frames more than the intervals.
     path = LightPath(light_of, cut.average * count + 2)
     height, width = path.at(0.0).shape[:2]
-    free = np.array((width, height)) - crop  # pixels by which the crop can move
+    free = np.array((width, height)) - crop  # pixels by which the crop can move, in x and y
     total = count * planes
-    sharp = range(planes // 2, total, planes)
+    sharp = range(planes // 2, total, planes)  # planes of the sharp instants
+
+    # The upper left corner of the crop in each plane, (total, 2).
     corners = np.empty((total, 2))
     for axis, most in enumerate(free):
         amplitude = rng.uniform(0.1, 1.0) * min(free) / 2
@@ -235,8 +281,11 @@ def video_scene(
         to_whole_pixel = np.round(walk) - walk
         walk += np.interp(range(total), sharp, to_whole_pixel[sharp])
         corners[:, axis] = np.clip(walk, 0, most)
+
     for plane, corner in enumerate(corners):
-        time = (cut.average + 1) // 2 + cut.average * (plane - planes // 2) / planes
+        # In frames of the cut: the first sharp instant is at frame (average + 1) // 2.
+        since_sharp = plane - planes // 2
+        time = (cut.average + 1) // 2 + cut.average * since_sharp / planes
         x, y = (corner + (crop - 1) / 2).tolist()  # middle of the crop
         yield cv2.getRectSubPix(path.at(time), (crop, crop), (x, y))
 
@@ -246,11 +295,11 @@ def video_scene(
 
 @dataclass(frozen=True)
 class _Layer:
-    """A piece of a photograph that moves on its own.
+    """A piece of a photograph that moves on its own, like a sheet in front of the others.
 
-    sheet: (H, W, 4) light and opacity, the light multiplied by the opacity.
-    places: (planes, 2) x and y of the sheet that lie in the middle of the view.
-    border: how the sheet goes on beyond its edges.
+    sheet: (H, W, 4) light and opacity (0 to 1). The light is multiplied by the opacity already.
+    places: (planes, 2), in each plane the point x, y of the sheet in the middle of the view.
+    border: how the sheet goes on beyond its edges, a constant of OpenCV.
     """
 
     sheet: np.ndarray
@@ -267,11 +316,12 @@ def photo_scene(
     move more and on their own.
 
     picture: (H, W, 3) uint8, scaled down to a shorter side of FINE x side.
-    count, planes: see `video_scene`.
+    side, count, planes, crop, rng: see `video_scene`. The order of the draws from `rng` decides
+    which scene a seed gives: do not change it.
     """
     light = cv2.LUT(scaled(picture, FINE * side), LIGHT)
     total = count * planes
-    fine = FINE * crop
+    fine = FINE * crop  # side of the view, in pixels of the photograph
     walk = partial(smooth_walk, rng, total, periods=(2.0 * planes, 8.0 * planes))
 
     # The camera: shake in pixels, angle in radians, zoom, and the third row of a homography.
@@ -286,9 +336,12 @@ def photo_scene(
     middle_to_origin = _translation(-fine / 2, -fine / 2)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     for plane in range(total):
+        # From the farthest layer to the nearest: each covers the ones behind it by its opacity.
         view = _view(angles[plane], zooms[plane], tilts[plane])
         canvas = np.zeros((fine, fine, 3), np.float32)
         for layer in layers:
+            # From a pixel of the view to a point of the sheet: turn, zoom and tilt about the middle
+            # of the view, then go to the layer's place.
             x, y = layer.places[plane]
             to_sheet = _translation(x, y) @ view @ middle_to_origin
             seen = cv2.warpPerspective(
@@ -309,17 +362,22 @@ def _layer(
 ) -> _Layer:
     """Draw a layer. depth: 0 for the whole photograph, 1 and 2 for the nearer pieces.
 
-    shake: (planes, 2) motion of the camera. time: (planes, 1) in intervals. fine: side of the view.
+    light: (H, W, 3) of the photograph. shake: (planes, 2) motion of the camera. time: (planes, 1)
+    in frame intervals. fine: side of the view.
     """
     height, width = light.shape[:2]
     size = np.array((width, height))
     opacity = np.ones((height, width, 1), np.float32)
     if depth == 0:
+        # The whole photograph fills the view: beyond its edges it is mirrored.
         places = size / 2 + shake
         sheet = np.concatenate((light * opacity, opacity), axis=2)
         return _Layer(sheet, places, cv2.BORDER_REFLECT_101)
+
+    # A piece near `middle`: the convex hull of eight random points, with a soft edge. It begins at
+    # another place of the view than in the photograph, and moves on its own.
     middle = rng.uniform(0.3, 0.7, 2) * size
-    speed = fine * rng.uniform(-0.05, 0.05, 2)  # pixels in an interval
+    speed = fine * rng.uniform(-0.05, 0.05, 2)  # pixels in a frame interval
     place = middle + fine * rng.uniform(-0.3, 0.3, 2)
     corners = middle + fine * rng.uniform(-0.2, 0.2, (8, 2))
     hull = cv2.convexHull(corners.astype(np.int32))
@@ -332,7 +390,11 @@ def _layer(
 
 
 def _view(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray:
-    """Return the homography (3, 3) of a camera that is turned, zoomed and tilted."""
+    """Return the homography (3, 3) of a camera that is turned, zoomed and tilted.
+
+    angle: in radians. zoom: above 1, things look larger. tilt: (2,), the first two values of the
+    third row.
+    """
     cos = np.cos(angle)
     sin = np.sin(angle)
     view = np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
@@ -342,4 +404,5 @@ def _view(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray:
 
 
 def _translation(x: float, y: float) -> np.ndarray:
+    """Return the matrix (3, 3) that moves a point by x, y."""
     return np.array([[1, 0, x], [0, 1, y], [0, 0, 1]])

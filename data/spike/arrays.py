@@ -1,7 +1,14 @@
-"""Arrays of spikes in files of NumPy: a .npy is mapped, a .npz unpacked up to what is asked for.
+"""Read arrays of spikes from files of NumPy. data/spike/formats.py is the caller.
 
-The header of an array tells its size. It is compared with the size of the file before anything is
-read, because a small file may state, or unpack to, more than the memory holds.
+    array = find_array(Path("clip.npz"), "spk")       # reads the header alone
+    array.shape                                       # (planes, h, w)
+    array.read(10, 21, slice(0, 64), slice(0, 64))    # (21, 64, 64)
+
+A .npy is mapped, so only the bytes that are read come from the disk. A .npz is a zip file: a small
+array is unpacked once and kept, a large one is unpacked again up to the planes that are asked for.
+
+The header of an array tells its size. The size is compared with the size of the file before
+anything is read, because a small file may state, or unpack to, more than the memory holds.
 """
 
 import io
@@ -15,22 +22,27 @@ from typing import IO, Any
 
 import numpy as np
 
-# NumPy's own limit for headers is 10,000 bytes; before them stand up to 12.
+# Bytes at the beginning of a file that hold the header. NumPy's own limit is 10,000 bytes, after up
+# to 12 bytes of magic and length.
 HEAD_BYTES = 2**14
-# Larger arrays of a .npz are not kept in memory, but decompressed again up to the planes asked for.
+# Larger arrays of a .npz are not kept in memory, but unpacked again for each read.
 KEPT_BYTES = 2**26
-# Of a .npz that has no array named as it should be.
+# A .npz without an array of the expected name is searched if it has at most so many arrays.
 MOST_ARRAYS = 100
-PART = 64  # planes in memory at once, where a file is read in parts
+# Planes in memory at once, if a file is read in parts.
+PART = 64
 
 
 @dataclass
 class ArrayFile:
     """An array (planes, h, w) of a file.
 
-    start: number of the byte, in the file or the member, at which the array begins.
-    is_fortran: whether the first axis varies fastest.
-    member: name of the array within a .npz; None for a .npy.
+    path: of the .npy or .npz.
+    shape, dtype: of the array.
+    start: number of the byte at which the values begin, in the .npy or in the file within the .npz.
+    is_fortran: whether the first axis varies fastest, so that planes are not stored one by one.
+    member: name of the array within a .npz, such as "spk"; None for a .npy.
+    _whole: the array, once it is mapped or in memory.
     """
 
     path: Path
@@ -42,16 +54,17 @@ class ArrayFile:
     _whole: np.ndarray | None = field(default=None, repr=False)
 
     def read(self, first: int, count: int, rows: slice, columns: slice) -> np.ndarray:
-        """Return a copy of the rows and columns of some planes, (count, h, w).
+        """Return a copy of the rows and columns of planes first ... first + count - 1.
 
+        Returns (count, h, w), in C order.
         Raises OSError, ValueError, and what zipfile and zlib raise for a damaged file.
         """
         whole = self._kept()
         if whole is not None:
             return np.array(whole[first : first + count, rows, columns], order="C")
-        _, height, width = self.shape
-        plane = np.broadcast_to(np.empty((), self.dtype), (height, width))[rows, columns]
-        found = np.empty((count, *plane.shape), self.dtype)
+        # The size of the crop, as NumPy understands the slices. The plane has one value in memory.
+        plane = np.broadcast_to(np.empty((), self.dtype), self.shape[1:])
+        found = np.empty((count, *plane[rows, columns].shape), self.dtype)
         at = 0
         for part in self.parts(first, count):
             found[at : at + len(part)] = part[:, rows, columns]
@@ -59,13 +72,17 @@ class ArrayFile:
         return found
 
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Yield whole planes in parts of at most PART planes. Raises as `read`."""
+        """Yield planes first ... first + count - 1, at most PART at a time: (n, h, w).
+
+        Raises as `read`.
+        """
         whole = self._kept()
         if whole is not None:
-            for begin in range(first, first + count, PART):
-                yield whole[begin : min(begin + PART, first + count)]
+            end = first + count
+            for begin in range(first, end, PART):
+                yield whole[begin : min(begin + PART, end)]
             return
-        plane_bytes = math.prod(self.shape[1:])
+        plane_bytes = math.prod(self.shape[1:])  # values are bytes: uint8 or bool
         with self._opened() as file:
             file.seek(self.start + first * plane_bytes)
             for begin in range(0, count, PART):
@@ -76,16 +93,21 @@ class ArrayFile:
                 yield np.frombuffer(data, self.dtype).reshape(planes, *self.shape[1:])
 
     def _kept(self) -> np.ndarray | None:
-        """Return the whole array, mapped or in memory; None if it is too large for the memory."""
-        if self._whole is None and self.member is None:
-            order: Any = "F" if self.is_fortran else "C"
+        """Return the whole array, mapped or in memory; None if it is too large for the memory.
+
+        Raises ValueError if it is too large, and its planes cannot be read one by one.
+        """
+        if self._whole is not None:
+            return self._whole
+        order: Any = "F" if self.is_fortran else "C"
+        if self.member is None:
             self._whole = np.memmap(self.path, self.dtype, "r", self.start, self.shape, order)
-        elif self._whole is None and math.prod(self.shape) <= KEPT_BYTES:
+        elif math.prod(self.shape) <= KEPT_BYTES:
             with self._opened() as file:
                 file.seek(self.start)
                 data = np.frombuffer(file.read(), self.dtype)
-            self._whole = data.reshape(self.shape, order="F" if self.is_fortran else "C")
-        elif self._whole is None and self.is_fortran:
+            self._whole = data.reshape(self.shape, order=order)
+        elif self.is_fortran:
             raise ValueError(
                 "its first axis varies fastest; save numpy.ascontiguousarray(array) in its place"
             )
@@ -101,6 +123,7 @@ class ArrayFile:
 def find_array(path: Path, name: str) -> ArrayFile:
     """Return the array of a .npy, or of a .npz: the one called `name`, else the only one of 3 axes.
 
+    Only headers are read, except that a .npz is unpacked as far as its headers.
     Raises OSError, ValueError, and what zipfile and zlib raise for a damaged file.
     """
     if path.exists() and not path.is_file():
@@ -108,6 +131,7 @@ def find_array(path: Path, name: str) -> ArrayFile:
     if path.suffix.lower() == ".npy":
         with open(path, "rb") as file:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)
+    # Name -> array. If the expected name is there, the others do not matter.
     found = {}
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: info for info in archive.infolist()}
@@ -130,13 +154,19 @@ def find_array(path: Path, name: str) -> ArrayFile:
 
 
 def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> ArrayFile:
-    """Return the array whose file, or member of a .npz, begins with `head` and has `size` bytes."""
+    """Return the array that a header describes.
+
+    head: the beginning of the .npy, or of the file within a .npz. size: its length in bytes.
+    member: name of the array within a .npz; None for a .npy.
+    Raises ValueError if the header is damaged or states more bytes than there are.
+    """
     try:
         shape, is_fortran, dtype, start = _read_header(head)
         nbytes = math.prod(shape) * dtype.itemsize
     except Exception as e:
         # NumPy evaluates the header as Python, so a damaged one may raise anything.
-        reason = f"{e}".partition("\n")[0][:200] or type(e).__name__
+        first_line = str(e).partition("\n")[0]
+        reason = first_line[:200] or type(e).__name__
         raise ValueError(f"the header of the array is damaged: {reason}") from e
     if dtype.hasobject:
         raise ValueError("the array holds Python objects")
@@ -146,10 +176,13 @@ def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> 
 
 
 def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Return shape, whether the first axis varies fastest, type, and the byte after the header."""
+    """Return shape, whether the first axis varies fastest, type, and the byte after the header.
+
+    Raises whatever NumPy raises for a damaged header.
+    """
     file = io.BytesIO(head)
-    is_first = np.lib.format.read_magic(file)[0] == 1
-    if is_first:
+    version, _ = np.lib.format.read_magic(file)
+    if version == 1:
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     else:
         shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
@@ -159,8 +192,12 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
 
 def _refuse_packing(member: zipfile.ZipInfo) -> None:
-    """Refuse a member that NumPy does not write; bzip2 and LZMA unpack a few bytes to gigabytes."""
-    if member.flag_bits & 1:
+    """Raise ValueError for a file within a .npz that NumPy does not write.
+
+    bzip2 and LZMA could unpack a few bytes to gigabytes.
+    """
+    is_encrypted = member.flag_bits & 1
+    if is_encrypted:
         raise ValueError("it is encrypted")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError("it is compressed in a way that NumPy does not read")
