@@ -1,12 +1,15 @@
-"""Spike files of every format: what is written is read back, and what is something else is refused
-with what it is.
+"""data/spike/formats.py: spike files of each format are read back; other files are refused.
+
+Formats: .dat and .bin (packed bits), .npy and .npz (arrays), and the .dat of an SPS100 camera.
+Spikes are random planes of 0 and 1. A file of something else must be refused with what it is,
+because packed bits have no header: any bytes could be taken for spikes.
 """
 
 import gzip
 import io
 import os
 import zipfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -35,222 +38,245 @@ from tests.helpers.spike_files import sps100_bytes
 from utils.errors import DataError
 
 SMALL = SpikeGeometry(2, 8)
-CAMERA = SpikeGeometry(250, 400)
+OF_CLIPS = SpikeGeometry(8, 12)
 SPS100 = SpikeGeometry(1000, 1000, flipud=False, layout="sps100")
-GEOMETRIES = {
-    "camera.dat": SpikeGeometry(250, 400), "head.dat": SpikeGeometry(250, 400, head_columns=16),
-    # planes do not fill whole bytes
-    "array.npy": SpikeGeometry(250, 250), "array.npz": SpikeGeometry(250, 250),
-    "raw.bin": SpikeGeometry(180, 320),
-    "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
-    "top_first.bin": SpikeGeometry(12, 10, flipud=False),
-    "rows_within_bytes.dat": SpikeGeometry(8, 13),
-    "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),
-}  # fmt: skip
 
 
 def random_spikes(height, width, planes=5, seed=0):
+    """Return random planes (planes, height, width) uint8."""
     return (np.random.default_rng(seed).random((planes, height, width)) < 0.3).astype(np.uint8)
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
-def test_each_format_reads_back_what_was_written_whole_and_in_part(tmp_path, name):
-    geometry = GEOMETRIES[name]
-    height, width = geometry.height, geometry.width
-    spikes = random_spikes(height, width)
-    write_spikes(tmp_path / name, iter((spikes[:2], spikes[2:])), geometry)
-    file = open_spikes(tmp_path / name, geometry)
-    assert count_planes(tmp_path / name, geometry) == file.planes == 5
-    assert np.array_equal(file.read(), spikes) and file.read().dtype == np.uint8
-    parts = [
-        (0, 0, 1, 1),
-        (height - 3, width - 3, 3, 3),
-        (2, width // 2 - 3, 5, 6),
-        (0, 3, height, 5),
+# ---- What is written is read back ----
+
+GEOMETRIES = {
+    "camera.dat": SpikeGeometry(250, 400),
+    "head.dat": SpikeGeometry(250, 400, head_columns=16),
+    # A plane of 250 x 250 bits does not fill whole bytes.
+    "array.npy": SpikeGeometry(250, 250),
+    "array.npz": SpikeGeometry(250, 250),
+    "raw.bin": SpikeGeometry(180, 320),
+    "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
+    "top_first.bin": SpikeGeometry(12, 10, flipud=False),
+    # Rows, or rows with head columns, that begin within a byte.
+    "rows_within_bytes.dat": SpikeGeometry(8, 13),
+    "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),
+}
+
+
+@pytest.fixture(params=GEOMETRIES)
+def written(request, tmp_path):
+    """Give five planes, and their opened file. It was written in two parts."""
+    geometry = GEOMETRIES[request.param]
+    spikes = random_spikes(geometry.height, geometry.width)
+    path = tmp_path / request.param
+    write_spikes(path, iter((spikes[:2], spikes[2:])), geometry)
+    assert count_planes(path, geometry) == 5
+    return spikes, open_spikes(path, geometry)
+
+
+def test_each_format_reads_back_what_was_written(written):
+    spikes, file = written
+
+    assert file.planes == 5
+    assert np.array_equal(file.read(), spikes)
+    assert file.read().dtype == np.uint8
+
+
+def crops_of(height, width):
+    """Return crops of a plane: its first pixel, its last ones, some in the middle, all rows.
+
+    Of small planes, all crops of three rows at two heights, because they begin and end at each
+    place within a byte.
+    """
+    crops = [
+        Crop(0, 0, 1, 1),
+        Crop(height - 3, width - 3, 3, 3),
+        Crop(2, width // 2 - 3, 5, 6),
+        Crop(0, 3, height, 5),
     ]
     if width < 20:
-        parts += [
-            (top, left, 3, w)
-            for top in (0, 5)
-            for left in range(width)
-            for w in range(1, width - left + 1)
-        ]
-    for top, left, h, w in parts:
-        part = file.read(3, 2, Crop(top, left, h, w))
-        assert np.array_equal(part, spikes[3:5, top : top + h, left : left + w])
-    for first, count in ((5, 1), (4, 2), (0, 6), (-1, 2), (0, 0)):
-        with pytest.raises(SpikeFileError, match="were requested"):
-            file.read(first, count)
+        for top in (0, 5):
+            for left in range(width):
+                for crop_width in range(1, width - left + 1):
+                    crops.append(Crop(top, left, 3, crop_width))
+    return crops
+
+
+def test_each_format_reads_back_parts_of_what_was_written(written):
+    spikes, file = written
+
+    for crop in crops_of(*spikes.shape[1:]):
+        part = file.read(3, 2, crop)
+
+        rows = slice(crop.top, crop.top + crop.height)
+        columns = slice(crop.left, crop.left + crop.width)
+        assert np.array_equal(part, spikes[3:5, rows, columns])
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        pytest.param(5, 1, id="after the end"),
+        pytest.param(4, 2, id="beyond the end"),
+        pytest.param(0, 6, id="more than all"),
+        pytest.param(-1, 2, id="before the begin"),
+        pytest.param(0, 0, id="none"),
+    ],
+)
+def test_planes_that_are_not_there_are_refused(written, first, count):
+    _, file = written
+
+    with pytest.raises(SpikeFileError, match="were requested"):
+        file.read(first, count)
+
+
+def test_a_crop_beyond_the_plane_is_refused(written):
+    spikes, file = written
+    height, width = spikes.shape[1:]
+
     with pytest.raises(SpikeFileError, match="outside the plane"):
         file.read(crop=Crop(1, 0, height, width))
 
 
-def test_packed_bytes_are_those_of_the_definition(tmp_path):
+# ---- Packed bits ----
+
+
+@pytest.mark.parametrize(
+    ("order", "weights"),
+    [
+        pytest.param("little", [1, 2, 4, 8, 16, 32, 64, 128], id="first pixel in the lowest bit"),
+        pytest.param("big", [128, 64, 32, 16, 8, 4, 2, 1], id="first pixel in the highest bit"),
+    ],
+)
+def test_packed_bytes_are_those_of_the_definition(tmp_path, order, weights):
     spikes = random_spikes(6, 12, planes=2)
-    for order in ("little", "big"):
-        write_spikes(tmp_path / f"{order}.bin", spikes, SpikeGeometry(6, 12, bit_order=order))
-        bits = spikes[:, ::-1].reshape(-1, 8)
-        weights = [1 << i if order == "little" else 128 >> i for i in range(8)]
-        assert (tmp_path / f"{order}.bin").read_bytes() == bytes((bits @ weights).tolist())
-    upside_down = read_spikes(tmp_path / "little.bin", SpikeGeometry(6, 12, flipud=False))
-    assert np.array_equal(upside_down, spikes[:, ::-1])
-    wrong = read_spikes(tmp_path / "big.bin", SpikeGeometry(6, 12))
-    assert wrong.sum() == spikes.sum() and not np.array_equal(wrong, spikes)  # plausible, and wrong
-    for name in ("head.dat", "head.npy"):  # head columns are the last of a row
-        write_spikes(tmp_path / name, spikes, SpikeGeometry(6, 12))
-        assert np.array_equal(
-            read_spikes(tmp_path / name, SpikeGeometry(6, 8, head_columns=4)), spikes[:, :, :8]
-        )
+
+    write_spikes(tmp_path / "a.bin", spikes, SpikeGeometry(6, 12, bit_order=order))
+
+    bottom_row_first = spikes[:, ::-1]
+    groups_of_8 = bottom_row_first.reshape(-1, 8)
+    expected = bytes((groups_of_8 @ weights).tolist())
+    assert (tmp_path / "a.bin").read_bytes() == expected
 
 
-def test_a_capture_of_the_sps100_may_start_within_a_plane(tmp_path):
-    spikes = random_spikes(1000, 1000, planes=2)
-    content = sps100_bytes(spikes)
-    (tmp_path / "a.dat").write_bytes(content[80_016:128_000] + content + content[:4000])
-    file = open_spikes(tmp_path / "a.dat", SPS100)
-    assert file.planes == 2 and np.array_equal(file.read(), spikes)
-    # Across the words
-    assert np.array_equal(file.read(1, 1, Crop(7, 495, 2, 10)), spikes[1:, 7:9, 495:505])
-    for geometry in (
-        SpikeGeometry(1000, 1024),
-        SpikeGeometry(1000, 1000),
-        SpikeGeometry(1000, 1000, head_columns=24),
-    ):
-        with pytest.raises(SpikeFileError, match="words of an SPS100 sensor"):
-            open_spikes(tmp_path / "a.dat", geometry, "truncate")
+def test_planes_with_the_top_row_first_are_upside_down_for_others(tmp_path):
+    spikes = random_spikes(6, 12, planes=2)
+    write_spikes(tmp_path / "a.bin", spikes, SpikeGeometry(6, 12))
+
+    found = read_spikes(tmp_path / "a.bin", SpikeGeometry(6, 12, flipud=False))
+
+    assert np.array_equal(found, spikes[:, ::-1])
 
 
-def array_file(values, **named):
-    file = io.BytesIO()
-    np.savez(file, **named) if named else np.save(file, values)
-    return file.getvalue()
+def test_the_wrong_order_of_bits_gives_plausible_planes_that_are_wrong(tmp_path):
+    spikes = random_spikes(6, 12, planes=2)
+    write_spikes(tmp_path / "a.bin", spikes, SpikeGeometry(6, 12, bit_order="big"))
+
+    found = read_spikes(tmp_path / "a.bin", SpikeGeometry(6, 12))
+
+    assert found.sum() == spikes.sum()
+    assert not np.array_equal(found, spikes)
 
 
-FLAT = random_spikes(8, 12)
-NPZ = array_file(None, spk=FLAT)
-# Content, and what is said.
-REFUSED = {
-    "none.dat": (None, "No such file"),
-    "none_fits.dat": (bytes(1_625_300), "known geometries that fit this size: none"),
-    "others.dat": (bytes(1_612_800), r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)"),
-    "empty.dat": (b"", "holds no plane"), "zip.bin": (NPZ, r"header of a zip file"),
-    "ragged.dat": (bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
-    "array.dat": (array_file(FLAT), r"header of a NumPy array"),
-    "picture.dat": (b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
-    "photo.dat": (cv2.imencode(".jpg", FLAT[0])[1].tobytes(), "a JPEG image"),
-    "compressed.dat": (gzip.compress(bytes(100)), "compressed with gzip"),
-    "text.dat": (b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2\n" * 6, "begins with text"),
-    "pointer.dat": (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
-    "short.npy": (array_file(FLAT)[:-5], "cut short"), "packed.npy": (bytes(480), "magic string"),
-    "float.npy": (array_file(FLAT.astype(np.float32)), "float32"), "empty.npy": (b"", "got 0"),
-    "grey.npy": (array_file(FLAT * 255), "the value 255"),
-    "order.npy": (array_file(FLAT.transpose(1, 2, 0)), r"shape \(8, 12, 5\)"),
-    "objects.npy": (array_file(np.array([{}], object)), "Python objects"),
-    "short.npz": (NPZ[: len(NPZ) // 2], "not a zip file"),
-    "two.npz": (array_file(None, a=FLAT, b=FLAT), r"a \(5, 8, 12\) uint8, b \(5, 8, 12\) uint8"),
-    "flat.npz": (array_file(None, spk=FLAT[0]), r"shape \(8, 12\)"),
-    "flipped.npz": (NPZ.replace(FLAT.tobytes(), FLAT[:, ::-1].tobytes()), "CRC"),
-}  # fmt: skip
-OTHER_GEOMETRIES = {"none_fits.dat": SpikeGeometry(360, 640), "others.dat": SpikeGeometry(250, 400)}
+@pytest.mark.parametrize("name", ["head.dat", "head.npy"])
+def test_head_columns_are_the_last_of_a_row(tmp_path, name):
+    spikes = random_spikes(6, 12, planes=2)
+    write_spikes(tmp_path / name, spikes, SpikeGeometry(6, 12))
+
+    found = read_spikes(tmp_path / name, SpikeGeometry(6, 8, head_columns=4))
+
+    assert np.array_equal(found, spikes[:, :, :8])
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_spike_file_is_refused_with_what_was_seen(tmp_path, name):
-    content, words = REFUSED[name]
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(SpikeFileError, match=words) as error:
-        read_spikes(tmp_path / name, OTHER_GEOMETRIES.get(name, SpikeGeometry(8, 12)))
-    assert name in str(error.value) and error.value.expected and error.value.do
-    assert ("astype(numpy.uint8)" in error.value.do) == (name == "float.npy")
-
-
-def test_a_ragged_end_is_left_out_where_truncation_is_asked_for(tmp_path):
+def test_a_ragged_end_is_left_out_if_truncation_is_asked_for(tmp_path):
+    # Two planes of 2 bytes, and a byte more.
     (tmp_path / "a.dat").write_bytes(bytes.fromhex("c0010080ff"))
+
+    found = read_spikes(tmp_path / "a.dat", SMALL, remainder="truncate")
+
     assert count_planes(tmp_path / "a.dat", SMALL, remainder="truncate") == 2
-    assert read_spikes(tmp_path / "a.dat", SMALL, remainder="truncate")[1, 0, 7] == 1
+    assert found[1, 0, 7] == 1
+
+
+def test_a_file_of_less_than_a_plane_cannot_be_truncated(tmp_path):
     (tmp_path / "a.dat").write_bytes(b"\x01")
+
     with pytest.raises(SpikeFileError, match="holds no plane"):
         read_spikes(tmp_path / "a.dat", SMALL, remainder="truncate")
+
+
+def test_planes_that_do_not_fill_bytes_cannot_be_packed(tmp_path):
+    (tmp_path / "a.dat").write_bytes(b"\x01")
+
     with pytest.raises(SpikeFileError, match="3 x 5 pixels cannot be packed"):
         count_planes(tmp_path / "a.dat", SpikeGeometry(3, 5))
 
 
 @pytest.mark.parametrize(
-    "begin", [b"\xff\xd8\xff", b"\xff\xd8\xff\xdb\xff\xfe", b"\x1f\x8b\x08", b"\x1f\x8b\x08\xff"]
+    ("field", "shown"),
+    [
+        pytest.param(
+            {}, "SpikeGeometry(height=2, width=8, flipud=True, head_columns=0)", id="usual"
+        ),
+        pytest.param(
+            {"bit_order": "big"},
+            "SpikeGeometry(height=2, width=8, flipud=True, head_columns=0, bit_order='big')",
+            id="unusual",
+        ),
+    ],
 )
-def test_planes_of_a_bright_scene_may_begin_as_a_picture_does(tmp_path, begin):
-    (tmp_path / "a.dat").write_bytes(begin.ljust(24, b"\xf7"))
-    assert read_spikes(tmp_path / "a.dat", SpikeGeometry(8, 12)).shape == (2, 8, 12)
+def test_the_name_of_a_geometry_shows_new_fields_only_if_they_are_unusual(field, shown):
+    # Resumed runs compare this name. So fields that came later must not change usual names.
+    assert str(SpikeGeometry(2, 8, **field)) == shown
 
 
-def test_an_npz_is_known_by_its_key_or_its_only_array_of_three_axes(tmp_path):
-    known = (
-        {"spk": FLAT.astype(bool), "label": np.zeros((3, 4, 5))},
-        {"data": FLAT, "label": np.arange(3)},
-    )
-    for number, named in enumerate((*known, {"spk": np.asfortranarray(FLAT)})):
-        (tmp_path / f"{number}.npz").write_bytes(array_file(None, **named))
-        assert np.array_equal(
-            read_spikes(tmp_path / f"{number}.npz", SpikeGeometry(8, 12), 1, 3), FLAT[1:4]
-        )
-    with zipfile.ZipFile(tmp_path / "0.npz", "a") as archive:
-        archive.writestr("readme.txt", "no array")
-    assert count_planes(tmp_path / "0.npz", SpikeGeometry(8, 12)) == 5
-
-
-def test_the_name_of_a_geometry_which_resumed_runs_compare_shows_only_what_is_unusual():
-    assert str(SMALL) == "SpikeGeometry(height=2, width=8, flipud=True, head_columns=0)"
-    assert str(SpikeGeometry(8, 8, bit_order="big")).endswith("head_columns=0, bit_order='big')")
-
-
-def test_writing_again_replaces_the_file_and_a_failure_leaves_nothing(tmp_path):
-    write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=1), SMALL)
-    write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=2), SMALL)
-    assert np.array_equal(read_spikes(tmp_path / "a.dat", SMALL), random_spikes(2, 8, seed=2))
-    with pytest.raises(SpikeFileError, match="shape"):
-        write_spikes(tmp_path / "b.dat", random_spikes(250, 400), SMALL)
-    assert os.listdir(tmp_path) == ["a.dat"]
-
-
-def test_a_file_of_no_plane_is_not_written(tmp_path):
-    with pytest.raises(SpikeFileError, match=r"shape \(0, 2, 8\)"):
-        write_spikes(tmp_path / "a.dat", np.zeros((0, 2, 8), np.uint8), SMALL)
-    assert os.listdir(tmp_path) == []
+# ---- SPS100 cameras ----
 
 
 @pytest.fixture
-def clips(tmp_path):
-    return write_clips(tmp_path, "seq/0", "seq/1")
+def sps100(tmp_path):
+    """Give two planes, and a capture of them that begins and ends within a plane."""
+    spikes = random_spikes(1000, 1000, planes=2)
+    content = sps100_bytes(spikes)
+    end_of_a_plane = content[80_016:128_000]
+    begin_of_a_plane = content[:4000]
+    path = tmp_path / "a.dat"
+    path.write_bytes(end_of_a_plane + content + begin_of_a_plane)
+    return spikes, path
 
 
-def spike_files(root, clip="0"):
-    return sorted((root / "GOPRO_Large_spike_seq/train/seq" / clip / "spike").iterdir())
+def test_a_capture_of_the_sps100_may_start_within_a_plane(sps100):
+    spikes, path = sps100
+
+    file = open_spikes(path, SPS100)
+
+    assert file.planes == 2
+    assert np.array_equal(file.read(), spikes)
 
 
-def as_format(root, suffix):
-    """Every .dat of the data set in another format, its bits in the other order."""
-    for path in [*spike_files(root), *spike_files(root, "1")]:
-        spikes = read_spikes(path, SpikeGeometry(8, 12))
-        path.unlink()
-        write_spikes(path.with_suffix(suffix), spikes, SpikeGeometry(8, 12, bit_order="big"))
+def test_a_crop_of_the_sps100_may_lie_across_the_words_between_half_lines(sps100):
+    spikes, path = sps100
+
+    found = open_spikes(path, SPS100).read(1, 1, Crop(7, 495, 2, 10))
+
+    assert np.array_equal(found, spikes[1:, 7:9, 495:505])
 
 
-@pytest.mark.parametrize("suffix", [".bin", ".npy", ".npz"])
-def test_samples_do_not_depend_on_the_format_nor_on_the_cache(clips, suffix):
-    turns: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
-    expected = [build(clips, **turns)[1, i] for i in range(12)]
-    as_format(clips, suffix)
-    spike = section(clips)["spike"] | {"bit_order": "big"}
-    cache = cached(section(clips, spike=spike), clips / "cache")["io_backend"]
-    for dataset in (
-        build(clips, spike=spike, **turns),
-        build(clips, spike=spike, io_backend=cache, **turns),
-    ):
-        assert all(same(dataset[1, i], item) for i, item in enumerate(expected))
-    if suffix == ".bin":
-        with pytest.raises(DataError, match="its spikes are"):
-            build(clips, io_backend=cache)
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        SpikeGeometry(1000, 1024),
+        SpikeGeometry(1000, 1000),
+        SpikeGeometry(1000, 1000, head_columns=24),
+    ],
+    ids=["1024 columns", "1000 columns", "24 head columns"],
+)
+def test_a_capture_of_the_sps100_is_no_file_of_another_camera(sps100, geometry):
+    _, path = sps100
+
+    with pytest.raises(SpikeFileError, match="words of an SPS100 sensor"):
+        open_spikes(path, geometry, "truncate")
 
 
 def test_samples_of_an_sps100_from_a_cache_are_those_from_its_files(tmp_path):
@@ -263,37 +289,268 @@ def test_samples_of_an_sps100_from_a_cache_are_those_from_its_files(tmp_path):
     path.write_bytes(sps100_bytes(spikes))
     spike = section(tmp_path)["spike"] | {"h": 1000, "w": 1000, "layout": "sps100", "rate": 1.0}
     values = section(tmp_path, spike=spike, num_frame=1, gt_size=1000)
-    from_cache = set_for_training(cached(values, tmp_path / "cache"))
 
-    sample = from_cache[0, 0]
+    sample = set_for_training(cached(values, tmp_path / "cache"))[0, 0]
 
     assert same(sample, set_for_training(values)[0, 0])
     assert np.array_equal(sample["spike"][0].numpy(), spikes)
 
 
-def test_a_frame_without_its_file_and_a_file_of_another_kind_are_named_before_a_run(clips, capfd):
-    as_format(clips, ".npy")
-    assert doctor_of_data(clips, "--decode", train=section(clips)) == 0
-    said = capfd.readouterr().out
-    assert "train: " in said and "no problem found" in said
-    spike_files(clips)[2].unlink()
-    np.save(spike_files(clips, "1")[3], np.zeros((24, 8, 13), np.uint8))
-    assert doctor_of_data(clips, "--decode", train=section(clips)) == 3
-    said = capfd.readouterr().err
-    assert "seq/0 | spike lacks 1 of 6 frames: 000002.npy" in said
-    assert "an array of shape (24, 8, 13), uint8" in said and "000003.npy" in said
+# ---- Files of something else ----
+
+
+def npy(values):
+    """Return the bytes of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def npz(**arrays):
+    """Return the bytes of a .npz file with these arrays."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+SPIKES = random_spikes(8, 12)
+NPZ = npz(spk=SPIKES)
+
+
+class Refused(NamedTuple):
+    """A file that is no spike file."""
+
+    name: str
+    content: bytes | None  # None: there is no file
+    said: str
+    geometry: SpikeGeometry = OF_CLIPS
+
+
+REFUSED = [
+    # Sizes that do not fit.
+    Refused("none.dat", None, "No such file"),
+    Refused(
+        "none_fits.dat",
+        bytes(1_625_300),
+        "known geometries that fit this size: none",
+        SpikeGeometry(360, 640),
+    ),
+    Refused(
+        "others.dat",
+        bytes(1_612_800),
+        r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)",
+        SpikeGeometry(250, 400),
+    ),
+    Refused("empty.dat", b"", "holds no plane"),
+    Refused("ragged.dat", bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
+    # Other kinds of files.
+    Refused("zip.bin", NPZ, r"header of a zip file"),
+    Refused("array.dat", npy(SPIKES), r"header of a NumPy array"),
+    Refused("picture.dat", b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
+    Refused("photo.dat", cv2.imencode(".jpg", SPIKES[0])[1].tobytes(), "a JPEG image"),
+    Refused("compressed.dat", gzip.compress(bytes(100)), "compressed with gzip"),
+    Refused(
+        "text.dat", b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2\n" * 6, "begins with text"
+    ),
+    Refused("pointer.dat", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+    # Arrays that are damaged, or hold something else.
+    Refused("short.npy", npy(SPIKES)[:-5], "cut short"),
+    Refused("packed.npy", bytes(480), "magic string"),
+    Refused("float.npy", npy(SPIKES.astype(np.float32)), "float32"),
+    Refused("empty.npy", b"", "got 0"),
+    Refused("grey.npy", npy(SPIKES * 255), "the value 255"),
+    Refused("order.npy", npy(SPIKES.transpose(1, 2, 0)), r"shape \(8, 12, 5\)"),
+    Refused("objects.npy", npy(np.array([{}], object)), "Python objects"),
+    Refused("short.npz", NPZ[: len(NPZ) // 2], "not a zip file"),
+    Refused("two.npz", npz(a=SPIKES, b=SPIKES), r"a \(5, 8, 12\) uint8, b \(5, 8, 12\) uint8"),
+    Refused("flat.npz", npz(spk=SPIKES[0]), r"shape \(8, 12\)"),
+    Refused("flipped.npz", NPZ.replace(SPIKES.tobytes(), SPIKES[:, ::-1].tobytes()), "CRC"),
+]
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
+def test_what_is_no_spike_file_is_refused_with_what_was_seen(tmp_path, refused):
+    path = tmp_path / refused.name
+    if refused.content is not None:
+        path.write_bytes(refused.content)
+
+    with pytest.raises(SpikeFileError, match=refused.said) as error:
+        read_spikes(path, refused.geometry)
+
+    assert refused.name in str(error.value)
+    assert error.value.expected
+    assert error.value.do
+    # How an array becomes one of bytes is told for numbers alone.
+    tells_how = "astype(numpy.uint8)" in error.value.do
+    assert tells_how == (refused.name == "float.npy")
 
 
 @pytest.mark.parametrize(
     ("head", "kind"),
     [
-        (b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Thu Nov 26 10:00:00 2026", "HDF5"),
-        (b"MATLAB 5.0 MAT-file, Platform: PCWIN64, Created on: Thu Nov 26 10:00:00 2026", "MATLAB"),
-        (b"\x89HDF\r\n\x1a\n\0\0\0\0\0\x08\x08\0", "HDF5"),
+        pytest.param(
+            b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Thu Nov 26 10:00:00 2026",
+            "HDF5",
+            id="MATLAB 7.3",
+        ),
+        pytest.param(
+            b"MATLAB 5.0 MAT-file, Platform: PCWIN64, Created on: Thu Nov 26 10:00:00 2026",
+            "MATLAB",
+            id="MATLAB 5.0",
+        ),
+        pytest.param(b"\x89HDF\r\n\x1a\n\0\0\0\0\0\x08\x08\0", "HDF5", id="HDF5"),
     ],
 )
 def test_a_file_of_matlab_is_said_to_be_one(tmp_path, head, kind):
     (tmp_path / "a.dat").write_bytes(head + bytes(1000))
-    with pytest.raises(SpikeFileError, match=f"begins with the header of an? {kind}") as e:
+
+    with pytest.raises(SpikeFileError, match=f"begins with the header of an? {kind}") as error:
         open_spikes(tmp_path / "a.dat", SpikeGeometry(8, 8), "truncate")
-    assert ".npy" in e.value.do
+
+    assert ".npy" in error.value.do
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(b"\xff\xd8\xff", id="as JPEG"),
+        pytest.param(b"\xff\xd8\xff\xdb\xff\xfe", id="as JPEG, longer"),
+        pytest.param(b"\x1f\x8b\x08", id="as gzip"),
+        pytest.param(b"\x1f\x8b\x08\xff", id="as gzip, longer"),
+    ],
+)
+def test_planes_of_a_bright_scene_may_begin_as_another_file_does(tmp_path, begin):
+    (tmp_path / "a.dat").write_bytes(begin.ljust(24, b"\xf7"))
+
+    assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        pytest.param(
+            {"spk": SPIKES.astype(bool), "label": np.zeros((3, 4, 5))}, id="by its key spk"
+        ),
+        pytest.param({"data": SPIKES, "label": np.arange(3)}, id="by its only array of three axes"),
+        pytest.param({"spk": np.asfortranarray(SPIKES)}, id="in the order of Fortran"),
+    ],
+)
+def test_the_spikes_of_an_npz_are_known(tmp_path, arrays):
+    (tmp_path / "a.npz").write_bytes(npz(**arrays))
+
+    assert np.array_equal(read_spikes(tmp_path / "a.npz", OF_CLIPS, 1, 3), SPIKES[1:4])
+
+
+def test_an_npz_may_hold_other_files(tmp_path):
+    (tmp_path / "a.npz").write_bytes(NPZ)
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("readme.txt", "no array")
+
+    assert count_planes(tmp_path / "a.npz", OF_CLIPS) == 5
+
+
+# ---- Writing ----
+
+
+def test_writing_again_replaces_the_file(tmp_path):
+    write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=1), SMALL)
+
+    write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=2), SMALL)
+
+    assert np.array_equal(read_spikes(tmp_path / "a.dat", SMALL), random_spikes(2, 8, seed=2))
+    assert os.listdir(tmp_path) == ["a.dat"]
+
+
+def test_planes_of_another_size_leave_no_file(tmp_path):
+    with pytest.raises(SpikeFileError, match="shape"):
+        write_spikes(tmp_path / "b.dat", random_spikes(250, 400), SMALL)
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_of_no_plane_is_not_written(tmp_path):
+    with pytest.raises(SpikeFileError, match=r"shape \(0, 2, 8\)"):
+        write_spikes(tmp_path / "a.dat", np.zeros((0, 2, 8), np.uint8), SMALL)
+
+    assert os.listdir(tmp_path) == []
+
+
+# ---- Clips of each format ----
+
+
+@pytest.fixture
+def clips(tmp_path):
+    """Give the root of two clips."""
+    return write_clips(tmp_path, "seq/0", "seq/1")
+
+
+def spike_files(root, clip="0"):
+    """Return the spike files of a clip in their order."""
+    return sorted((root / "GOPRO_Large_spike_seq/train/seq" / clip / "spike").iterdir())
+
+
+def convert(root, suffix):
+    """Convert each .dat of the data set to another format, with its bits in the other order."""
+    for path in [*spike_files(root), *spike_files(root, "1")]:
+        spikes = read_spikes(path, OF_CLIPS)
+        path.unlink()
+        write_spikes(path.with_suffix(suffix), spikes, SpikeGeometry(8, 12, bit_order="big"))
+
+
+@pytest.mark.parametrize("is_cached", [False, True], ids=["files", "cache"])
+@pytest.mark.parametrize("suffix", [".bin", ".npy", ".npz"])
+def test_samples_do_not_depend_on_the_format(clips, suffix, is_cached):
+    turns: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+    of_dat = build(clips, **turns)
+    expected = [of_dat[1, index] for index in range(12)]
+    convert(clips, suffix)
+    values = section(clips, spike=section(clips)["spike"] | {"bit_order": "big"}, **turns)
+    if is_cached:
+        values = cached(values, clips / "cache")
+
+    dataset = set_for_training(values)
+
+    for index, sample in enumerate(expected):
+        assert same(dataset[1, index], sample)
+
+
+def test_a_cache_of_another_order_of_bits_is_refused(clips):
+    convert(clips, ".bin")
+    big = section(clips, spike=section(clips)["spike"] | {"bit_order": "big"})
+    cache = cached(big, clips / "cache")["io_backend"]
+
+    with pytest.raises(DataError, match="its spikes are"):
+        build(clips, io_backend=cache)
+
+
+def test_the_check_of_the_data_finds_no_problem_in_arrays(clips, capfd):
+    convert(clips, ".npy")
+
+    code = doctor_of_data(clips, "--decode", train=section(clips))
+
+    assert code == 0
+    said = capfd.readouterr().out
+    assert "train: " in said
+    assert "no problem found" in said
+
+
+def test_a_frame_without_its_file_is_named_before_a_run(clips, capfd):
+    convert(clips, ".npy")
+    spike_files(clips)[2].unlink()
+
+    code = doctor_of_data(clips, "--decode", train=section(clips))
+
+    assert code == 3
+    assert "seq/0 | spike lacks 1 of 6 frames: 000002.npy" in capfd.readouterr().err
+
+
+def test_a_file_of_another_size_is_named_before_a_run(clips, capfd):
+    convert(clips, ".npy")
+    np.save(spike_files(clips, "1")[3], np.zeros((24, 8, 13), np.uint8))
+
+    code = doctor_of_data(clips, "--decode", train=section(clips))
+
+    assert code == 3
+    said = capfd.readouterr().err
+    assert "an array of shape (24, 8, 13), uint8" in said
+    assert "000003.npy" in said

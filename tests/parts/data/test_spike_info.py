@@ -1,10 +1,13 @@
-"""Which planes a frame gets: spike.first, spike.count, spike.exposure, the time offset of a
-calibration.
+"""data/cameras/spike_info.py: which planes of a spike file a frame gets.
+
+Options of the section `spike` say it: `first` and `count` (a window of each file), `exposure` (the
+exposures within one file of a clip), and the time offset of a calibration. The clips have four
+frames with random spikes, 24 planes a frame. A test compares with files that hold just the planes
+that are expected.
 """
 
 import json
 import shutil
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,35 +32,37 @@ from tests.helpers.clip_files import (
 from utils.errors import DataError, OptionError
 
 PLANE = SpikeGeometry(8, 12)
+# Frames of a clip.
 FRAMES = 4
-REPRESENTATIONS = (
-    {"type": "voxel", "num_bins": 3},
-    {"type": "tfp", "half_window": 2},
-    {"type": "raw", "window": 5},
-)
+CLIPS = ("a/0", "a/1")
+
+VOXEL_OF_3 = {"type": "voxel", "num_bins": 3}
+TFP_OF_5 = {"type": "tfp", "half_window": 2}
+RAW_OF_5 = {"type": "raw", "window": 5}
+RAW_OF_3 = {"type": "raw", "window": 3}
 
 
-def build(root, split="test", **spike):
-    values = {
-        "type": "dat",
-        "resize": "nearest",
-        "center": "file",
-        "representation": "voxel",
-    } | spike
-    return build_dataset(section(root, split, spike=values), split, 0)
+def noise(seed, planes=PLANES):
+    """Return random planes (T, 8, 12)."""
+    return (np.random.default_rng(seed).random((planes, 8, 12)) < 0.3).astype(np.uint8)
 
 
-def noise(number, planes=PLANES):
-    return (np.random.default_rng(number).random((planes, 8, 12)) < 0.3).astype(np.uint8)
+def all_noise():
+    """Return the planes of all frames of a clip, one after another."""
+    return np.concatenate([noise(frame) for frame in range(FRAMES)])
 
 
 def spike_folder(root, clip):
+    """Return the folder of the spike files of a test clip."""
     return root / "GOPRO_Large_spike_seq" / "test" / clip / "spike"
 
 
 def write_noise(root, part=slice(None), **info):
-    """Two nested clips with random spikes, of which each file holds the planes `part`."""
-    for clip in ("a/0", "a/1"):
+    """Write two clips whose frame i has the planes `part` of noise(i). Returns `root`.
+
+    info: keys of dataset.json.
+    """
+    for clip in CLIPS:
         write_clip(root, clip, split="test", frames=FRAMES)
         for frame in range(FRAMES):
             write_spikes(spike_folder(root, clip) / f"{frame:06d}.dat", noise(frame)[part], PLANE)
@@ -65,120 +70,268 @@ def write_noise(root, part=slice(None), **info):
     return root
 
 
+def build(root, **spike):
+    """Return the test set of a root. spike: keys of the section `spike`."""
+    values = {"type": "dat", "resize": "nearest", "center": "file", "representation": "voxel"}
+    return build_dataset(section(root, "test", spike=values | spike), "test", 0)
+
+
+def channels(dataset, clip=0, reverse=False):
+    """Return the spike channels (FRAMES, C, H, W) of a clip. reverse: played backwards."""
+    return dataset.read_frames(clip, 0, FRAMES, reverse=reverse)["spike"]
+
+
 def same(a, b, reverse=False):
-    frames = (
-        [d.read_frames(i, 0, FRAMES, reverse=reverse)["spike"] for i in range(len(a.clips))]
-        for d in (a, b)
-    )
-    return all(map(torch.equal, *frames))
+    """Return whether two test sets have the same spike channels in both clips."""
+    for clip in range(len(CLIPS)):
+        if not torch.equal(channels(a, clip, reverse), channels(b, clip, reverse)):
+            return False
+    return True
 
 
-@pytest.mark.parametrize("representation", REPRESENTATIONS, ids=lambda r: r["type"])
-@pytest.mark.parametrize("center", ["file", "gt", 12])
-def test_a_window_gives_what_files_of_these_planes_give_in_both_directions(
-    tmp_path, representation, center
+# ---- A window of each file: first, count ----
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "representation", [VOXEL_OF_3, TFP_OF_5, RAW_OF_5], ids=lambda r: r["type"]
+)
+@pytest.mark.parametrize(
+    ("center", "center_in_cut"),
+    [
+        pytest.param("file", "file", id="middle of the file"),
+        pytest.param("gt", "gt", id="sharp frame"),
+        # A number counts the planes of the file, not of the window.
+        pytest.param(12, 7, id="number"),
+    ],
+)
+def test_a_window_gives_what_files_of_these_planes_give(
+    tmp_path, representation, center, center_in_cut, reverse
 ):
-    whole = write_noise(tmp_path / "whole")  # gt_plane 12
+    whole = write_noise(tmp_path / "whole", gt_plane=12)
     cut = write_noise(tmp_path / "cut", slice(5, 20), planes=15, gt_plane=7)
+
     window = build(whole, first=5, count=15, center=center, representation=representation)
-    expected = build(cut, center=7 if center == 12 else center, representation=representation)
-    assert same(window, expected) and same(window, expected, reverse=True)
-    # symmetric: the bins in the opposite order
-    if representation["type"] == "voxel" and center == "file":
-        forward, backward = (
-            window.read_frames(0, 1, 1, reverse=r)["spike"][0] for r in (False, True)
-        )
-        assert torch.equal(backward, forward.flip(0))
+
+    expected = build(cut, center=center_in_cut, representation=representation)
+    assert same(window, expected, reverse)
 
 
-def test_a_window_reaches_to_the_last_plane_and_no_further(tmp_path):
+def test_bins_around_the_middle_come_in_the_opposite_order_in_reverse(tmp_path):
     root = write_noise(tmp_path)
-    for first, count in ((0, 24), (23, 1), (0, 1)):
-        built = build(
-            root, first=first, count=count, representation={"type": "voxel", "num_bins": 1}
-        )
-        expected = noise(2)[first : first + count].mean(axis=0)
-        assert np.allclose(built.read_frames(0, 2, 1)["spike"][0, 0, ::2, ::2], expected)
-    assert build(root, first=20).clips[0].exposures[0].own.count == 4  # to the end
-    for first, count, words in (
-        (1, 24, "needs planes 1 to 24"),
-        (24, None, "needs planes 24 to 23"),
-    ):
-        with pytest.raises(
-            DataError, match=f"frame 0 of clip a/0 {words}.*the file has 24 planes"
-        ) as error:
-            build(root, first=first, count=count)
-        assert "a/1" in str(error.value) and "000000.dat" in str(error.value)
+    window = build(root, first=5, count=15, representation=VOXEL_OF_3)
+
+    forward = channels(window)[1]
+    backward = window.read_frames(0, 1, 1, reverse=True)["spike"][0]
+
+    assert torch.equal(backward, forward.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        pytest.param(0, 24, id="all planes"),
+        pytest.param(23, 1, id="last plane"),
+        pytest.param(0, 1, id="first plane"),
+    ],
+)
+def test_a_window_reaches_to_the_last_plane(tmp_path, first, count):
+    root = write_noise(tmp_path)
+
+    dataset = build(root, first=first, count=count, representation={"type": "voxel", "num_bins": 1})
+
+    # A spike pixel covers 2 x 2 RGB pixels.
+    found = channels(dataset)[2, 0, ::2, ::2]
+    assert np.allclose(found, noise(2)[first : first + count].mean(axis=0))
+
+
+def test_a_window_without_a_count_reaches_to_the_end(tmp_path):
+    dataset = build(write_noise(tmp_path), first=20)
+
+    assert dataset.clips[0].exposures[0].own.count == 4
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "said"),
+    [
+        pytest.param(1, 24, "needs planes 1 to 24", id="one too many"),
+        pytest.param(24, None, "needs planes 24 to 23", id="after the end"),
+    ],
+)
+def test_a_window_beyond_the_file_is_refused_with_all_clips(tmp_path, first, count, said):
+    root = write_noise(tmp_path)
+
+    with pytest.raises(DataError) as error:
+        build(root, first=first, count=count)
+
+    text = str(error.value)
+    assert f"frame 0 of clip a/0 {said}" in text
+    assert "the file has 24 planes" in text
+    assert "a/1" in text
+    assert "000000.dat" in text
+
+
+def test_a_sharp_frame_outside_of_the_window_is_refused(tmp_path):
+    root = write_noise(tmp_path)
+
     with pytest.raises(DataError, match="12 is outside of 13 to 22"):
         build(root, first=13, count=10, center="gt")
-    # The last file of a clip may be shorter.
+
+
+@pytest.fixture
+def shorter_last_file(tmp_path):
+    """Give clips of which the last file of a/1 has 20 planes."""
+    root = write_noise(tmp_path)
     write_spikes(spike_folder(root, "a/1") / f"{FRAMES - 1:06d}.dat", noise(9)[:20], PLANE)
-    build(root, first=2, count=18)
+    return root
+
+
+def test_the_last_file_of_a_clip_may_be_shorter_if_it_has_the_window(shorter_last_file):
+    assert len(build(shorter_last_file, first=2, count=18).clips) == 2
+
+
+def test_the_last_file_of_a_clip_must_have_the_window(shorter_last_file):
     with pytest.raises(DataError, match=r"needs planes 3 to 20.*has 20 planes"):
-        build(root, first=3, count=18)
+        build(shorter_last_file, first=3, count=18)
 
 
-START, PERIOD = 7, 31.4
-FIRSTS = [7, 38, 70, 101]  # 7 + i 31.4, rounded
+# ---- One file a clip: exposure ----
+
+# The exposures within a file: frame i begins at plane 7 + i 31.4, rounded.
+START = 7
+PERIOD = 31.4
+FIRSTS = [7, 38, 70, 101]
 EXPOSURE = {"start": START, "length": PLANES, "period": PERIOD}
+# The last exposure begins a plane later, and ends after the file.
+TOO_LATE = EXPOSURE | {"start": START + 1}
+# Exposures without a gap.
 EVEN = {"start": 0, "length": PLANES, "period": PLANES}
 
 
 def join(root, place, firsts=FIRSTS, planes=None):
-    """One file per clip, with ones between the exposures, which begin at planes `firsts`."""
-    for clip in ("a/0", "a/1"):
-        files = sorted(spike_folder(root, clip).iterdir())
+    """Join the files of each clip to one file, with ones between the exposures.
+
+    place: path of the file, e.g. "{clip}/spike/long.dat". firsts: where the exposures begin.
+    planes: of the file; by default it ends with the last exposure.
+    """
+    for clip in CLIPS:
         stream = np.ones((planes or firsts[-1] + PLANES, 8, 12), np.uint8)
+        files = sorted(spike_folder(root, clip).iterdir())
         for first, path in zip(firsts, files, strict=True):
             stream[first : first + PLANES] = read_spikes(path, PLANE)
             path.unlink()
         write_spikes(root / "GOPRO_Large_spike_seq/test" / place.format(clip=clip), stream, PLANE)
-        if not list(spike_folder(root, clip).iterdir()):
+        is_empty = not list(spike_folder(root, clip).iterdir())
+        if is_empty:
             spike_folder(root, clip).rmdir()
 
 
-@pytest.mark.parametrize("place", ["{clip}/spike/long.dat", "{clip}/capture.npz"])
-def test_one_file_of_a_clip_gives_what_a_file_per_frame_gives(tmp_path, place):
+PLACES = ["{clip}/spike/long.dat", "{clip}/capture.npz"]
+
+
+@pytest.fixture(params=PLACES, ids=["in the folder of spikes", "beside the frames"])
+def joined_files(request, tmp_path):
+    """Give clips with a file a frame, and the same clips with one file."""
     parts = write_noise(tmp_path / "parts")
     joined = write_noise(tmp_path / "joined")
-    join(joined, place)
-    for center in ("gt", "file", 3):
-        expected, found = (
-            build(parts, center=center),
-            build(joined, center=center, exposure=EXPOSURE),
-        )
-        assert same(expected, found) and same(expected, found, reverse=True)
-    warned = check(section(joined, "test", spike={"type": "dat", "exposure": EXPOSURE})).warnings
-    assert sum("from the start" in warning.what for warning in warned) == place.endswith(".npz")
-    rows = {"a/1": [[first, PLANES] for first in FIRSTS], "a/0": EXPOSURE}
-    (tmp_path / "table.json").write_text(json.dumps(rows))
-    assert same(expected, build(joined, center=3, exposure=str(tmp_path / "table.json")))
-    assert same(expected, build(joined, center=3, exposure=rows))
+    join(joined, request.param)
+    return parts, joined
 
 
-def test_a_cache_of_one_file_per_clip_gives_the_same_and_knows_its_kind(tmp_path):
-    expected, root = build(write_noise(tmp_path / "parts"), center=3), write_noise(tmp_path)
-    join(root, "{clip}/spike/long.npy")
-    spike = {"type": "dat", "resize": "nearest", "center": 3, "representation": "voxel"}
-    values = cached(section(root, "test", spike=spike | {"exposure": EXPOSURE}), tmp_path / "cache")
-    cache, built = {"io_backend": values["io_backend"]}, build_dataset(values, "test", 0)
-    assert (tmp_path / "cache/a/0/spike.u8").stat().st_size == (FIRSTS[-1] + PLANES) * 12
-    assert same(built, expected)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("center", ["gt", "file", 3])
+def test_one_file_of_a_clip_gives_what_a_file_per_frame_gives(joined_files, center, reverse):
+    parts, joined = joined_files
+
+    found = build(joined, center=center, exposure=EXPOSURE)
+
+    assert same(found, build(parts, center=center), reverse)
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["in the options", "in a file"])
+def test_exposures_may_be_a_table_of_clips(joined_files, tmp_path, is_file):
+    parts, joined = joined_files
+    table = {"a/1": [[first, PLANES] for first in FIRSTS], "a/0": EXPOSURE}
+    (tmp_path / "table.json").write_text(json.dumps(table))
+
+    found = build(joined, center=3, exposure=str(tmp_path / "table.json") if is_file else table)
+
+    assert same(found, build(parts, center=3))
+
+
+@pytest.mark.parametrize(("place", "warnings"), [(PLACES[0], 0), (PLACES[1], 1)])
+def test_a_format_that_can_only_be_read_from_the_start_is_warned_of(tmp_path, place, warnings):
+    root = write_noise(tmp_path)
+    join(root, place)
+
+    report = check(section(root, "test", spike={"type": "dat", "exposure": EXPOSURE}))
+
+    # A compressed .npz has no places at which reading could begin.
+    found = [warning for warning in report.warnings if "from the start" in warning.what]
+    assert len(found) == warnings
+
+
+AT_PLANE_3 = {"type": "dat", "resize": "nearest", "center": 3, "representation": "voxel"}
+
+
+class CachedFiles:
+    """Clips with one file each, and a cache of them. folder: where both are written."""
+
+    def __init__(self, folder):
+        self.root = write_noise(folder)
+        join(self.root, "{clip}/spike/long.npy")
+        self.cache = folder / "cache"
+        spike = AT_PLANE_3 | {"exposure": EXPOSURE}
+        self.backend = cached(section(self.root, "test", spike=spike), self.cache)["io_backend"]
+
+    def build(self, **spike):
+        """Return the test set, read from the cache. spike: keys of the section `spike`."""
+        values = section(self.root, "test", spike=AT_PLANE_3 | spike)
+        return build_dataset(values | {"io_backend": self.backend}, "test", 0)
+
+
+@pytest.fixture
+def cached_files(tmp_path):
+    """Give clips with one file each, and a cache of them."""
+    return CachedFiles(tmp_path / "cached")
+
+
+def test_a_cache_of_one_file_per_clip_gives_the_same(cached_files, tmp_path):
+    expected = build(write_noise(tmp_path / "parts"), center=3)
+
+    assert same(cached_files.build(exposure=EXPOSURE), expected)
+
+
+def test_a_cache_of_one_file_per_clip_has_its_planes(cached_files):
+    size = (cached_files.cache / "a/0/spike.u8").stat().st_size
+
+    assert size == (FIRSTS[-1] + PLANES) * 12  # bytes of a plane of 8 x 12 bits
+
+
+def test_a_cache_of_one_file_per_clip_is_no_cache_of_files_per_frame(cached_files):
     with pytest.raises(DataError, match=r"one spike file of clip a/0 \(spike.exposure\)"):
-        build_dataset(section(root, "test", spike=spike) | cache, "test", 0)
-    late = EXPOSURE | {"start": START + 1}
-    with pytest.raises(DataError, match="frame 3 of clip a/0 needs planes 102 to 125"):
-        build_dataset(section(root, "test", spike=spike | {"exposure": late}) | cache, "test", 0)
+        cached_files.build()
 
+
+def test_exposures_beyond_the_file_are_refused_in_a_cache(cached_files):
+    with pytest.raises(DataError, match="frame 3 of clip a/0 needs planes 102 to 125"):
+        cached_files.build(exposure=TOO_LATE)
+
+
+# ---- Planes around an exposure: context ----
 
 RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 
 
-def expected_with_context(stream, first, context, reverse):
-    """Channels of the exposure that begins at plane `first` of the whole stream, around its plane
-    11.
+def expected_with_context(frame, context, reverse):
+    """Return the channels of a frame, with planes before and after its exposure.
+
+    context: number of planes on each side. The frame's centre is its plane 11.
     """
-    start, stop = max(first - context, 0), min(first + PLANES + context, len(stream))
+    stream = all_noise()
+    first = frame * PLANES
+    start = max(first - context, 0)
+    stop = min(first + PLANES + context, len(stream))
     return represent(
         "relative",
         stream[start:stop],
@@ -190,137 +343,254 @@ def expected_with_context(stream, first, context, reverse):
     )
 
 
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("context", [5, 40])
-def test_context_completes_the_intervals_at_the_ends_of_an_exposure(tmp_path, context):
-    files = write_noise(tmp_path / "files")
-    joined = write_noise(tmp_path / "joined")
-    join(joined, "{clip}/spike/long.npy", range(0, FRAMES * PLANES, PLANES))
-    spike = {"center": 11, "representation": RELATIVE}
-    stream = np.concatenate([noise(i) for i in range(FRAMES)])
-    near = min(context, PLANES)  # one file beside on each side
-    for reverse in (False, True):
-        found = build(files, context=context, **spike).read_frames(0, 0, FRAMES, reverse=reverse)[
-            "spike"
-        ]
-        long = build(joined, context=context, exposure=EVEN, **spike)
-        one_file = long.read_frames(0, 0, FRAMES, reverse=reverse)["spike"]
-        for frame in range(FRAMES):
-            for read, reach in ((found, near), (one_file, context)):
-                expected = expected_with_context(stream, frame * PLANES, reach, reverse)
-                assert np.array_equal(read[frame, :, ::2, ::2], expected)
-    assert not torch.equal(
-        found, build(files, **spike).read_frames(0, 0, FRAMES, reverse=True)["spike"]
-    )
-
-
-def test_context_is_the_same_from_a_cache_for_a_user_and_in_training(tmp_path):
+def test_context_of_a_file_per_frame_is_in_the_files_beside(tmp_path, context, reverse):
     root = write_noise(tmp_path)
-    spike = {
-        "type": "dat",
-        "resize": "nearest",
-        "center": 11,
-        "representation": RELATIVE,
-        "context": 30,
-    }
-    values = section(root, "test", spike=spike)
-    expected = build_dataset(values, "test", 0)[0]["spike"]
-    assert torch.equal(
-        build_dataset(cached(values, tmp_path / "cache"), "test", 0)[0]["spike"], expected
+
+    found = channels(
+        build(root, center=11, representation=RELATIVE, context=context), reverse=reverse
     )
-    clip = user_clips(
-        root / "GOPRO_Large/test/a/0/blur", spike_folder(root, "a/0"), spike_options=spike
-    )[0]
-    assert all(torch.equal(clip.frame(i)["spike"], expected[i]) for i in range(FRAMES))
-    perturbed = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [1.0, 1.0]}
-    frames, spikes = (
-        str(root / name / "test") for name in ("GOPRO_Large", "GOPRO_Large_spike_seq")
-    )
-    train = section(root, "train", spike=spike, num_frame=FRAMES, camera=perturbed, gt_size=8)
-    train |= {"dataroot_gt": frames, "dataroot_lq": frames, "dataroot_spike": spikes}
-    assert build_dataset(train, "train", 0)[(0, 0)]["spike"].isfinite().all()
+
+    reach = min(context, PLANES)  # one file on each side is read
+    for frame in range(FRAMES):
+        expected = expected_with_context(frame, reach, reverse)
+        assert np.array_equal(found[frame, :, ::2, ::2], expected)
 
 
-def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp_path):
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("context", [5, 40])
+def test_context_of_one_file_is_around_the_exposure(tmp_path, context, reverse):
+    root = write_noise(tmp_path)
+    join(root, "{clip}/spike/long.npy", range(0, FRAMES * PLANES, PLANES))
+    dataset = build(root, center=11, representation=RELATIVE, context=context, exposure=EVEN)
+
+    found = channels(dataset, reverse=reverse)
+
+    for frame in range(FRAMES):
+        expected = expected_with_context(frame, context, reverse)
+        assert np.array_equal(found[frame, :, ::2, ::2], expected)
+
+
+@pytest.mark.parametrize("context", [5, 40])
+def test_context_changes_the_intervals_at_the_ends_of_an_exposure(tmp_path, context):
+    root = write_noise(tmp_path)
+
+    with_context = build(root, center=11, representation=RELATIVE, context=context)
+    without = build(root, center=11, representation=RELATIVE)
+
+    assert not torch.equal(channels(with_context, reverse=True), channels(without, reverse=True))
+
+
+CONTEXT_OF_30 = {
+    "type": "dat",
+    "resize": "nearest",
+    "center": 11,
+    "representation": RELATIVE,
+    "context": 30,
+}
+
+
+@pytest.fixture
+def with_context(tmp_path):
+    """Give clips, and the channels of clip a/0 with a context of 30 planes."""
+    root = write_noise(tmp_path)
+    values = section(root, "test", spike=CONTEXT_OF_30)
+    return root, build_dataset(values, "test", 0)[0]["spike"]
+
+
+def test_context_is_the_same_from_a_cache(with_context, tmp_path):
+    root, expected = with_context
+    values = cached(section(root, "test", spike=CONTEXT_OF_30), tmp_path / "cache")
+
+    assert torch.equal(build_dataset(values, "test", 0)[0]["spike"], expected)
+
+
+def test_context_is_the_same_for_a_user(with_context):
+    root, expected = with_context
+    frames = root / "GOPRO_Large/test/a/0/blur"
+
+    (clip,) = user_clips(frames, spike_folder(root, "a/0"), spike_options=CONTEXT_OF_30)
+
+    for frame in range(FRAMES):
+        assert torch.equal(clip.frame(frame)["spike"], expected[frame])
+
+
+def test_context_can_be_trained_with(with_context):
+    root, _ = with_context
+    camera = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [1.0, 1.0]}
+    frames = str(root / "GOPRO_Large/test")
+    values = section(
+        root,
+        "train",
+        spike=CONTEXT_OF_30,
+        num_frame=FRAMES,
+        camera=camera,
+        gt_size=8,
+        dataroot_gt=frames,
+        dataroot_lq=frames,
+        dataroot_spike=str(root / "GOPRO_Large_spike_seq/test"),
+    )
+
+    sample = build_dataset(values, "train", 0)[(0, 0)]
+
+    assert sample["spike"].isfinite().all()
+
+
+# ---- Where one file of a clip may lie, and what is refused ----
+
+
+@pytest.fixture
+def files_beside_folders(tmp_path):
+    """Give clips "one" and "two" of two frames, with spike files one.dat and two.dat."""
     for clip in ("one", "two"):
         write_clip(tmp_path, clip, split="test", frames=2)
-        shutil.rmtree(spike_folder(tmp_path, clip).parent)
-        write_dat(
-            spike_folder(tmp_path, clip).parents[1] / f"{clip}.dat",
-            np.concatenate((noise(1), noise(2))),
-        )
+        folder = spike_folder(tmp_path, clip).parent
+        shutil.rmtree(folder)
+        write_dat(folder.with_name(f"{clip}.dat"), np.concatenate((noise(1), noise(2))))
     write_info(tmp_path)
-    found = build(tmp_path, exposure=EVEN, representation={"type": "raw", "window": 1})
-    values = found.read_frames(1, 1, 1)["spike"][0, 0, ::2, ::2]
-    assert np.array_equal(values, noise(2)[12])
-    assert (
-        doctor_of_data(
-            tmp_path, test=section(tmp_path, "test", spike={"type": "dat", "exposure": EVEN})
-        )
-        == 0
+    return tmp_path
+
+
+def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(files_beside_folders):
+    dataset = build(
+        files_beside_folders, exposure=EVEN, representation={"type": "raw", "window": 1}
     )
 
+    values = dataset.read_frames(1, 1, 1)["spike"][0, 0, ::2, ::2]
+    assert np.array_equal(values, noise(2)[12])
 
-def test_exposures_outside_of_the_file_and_missing_ones_name_clip_frame_and_planes(tmp_path):
+
+def test_the_check_of_the_data_knows_files_beside_the_folders(files_beside_folders):
+    test = section(files_beside_folders, "test", spike={"type": "dat", "exposure": EVEN})
+
+    assert doctor_of_data(files_beside_folders, test=test) == 0
+
+
+@pytest.fixture
+def one_file(tmp_path):
+    """Give clips with one file each."""
     root = write_noise(tmp_path)
     join(root, "{clip}/spike/long.dat")
-    for exposure, words in (
-        (
-            EXPOSURE | {"start": START + 1},
+    return root
+
+
+@pytest.mark.parametrize(
+    ("exposure", "said"),
+    [
+        pytest.param(
+            TOO_LATE,
             "frame 3 of clip a/1 needs planes 102 to 125 .*the file has 125 planes",
+            id="starts too late",
         ),
-        (EXPOSURE | {"period": 31.6}, "frame 3 of clip a/0 needs planes 102 to 125"),
-        (
+        pytest.param(
+            EXPOSURE | {"period": 31.6},
+            "frame 3 of clip a/0 needs planes 102 to 125",
+            id="period too long",
+        ),
+        pytest.param(
             {"a/0": EXPOSURE, "a/1": [[0, 24], [30, 24], [101, 24]]},
             "lists 3 frames of clip a/1, which has a frame 3",
+            id="a frame is not listed",
         ),
-        ({"a/0": EXPOSURE}, "does not list clip a/1"),
-    ):
-        with pytest.raises(DataError, match=words):
-            build(root, exposure=exposure)
+        pytest.param({"a/0": EXPOSURE}, "does not list clip a/1", id="a clip is not listed"),
+    ],
+)
+def test_exposures_outside_of_the_file_name_clip_frame_or_planes(one_file, exposure, said):
+    with pytest.raises(DataError, match=said):
+        build(one_file, exposure=exposure)
+
+
+def test_one_file_without_exposures_is_refused(one_file):
     with pytest.raises(DataError, match=r"one spike file for 4 frames: spike\.exposure would say"):
-        build(root)
-    write_spikes(spike_folder(root, "a/0") / "second.dat", noise(0), PLANE)
+        build(one_file)
+
+
+def test_two_files_with_exposures_are_refused(one_file):
+    write_spikes(spike_folder(one_file, "a/0") / "second.dat", noise(0), PLANE)
+
     with pytest.raises(DataError, match=r"2 spike files: .*with spike\.exposure a clip has one"):
-        build(root, exposure=EXPOSURE)
+        build(one_file, exposure=EXPOSURE)
 
 
-def test_an_exposure_of_a_wrong_form_is_refused_and_excludes_a_window_and_needs_its_file():
-    wrong: tuple[Any, ...] = (
-        {"start": 0, "length": 5}, {"start": -1, "length": 5, "period": 9}, [], {}, 5.5,
-        {"start": 0, "length": 0.4, "period": 9}, {"start": 0, "length": "5", "period": 9},
-        {"a/0": [[0, 5], [3]]}, {"a/0": []},
-    )  # fmt: skip
-    for exposure in wrong:
-        with pytest.raises(OptionError, match=r"spike\.exposure is"):
-            read_exposures(exposure)
+@pytest.mark.parametrize(
+    "exposure",
+    [
+        pytest.param({"start": 0, "length": 5}, id="no period"),
+        pytest.param({"start": -1, "length": 5, "period": 9}, id="negative start"),
+        pytest.param([], id="list"),
+        pytest.param({}, id="no clip"),
+        pytest.param(5.5, id="number"),
+        pytest.param({"start": 0, "length": 0.4, "period": 9}, id="less than a plane"),
+        pytest.param({"start": 0, "length": "5", "period": 9}, id="text"),
+        pytest.param({"a/0": [[0, 5], [3]]}, id="row of one"),
+        pytest.param({"a/0": []}, id="clip without frames"),
+    ],
+)
+def test_an_exposure_of_a_wrong_form_is_refused(exposure):
+    with pytest.raises(OptionError, match=r"spike\.exposure is"):
+        read_exposures(exposure)
+
+
+def test_an_exposure_excludes_a_window():
     with pytest.raises(OptionError, match="exclude one another"):
         DatSpikes(DatasetInfo(), h=8, w=12, exposure=EXPOSURE, first=3)
+
+
+def test_an_exposure_needs_its_file():
     with pytest.raises(DataError, match="cannot read the exposures: No such file"):
         read_exposures("none.json")
 
 
-def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_path):
+# ---- One file of a user ----
+
+OF_USER = {"type": "dat", "center": "file", "rate": 1.0, "representation": "voxel"}
+WITH_SIZE = OF_USER | {"h": 8, "w": 12}
+# A window with the planes of all frames. Arrays say their size themselves.
+WINDOW = OF_USER | {"first": 5, "count": FRAMES * PLANES}
+
+
+def channels_of_user(frames, spikes, options):
+    """Return the channels of each frame of a user's clip, forward and backward."""
+    (clip,) = user_clips(frames, spikes, spike_options=options)
+    found = []
+    for frame in range(FRAMES):
+        for reverse in (False, True):
+            found.append(clip.frame(frame, reverse)["spike"])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        pytest.param("file", WITH_SIZE | {"exposure": EXPOSURE}, id="file with exposures"),
+        pytest.param("folder", WITH_SIZE | {"exposure": EXPOSURE}, id="its folder"),
+        pytest.param("even.npy", WINDOW, id="array, divided evenly"),
+        pytest.param("even.npz", WINDOW, id="compressed array, divided evenly"),
+    ],
+)
+def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_path, place, options):
     root = write_noise(tmp_path)
     frames = root / "GOPRO_Large/test/a/0/blur"
-    own = {"type": "dat", "center": "file", "rate": 1.0, "representation": "voxel"}
-    known = own | {"h": 8, "w": 12}
-    files = user_clips(frames, spike_folder(root, "a/0"), spike_options=known)[0]
-    expected = [files.frame(i, r)["spike"] for i in range(FRAMES) for r in (False, True)]
-    together = np.concatenate([noise(9)[:5], *(noise(i) for i in range(FRAMES)), noise(9)[:3]])
-    for name in ("even.npy", "even.npz"):
-        write_spikes(tmp_path / name, together, PLANE)
-    join(root, "{clip}/spike/long.dat")
-    evenly = own | {"first": 5, "count": FRAMES * PLANES}  # arrays need no size
-    for path, options in (
-        (spike_folder(root, "a/0") / "long.dat", known | {"exposure": EXPOSURE}),
-        (spike_folder(root, "a/0"), known | {"exposure": EXPOSURE}),
-        (tmp_path / "even.npy", evenly), (tmp_path / "even.npz", evenly),
-    ):  # fmt: skip
-        clip = user_clips(frames, path, spike_options=options)[0]
-        found = [clip.frame(i, r)["spike"] for i in range(FRAMES) for r in (False, True)]
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    write_noise(tmp_path / "files")
-    window = {
+    folder = spike_folder(root, "a/0")
+    expected = channels_of_user(frames, folder, WITH_SIZE)
+    if place.startswith("even"):
+        # 5 planes before the frames, and 3 after them.
+        together = np.concatenate([noise(9)[:5], all_noise(), noise(9)[:3]])
+        write_spikes(tmp_path / place, together, PLANE)
+        spikes = tmp_path / place
+    else:
+        join(root, "{clip}/spike/long.dat")
+        spikes = folder / "long.dat" if place == "file" else folder
+
+    found = channels_of_user(frames, spikes, options)
+
+    assert torch.equal(found, expected)
+
+
+def test_a_users_window_counts_the_planes_of_each_file(tmp_path):
+    root = write_noise(tmp_path)
+    options = {
         "type": "dat",
         "h": 8,
         "w": 12,
@@ -328,66 +598,98 @@ def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_pa
         "first": 3,
         "count": 9,
         "center": 7,
+        "representation": RAW_OF_3,
     }
-    window["representation"] = {"type": "raw", "window": 3}
-    clip = user_clips(frames, spike_folder(tmp_path / "files", "a/0"), spike_options=window)[0]
+    frames = root / "GOPRO_Large/test/a/0/blur"
+
+    (clip,) = user_clips(frames, spike_folder(root, "a/0"), spike_options=options)
+
     assert np.array_equal(clip.frame(2)["spike"][:, ::2, ::2], noise(2)[6:9])
-    late = known | {"exposure": EXPOSURE | {"start": START + 1}}
+
+
+def test_exposures_beyond_a_users_file_are_refused(one_file):
+    frames = one_file / "GOPRO_Large/test/a/0/blur"
+    options = WITH_SIZE | {"exposure": TOO_LATE}
+
     with pytest.raises(DataError, match="frame 3 of clip 0 needs planes 102 to 125 "):
-        user_clips(frames, spike_folder(root, "a/0"), spike_options=late)
+        user_clips(frames, spike_folder(one_file, "a/0"), spike_options=options)
+
+
+# ---- The time offset of a calibration ----
 
 
 def calibration(path, offset):
+    """Write a calibration with a time offset in planes. Returns its path as a text."""
     values = {
         "format": 1,
         "matrix": [[2, 0, 0.5], [0, 2, 0.5]],
         "spike_size": [8, 12],
         "rgb_size": [16, 24],
+        "time_offset_planes": offset,
     }
-    path.write_text(json.dumps(values | {"time_offset_planes": offset}))
+    path.write_text(json.dumps(values))
     return str(path)
 
 
-def test_the_time_offset_of_a_calibration_moves_the_planes(tmp_path):
-    found = []
-    for number, offset in enumerate((0.0, 2.8, -3.0)):
-        root = write_noise(tmp_path / str(number))
-        join(root, "{clip}/spike/long.dat", [first + round(offset) for first in FIRSTS], planes=160)
-        path = calibration(root / "calibration.json", offset)
-        built = build(root, exposure=EXPOSURE, calibration=path, resize="bilinear", center="gt")
-        found.append(built.read_frames(0, 0, FRAMES)["spike"])
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+def channels_with_offset(root, offset):
+    """Return the channels of clips whose exposures come later, and whose calibration says so."""
+    write_noise(root)
+    firsts = [first + round(offset) for first in FIRSTS]
+    join(root, "{clip}/spike/long.dat", firsts, planes=160)
+    path = calibration(root / "calibration.json", offset)
+    dataset = build(root, exposure=EXPOSURE, calibration=path, resize="bilinear", center="gt")
+    return channels(dataset)
 
 
-def test_the_time_offset_moves_the_middle_of_whole_files_and_of_even_parts(tmp_path):
-    root, raw = write_noise(tmp_path), {"type": "raw", "window": 3}
-    paths = {offset: calibration(root / f"{offset}.json", offset) for offset in (0, 5, -5, 14)}
-    # Planes 1 to 23, of which plane 12 is the middle; the file lacks those after 23 and before 0.
-    for offset, center in ((0, 12), (5, 17), (-5, 7)):
-        expected = build(root, first=1, calibration=paths[0], center=center, representation=raw)
-        assert same(
-            build(root, first=1, calibration=paths[offset], representation=raw), expected
-        ), offset
+@pytest.mark.parametrize("offset", [2.8, -3.0])
+def test_the_time_offset_of_a_calibration_moves_the_planes(tmp_path, offset):
+    expected = channels_with_offset(tmp_path / "none", 0.0)
+
+    assert torch.equal(channels_with_offset(tmp_path / "offset", offset), expected)
+
+
+# Planes 1 to 23, of which plane 12 is the middle. With an offset of 5 the middle is plane 17, and
+# the file lacks the planes after 23; with -5 it is plane 7, and it lacks those before 0.
+@pytest.mark.parametrize(("offset", "center"), [(0, 12), (5, 17), (-5, 7)])
+def test_the_time_offset_moves_the_middle_of_whole_files(tmp_path, offset, center):
+    root = write_noise(tmp_path)
+    none = calibration(root / "none.json", 0)
+    moved = calibration(root / "moved.json", offset)
+
+    found = build(root, first=1, calibration=moved, representation=RAW_OF_3)
+
+    expected = build(root, first=1, calibration=none, center=center, representation=RAW_OF_3)
+    assert same(found, expected)
+
+
+def test_a_time_offset_that_leaves_the_sharp_frame_out_is_refused(tmp_path):
+    root = write_noise(tmp_path)
+    late = calibration(root / "late.json", 14)
+
     with pytest.raises(DataError, match=r"plane of the sharp frame 11\.5 is outside of 0 to 9"):
-        build(root, calibration=paths[14], representation=raw)
-    with pytest.raises(
-        DataError, match=r"needs planes 14 to 37 \(spike\.first, spike\.count, time offset 14\)"
-    ):
-        build(root, calibration=paths[14], count=24, representation=raw)
-    write_spikes(tmp_path / "even.npy", np.concatenate([noise(i) for i in range(FRAMES)]), PLANE)
-    known = {"type": "dat", "h": 8, "w": 12, "representation": raw}
+        build(root, calibration=late, representation=RAW_OF_3)
+
+
+def test_a_time_offset_that_moves_a_window_out_of_the_file_is_refused(tmp_path):
+    root = write_noise(tmp_path)
+    late = calibration(root / "late.json", 14)
+
+    said = r"needs planes 14 to 37 \(spike\.first, spike\.count, time offset 14\)"
+    with pytest.raises(DataError, match=said):
+        build(root, calibration=late, count=24, representation=RAW_OF_3)
+
+
+@pytest.mark.parametrize("offset", [5, -5])
+def test_the_time_offset_moves_the_middle_of_even_parts(tmp_path, offset):
+    root = write_noise(tmp_path)
+    write_spikes(tmp_path / "even.npy", all_noise(), PLANE)
     frames = root / "GOPRO_Large/test/a/0/blur"
-    for offset in (5, -5):
-        moved, number = (
-            user_clips(
-                frames,
-                tmp_path / "even.npy",
-                spike_options=known | {"calibration": path, "center": center},
-            )[0]
-            for path, center in ((paths[offset], "file"), (paths[0], 12 + offset))
-        )
-        for frame in range(FRAMES):
-            assert torch.equal(moved.frame(frame)["spike"], number.frame(frame)["spike"]), (
-                offset,
-                frame,
-            )
+    known = {"type": "dat", "h": 8, "w": 12, "representation": RAW_OF_3}
+    moved = known | {"calibration": calibration(root / "moved.json", offset), "center": "file"}
+    numbered = known | {"calibration": calibration(root / "none.json", 0), "center": 12 + offset}
+
+    (found,) = user_clips(frames, tmp_path / "even.npy", spike_options=moved)
+
+    (expected,) = user_clips(frames, tmp_path / "even.npy", spike_options=numbered)
+    for frame in range(FRAMES):
+        assert torch.equal(found.frame(frame)["spike"], expected.frame(frame)["spike"])

@@ -1,4 +1,9 @@
-"""What a spike section says of spikes: fixed once built, and the picture that its channels show."""
+"""data/cameras/spike_source.py: what a section `spike` says of the spikes of a clip.
+
+A source is fixed once it is built. It knows rate, light and timing of the spikes, makes their
+channels, and shows the picture that the channels stand for. The spikes are those of 2 x 2 pixels
+that fire evenly, 20, 40, 80 and 160 times in 201 planes.
+"""
 
 import dataclasses
 
@@ -12,18 +17,26 @@ from tests.helpers.clip_files import write_dat, write_png
 from utils.errors import DataError, OptionError
 
 PLANES = 201
-COUNTS = np.array([[20, 40], [80, 160]])  # spikes of each of 2 x 2 pixels
+# Spikes of each of 2 x 2 pixels.
+COUNTS = np.array([[20, 40], [80, 160]])
+# Exponent from light to display values.
+TO_DISPLAY = 1 / 2.2
 
 
 def source(**options):
+    """Return a source of planes of 2 x 2 pixels. options: keys of the section `spike`."""
     return DatSpikes(DatasetInfo(), h=2, w=2, center="file", **options)
 
 
 def even_spikes():
-    """(201, 2, 2): each pixel fires at one rate, from the first plane to the last."""
-    planes = np.arange(PLANES)[:, None, None]
-    fired = np.floor(planes * COUNTS / PLANES)
-    return (np.diff(fired, axis=0, append=COUNTS[None]) > 0).astype(np.uint8)
+    """Return planes (201, 2, 2): each pixel fires evenly from the first plane to the last."""
+    plane = np.arange(PLANES)[:, None, None]
+    count_before = np.floor(plane * COUNTS / PLANES)
+    spikes_in_plane = np.diff(count_before, axis=0, append=COUNTS[None])
+    return (spikes_in_plane > 0).astype(np.uint8)
+
+
+# ---- A source is fixed ----
 
 
 @pytest.mark.parametrize("field", [each.name for each in dataclasses.fields(DatSpikes)])
@@ -32,13 +45,22 @@ def test_a_source_cannot_be_changed_in_place(field):
         setattr(source(), field, 1)
 
 
+def test_a_changed_source_has_the_changed_fields():
+    other = source(rate=0.5).changed(context=7, center=3)
+
+    assert other.context == 7
+    assert other.center == 3
+    assert other.rate == 0.5
+
+
 def test_a_changed_source_leaves_the_first_one_as_it_was():
     first = source(rate=0.5)
 
-    other = first.changed(context=7, center=3)
+    first.changed(context=7, center=3)
 
-    assert (first.context, first.center, first.rate) == (0, "file", 0.5)
-    assert (other.context, other.center, other.rate) == (7, 3, 0.5)
+    assert first.context == 0
+    assert first.center == "file"
+    assert first.rate == 0.5
 
 
 def test_a_field_that_a_source_does_not_have_cannot_be_changed():
@@ -46,35 +68,125 @@ def test_a_field_that_a_source_does_not_have_cannot_be_changed():
         source().changed(centre=3)
 
 
-@pytest.mark.parametrize("light, power", [("linear", 1 / 2.2), ("display", 1.0)])
-@pytest.mark.parametrize("gamma", [1.0, 2.2])
-def test_ratios_are_shown_as_the_light_of_the_scene(light, power, gamma):
-    spikes = source(
-        light=light, gamma=gamma, representation={"type": "relative", "half_windows": [20, 90]}
-    )
+# ---- The picture that channels show ----
+
+# What the spike camera integrates, and the exponent from spikes to display values.
+LIGHTS = [
+    pytest.param("linear", TO_DISPLAY, id="camera of light"),
+    pytest.param("display", 1.0, id="camera of display values"),
+]
+
+
+def shown(spikes):
+    """Return the picture (2, 2) that the channels of the even spikes show."""
     (exposure,) = spikes.exposures("clip", [("file", PLANES)], 1)
     channels = spikes.represent(even_spikes(), exposure.center, rate=1.0)
+    return spikes.sharp_image(channels, exposure)
 
-    found = spikes.sharp_image(channels, exposure)
 
+@pytest.mark.parametrize(("light", "power"), LIGHTS)
+@pytest.mark.parametrize("gamma", [1.0, 2.2])
+def test_ratios_are_shown_as_the_light_of_the_scene(light, power, gamma):
+    relative = {"type": "relative", "half_windows": [20, 90]}
+
+    found = shown(source(light=light, gamma=gamma, representation=relative))
+
+    # Ratios have no scale: the brightest pixel is white.
     assert found == pytest.approx((COUNTS / 160) ** power, rel=0.08)
 
 
 @pytest.mark.parametrize(
     "representation",
-    [{"type": "tfp", "half_window": 100}, {"type": "voxel", "num_bins": 1}],
-    ids=lambda each: each["type"],
+    [
+        pytest.param({"type": "tfp", "half_window": 100}, id="tfp"),
+        pytest.param({"type": "voxel", "num_bins": 1}, id="voxel"),
+    ],
 )
-@pytest.mark.parametrize("light, power", [("linear", 1 / 2.2), ("display", 1.0)])
+@pytest.mark.parametrize(("light", "power"), LIGHTS)
 @pytest.mark.parametrize("gamma", [1.0, 2.2])
 def test_firing_rates_are_shown_as_display_values(representation, light, power, gamma):
-    spikes = source(light=light, gamma=gamma, representation=representation)
-    (exposure,) = spikes.exposures("clip", [("file", PLANES)], 1)
-    channels = spikes.represent(even_spikes(), exposure.center, rate=1.0)
-
-    found = spikes.sharp_image(channels, exposure)
+    found = shown(source(light=light, gamma=gamma, representation=representation))
 
     assert found == pytest.approx((COUNTS / PLANES) ** power, rel=0.01)
+
+
+# ---- A user's spikes, of which the user says little ----
+
+# What weights know of the spikes in training.
+TRAINED = {"rate": 0.5, "light": "linear", "center": "gt", "planes": 24, "gt_plane": 12}
+
+
+def user_source(trained, **options):
+    """Return the source of a user's clip. options: keys of the section `spike`.
+
+    trained: what the weights know of the spikes in training, or None.
+    """
+    section = SPIKE_SOURCES.resolve({"type": "dat", "h": 2, "w": 2, **options}, "spike")
+    return user_spikes(section, trained, DatasetInfo(), "holiday")
+
+
+@pytest.mark.parametrize(
+    ("trained", "rate", "said"),
+    [
+        pytest.param(None, 1.0, "taken as 1", id="unknown training"),
+        pytest.param(
+            TRAINED,
+            "match",
+            "measured from the brightness of the frames, which show linear",
+            id="divided",
+        ),
+        pytest.param(TRAINED | {"rate": None}, 1.0, "taken as 1", id="undivided"),
+        pytest.param(TRAINED | {"rate": "match"}, "match", "measured", id="measured"),
+    ],
+)
+def test_a_rate_that_nobody_gives_is_as_in_training(caplog, trained, rate, said):
+    found = user_source(trained)
+
+    assert found.rate == rate
+    assert caplog.text.count("spikes of holiday: the firing rate") == 1
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    "trained", [pytest.param(None, id="unknown training"), pytest.param(TRAINED, id="divided")]
+)
+def test_a_rate_that_the_user_gives_is_used_without_a_word(caplog, trained):
+    found = user_source(trained, rate=0.7)
+
+    assert found.rate == 0.7
+    assert not caplog.text
+
+
+def test_light_that_nobody_gives_is_that_of_the_training():
+    assert user_source(TRAINED | {"light": "display"}, rate=1.0).light == "display"
+
+
+def test_light_that_the_user_gives_is_used():
+    trained = TRAINED | {"light": "display"}
+
+    assert user_source(trained, rate=1.0, light="linear").light == "linear"
+
+
+def test_light_is_linear_if_the_training_is_unknown():
+    assert user_source(None, rate=1.0).light == "linear"
+
+
+@pytest.mark.parametrize(
+    ("options", "is_warned"),
+    [
+        pytest.param({}, True, id="aligned"),
+        pytest.param({"calibration": "auto"}, False, id="auto"),
+    ],
+)
+def test_spikes_for_a_network_of_two_cameras_are_said_to_be_taken_as_aligned(
+    caplog, options, is_warned
+):
+    user_source(TRAINED | {"calibration": {"format": 1}}, rate=1.0, **options)
+
+    assert ("taken as aligned with the frames" in caplog.text) == is_warned
+
+
+# ---- Planes and centres ----
 
 
 def test_a_file_with_fewer_planes_than_frames_is_refused(tmp_path):
@@ -87,90 +199,55 @@ def test_a_file_with_fewer_planes_than_frames_is_refused(tmp_path):
         user_clips(tmp_path / "frames", tmp_path / "few.dat", spike_options=options)
 
 
-RATE_OF_TRAINING = {"rate": 0.5, "light": "linear", "center": "gt", "planes": 24, "gt_plane": 12}
-
-
-def user_source(trained, **options):
-    section = SPIKE_SOURCES.resolve({"type": "dat", "h": 2, "w": 2, **options}, "spike")
-    return user_spikes(section, trained, DatasetInfo(), "holiday")
-
-
 @pytest.mark.parametrize(
-    "trained, rate, words",
+    "representation",
     [
-        (None, 1.0, "taken as 1"),
-        (
-            RATE_OF_TRAINING,
-            "match",
-            "measured from the brightness of the frames, which show linear",
+        pytest.param({"type": "encoding25"}, id="one window of 25 planes"),
+        pytest.param(
+            {"type": "encoding25", "num_windows": 2, "spacing": 10}, id="windows at a distance"
         ),
-        (RATE_OF_TRAINING | {"rate": None}, 1.0, "taken as 1"),
-        (RATE_OF_TRAINING | {"rate": "match"}, "match", "measured"),
+        pytest.param({"type": "tfp", "half_window": 2}, id="mean of a window"),
     ],
-    ids=["unknown training", "divided", "undivided", "measured"],
 )
-def test_a_rate_that_nobody_gives_is_as_in_training(caplog, trained, rate, words):
-    found = user_source(trained)
+def test_a_representation_with_a_centre_needs_the_plane_of_the_sharp_frame(representation):
+    spikes = DatSpikes(DatasetInfo(), h=2, w=2, representation=representation)
 
-    assert found.rate == rate and caplog.text.count("spikes of holiday: the firing rate") == 1
-    assert words in caplog.text
-
-
-@pytest.mark.parametrize("trained", [None, RATE_OF_TRAINING])
-def test_a_rate_that_the_user_gives_is_used_without_a_word(caplog, trained):
-    assert user_source(trained, rate=0.7).rate == 0.7 and not caplog.text
+    with pytest.raises(OptionError, match="the plane of the sharp frame is not known"):
+        spikes.exposures("clip", [("file", 25)], 1)
 
 
-def test_light_that_nobody_gives_is_that_of_the_training(caplog):
-    assert user_source(RATE_OF_TRAINING | {"light": "display"}, rate=1.0).light == "display"
-    assert user_source(RATE_OF_TRAINING | {"light": "display"}, rate=1.0, light="linear").light == (
-        "linear"
-    )
-    assert user_source(None, rate=1.0).light == "linear"
+def test_a_representation_of_the_whole_file_needs_no_plane_of_the_sharp_frame():
+    spikes = DatSpikes(DatasetInfo(), h=2, w=2, representation={"type": "tfp", "num_bins": 3})
+
+    (exposure,) = spikes.exposures("clip", [("file", 25)], 1)
+
+    assert exposure.center == 12  # the middle
+
+
+EXPOSURE = {"start": 0.0, "length": 2.0, "period": 2.0}
+
+
+@pytest.mark.parametrize("window", [{"first": 1}, {"count": 1}, {"first": "central"}], ids=str)
+def test_exposures_beside_a_window_are_refused(window):
+    with pytest.raises(OptionError, match="exclude one another"):
+        source(exposure=EXPOSURE, **window)
+
+
+def test_exposures_without_a_window_are_accepted():
+    source(exposure=EXPOSURE)
 
 
 @pytest.mark.parametrize(
-    "options, is_warned",
-    [({}, True), ({"calibration": "auto"}, False)],
-    ids=["aligned", "auto"],
-)
-def test_spikes_for_a_network_of_two_cameras_are_said_to_be_taken_as_aligned(
-    caplog, options, is_warned
-):
-    user_source(RATE_OF_TRAINING | {"calibration": {"format": 1}}, rate=1.0, **options)
-
-    assert ("taken as aligned with the frames" in caplog.text) == is_warned
-
-
-def test_only_a_representation_with_a_centre_needs_the_plane_of_the_sharp_frame():
-    files = [("file", 25)]
-    for representation in (
-        {"type": "encoding25"},
-        {"type": "encoding25", "num_windows": 2, "spacing": 10},
-        {"type": "tfp", "half_window": 2},
-    ):
-        needs = DatSpikes(DatasetInfo(), h=2, w=2, representation=representation)
-        with pytest.raises(OptionError, match="the plane of the sharp frame is not known"):
-            needs.exposures("clip", files, 1)
-    whole = DatSpikes(DatasetInfo(), h=2, w=2, representation={"type": "tfp", "num_bins": 3})
-
-    (exposure,) = whole.exposures("clip", files, 1)
-
-    assert exposure.center == 12
-
-
-def test_exposures_beside_a_window_are_refused():
-    exposure = {"start": 0.0, "length": 2.0, "period": 2.0}
-    for window in ({"first": 1}, {"count": 1}, {"first": "central"}):
-        with pytest.raises(OptionError, match="exclude one another"):
-            source(exposure=exposure, **window)
-    source(exposure=exposure)
-
-
-@pytest.mark.parametrize(
-    "planes, center", [(48, None), (49, 24), (56, 24), (57, None)], ids=lambda each: str(each)
+    ("planes", "center"),
+    [
+        pytest.param(48, None, id="48 planes: too few"),
+        pytest.param(49, 24, id="49 planes: without interpolated ones at the end"),
+        pytest.param(56, 24, id="56 planes"),
+        pytest.param(57, None, id="57 planes: too many"),
+    ],
 )
 def test_a_name_of_spk_gopro_tells_the_sharp_plane_of_files_of_its_length(planes, center):
+    # 07: 7 frames were averaged, with 8 planes each.
     assert DatasetInfo().gt_plane_of("GOPR0372_07_00", planes) == center
 
 
@@ -179,20 +256,23 @@ def test_other_names_tell_no_sharp_plane(name):
     assert DatasetInfo().gt_plane_of(name, 56) is None
 
 
+# ---- dataset.json above a spike file ----
+
+INFO = '{"format": 1, "h": 2, "w": 4}'
+
+
 @pytest.mark.parametrize("place", [".", "root", "root/train/c"])
-def test_the_dataset_json_above_a_spike_file_is_found(tmp_path, place):
+@pytest.mark.parametrize("named", ["spike/0.dat", "spike"], ids=["file", "folder"])
+def test_the_dataset_json_above_a_spike_file_is_found(tmp_path, place, named):
     write_dat(tmp_path / "root/train/c/spike/0.dat", np.zeros((1, 2, 4), np.uint8))
-    (tmp_path / place / "dataset.json").write_text('{"format": 1, "h": 2, "w": 4}')
+    (tmp_path / place / "dataset.json").write_text(INFO)
 
-    file = nearest_info(tmp_path / "root/train/c/spike/0.dat")
-    folder = nearest_info(tmp_path / "root/train/c/spike")
-
-    assert (file.h, folder.h) == (2, 2)
+    assert nearest_info(tmp_path / "root/train/c" / named).h == 2
 
 
-def test_a_dataset_json_far_above_belongs_to_other_files(tmp_path):
+@pytest.mark.parametrize("named", ["spike/0.dat", "spike"], ids=["file", "folder"])
+def test_a_dataset_json_far_above_belongs_to_other_files(tmp_path, named):
     write_dat(tmp_path / "far/other/root/train/c/spike/0.dat", np.zeros((1, 2, 4), np.uint8))
-    (tmp_path / "far/dataset.json").write_text('{"format": 1, "h": 2, "w": 4}')
+    (tmp_path / "far/dataset.json").write_text(INFO)
 
-    for path in ("far/other/root/train/c/spike/0.dat", "far/other/root/train/c/spike"):
-        assert nearest_info(tmp_path / path) == DatasetInfo()
+    assert nearest_info(tmp_path / "far/other/root/train/c" / named) == DatasetInfo()
