@@ -468,19 +468,22 @@ class Timing:
         Raises DataError if the planes reach outside of the file, and for a frame that
         `spike.exposure` lacks.
         """
-        # The planes start ... start + count - 1 belong to the frame. `origin` is the number of the
-        # plane `start` in the count of `Span`.
+        # The planes start ... start + count - 1 belong to the frame. For the count of `Span`,
+        # `origin` is the number of the plane `start`, and `length` the number of planes.
         if self.exposures is not None:
+            # One file for the clip, and the user lists the exposures.
             start, count = self._exposure(clip, frame)
             origin = 0
             length = count
         elif shares is not None:
+            # One file for the clip, and the times of the frames tell the planes.
             begin, after = shares[frame]
             start = begin + nearest_plane(self.offset)
             count = after - begin
             origin = 0
             length = count
         else:
+            # One file for the frame.
             begin, count = self.window(planes)
             start = begin + nearest_plane(self.offset)
             origin = begin
@@ -494,7 +497,8 @@ class Timing:
         lo = start + (count - exposed) // 2
         hi = lo + exposed
         if self.exposures is None and self.count is None:
-            # Read to the end of the file: planes that it lacks are left out.
+            # The user did not ask for these planes one by one. So planes that the file lacks, after
+            # a shift by the offset, are left out instead of refused.
             lo = min(max(lo, 0), planes)
             hi = min(hi, planes)
         if lo < 0 or hi <= lo or hi > planes:

@@ -87,22 +87,22 @@ for _name, _known in rp.REPRESENTATIONS.items():
 class DatSpikes:
     """Spike files: packed planes (.dat, .bin) or arrays (.npy, .npz), one per frame or per clip.
 
-    h, w, flip, rate, light: null takes them from dataset.json; another value is an error. rate:
-    spikes per plane at full light, 1 if given nowhere; "match" measures it from the brightness of
-    the blurry frame. light: what the sensor integrated, "linear" light (the default) or "display"
-    values.
-    head_columns: columns without image at the end of each line. bit_order: the first pixel is the
-    least ("little") or most significant bit ("big") of a byte. layout: "sps100" for files of that
-    sensor. remainder: "truncate" ignores bytes after the last whole plane. first, count: the planes
-    read of each file; first "central": those in its middle.
-    exposure: the planes of each frame, where one file holds a whole clip. context: planes read
-    before and after those of a frame.
-    center: the plane of the sharp frame: "gt" (of dataset.json), "file" (the middle of the planes
+    h, w, flip, rate, light: null takes the value of dataset.json; a value that differs from it is
+    an error. rate: spikes per plane at full light, 1 if it is given nowhere; "match" measures it
+    from the brightness of the blurry frame. light: what the sensor integrated, "linear" light (the
+    default) or "display" values.
+    head_columns: number of columns without image at the end of each line. bit_order: whether the
+    first pixel is the least ("little") or the most significant bit ("big") of a byte.
+    layout: "sps100" for files of an SPS100 sensor. remainder: "truncate" ignores bytes after the
+    last whole plane.
+    first, count: the planes that are read of each file; with first "central", the planes in its
+    middle. exposure: the planes of each frame, if one file holds a whole clip. context: number of
+    planes that are read before and after the planes of a frame.
+    center: the plane of the sharp frame: "gt" (from dataset.json), "file" (the middle of the planes
     that are read) or a number. gamma: light and ratios are raised to 1 / gamma (2.2: display
-    values). resize: interpolation to the RGB grid; "nearest" keeps raw planes binary. calibration:
-    a file of scripts/calibrate.py;
-    "recorded": those of dataset.json, a clip without one is taken as aligned; "auto": found from
-    each clip itself.
+    values). resize: interpolation to the RGB grid; "nearest" keeps raw planes binary.
+    calibration: a file of scripts/calibrate.py; "recorded" uses the calibrations of dataset.json,
+    and takes a clip without one as aligned; "auto" finds the calibration from each clip itself.
     A key that has no effect on the chosen representation is an error.
     """
 
