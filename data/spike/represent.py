@@ -207,10 +207,10 @@ def tfp(
     num_bins: number of windows that are spread over the file instead of lying at offsets, as in
     S-VRT.
 
-    Range [0, 1]. At the ends of the stream the window keeps only the planes that exist. With
-    num_bins B, m is the middle of bin i of B equal bins of T planes, (i + 1 / 2) T / B rounded
-    down, moved into [half_window, T - half_window]. Source: SpikeCV, TFP; without its
-    rounding to 8 bits.
+    s is the stream. Values are in [0, 1]. At the ends of the stream a window has only the planes
+    that exist. With num_bins = B, the T planes are divided into B equal bins. m is the middle of
+    bin i, (i + 1 / 2) T / B rounded down, and is moved into [half_window, T - half_window].
+    Source: SpikeCV, TFP, without its rounding to 8 bits.
     """
     planes = len(stream)
     if num_bins is None:
@@ -250,10 +250,13 @@ def _counts(window: np.ndarray) -> np.ndarray:
 def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     """Disjoint bins of equal length, symmetric about the centre c.
 
-    They divide the n = 2 min(c, T - 1 - c) + 1 planes around c, of which p is the first:
-    channel b = mean of s over [p + b n / B, p + (b + 1) n / B), B = num_bins.
-    A plane in two bins counts in both in proportion. Range [0, 1]. With c = (T - 1) / 2, the
-    middle of the stream, every plane counts once.
+    s is the stream, B = num_bins. The bins divide the largest range of planes that is symmetric
+    about c. It has n = 2 min(c, T - 1 - c) + 1 planes, of which p is the first. Then
+
+        channel b = mean of s over the time from p + b n / B to p + (b + 1) n / B
+
+    A plane that lies in two bins counts in both in proportion. Values are in [0, 1]. If c is the
+    middle of the stream, (T - 1) / 2, all planes are used.
     """
     last = len(stream) - 1
     n = int(2 * min(center, last - center)) + 1
@@ -297,9 +300,9 @@ def tfi(
     """Texture from intervals: channel i = 1 / (tn - tp) around the time after plane
     m = center + offsets[i].
 
-    tp = last spike in [m - half_window + 1, m], tn = first spike in [m + 1, m + half_window];
-    where one of them is missing the value is 1 / (2 half_window). Range (0, 1]. Planes outside of
-    the stream count as empty.
+    tp is the plane of the last spike in [m - half_window + 1, m], tn the plane of the first spike
+    in [m + 1, m + half_window]. If a pixel lacks one of them, its value is 1 / (2 half_window).
+    Values are in (0, 1]. Planes outside of the stream count as empty.
     Source: SpikeCV, TFI (which gives uint8, ignores a spike in plane 0 and fails at the last
     planes).
     """
@@ -380,10 +383,11 @@ def encoding25(
     S-VRT. pad: planes outside of the stream: "strict" is an error, "edge" repeats the outermost
     plane, "zero" is empty.
 
-    With spacing, m = center + (i - (num_windows - 1) / 2) spacing, rounded down: the same interval
-    in every clip, as the flow weights were trained with. Without,
+    With spacing, m = center + (i - (num_windows - 1) / 2) spacing, rounded down. The windows are at
+    the same distance in every clip, as in the training of the flow weights.
+    Without spacing, a single window has m = center. Several windows have
     m = round(linspace(12, T - 13, num_windows)), rounded symmetrically about the middle of the
-    file; or center for a single window. "strict" raises ValueError.
+    file. "strict" raises ValueError.
     """
     if num_windows < 1 or (spacing is not None and spacing < 1):
         raise ValueError(f"num_windows {num_windows} and spacing {spacing} are at least 1")
@@ -440,8 +444,9 @@ def exposure_rates(
     half_window, half_exposure: planes on each side of center; null: as many as there are, without
     plane 0.
 
-    Light is 1 / interval in all planes between two spikes: where spikes are few, both rates are
-    equal, and the estimate is the blurry frame.
+    The light is 1 / interval in all planes between two spikes (data/spike/simulate.py). A pixel
+    with few spikes has one interval around both windows. Then both rates are equal, and
+    `exposure_estimate` returns the blurry frame.
     """
     planes = len(stream)
     if half_exposure is None:
@@ -502,11 +507,12 @@ def relative(
     of center; null: as many as there are, without plane 0. num_bins: number of equal parts of the
     exposure, each of which adds a channel.
 
-    The last channel is n / (n + 4), n spikes in the exposure.
-    Light is 1 / interval in all planes between two spikes, so a window may be shorter than an
-    interval; spike.context completes the intervals at the ends of the exposure. Ratios do not
-    depend on threshold or gain. Blurry x ratio estimates the sharp frame: in linear light with
-    gamma 1, in display values with gamma 2.2.
+    The last channel is the confidence n / (n + 4), where n is the number of spikes in the exposure.
+    The light is 1 / interval in all planes between two spikes (data/spike/simulate.py), so a window
+    may be shorter than an interval. With spike.context, the intervals at the ends of the exposure
+    are seen as a whole. Ratios do not depend on the threshold or the gain of the sensor.
+    The blurry frame times the ratio estimates the sharp frame: in linear light with gamma 1, in
+    display values with gamma 2.2.
     """
     # As many planes as there are on both sides of the center, without plane 0.
     most = min(center - 1, len(stream) - 1 - center)
@@ -565,13 +571,21 @@ def tfstp(
 
     tau_d, tau_f: in planes; larger values average over more intervals. utilisation: U, in (0, 1).
 
-    Each pixel drives a synapse of Tsodyks and Markram: between two spikes, dt planes apart, the
-    resources R recover to 1 with the time constant tau_d, the utilisation u decays to U with tau_f;
-    a spike uses u R and raises u by U (1 - u). Just before the next spike
-    u' = U + (u + U (1 - u) - U) exp(-dt / tau_f), R' = 1 - (1 - R (1 - u)) exp(-dt / tau_d).
-    For R' = R the rate is 1 / dt = -1 / (tau_d ln((1 - R) / (1 - R (1 - u)))),
-    at most 1 / (planes since the last spike). Pixels of fewer than two spikes: spikes / planes.
-    Only planes 0 ... center + offsets[i] count, so that the result lags behind motion.
+    Each pixel drives a model of a synapse (Tsodyks and Markram) with two state variables. Between
+    two spikes, the resources R recover to 1 with the time constant tau_d, and the utilisation u
+    decays to U with the time constant tau_f. A spike uses up u R and raises u by U (1 - u). After
+    an interval of dt planes, just before the next spike, the state is
+
+        u' = U + (u + U (1 - u) - U) exp(-dt / tau_f)
+        R' = 1 - (1 - R (1 - u)) exp(-dt / tau_d)
+
+    With R' = R, the second equation gives the interval from the state, and 1 / dt is the rate:
+
+        dt = -tau_d ln((1 - R) / (1 - R (1 - u)))
+
+    The rate is at most 1 / (planes since the last spike). A pixel of fewer than two spikes has the
+    rate spikes / planes. Only planes 0 ... center + offsets[i] count, so the result lags behind
+    motion.
     Source: Zheng et al., CVPR 2021; Zheng et al., IEEE TPAMI 45(7), 2023.
     """
     if tau_d <= 0 or tau_f <= 0 or not 0 < utilisation < 1:
