@@ -678,10 +678,12 @@ def _ending_with_store(error: BaseException) -> _Ending:
     try:
         earlier = claim_failure(RUN.store, own, get_world_size())
     except ForeignValueError as e:
+        # A stranger wrote under the key of the failure, so the ranks cannot agree there. An error
+        # of this rank's own is reported.
         if not isinstance(cause, StallError):
             return _Ending(cause, code, is_reporter=True)
-        # The other ranks have left because a stranger wrote into the store. So does this rank, and
-        # one rank of the host says so.
+        # The other ranks have left because of the stranger, which broke the connection. This rank
+        # leaves too, and one rank of the host says why.
         return _Ending(e, e.exit_code, watchdog.first_to_say_foreign())
     except RuntimeError:
         # The store is gone with its rank. A watchdog reports that.

@@ -189,7 +189,7 @@ class Watchdog(threading.Thread):
         # file proves to other ranks of this host that the process is a rank of this run.
         self.stack_file, self.stack_path = system.file_in_memory(stack_file_name(self.rank))
         # faulthandler writes the stacks at SIGUSR2. Its handler is C code, which answers even while
-        # another thread holds the GIL. Loader processes inherit it.
+        # another thread holds Python's lock (the GIL). Loader processes inherit it.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
         self.beats.publish(self._own_state())
         self.start()
@@ -197,6 +197,7 @@ class Watchdog(threading.Thread):
     def watch(self, budgets: WatchdogOptions) -> None:
         """End the run from now on if a rank stands still. budgets: the options `watchdog`."""
         go_on()
+        # At least six beats within the shortest limit.
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
         # The clock has to be asked at least once in slice_s seconds. Each beat asks it.
         self.beats.clock.slice_s = 2 * self.interval_s
@@ -211,6 +212,7 @@ class Watchdog(threading.Thread):
 
     def stop(self) -> None:
         """End the thread and the guard, at the normal end of a run."""
+        # The loops of both threads look at this event.
         self.stopped.set()
         self.join()
         faulthandler.unregister(signal.SIGUSR2)
@@ -224,7 +226,8 @@ class Watchdog(threading.Thread):
         while not self.stopped.wait(self.interval_s):
             self.passes += 1
             if self.guard is not None and self.guard.stdin is not None:
-                with suppress(OSError):  # the guard is gone, or does not read
+                # A heartbeat for the guard. This fails if the guard is gone, or does not read.
+                with suppress(OSError):
                     self.guard.stdin.write(b".")
             try:
                 self.beat_once()

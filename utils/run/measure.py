@@ -273,7 +273,7 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             found += _uses_of_groups(line, groups)
-    # A group of version 1 without a limit states one of 2**63 bytes.
+    # A group of version 1 without a limit states a limit of 2**63 bytes. No host has 2**60.
     no_limit = 2**60 / GB
     fullest = None
     fullest_share = -math.inf
