@@ -1,8 +1,19 @@
-"""Options: one JSON file with // comments -> base -> command line -> a frozen, typed tree.
+"""Read the options of a run: file -> base -> command line -> a frozen, typed tree.
 
-A wrong key, type or value is an OptionError that names the file and line, the dotted key, what was
-expected and the nearest valid key. The table of keys is utils/options/models.py; networks, datasets
-and losses are checked by the registries that the caller passes in, for utils/ may not import them.
+    values, sources = read_with_base(...)    the file, laid over the file that its key `base` names
+    apply_override(values, "a.b=1", ...)     each section.key=value of the command line
+    read_options(values, parts)              checked, with all defaults: an `Options`
+
+`load_options` does all three. A wrong key, type or value is an OptionError that names the file and
+line, the dotted key, what was expected and the nearest valid key.
+
+An option file is JSON with // comments. The keys are the models of utils/options/models.py. A
+section can also name a registered part: a network, a dataset or a loss. Then the parameters of the
+part are keys of the section, too:
+
+    "netG": {"net_type": "vrt", "depths": [8, 8, ...]}
+
+The caller passes in the registries that know the parts, because utils/ may not import them.
 """
 
 import argparse
@@ -13,7 +24,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,321 +38,68 @@ from utils.options.section import SHORT_FLAGS, Registry, joined, nearest, read_s
 
 logger = logging.getLogger(__name__)
 
-# Keys that name a registered part, whose parameters stand beside them.
+# Keys that name a registered part. The parameters of the part stand beside this key.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
-LARGEST = 2**20  # bytes of an option file; the longest of ours has 10,000
+# Bytes of an option file. The longest file of this project has 10,000. A larger one is no option
+# file.
+LARGEST = 2**20
+# Characters of a file that may use all of JSON5. The package json5 reads some 10 kB a second.
 LARGEST_JSON5 = 2**14
-DEEPEST = 64  # brackets within one another; ours need 6
-# The JSON Schema for editors; the version that wrote a record of options
-NO_OPTIONS = (
-    "$schema",
-    "$version",
-)
+# Brackets within one another. Files of this project need 6. json and json5 call themselves for each
+# bracket, so many brackets would exhaust Python's stack.
+DEEPEST = 64
+# Keys of a file that are no options: the JSON Schema for editors, and the version of this project
+# that wrote a record of options.
+NO_OPTIONS = ("$schema", "$version")
+# Loader keys whose numbers are per GPU here. In files of KAIR they are totals of all GPUs.
+TOTALS = ("dataloader_batch_size", "dataloader_num_workers")
 
-
-def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:
-    """File and overrides of `--opt FILE [--resume auto|none|path] [short flags] [section.key=value
-    ...]`.
-
-    OptionError for anything else. usage: what `--help` says before the arguments.
-    """
-    parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
-    parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
-    parser.add_argument("--opt", "-opt", required=True, metavar="FILE", help="option file")
-    add_flag = partial(parser.add_argument, dest="flags", action="append", default=[])
-    add_flag(
-        "--resume",
-        type=lambda path: f"path.resume={'null' if path == 'none' else path}",
-        metavar="auto|none|PATH",
-        help="checkpoint to resume from (path.resume)",
-    )
-    add_flag(
-        "--use_amp",
-        action="append_const",
-        const="train.amp.enable=true",
-        help="train.amp.enable=true",
-    )
-    for flag, key in SHORT_FLAGS.items():
-        add_flag(f"--{flag}", type=f"{key}={{}}".format, metavar="N", help=key)
-    add_launch_flags(parser)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
-    refuse_train_flags(argv)
-    args = parser.parse_intermixed_args(list(argv))
-    check_launch_flags(args)
-
-    overrides = [*args.overrides, *args.flags]
-    given = dict(override.partition("=")[::2] for override in overrides)
-    if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
-        # The file must not end the run before these epochs
-        overrides.append("train.total_iter=null")
-    return args.opt, overrides
-
-
-class OptionParser(argparse.ArgumentParser):
-    """Raises OptionError, with these parts: argparse would print and exit, once on every rank."""
-
-    def __init__(self, expected: str, do: str, description: str | None) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
-        self.expected, self.do = expected, do
-
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(redact(message, shown="***"), "the command line", self.expected, self.do)
+# Kind of part -> the registry that knows the parts of this kind.
+Parts = Mapping[str, Registry]
+# Section that names a registered part -> kind of part.
+PART_SECTIONS = {
+    "netG": "netG",
+    "train": "train",  # the loss
+    "datasets.train": "datasets",
+    "datasets.test": "datasets",
+}
 
 
 @dataclass
 class Sources:
-    """Where each option came from.
-
-    places: dotted key -> "FILE, line N" or the override. overridden: dotted keys that the command
-    line gives. soft: inherited keys of a replaced part, dropped unless the new part has them.
-    """
+    """Where each option came from, for messages."""
 
     main_file: str
+    # Dotted key -> "FILE, line N", or the override of the command line.
     places: dict[str, str] = field(default_factory=dict)
+    # Dotted keys that the command line gives.
     overridden: set[str] = field(default_factory=set)
+    # Dotted keys that were meant for another part. If a file or an override replaces the network of
+    # its base by another network, the keys of the old network are left in the section. They are
+    # dropped without an error, unless the new network has such a key.
     soft: set[str] = field(default_factory=set)
 
     def place(self, where: str) -> str:
-        """The place of dotted key `where`, else of a key in it, else of the nearest section around
-        it.
+        """Return the place of a dotted key.
+
+        If the key has no place itself, this is the place of a key within it, or of the nearest
+        section around it, with the key in brackets.
         """
-        key = (
-            where
-            if where in self.places
-            else next((k for k in self.places if k.startswith(f"{where}.")), where)
-        )
+        key = where
+        if key not in self.places:
+            for known in self.places:
+                if known.startswith(f"{where}."):
+                    key = known
+                    break
         while key and key not in self.places:
-            key = key.rpartition(".")[0]
+            key = key.rpartition(".")[0]  # the section around it
         place = self.places.get(key, self.main_file)
-        return place if key == where or not where else f"{place} ({where})"
+        if key == where or not where:
+            return place
+        return f"{place} ({where})"
 
 
-def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
-    raw, sources.places = _read_file(path)
-    if "base" not in raw:
-        return raw
-    if not isinstance(raw["base"], str):
-        raise OptionError(
-            f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base"
-        )
-    base_path = path.parent / raw.pop("base")
-    if base_path.is_fifo():  # reading would wait for whoever writes into it
-        raise OptionError("the base is a pipe", str(base_path), "an option file", "correct base")
-    base, places = _read_file(base_path)
-    if "base" in base:
-        do = f"name the base of {base_path} in {path}, or copy"
-        raise OptionError("a base has a base", str(base_path), "one level of inheritance", do)
-    sources.places = places | sources.places
-    return _merge(base, raw, "", sources)
-
-
-def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """(its values, dotted key -> place)."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise OptionError(
-                what=f"the option file has more than {LARGEST} bytes",
-                where=str(path),
-                expected="an option file; long lists of exposures may have a file of their own",
-                do="correct the path (a base is relative to the file that names it)",
-            )
-        text = content.decode("utf-8-sig")
-        if "\0" in text or "\\u0000" in text:  # no name of a file can have it
-            raise OptionError(
-                what="the option file holds the character NUL",
-                where=str(path),
-                expected="a text file",
-                do="remove the character, or bring the file back",
-            )
-    except UnicodeDecodeError as e:
-        what = f"the option file is not UTF-8 text (byte {e.start + 1})"
-        raise OptionError(what, str(path), "a JSON file in UTF-8", "save it as UTF-8") from e
-    except OSError as e:
-        siblings = [str(p) for p in path.parent.glob("*.json")] if path.parent.is_dir() else []
-        what, expected = (
-            f"cannot read the option file: {e.strerror}",
-            f"a JSON file{nearest(str(path), siblings)}",
-        )
-        do = "give its path with --opt (a base is relative to the file that names it)"
-        raise OptionError(what, str(path), expected, do) from e
-    places: dict[str, str] = {}
-    for key, line in _key_lines(text, str(path)):
-        if key in places:
-            expected = f"each key once (first on line {places[key].rpartition('line ')[2]})"
-            raise OptionError(
-                f"{key} is given twice", f"{path}, line {line}", expected, "remove one of the two"
-            )
-        places[key] = f"{path}, line {line}"
-    try:
-        raw = _with_whole_characters(_parse(text))
-    except (ValueError, RecursionError) as e:
-        message = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
-        expected = "fewer brackets within one another" if isinstance(e, RecursionError) else message
-        do = "correct the file there or just above"
-        raise OptionError("the option file is no valid JSON", str(path), expected, do) from e
-    if not isinstance(raw, dict):
-        raise OptionError(
-            "the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file"
-        )
-    return {key: value for key, value in raw.items() if key not in NO_OPTIONS}, places
-
-
-def _parse(text: str) -> Any:
-    """Return the value of a JSON text, of a short one also with the additions of JSON5.
-
-    json5 reads some 10 kB a second, so a long text is read as JSON without its comments.
-    Raises ValueError.
-    """
-    if len(text) <= LARGEST_JSON5:
-        return json5.loads(text)
-    # A comment leaves its length, so that messages name the right place.
-    plain = _TOKEN.sub(lambda token: _blank(token[0]) if token["skip"] else token[0], text)
-    try:
-        return json.loads(plain)
-    except json.JSONDecodeError as e:
-        note = f"; beyond {LARGEST_JSON5} bytes it must be JSON, with comments alone added"
-        raise ValueError(f"<string>:{e.lineno} {e.msg} at column {e.colno}{note}") from e
-
-
-def _with_whole_characters(value: Any) -> Any:
-    """Return the value with each pair of surrogates as the character that it stands for.
-
-    json5 leaves such pairs, as json.dumps writes them for an emoji, in two parts.
-    Raises ValueError for one part alone.
-    """
-    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-        try:
-            return value.encode("utf-16", "surrogatepass").decode("utf-16")
-        except UnicodeDecodeError as e:
-            raise ValueError(f"{value!a} holds half of a character") from e
-    if isinstance(value, list):
-        return [_with_whole_characters(item) for item in value]
-    if isinstance(value, dict):
-        return {
-            _with_whole_characters(key): _with_whole_characters(item) for key, item in value.items()
-        }
-    return value
-
-
-def _blank(text: str) -> str:
-    return re.sub(r"[^\n]", " ", text)
-
-
-# An end that is missing counts as one, else a search for it would begin anew at each mark.
-_TOKEN = re.compile(
-    r"""(?P<skip>//[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?)
-        | (?P<text>"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)
-        | (?P<word>[\w$.+\-]+) | (?P<mark>[{}\[\],:])""",
-    re.VERBOSE | re.DOTALL,
-)
-
-
-def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
-    """(dotted key, line) of every key of the file, for messages; json5 reports duplicate keys
-    without their place.
-
-    where: the file. Raises OptionError for brackets that are too deep: json5 and json call
-    themselves for each.
-    """
-    found, stack, word, word_line, line, end = [], [""], "", 1, 1, 0
-    for token in _TOKEN.finditer(text):
-        line += text.count("\n", end, token.start())
-        end = token.start()
-        mark = token["mark"]
-        if token["text"] or token["word"]:
-            word, word_line = token["word"] or token["text"][1:-1], line
-        elif mark == ":":
-            key = f"{stack[-1]}.{word}".lstrip(".")
-            found.append((key, word_line))
-            word = key
-        elif mark and mark in "{[":
-            if len(stack) > DEEPEST:
-                raise OptionError(
-                    what="the option file is no valid JSON for this program: more than "
-                    f"{DEEPEST} brackets within one another on line {line}",
-                    where=where,
-                    expected="fewer brackets within one another",
-                    do="correct the file there or just above",
-                )
-            # An object in a list gets a name of its own, or its keys would look like duplicates.
-            stack.append(word if stack[-1] is not None and mark == "{" else f"{word}.{len(found)}")
-        elif mark and mark in "}]" and len(stack) > 1:
-            stack.pop()
-    return found
-
-
-def _merge(
-    base: dict[str, Any], own: dict[str, Any], where: str, sources: Sources
-) -> dict[str, Any]:
-    """`own` over `base`, section by section."""
-    if "type" in own and own["type"] != base.get("type"):
-        return copy.deepcopy(own)
-    if any(key in own and own[key] != base.get(key) for key in TYPE_KEYS):
-        sources.soft |= {f"{where}{key}" for key in base.keys() - own.keys()}
-    merged = dict(base)
-    for key, value in own.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merge(base[key], value, f"{where}{key}.", sources) if both else value
-    return merged
-
-
-def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
-    key, equals, text = override.partition("=")
-    shown = shown_argument(override)
-    if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
-        do = "see docs/options.md for the keys"
-        raise OptionError(f"cannot read {shown!r}", "the command line", "section.key=value", do)
-    value = _value_of(text)
-    *sections, last = key.split(".")
-    target: dict[str, Any] = raw
-    for depth, name in enumerate(sections):
-        held: Any = target.get(name, {})
-        # A part may be given by its name alone.
-        inner: Any = {"type": held} if isinstance(held, str) else held
-        if not isinstance(inner, dict):
-            name, where = ".".join(sections[: depth + 1]), f"the command line ({shown})"
-            raise OptionError(f"{name} has no keys", where, f"{name}=value", "correct the override")
-        target[name] = inner
-        target = inner
-    if last == "type" and target.get(last) != value:
-        target.clear()
-    if last in TYPE_KEYS and target.get(last) != value:
-        sources.soft |= {".".join([*sections, other]) for other in target}
-    target[last] = value
-    sources.soft.discard(key)
-    sources.overridden.add(key)
-    sources.places[key] = f"the command line ({shown})"
-
-
-def _value_of(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def shown_argument(argument: str) -> str:
-    """An argument of a command line, without secrets: as it was typed if there are none."""
-    key, equals, text = argument.partition("=")
-    value = _value_of(text)
-    clean = redact(value, key.lstrip("-").replace("-", "_"), "***")
-    if not equals or clean == value:
-        return redact(argument, shown="***")
-    return f"{key}={clean if isinstance(clean, str) else json.dumps(clean)}"
-
-
-# Sections that name a registered part, and the registry's key in `parts`.
-Parts = Mapping[str, Registry]
-PART_SECTIONS = {
-    "netG": "netG",
-    "train": "train",
-    "datasets.train": "datasets",
-    "datasets.test": "datasets",
-}
-TOTALS = ("dataloader_batch_size", "dataloader_num_workers")  # over all GPUs in KAIR, per GPU here
+# ---- All of it --------------------------------------------------------------------------------
 
 
 def load_options(
@@ -351,12 +108,14 @@ def load_options(
     parts: Parts,
     check: Sequence[Callable[[Options], object]] = (),
 ) -> Options:
-    """The options of file `path`, completed with every default.
+    """Return the options of a file, completed with every default.
 
-    overrides: "section.key=value", value in JSON, else a string.
-    parts: registries of the sections "netG", "datasets" (both splits) and "train" (the loss).
-    check: functions of the options that raise OptionError with the dotted key in `where`, as this
-    function does.
+    Raises OptionError with file and line.
+
+    overrides: "section.key=value" of the command line; the value is JSON, else a string
+    parts: the registries of "netG" (networks), "datasets" and "train" (losses)
+    check: further checks. Each raises OptionError with the dotted key in `where`, and this function
+        replaces the key by its place
     """
     sources = Sources(str(path))
     raw = read_with_base(Path(path), sources)
@@ -371,53 +130,419 @@ def load_options(
     return opt
 
 
+# ---- The command line -------------------------------------------------------------------------
+
+
+def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:
+    """Return the option file and the overrides of a command line.
+
+    Its form is `--opt FILE [--resume auto|none|PATH] [short flags] [section.key=value ...]`.
+    Raises OptionError for anything else. Flags become overrides, e.g. `--use_amp` ->
+    "train.amp.enable=true".
+
+    usage: what `--help` says before the arguments
+    """
+    parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
+    parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
+    parser.add_argument("--opt", "-opt", required=True, metavar="FILE", help="option file")
+    # All flags below add an override to the list `flags`.
+    parser.add_argument(
+        "--resume",
+        dest="flags",
+        action="append",
+        default=[],
+        type=_resume_override,
+        metavar="auto|none|PATH",
+        help="checkpoint to resume from (path.resume)",
+    )
+    parser.add_argument(
+        "--use_amp",
+        dest="flags",
+        action="append_const",
+        default=[],
+        const="train.amp.enable=true",
+        help="train.amp.enable=true",
+    )
+    for flag, key in SHORT_FLAGS.items():
+        parser.add_argument(
+            f"--{flag}",
+            dest="flags",
+            action="append",
+            default=[],
+            type=f"{key}={{}}".format,  # "8" -> "datasets.train.dataloader_batch_size=8"
+            metavar="N",
+            help=key,
+        )
+    add_launch_flags(parser)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
+    refuse_train_flags(argv)
+    args = parser.parse_intermixed_args(list(argv))
+    check_launch_flags(args)
+
+    overrides = [*args.overrides, *args.flags]
+    given = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        given[key] = value
+    # If the user asks for epochs, the total_iter of the file must not end the run before.
+    has_epochs = given.get("train.epochs", "null") != "null"
+    if has_epochs and "train.total_iter" not in given:
+        overrides.append("train.total_iter=null")
+    return args.opt, overrides
+
+
+def _resume_override(path: str) -> str:
+    return f"path.resume={'null' if path == 'none' else path}"
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser that raises OptionError. argparse itself would print and exit, once on every rank.
+
+    expected, do: parts of the error
+    """
+
+    def __init__(self, expected: str, do: str, description: str | None) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
+        self.expected = expected
+        self.do = do
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(redact(message, shown="***"), "the command line", self.expected, self.do)
+
+
+def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
+    """Set one option as the command line says. Raises OptionError if it cannot be read.
+
+    raw: sections and options, changed in place
+    override: "section.key=value"; the value is JSON, else a string
+    """
+    key, equals, text = override.partition("=")
+    shown = shown_argument(override)
+    if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
+        raise OptionError(
+            what=f"cannot read {shown!r}",
+            where="the command line",
+            expected="section.key=value",
+            do="see docs/options.md for the keys",
+        )
+    value = _value_of(text)
+
+    # Go down to the section of the key. Sections that are missing are made.
+    *sections, last = key.split(".")
+    section: dict[str, Any] = raw
+    for depth, name in enumerate(sections):
+        held: Any = section.get(name, {})
+        # A part may be given by its name alone.
+        inner: Any = {"type": held} if isinstance(held, str) else held
+        if not isinstance(inner, dict):
+            dotted = ".".join(sections[: depth + 1])
+            raise OptionError(
+                what=f"{dotted} has no keys",
+                where=f"the command line ({shown})",
+                expected=f"{dotted}=value",
+                do="correct the override",
+            )
+        section[name] = inner
+        section = inner
+
+    # Another part has other parameters. A nested part (`type`) loses those of the part that it
+    # replaces. The other parts share their section with keys of their own, so the keys stay and are
+    # only marked.
+    is_new_part = section.get(last) != value
+    if last == "type" and is_new_part:
+        section.clear()
+    if last in TYPE_KEYS and is_new_part:
+        for other in section:
+            sources.soft.add(".".join([*sections, other]))
+    section[last] = value
+    sources.soft.discard(key)
+    sources.overridden.add(key)
+    sources.places[key] = f"the command line ({shown})"
+
+
+def _value_of(text: str) -> Any:
+    """Return the value of an override: of its JSON, or the text itself if it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def shown_argument(argument: str) -> str:
+    """Return an argument of a command line without secrets. It stays as typed if it has none."""
+    key, equals, text = argument.partition("=")
+    value = _value_of(text)
+    name = key.lstrip("-").replace("-", "_")  # `--api-key=...` counts as the key api_key
+    clean = redact(value, name, "***")
+    if not equals or clean == value:
+        return redact(argument, shown="***")
+    return f"{key}={clean if isinstance(clean, str) else json.dumps(clean)}"
+
+
+# ---- The file and its base --------------------------------------------------------------------
+
+
+def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
+    """Return the sections of a file, laid over those of its base, if it has the key `base`.
+
+    Raises OptionError. Changes `sources`.
+    """
+    raw, sources.places = _read_file(path)
+    if "base" not in raw:
+        return raw
+    if not isinstance(raw["base"], str):
+        raise OptionError(
+            f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base"
+        )
+    base_path = path.parent / raw.pop("base")
+    if base_path.is_fifo():  # reading would wait for whoever writes into it
+        raise OptionError("the base is a pipe", str(base_path), "an option file", "correct base")
+    base, base_places = _read_file(base_path)
+    if "base" in base:
+        raise OptionError(
+            what="a base has a base",
+            where=str(base_path),
+            expected="one level of inheritance",
+            do=f"name the base of {base_path} in {path}, or copy",
+        )
+    sources.places = base_places | sources.places  # the places of the file win
+    return _merge(base, raw, "", sources)
+
+
+def _merge(
+    base: dict[str, Any], own: dict[str, Any], where: str, sources: Sources
+) -> dict[str, Any]:
+    """Return the section `own` over the section `base`. Sections within are merged likewise.
+
+    where: dotted key of the section with a dot at its end, "" for the whole file
+    """
+    # Another nested part: nothing of the old part fits.
+    if "type" in own and own["type"] != base.get("type"):
+        return copy.deepcopy(own)
+    # Another network, dataset or loss: mark the keys that are inherited, see `Sources.soft`.
+    is_new_part = any(key in own and own[key] != base.get(key) for key in TYPE_KEYS)
+    if is_new_part:
+        for key in base:
+            if key not in own:
+                sources.soft.add(f"{where}{key}")
+
+    merged = dict(base)
+    for key, value in own.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            merged[key] = _merge(base[key], value, f"{where}{key}.", sources)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sections of one file, and dotted key -> place. Raises OptionError."""
+    text = _read_text(path)
+
+    # First the places: they refuse a key that is given twice, of which json would keep the last.
+    places: dict[str, str] = {}
+    for key, line in _key_lines(text, str(path)):
+        if key in places:
+            first_line = places[key].rpartition("line ")[2]
+            raise OptionError(
+                what=f"{key} is given twice",
+                where=f"{path}, line {line}",
+                expected=f"each key once (first on line {first_line})",
+                do="remove one of the two",
+            )
+        places[key] = f"{path}, line {line}"
+
+    try:
+        raw = _with_whole_characters(_parse(text))
+    except (ValueError, RecursionError) as e:
+        # json5 begins its messages with "<string>:LINE".
+        expected = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
+        if isinstance(e, RecursionError):
+            expected = "fewer brackets within one another"
+        raise OptionError(
+            what="the option file is no valid JSON",
+            where=str(path),
+            expected=expected,
+            do="correct the file there or just above",
+        ) from e
+    if not isinstance(raw, dict):
+        raise OptionError(
+            "the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file"
+        )
+    options = {key: value for key, value in raw.items() if key not in NO_OPTIONS}
+    return options, places
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file. Raises OptionError if it is too large or no text."""
+    try:
+        # One byte more than allowed tells that the file is too large.
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise OptionError(
+                what=f"the option file has more than {LARGEST} bytes",
+                where=str(path),
+                expected="an option file; long lists of exposures may have a file of their own",
+                do="correct the path (a base is relative to the file that names it)",
+            )
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise OptionError(
+            what=f"the option file is not UTF-8 text (byte {e.start + 1})",
+            where=str(path),
+            expected="a JSON file in UTF-8",
+            do="save it as UTF-8",
+        ) from e
+    except OSError as e:
+        siblings = []
+        if path.parent.is_dir():
+            siblings = [str(sibling) for sibling in path.parent.glob("*.json")]
+        raise OptionError(
+            what=f"cannot read the option file: {e.strerror}",
+            where=str(path),
+            expected=f"a JSON file{nearest(str(path), siblings)}",
+            do="give its path with --opt (a base is relative to the file that names it)",
+        ) from e
+    # No name of a file can have this character, written out or as an escape of JSON.
+    if "\0" in text or "\\u0000" in text:
+        raise OptionError(
+            what="the option file holds the character NUL",
+            where=str(path),
+            expected="a text file",
+            do="remove the character, or bring the file back",
+        )
+    return text
+
+
+def _parse(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError.
+
+    A short text may have the additions of JSON5, such as commas at the end of a list. A long text
+    may have comments only, because json5 reads some 10 kB a second.
+    """
+    if len(text) <= LARGEST_JSON5:
+        return json5.loads(text)
+    # Blanks replace each comment, so that messages name the right line and column.
+    plain = _TOKEN.sub(lambda token: _blank(token[0]) if token["skip"] else token[0], text)
+    try:
+        return json.loads(plain)
+    except json.JSONDecodeError as e:
+        note = f"; beyond {LARGEST_JSON5} bytes it must be JSON, with comments alone added"
+        raise ValueError(f"<string>:{e.lineno} {e.msg} at column {e.colno}{note}") from e
+
+
+def _blank(text: str) -> str:
+    """Return as many blanks, with the line ends kept."""
+    return re.sub(r"[^\n]", " ", text)
+
+
+def _with_whole_characters(value: Any) -> Any:
+    """Return the value with each pair of surrogates joined to the character that it stands for.
+
+    json.dumps writes an emoji as two escapes, a pair of surrogates. json5 leaves them as two
+    characters, which cannot be encoded. Raises ValueError for half a pair.
+    """
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        try:
+            return value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError as e:
+            raise ValueError(f"{value!a} holds half of a character") from e
+    if isinstance(value, list):
+        return [_with_whole_characters(item) for item in value]
+    if isinstance(value, dict):
+        whole = {}
+        for key, item in value.items():
+            whole[_with_whole_characters(key)] = _with_whole_characters(item)
+        return whole
+    return value
+
+
+# The tokens of JSON5 as far as needed to find the keys: comments, texts in either quotes, words and
+# numbers, brackets and signs. A missing end of a comment or text counts as an end. Otherwise a
+# search for it would begin anew at each mark, and a long file would take very long.
+_TOKEN = re.compile(
+    r"""(?P<skip>//[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?)
+        | (?P<text>"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)
+        | (?P<word>[\w$.+\-]+) | (?P<mark>[{}\[\],:])""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
+    """Return (dotted key, line) of every key of a file, in its order, with repetitions.
+
+    json and json5 do not say where a key is. Raises OptionError for brackets that are too deep.
+
+    where: the file, for the message
+    """
+    found: list[tuple[str, int]] = []
+    stack = [""]  # the dotted keys of the brackets that are open
+    word = ""  # the last text or word: a key, if a colon follows
+    word_line = 1
+    line = 1
+    end = 0  # up to here, line ends are counted
+    for token in _TOKEN.finditer(text):
+        line += text.count("\n", end, token.start())
+        end = token.start()
+        mark = token["mark"]
+        if token["text"] or token["word"]:
+            word = token["word"] or token["text"][1:-1]  # without the quotes
+            word_line = line
+        elif mark == ":":
+            word = f"{stack[-1]}.{word}".lstrip(".")
+            found.append((word, word_line))
+        elif mark == "{" or mark == "[":
+            if len(stack) > DEEPEST:
+                raise OptionError(
+                    what="the option file is no valid JSON for this program: more than "
+                    f"{DEEPEST} brackets within one another on line {line}",
+                    where=where,
+                    expected="fewer brackets within one another",
+                    do="correct the file there or just above",
+                )
+            # Keys within are named after the last word. For an object that is a value, this is its
+            # key. The name of a list gets the number of keys so far, so that no two lists share it.
+            stack.append(word if mark == "{" else f"{word}.{len(found)}")
+        elif (mark == "}" or mark == "]") and len(stack) > 1:
+            stack.pop()
+    return found
+
+
+# ---- From sections to typed options -----------------------------------------------------------
+
+
 def read_options(
     values: Mapping[str, Any], parts: Parts, sources: Sources | None = None
 ) -> Options:
-    """The options of a mapping in the form of an option file, completed with every default.
+    """Return the options of sections in the form of an option file, completed with every default.
 
-    Raises OptionError.
+    Raises one OptionError for all wrong keys and values. Its `where` is a dotted key.
+
+    sources: where the values came from; None if they are of no file
     """
     sources = sources or Sources("")
     raw = copy.deepcopy(dict(values))
     dropped = drop_without_effect(raw, parts)
-    # Every rank reads the options; only rank 0 warns.
-    if dropped and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+    # Every rank reads the options. Only rank 0 warns.
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    if dropped and rank == "0":
         logger.warning("Options that have no effect here: %s", ", ".join(dropped))
-    totals, loader = [], _section_of(raw, "datasets.train") or {}
-    if any(key.rpartition(".")[2] not in FORMERLY_OURS for key in dropped):  # a file of KAIR
-        totals = [
-            key
-            for key in TOTALS
-            if key in loader and f"datasets.train.{key}" not in sources.overridden
-        ]
+
+    totals = _totals_of_kair(raw, dropped, sources)
+
+    # Each part is checked by its registry and replaced by a typed section. If it is wrong, an
+    # unchecked section stands in for it, so that the rest is checked as well.
     wrong: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
-        outer, _, name = where.rpartition(".")
-        holder = _section_of(raw, outer)
-        if holder is None or (outer and name not in holder):
-            continue
-        section = holder.pop(name, {})
-        if not isinstance(section, dict) or (outer and not section):
-            holder[name] = section or None  # an empty dataset is none; the rest is refused below
-            continue
-        registry = parts[kind]
-        part = section.get(registry.type_key)
-        known = registry.model(part).model_fields if part in registry.names() else section
-        own = {
-            key: value
-            for key, value in section.items()
-            if key in known or f"{where}.{key}" not in sources.soft
-        }
         try:
-            holder[name] = registry.resolve(own, where)
+            _resolve_part(raw, where, parts, kind, sources)
         except OptionError as e:
             wrong.append(e)
-            holder[name] = registry.base.model_construct()  # the rest is checked as well
     try:
-        opt = read_section(
-            Options, {**raw, "opt_path": sources.main_file, "kair_totals": totals}, ""
-        )
+        values = {**raw, "opt_path": sources.main_file, "kair_totals": totals}
+        opt = read_section(Options, values, "")
     except OptionError as e:
         wrong.insert(0, e)
     if wrong:
@@ -425,25 +550,86 @@ def read_options(
     return opt
 
 
+def _resolve_part(
+    raw: dict[str, Any], where: str, parts: Parts, kind: str, sources: Sources
+) -> None:
+    """Replace the section `where` by the typed section of the part that it names.
+
+    If it is wrong, replace it by a section without the part's keys, and raise OptionError.
+    """
+    outer, _, name = where.rpartition(".")
+    holder = _section_of(raw, outer)  # the whole, or `datasets`
+    if holder is None:
+        return
+    if outer and name not in holder:
+        return  # a data set may be missing; a network and a loss may not
+    section = holder.pop(name, {})
+    is_empty_dataset = outer and not section
+    if not isinstance(section, dict) or is_empty_dataset:
+        # An empty data set is none. Anything else is refused with the other sections.
+        holder[name] = section or None
+        return
+
+    # Leave out inherited keys that the new part does not have, see `Sources.soft`.
+    registry = parts[kind]
+    part = section.get(registry.type_key)
+    known = registry.model(part).model_fields if part in registry.names() else section
+    kept = {}
+    for key, value in section.items():
+        if key in known or f"{where}.{key}" not in sources.soft:
+            kept[key] = value
+    try:
+        holder[name] = registry.resolve(kept, where)
+    except OptionError:
+        holder[name] = registry.base.model_construct()
+        raise
+
+
+def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sources) -> list[str]:
+    """Return the keys of datasets.train whose numbers are totals of all GPUs, for a warning.
+
+    They are totals if the file is of KAIR, unless the command line gives the number. A file is of
+    KAIR if it has keys that only KAIR has.
+
+    dropped: dotted keys without effect
+    """
+    names = [key.rpartition(".")[2] for key in dropped]
+    is_of_kair = any(name not in FORMERLY_OURS for name in names)
+    if not is_of_kair:
+        return []
+    loader = _section_of(raw, "datasets.train") or {}
+    totals = []
+    for key in TOTALS:
+        if key in loader and f"datasets.train.{key}" not in sources.overridden:
+            totals.append(key)
+    return totals
+
+
 def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
-    """Remove the keys of KAIR that say nothing to the part of their section; their dotted names."""
+    """Remove the keys that only KAIR has. Return their dotted names.
+
+    A key stays if the part of its section has a parameter of this name.
+    """
     dropped = []
     for where, keys in KAIR_ONLY.items():
-        section, registry = _section_of(raw, where) or {}, parts.get(PART_SECTIONS.get(where, ""))
-        name = section.get(registry.type_key) if registry else None
-        known = set(registry.keys(name)) if registry and name in registry.names() else set()
-        for key in sorted((keys.keys() - known) & section.keys()):
-            dropped.append(f"{where}.{key}")
-            del section[key]
+        section = _section_of(raw, where) or {}
+        known: set[str] = set()
+        registry = parts.get(PART_SECTIONS.get(where, ""))
+        if registry:
+            name = section.get(registry.type_key)
+            if name in registry.names():
+                known = set(registry.keys(name))
+        for key in sorted(keys):
+            if key in section and key not in known:
+                dropped.append(f"{where}.{key}")
+                del section[key]
     return dropped
 
 
-def _section_of(raw: dict[str, Any], where: str) -> dict[str, Any] | None:
-    """Return the section at the dotted place, or the whole for "".
-
-    Returns None if there is no section.
-    """
+def _section_of(raw: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """Return the section at a dotted key, or the whole for "". Returns None if there is none."""
     section: Any = raw
-    for name in filter(None, where.split(".")):
+    names = where.split(".") if where else []
+    for name in names:
         section = section.get(name) if isinstance(section, dict) else None
     return section if isinstance(section, dict) else None
