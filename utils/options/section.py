@@ -1,9 +1,22 @@
-"""Groups of options: frozen pydantic models, written down as such or taken from a constructor's
-signature.
+"""Groups of options, and registries of parts whose parameters are options.
 
-Errors name the key and the nearest valid key. A researcher who adds a network, a dataset, a
-representation or a fusion operator registers one class or function: its parameters are its option
-keys, its annotations their types, its defaults their defaults.
+    Section     a frozen pydantic model: the keys of one section of an option file
+    Registry    names -> networks, datasets, losses, ...; a part's parameters are its keys
+
+A researcher who adds a network, a dataset, a representation or a fusion operator registers one
+class or function. Its parameters are its option keys, its annotations are their types, and its
+defaults are their defaults:
+
+    NETWORKS = Registry("network", type_key="net_type")
+
+    @NETWORKS.register("tiny")
+    class Tiny(nn.Module):
+        def __init__(self, width: int = 16) -> None: ...
+
+    NETWORKS.resolve({"net_type": "tiny"}, "netG")    ->  a Section with net_type and width 16
+    NETWORKS.build({"net_type": "tiny"}, "netG")      ->  Tiny(width=16)
+
+Errors name the wrong key and the nearest valid key.
 """
 
 import difflib
@@ -19,6 +32,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     TypeVar,
     Union,
     get_args,
@@ -33,16 +47,17 @@ from pydantic_core import ErrorDetails
 from utils.errors import OptionError
 from utils.options.secrets import MASK, redact
 
-# A class or function that is registered; the decorator returns it unchanged.
+# A class or function that is registered. The decorator returns it unchanged.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
-# What other programs, and the flags of the command line, call some options.
+# Flags of the command line -> the options that they set.
 SHORT_FLAGS = {
     "batch_size": "datasets.train.dataloader_batch_size",
     "num_workers": "datasets.train.dataloader_num_workers",
     "epochs": "train.epochs",
     "learning_rate": "train.G_optimizer_lr",
 }
+# What other programs call some options -> our names, for messages.
 OTHER_NAMES = SHORT_FLAGS | {
     "lr": SHORT_FLAGS["learning_rate"],
     "workers": SHORT_FLAGS["num_workers"],
@@ -55,47 +70,50 @@ class Section(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
-    # What is registered under the name that the section has. None if it names no part.
+    # The class or function of the part that the section names. None if it names no part.
     constructor: ClassVar[Any] = None
 
     def plain(self) -> dict[str, Any]:
-        """The section as an option file holds it: plain types, nested sections as objects."""
+        """Return the section as an option file holds it: plain types, sections as objects."""
         return self.model_dump(mode="json", serialize_as_any=True)
 
 
 S = TypeVar("S", bound=Section)
 
 
-def nearest(name: str, valid: Collection[str]) -> str:
-    """' (the nearest is X)' for an error message, or '' where nothing resembles `name`."""
-    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
-    return f"; the nearest is {found[0]}" if found else ""
+# ---- Reading a section, and its errors --------------------------------------------------------
 
 
 def read_section(model: type[S], values: Mapping[str, Any], where: str, kind: str = "") -> S:
-    """`values` as an instance of `model`, completed with its defaults.
+    """Return `values` as an instance of `model`, completed with its defaults.
 
-    where: dotted place of the section, "" for the whole file. kind: what the section describes, for
-    the message.
-    Raises OptionError for the first wrong key; it names the others too.
+    Raises OptionError for the first wrong key. It names the others, too.
+
+    where: dotted key of the section, "" for the whole file
+    kind: what the section describes, for the message, e.g. 'network "vrt"'
     """
     try:
         return model(**values)
     except ValidationError as e:
-        raise joined(
-            [_error_of(error, model, values, where, kind) for error in e.errors()]
-        ) from None
+        errors = [_error_of(error, model, values, where, kind) for error in e.errors()]
+        raise joined(errors) from None
 
 
 def joined(errors: Collection[OptionError]) -> OptionError:
-    """The first error, with the keys of the others in what to do; `found` has each of them.
+    """Return one error for several: the first one, with the keys of the others in what to do.
 
-    A misspelt key comes first: what is missing may be just that.
+    `found` of this error has each of them. An unknown key comes first, because a missing key may
+    be just the unknown one, misspelt.
     """
-    found = [single for e in errors for single in (e.found or (e,))]
-    first, *others = sorted(found, key=lambda e: not e.what.startswith("unknown option"))
-    keys = dict.fromkeys(e.where for e in others if e.where != first.where)
-    do = f"{first.do}; then also: {', '.join(keys)}" if keys else first.do
+    singles: list[OptionError] = []
+    for error in errors:
+        singles += error.found or (error,)  # an error that is itself joined counts as its parts
+
+    first, *others = sorted(singles, key=lambda e: not e.what.startswith("unknown option"))
+    keys = dict.fromkeys(e.where for e in others if e.where != first.where)  # each once, in order
+    do = first.do
+    if keys:
+        do += f"; then also: {', '.join(keys)}"
     error = OptionError(first.what, first.where, first.expected, do)
     error.found = (first, *others)
     return error
@@ -104,125 +122,211 @@ def joined(errors: Collection[OptionError]) -> OptionError:
 def _error_of(
     error: ErrorDetails, model: type[Section], values: Mapping[str, Any], where: str, kind: str
 ) -> OptionError:
-    names = [str(part) for part in error["loc"]]
-    # The model that the wrong key belongs to, how deep it lies, its section
-    owner, depth, value = (
-        model,
-        0,
-        values,
-    )
-    while depth < len(names) - 1 and (inner := _model_of(owner, names[depth])) is not None:
-        owner, value, depth = inner, value[names[depth]], depth + 1
-    key, section = names[depth], ".".join([where, *names[:depth]]).strip(".")
+    """Return an error of pydantic as an error for the user.
+
+    model, values, where, kind: arguments of `read_section`
+    """
+    # pydantic names the way to the wrong key: ("loss", "weights", 0). Follow it as far as it leads
+    # through sections. What follows then is the key, and perhaps a place within its value.
+    names = [str(name) for name in error["loc"]]
+    owner = model  # the model of the section that has the key
+    value = values  # the values of this section
+    depth = 0
+    while depth < len(names) - 1:
+        inner = _model_of(owner, names[depth])
+        if inner is None:
+            break
+        owner = inner
+        value = value[names[depth]]
+        depth += 1
+    key = names[depth]
+    section = ".".join([where, *names[:depth]]).strip(".")
     dotted = f"{section}.{key}".strip(".")
+
     if error["type"] == "extra_forbidden":
-        valid = [name for name, field in owner.model_fields.items() if not field.exclude]
-        hint = nearest(key, valid)
-        do = "rename it" if hint else f"remove it; the keys are {', '.join(valid)}"
-        if (name := hint.rpartition(" ")[2]) in valid:
-            hint += f" ({describe(owner.model_fields[name])})"
-        place = f'one of the keys of "{section}"' if section else "a section"
-        place += f" with {kind}" if kind and depth == 0 else ""
-        do = f"rename it: {OTHER_NAMES[key]}" if key in OTHER_NAMES else do
-        return OptionError(f"unknown option {dotted}", dotted, f"{place}{hint}", do)
-    expected = "an object { ... }" if _model_of(owner, key) else describe(owner.model_fields[key])
+        return _unknown_key(key, section, owner, kind if depth == 0 else "")
+    field = owner.model_fields[key]
+    expected = "an object { ... }" if _model_of(owner, key) else describe(field)
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
-    is_marked = "SecretStr" in str(owner.model_fields[key].annotation)
-    shown = MASK if is_marked else repr(redact(value.get(key), key, MASK))
+    # The value is wrong. It is shown, unless it is a secret.
+    if "SecretStr" in str(field.annotation):
+        shown = MASK
+    else:
+        shown = repr(redact(value.get(key), key, MASK))
     return OptionError(
-        f"{dotted} is {shown}",
-        dotted,
-        expected,
-        f"correct {dotted}; docs/options.md lists all keys",
+        what=f"{dotted} is {shown}",
+        where=dotted,
+        expected=expected,
+        do=f"correct {dotted}; docs/options.md lists all keys",
     )
+
+
+def _unknown_key(key: str, section: str, owner: type[Section], kind: str) -> OptionError:
+    """Return the error for a key that a section does not have.
+
+    section: dotted key of the section, "" for the whole file; owner: its model
+    kind: what the section describes, or ""
+    """
+    valid = [name for name, field in owner.model_fields.items() if not field.exclude]
+    hint = nearest(key, valid)  # "; the nearest is NAME", or ""
+    if key in OTHER_NAMES:
+        do = f"rename it: {OTHER_NAMES[key]}"
+    elif hint:
+        do = "rename it"
+    else:
+        do = f"remove it; the keys are {', '.join(valid)}"
+    name = hint.rpartition(" ")[2]
+    if name in valid:
+        hint += f" ({describe(owner.model_fields[name])})"
+    place = f'one of the keys of "{section}"' if section else "a section"
+    if kind:
+        place += f" with {kind}"
+    dotted = f"{section}.{key}".strip(".")
+    return OptionError(f"unknown option {dotted}", dotted, f"{place}{hint}", do)
 
 
 def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
+    """Return the section that a field holds, also if it may be null. Returns None for any other."""
     field = model.model_fields.get(name)
-    candidates = [field.annotation, *get_args(field.annotation)] if field else []
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
+    if field is None:
+        return None
+    # The arguments of `Section | None` are Section and None.
+    for candidate in (field.annotation, *get_args(field.annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            return candidate
+    return None
+
+
+def nearest(name: str, valid: Collection[str]) -> str:
+    """Return "; the nearest is X" for an error message, or "" if nothing resembles `name`."""
+    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
+    return f"; the nearest is {found[0]}" if found else ""
 
 
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Type and range of a field in words, e.g. "float > 0" or "list of 2 int or null"."""
+    """Return type and range of a field in words, e.g. "float > 0" or "list of 2 int or null".
+
+    annotation: a type, or a field of a model
+    metadata: the limits that pydantic knows, e.g. Gt(gt=0)
+    """
+    # Take off what is around the type: a field of pydantic, then Annotated[type, limits ...].
     if isinstance(annotation, FieldInfo):
-        annotation, metadata = annotation.annotation, annotation.metadata
+        metadata = annotation.metadata
+        annotation = annotation.annotation
     if get_origin(annotation) is Annotated:
         base, *extra = get_args(annotation)
-        inner = [m for e in extra for m in (e.metadata if isinstance(e, FieldInfo) else [e])]
-        return describe(base, [*inner, *metadata])
+        limits = []
+        for item in extra:
+            limits += item.metadata if isinstance(item, FieldInfo) else [item]
+        return describe(base, [*limits, *metadata])
+
+    # One of several types. The limits belong to the only type beside None; with several types they
+    # are left out.
     if get_origin(annotation) in (Union, types.UnionType):
-        parts = [a for a in get_args(annotation) if a is not type(None)]
-        # A list and a tuple, which only Python can give, are one thing in JSON.
-        text = " or ".join(
-            dict.fromkeys(describe(a, metadata if len(parts) == 1 else ()) for a in parts)
-        )
-        return text + (" or null" if len(parts) < len(get_args(annotation)) else "")
+        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+        limits = list(metadata) if len(kinds) == 1 else []
+        # A list and a tuple, which only Python can give, are one thing in JSON: name it once.
+        texts = list(dict.fromkeys(describe(kind, limits) for kind in kinds))
+        if len(kinds) < len(get_args(annotation)):
+            texts.append("null")
+        return " or ".join(texts)
     if get_origin(annotation) is Literal:
-        return " | ".join(f'"{a}"' if isinstance(a, str) else str(a) for a in get_args(annotation))
-    ranges = {
-        sign: getattr(m, name)
-        for m in metadata
-        for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
-        if getattr(m, name, None) is not None
-    }
-    bounds = ", ".join(f"{sign} {value}" for sign, value in ranges.items())
+        values = get_args(annotation)
+        return " | ".join(f'"{v}"' if isinstance(v, str) else str(v) for v in values)
+
     if get_origin(annotation) in (list, tuple):
-        size = next((f"{m.max_length} " for m in metadata if getattr(m, "max_length", None)), "")
+        size = ""
+        for limit in metadata:
+            if getattr(limit, "max_length", None):
+                size = f"{limit.max_length} "
+                break
         return f"list of {size}{describe(get_args(annotation)[0])}"
     origin = get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, (BaseModel, dict)):
         return "object"
-    bounds += next(
-        (f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)), ""
-    )
-    return f"{getattr(annotation, '__name__', str(annotation))} {bounds}".strip()
+
+    # A plain type: int, float, str, ...
+    name = getattr(annotation, "__name__", str(annotation))
+    return f"{name} {_bounds(metadata)}".strip()
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    """Return the limits of a plain type in words, e.g. ">= 0, < 1"."""
+    ranges = {}  # sign -> value; of two limits of one kind, the last counts
+    for limit in metadata:
+        for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
+            value = getattr(limit, attribute, None)
+            if value is not None:
+                ranges[sign] = value
+    text = ", ".join(f"{sign} {value}" for sign, value in ranges.items())
+    for limit in metadata:
+        if getattr(limit, "pattern", None):
+            text += f"that matches {limit.pattern}"
+            break
+    return text
 
 
 def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]]:
-    """(dotted key, value) of all options below `name`; a list as its JSON.
+    """Yield (dotted key, value) of all options below `name`. A list is given as its JSON.
 
     Options that are null are left out.
     """
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from flat(inner, f"{name}.{key}")
+    elif isinstance(value, (bool, int, float, str)):
+        yield name, value
     elif value is not None:
-        yield name, value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+        yield name, json.dumps(value)
+
+
+# ---- Registries of parts ----------------------------------------------------------------------
+
+
+class Registered(NamedTuple):
+    """What a registry knows of one part."""
+
+    constructor: Callable[..., Any]  # the class or function
+    given: frozenset[str]  # parameters that code supplies to `build`; they are no option keys
+    annotations: dict[str, type[Section]]  # parameter -> type, in place of its own annotation
 
 
 class Registry:
     """Names -> constructors of one kind of part, e.g. ``Registry("network", type_key="net_type")``.
 
-    base: keys that every section of this kind has beside those of its part. A parameter annotated
-    ``Annotated[dict | str, OTHER_REGISTRY]`` is a nested part: its section (or bare type name) is
-    checked against the other registry. A parameter annotated with a `Section` stands for that
-    section's keys, which the option file holds beside the others: shared keys are written down
-    once. A constructor's `GONE` has keys of former versions with the value that is accepted without
-    effect.
+    A parameter annotated ``Annotated[dict | str, OTHER_REGISTRY]`` is a nested part. Its section
+    (or its name alone) is checked against the other registry. A parameter annotated with a
+    `Section` stands for the keys of that section. The option file holds them beside the others. So
+    keys that several parts share are written down once. A constructor's `GONE` has keys of former
+    versions, each with the value that is accepted without effect.
+
+    kind: for messages, e.g. "network"
+    type_key: the key of a section that names the part
+    base: keys that every section of this kind has beside the keys of its part
     """
 
     def __init__(self, kind: str, type_key: str = "type", base: type[Section] = Section) -> None:
-        self.kind, self.type_key, self.base = kind, type_key, base
-        self._parts: dict[
-            str, tuple[Callable[..., Any], frozenset[str], dict[str, type[Section]]]
-        ] = {}
-        self._models: dict[str, type[Section]] = {}
+        self.kind = kind
+        self.type_key = type_key
+        self.base = base
+        self._parts: dict[str, Registered] = {}
+        self._models: dict[str, type[Section]] = {}  # made when they are asked for first
 
     def register(
         self, name: str, given: Collection[str] = (), **annotations: type[Section]
     ) -> Callable[[Part], Part]:
-        """Decorator. `given`: parameters that code supplies to `build`; they are not option keys.
+        """Return a decorator that registers a class or function as `name`.
 
-        annotations: of parameters of an inherited constructor, which has less exact ones, such as
-        section=OwnKeys.
+        given: parameters that code supplies to `build`. They are no option keys
+        annotations: more exact types of parameters whose constructor is inherited, such as
+            section=OwnKeys
         """
 
         def add(constructor: Part) -> Part:
             if name in self._parts:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._parts[name] = (constructor, frozenset(given), annotations)
+            self._parts[name] = Registered(constructor, frozenset(given), annotations)
             return constructor
 
         return add
@@ -232,107 +336,144 @@ class Registry:
 
     def constructor(self, name: str) -> Callable[..., Any]:
         """Return what was registered as `name`."""
-        return self._parts[name][0]
+        return self._parts[name].constructor
 
     def keys(self, name: str) -> list[str]:
-        """The option keys of part `name`, without the type key and the keys of `base`."""
-        return [
-            key
-            for key in self.model(name).model_fields
-            if key not in (self.type_key, *self.base.model_fields)
-        ]
+        """Return the option keys of a part, without the type key and the keys of `base`."""
+        others = (self.type_key, *self.base.model_fields)
+        return [key for key in self.model(name).model_fields if key not in others]
 
     def model(self, name: str) -> type[Section]:
-        """The options of part `name` as a frozen model: its type, the keys of `base`, those of its
-        constructor.
+        """Return the model of a part's section.
+
+        Its keys are the type key, the keys of `base`, and the parameters of the constructor.
         """
         if name not in self._models:
-            fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}
+            fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}  # ...: required
             shared = []  # sections whose keys stand beside the others
             for key, parameter in self._parameters(name).items():
-                default = ... if parameter.default is inspect.Parameter.empty else parameter.default
                 annotation = parameter.annotation
-                # A nested part is a resolved section in the model, whatever an option file may
-                # hold.
-                nested = [
-                    m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Registry)
-                ]
                 if isinstance(annotation, type) and issubclass(annotation, Section):
                     shared.append(annotation)
-                else:
-                    fields[key] = (Annotated[Any, nested[0]] if nested else annotation, default)
+                    continue
+                # `resolve` replaces the section of a nested part by a typed section before the
+                # model checks it. So any value is right for the model.
+                nested = _registry_in(getattr(annotation, "__metadata__", ()))
+                if nested is not None:
+                    annotation = Annotated[Any, nested]
+                is_required = parameter.default is inspect.Parameter.empty
+                fields[key] = (annotation, ... if is_required else parameter.default)
             model = create_model(name, __base__=(*shared, self.base), **fields)
-            model.constructor = self._parts[name][0]
+            model.constructor = self.constructor(name)
             self._models[name] = model
         return self._models[name]
 
     def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Any:
-        """`section` checked and completed with the constructor's defaults; what is resolved already
-        stays.
+        """Return a section checked and completed with the constructor's defaults.
 
-        where: dotted place of the section, e.g. "netG" (the caller adds the file's name).
-        Raises OptionError for an unknown type, an unknown or missing key, or a value of the wrong
-        type.
+        A section that is resolved already stays as it is. Raises OptionError for an unknown part,
+        an unknown or missing key, or a value of the wrong type.
+
+        section: of an option file, or the name of a part alone
+        where: dotted key of the section, e.g. "netG" (the caller adds the file's name)
         """
         if isinstance(section, Section):
             return section
-        if not isinstance(section, (str, Mapping)):
-            expected = f"an object {{ ... }}, or the name of a {self.kind}"
+        if isinstance(section, str):
+            values: dict[str, Any] = {self.type_key: section}
+        elif isinstance(section, Mapping):
+            values = dict(section)
+        else:
             raise OptionError(
-                f"{where} is {redact(section, where, '***')!r}", where, expected, f"correct {where}"
+                what=f"{where} is {redact(section, where, '***')!r}",
+                where=where,
+                expected=f"an object {{ ... }}, or the name of a {self.kind}",
+                do=f"correct {where}",
             )
-        values = {self.type_key: section} if isinstance(section, str) else dict(section)
         name = values.get(self.type_key)
-        key, names = f"{where}.{self.type_key}", self.names()
-        if name not in names:
-            what = (
-                f"{key} is missing" if name is None else f"{key} is {redact(name, shown='***')!r}"
-            )
-            expected = f"a registered {self.kind}: {', '.join(names)}{nearest(str(name), names)}"
-            raise OptionError(what, key, expected, "choose one of these, or register your own")
-        model, wrong = self.model(name), []
+        if name not in self.names():
+            raise self._unknown_part(name, where)
+        model = self.model(name)
+
+        # Leave out keys of former versions, if they have the value without effect.
         gone = getattr(model.constructor, "GONE", {}).items()
         values = {key: value for key, value in values.items() if (key, value) not in gone}
+
+        # Resolve the nested parts first. All errors are collected.
+        wrong = []
         for key, field in model.model_fields.items():
-            nested = next((m for m in field.metadata if isinstance(m, Registry)), None)
-            value = values.get(key, None if field.is_required() else field.default)
+            nested = _registry_in(field.metadata)
+            default = None if field.is_required() else field.default
+            value = values.get(key, default)
             if nested is not None and value is not None:
                 try:
                     values[key] = nested.resolve(value, f"{where}.{key}")
                 except OptionError as e:
                     wrong.append(e)
         try:
-            section = read_section(model, values, where, f'{self.kind} "{name}"')
+            resolved = read_section(model, values, where, f'{self.kind} "{name}"')
         except OptionError as e:
             wrong.insert(0, e)
         if wrong:
             raise joined(wrong)
-        return section
+        return resolved
+
+    def _unknown_part(self, name: Any, where: str) -> OptionError:
+        """Return the error for a section that names no registered part."""
+        key = f"{where}.{self.type_key}"
+        what = f"{key} is {redact(name, shown='***')!r}"
+        if name is None:
+            what = f"{key} is missing"
+        names = self.names()
+        return OptionError(
+            what=what,
+            where=key,
+            expected=f"a registered {self.kind}: {', '.join(names)}{nearest(str(name), names)}",
+            do="choose one of these, or register your own",
+        )
 
     def build(self, section: Section | Mapping[str, Any] | str, where: str, **given: Any) -> Any:
-        """The part that `section` describes. given: the parameters that code supplies."""
+        """Return the part that a section describes.
+
+        given: the parameters that code supplies. Those that this part does not take are left out
+        """
         options = self.resolve(section, where)
-        name = getattr(options, self.type_key)
-        constructor, names, _ = self._parts[name]
-        values = {
-            key: getattr(options, key) if key in type(options).model_fields else options
-            for key in self._parameters(name)
-        }
-        return constructor(**values, **{key: value for key, value in given.items() if key in names})
+        part = self._parts[getattr(options, self.type_key)]
+        arguments = {}
+        for key in self._parameters(getattr(options, self.type_key)):
+            if key in type(options).model_fields:
+                arguments[key] = getattr(options, key)
+            else:  # a parameter that is annotated with a Section: it gets all options
+                arguments[key] = options
+        for key, value in given.items():
+            if key in part.given:
+                arguments[key] = value
+        return part.constructor(**arguments)
 
     def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
-        """The constructor's parameters that are option keys, or stand for some, with their
-        annotations resolved.
+        """Return the parameters of a constructor that are option keys, or stand for some.
+
+        Their annotations are types, also where the source has text.
         """
-        constructor, given, annotations = self._parts[name]
-        function = constructor.__init__ if inspect.isclass(constructor) else constructor
-        hints = get_type_hints(function, include_extras=True) | annotations
-        return {
-            key: parameter.replace(annotation=hints.get(key, Any))
-            for key, parameter in inspect.signature(constructor).parameters.items()
-            if key not in given
-            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        }
+        part = self._parts[name]
+        function = part.constructor
+        if inspect.isclass(function):
+            function = function.__init__
+        hints = get_type_hints(function, include_extras=True) | part.annotations
+        found = {}
+        for key, parameter in inspect.signature(part.constructor).parameters.items():
+            is_star = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if key not in part.given and not is_star:
+                found[key] = parameter.replace(annotation=hints.get(key, Any))
+        return found
+
+
+def _registry_in(metadata: Sequence[Any]) -> Registry | None:
+    """Return the registry that an annotation names, if it is of a nested part."""
+    for item in metadata:
+        if isinstance(item, Registry):
+            return item
+    return None
 
 
 def literal_of(*values: str) -> Any:
@@ -342,9 +483,9 @@ def literal_of(*values: str) -> Any:
 
 
 def import_parts(package: str, pattern: str) -> None:
-    """Import the modules of a package whose names match, e.g.
+    """Import the modules of a package whose names match, so that they register their parts.
 
-    ("models", "network_*"): they register their parts.
+    For example, ("models", "network_*").
     """
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if fnmatch.fnmatch(module.name, pattern):
