@@ -5,12 +5,12 @@
     python scripts/prepare_gopro_spike.py --source my_videos --rig random --out trainsets/mine
 
 The first makes blur, blur_gamma, sharp and spikes from video of a high frame rate, whose frames are
-averaged. The second takes videos of any rate, folders of frames and photographs: two simulated
-cameras (data/cameras/rig.py) record the light between the frames, which moves along the optical
-flow, or what a moving camera sees of the photograph. Sharp frames are real ones.
+averaged. The second takes videos of any rate, folders of frames and photographs. Two simulated
+cameras (data/cameras/rig.py) record the light. Between the frames of a video, the light moves along
+the optical flow. A photograph is seen by a moving camera. Sharp frames are real ones.
 
 The source is only read. All clips are checked before the first one is made. Existing clips are
-kept, so the same command continues an interrupted run; other settings and changed sources need
+kept, so the same command continues an interrupted run. Other settings and changed sources need
 another --out. The settings are recorded in dataset.json, and in made.json beside the frames of each
 clip.
 """
@@ -40,50 +40,46 @@ from utils.errors import DataError, OptionError
 from utils.files import free_bytes, refuse_overlap, write_whole
 from utils.options.section import read_section
 
+# Words of this file (data/making/prepare.py):
+#   Recipe    the settings of a data set, one flag for each
+#   RawClip   a video, a folder of frames or a photograph of the source
+#   Job       a clip to make, with its split; with a rig, a part (cut) of a RawClip
+#   Plan      what a checked job will write: frames, bytes, size of a frame
+
+# Below --out: says how to read the spikes, and how the clips were made.
 INFO = Path("GOPRO_Large_spike_seq", FILE_NAME)
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
-    recipe, out = command.recipe, command.out
+    recipe = command.recipe
+    out = command.out
     for name in ("GOPRO_Large_spike_seq", "GOPRO_Large"):
         refuse_overlap(out / name, {"--source": command.source}, "--out")
+
+    # Find and check everything before anything is written.
     jobs = find_jobs(command)
     info = read_info(out, recipe)
     plans = plan_all(jobs, recipe, command.workers)
     todo = [job for job in jobs if plans[job].todo]
-    total = sum(plans[job].bytes for job in todo)
+    bytes_to_write = sum(plans[job].bytes for job in todo)
     print(
         f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about "
-        f"{total / 1e9:.2f} GB to write"
+        f"{bytes_to_write / 1e9:.2f} GB to write"
     )
     if command.dry_run:
-        for job, plan in plans.items():
-            state = f"{plan.bytes / 1e6:9.1f} MB" if plan.todo else "     made"
-            average = job.cut.average if job.cut else recipe.average_of(job.name)
-            planes = recipe.planes_of(job.name)
-            print(
-                f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes "
-                "a file"
-            )
+        print_plans(plans, recipe)
         return 0
+
     out.mkdir(parents=True, exist_ok=True)
-    if total > 0.95 * (free := free_bytes(out)):
-        what = f"about {total / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
-        raise DataError(what, str(out), "enough free space", "choose another disk")
+    refuse_full_disk(out, bytes_to_write)
     write_info(out, info, recipe, plans)
-    # The longest come first, so that no process is left alone with one at the end.
+    # The longest clips come first, so that no process is left alone with a long one at the end.
     todo.sort(key=lambda job: -plans[job].frames)
     calls = [(job, recipe, plans[job].record) for job in todo]
-    run_counted(
-        command.workers,
-        prepare.make_clip,
-        calls,
-        "making",
-        "frames",
-        [plans[job].frames for job in todo],
-    )
+    frames = [plans[job].frames for job in todo]
+    run_counted(command.workers, prepare.make_clip, calls, "making", "frames", frames)
     print(
         f"made {out}: look at it with scripts/show_sample.py, check it with scripts/doctor.py "
         "--data --opt FILE"
@@ -91,90 +87,408 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
+    """Print a line for each clip: its size, or that it is made, and how it is made."""
+    for job, plan in plans.items():
+        state = f"{plan.bytes / 1e6:9.1f} MB" if plan.todo else "     made"
+        average = job.cut.average if job.cut else recipe.average_of(job.name)
+        planes = recipe.planes_of(job.name)
+        print(
+            f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file"
+        )
+
+
+def refuse_full_disk(out: Path, needed: int) -> None:
+    """Raise DataError if the clips would not fit on the disk. 5 % of the free bytes stay free."""
+    free = free_bytes(out)
+    if needed > 0.95 * free:
+        raise DataError(
+            what=f"about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free",
+            where=str(out),
+            expected="enough free space",
+            do="choose another disk",
+        )
+
+
+# ---- The command line -------------------------------------------------------------------------
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line, with its `recipe`. Raises OptionError for numbers out of range."""
+    """Return the command line. `recipe` has its settings as a `Recipe`.
+
+    Raises OptionError if a number is out of range or a setting has no effect.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--source",
         type=Path,
         required=True,
         help="a video, or videos and folders of images, also in train/ and test/",
     )
-    add("--out", type=Path, required=True, help="gets GOPRO_Large/ and GOPRO_Large_spike_seq/")
-    add(
+    parser.add_argument(
+        "--out", type=Path, required=True, help="gets GOPRO_Large/ and GOPRO_Large_spike_seq/"
+    )
+    parser.add_argument(
         "--test-share",
         type=float,
         default=0.2,
         help="share of test clips, if the source has no split",
     )
-    add(
+    parser.add_argument(
         "--leave-out",
         action="append",
         default=[],
         metavar="CLIP",
         help="make all clips but this one",
     )
+    add_settings(parser)
+    # On Linux, only the cores that this process may use.
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    parser.add_argument(
+        "--workers", type=int, default=cores, help="processes; default: one for each core"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be made, and its size"
+    )
+    command = parser.parse_args(arguments)
+    command.recipe = read_recipe(command)
+    refuse_numbers(command)
+    refuse_without_effect(command)
+    return command
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each setting of the recipe, with its type, default and description."""
     for name, setting in Recipe.model_fields.items():
+        # The settings whose default is None are numbers.
         kind = int if setting.default is None else type(setting.default)
-        choices = get_args(setting.annotation) or None if kind is str else None
-        add(
+        choices = None
+        if kind is str:
+            choices = get_args(setting.annotation) or None  # of a Literal
+        parser.add_argument(
             f"--{name.replace('_', '-')}",
             type=kind,
             default=setting.default,
             choices=choices,
             help=setting.description,
         )
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    add("--workers", type=int, default=cores, help="processes; default: one for each core")
-    add("--dry-run", action="store_true", help="print what would be made, and its size")
-    command = parser.parse_args(arguments)
+
+
+def read_recipe(command: argparse.Namespace) -> Recipe:
+    """Return the settings of a command line as a recipe. Raises OptionError with the flag."""
+    values = {name: getattr(command, name) for name in Recipe.model_fields}
     try:
-        command.recipe = read_section(
-            Recipe, {name: getattr(command, name) for name in Recipe.model_fields}, ""
-        )
+        recipe = read_section(Recipe, values, "")
     except OptionError as e:
         flag = f"--{e.where.replace('_', '-')}"
         raise OptionError(
             f"{flag} is {getattr(command, e.where)}", flag, e.expected, "correct it"
         ) from None
-    command.recipe.rig_of("")  # refuses an unknown rig
-    for flag, value, is_wrong, expected in (
-        (
-            "--average",
-            command.average,
-            command.rig == "none" and (command.average or 1) % 2 == 0,
-            "an odd number",
-        ),
-        (
-            "--instants",
-            command.instants,
-            command.instants and command.instants % 2 == 0,
-            "0, or an odd number",
-        ),
-        ("--crop", command.crop, command.crop > command.side, f"at most --side {command.side}"),
-        ("--workers", command.workers, command.workers < 1, "at least 1"),
-        ("--test-share", command.test_share, not 0 <= command.test_share < 1, "0 <= share < 1"),
-    ):
-        if is_wrong:
-            raise OptionError(f"{flag} is {value}", flag, expected, "correct it")
-    for name in sorted(prepare.RAW_ONLY if command.recipe.has_rig else prepare.RIG_ONLY):
+    recipe.rig_of("")  # refuses an unknown rig
+    return recipe
+
+
+def refuse_numbers(command: argparse.Namespace) -> None:
+    """Raise OptionError for a number that does not fit the others."""
+    # Of an odd number of frames, one is in the middle: the sharp frame. A rig needs no middle
+    # frame, because it also has the light between the frames.
+    # Without --average, the frames of a video are averaged as the recipe says.
+    is_even = bool(command.average) and command.average % 2 == 0
+    is_average_wrong = command.rig == "none" and is_even
+    refuse_if(is_average_wrong, "--average", command.average, "an odd number")
+    is_instants_wrong = bool(command.instants) and command.instants % 2 == 0
+    refuse_if(is_instants_wrong, "--instants", command.instants, "0, or an odd number")
+    refuse_if(command.crop > command.side, "--crop", command.crop, f"at most --side {command.side}")
+    refuse_if(command.workers < 1, "--workers", command.workers, "at least 1")
+    is_share = 0 <= command.test_share < 1
+    refuse_if(not is_share, "--test-share", command.test_share, "0 <= share < 1")
+
+
+def refuse_if(is_wrong: bool, flag: str, value: Any, expected: str) -> None:
+    if is_wrong:
+        raise OptionError(f"{flag} is {value}", flag, expected, "correct it")
+
+
+def refuse_without_effect(command: argparse.Namespace) -> None:
+    """Raise OptionError for a setting that has no effect with a rig, or without one."""
+    has_rig = command.recipe.has_rig
+    unused = prepare.RAW_ONLY if has_rig else prepare.RIG_ONLY
+    for name in sorted(unused):
         if getattr(command, name) != Recipe.model_fields[name].default:
-            flag, when = (
-                f"--{name.replace('_', '-')}",
-                "with" if command.recipe.has_rig else "without",
-            )
+            flag = f"--{name.replace('_', '-')}"
             raise OptionError(
-                f"{flag} has no effect {when} --rig",
-                flag,
-                "settings with an effect",
-                f"drop {flag}",
+                what=f"{flag} has no effect {'with' if has_rig else 'without'} --rig",
+                where=flag,
+                expected="settings with an effect",
+                do=f"drop {flag}",
             )
-    return command
+
+
+# ---- Which clips are made ---------------------------------------------------------------------
+
+
+def find_jobs(command: argparse.Namespace) -> list[Job]:
+    """Return every clip to make. With a rig, these are the parts of a source that it can record.
+
+    Raises OptionError if --leave-out names an unknown clip or all clips, and DataError if a rig can
+    record no source.
+    """
+    recipe = command.recipe
+    raw = prepare.find_raw_clips(command.source, recipe.has_rig)
+    splits = choose_splits(raw, command.test_share, command.out)
+    jobs = [Job(clip.name, splits[clip.name], clip, command.out) for clip in raw]
+    if recipe.has_rig:
+        jobs = cut_jobs(jobs, command)
+
+    names = {job.name for job in jobs}
+    unknown = [name for name in command.leave_out if name not in names]
+    if unknown:
+        raise OptionError(
+            what=f"no such clip: --leave-out {', '.join(unknown)}",
+            where="the command line",
+            expected="names of clips",
+            do="correct them",
+        )
+    wanted = [job for job in jobs if job.name not in command.leave_out]
+    if not wanted:
+        raise OptionError(
+            "no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips"
+        )
+    return wanted
+
+
+def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
+    """Return a job for each part of a source that a rig can record.
+
+    A source that it cannot record is named and left out. Raises DataError if none is left.
+
+    jobs: a job for each source
+    """
+    calls = [(job.raw, command.recipe) for job in jobs]
+    results = run_counted(command.workers, prepare.cuts_of, calls, "cutting", "clips")
+    found = []
+    for job, cuts in zip(jobs, results, strict=True):
+        if isinstance(cuts, DataError):
+            print(
+                f"{job.name}: left out: {cuts.what}  [{cuts.where}]; expected: "
+                f"{cuts.expected}; {cuts.do}"
+            )
+            continue
+        for number, cut in enumerate(cuts):
+            found.append(replace(job, name=f"{job.name}_{number:02d}", cut=cut))
+    if not found:
+        raise DataError(
+            what="no source can be used",
+            where=str(command.source),
+            expected="one of those named above",
+            do="see there",
+        )
+    return found
+
+
+def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
+    """Return source name -> split, "train" or "test".
+
+    A source keeps the split of its folder, or the split of an earlier start. Of the others, so many
+    become test clips that `share` of all are: at least one, never all.
+    """
+    names = [clip.name for clip in raw if not clip.split]
+
+    # The splits of an earlier start: by the folders that it made, and by its dataset.json. A clip
+    # with a rig has the name of its source there.
+    earlier = {}
+    for split in prepare.SPLITS:
+        for name in names:
+            if (out / "GOPRO_Large" / split / name).is_dir():
+                earlier[name] = split
+    recorded = {}
+    for name, clip in read_info(out)["clips"].items():
+        recorded[clip.get("source", name)] = clip.get("split")
+    for name in names:
+        if recorded.get(name):
+            earlier[name] = recorded[name]
+
+    # How many more test clips are needed.
+    free = [name for name in names if name not in earlier]
+    wanted = 0
+    if share > 0 and len(names) > 1:
+        wanted = min(max(1, round(share * len(names))), len(names) - 1)
+    have = sum(split == "test" for split in earlier.values())
+    count = min(max(0, wanted - have), len(free))
+    # Choose them at equal distances among the free ones: with count 2 of 6, numbers 2 and 5.
+    test = set()
+    for number in range(count):
+        test.add(free[(number + 1) * len(free) // count - 1])
+
+    splits = {}
+    for clip in raw:
+        new = "test" if clip.name in test else "train"
+        splits[clip.name] = clip.split or earlier.get(clip.name) or new
+    return splits
+
+
+# ---- Checks of all clips ----------------------------------------------------------------------
+
+
+def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
+    """Check every clip, before anything is written. Raises one DataError for all clips."""
+    calls = [(job, recipe) for job in jobs]
+    results = run_counted(workers, prepare.plan_clip, calls, "checking", "clips")
+    errors: dict[Job, DataError] = {}
+    plans: dict[Job, Plan] = {}
+    for job, plan in zip(jobs, results, strict=True):
+        if isinstance(plan, DataError):
+            errors[job] = plan
+        else:
+            plans[job] = plan
+
+    # All clips of a data set have frames of one size: the size that most have.
+    sizes = Counter(plan.size for plan in plans.values()).most_common(1)
+    for job, plan in plans.items():
+        common, _ = sizes[0]
+        if plan.size != common:
+            height, width = plan.size
+            errors[job] = DataError(
+                what=f"clip {job.name} has another size than the others: {height} x {width}",
+                where=str(job.raw.path),
+                expected=f"frames of one size, as {common[0]} x {common[1]}",
+                do="make clips of another size in a run of their own, with another --out",
+            )
+    if errors:
+        raise joined_errors(errors, len(jobs))
+    return plans
+
+
+def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
+    """Return the errors of several clips as one. count: number of all clips."""
+    first = next(iter(errors.values()))
+    what = first.what
+    where = first.where
+    if len(errors) > 1:
+        what = f"{len(errors)} clips cannot be made:"
+        for error in errors.values():
+            what += f"\n    {error.what}  [{error.where}]"
+        where = "the clips named"
+    # Each text once, in the order of the clips.
+    expected = "; ".join(dict.fromkeys(error.expected for error in errors.values()))
+    do = "; ".join(dict.fromkeys(error.do for error in errors.values()))
+    if len(errors) < count:
+        flags = " ".join(f"--leave-out {job.name}" for job in errors)
+        do += f"; make only the others: {flags}"
+    return DataError(what, where, expected, do)
+
+
+# ---- dataset.json -----------------------------------------------------------------------------
+
+
+def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
+    """Return the dataset.json of an earlier run, or an empty one.
+
+    Raises DataError if another program made it, or another recipe.
+
+    recipe: None accepts any recipe
+    """
+    path = out / INFO
+    table: dict[str, Any] = {"recipe": None, "clips": {}}
+    try:
+        if path.exists():
+            table = json.loads(path.read_text(encoding="utf-8"))
+        made = table["recipe"]
+        if not isinstance(table["clips"], dict):
+            raise TypeError("no clips")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise DataError(
+            what=f"dataset.json was not made by this script: {e}",
+            where=str(path),
+            expected="none, or one of an earlier run",
+            do="choose another --out, or move the file away",
+        ) from e
+    wanted = recipe.record() if recipe else None
+    if wanted is not None and made is not None and made != wanted:
+        differing = []
+        for key in {**wanted, **made}:  # the settings of either
+            if made.get(key) != wanted.get(key):
+                differing.append(key)
+        raise DataError(
+            what=f"{out} was made with other settings: {', '.join(differing)}",
+            where=str(path),
+            expected="the same settings",
+            do="choose another --out, or remove the folder",
+        )
+    return table
+
+
+def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job, Plan]) -> None:
+    """Write dataset.json: the size of a plane, the planes of each clip, with a rig its cameras.
+
+    Clips of an earlier run stay in it. Raises DataError if their planes have another size.
+
+    table: the dataset.json of the earlier run, or an empty one
+    """
+    first_plan = next(iter(plans.values()))
+    frame_height, frame_width = first_plan.size
+    height = frame_height // recipe.ratio
+    width = frame_width // recipe.ratio
+    if table.get("h", height) != height or table.get("w", width) != width:
+        raise DataError(
+            what=f"spikes of {height} x {width} would join those of {table['h']} x {table['w']}",
+            where=str(out / INFO),
+            expected="one size of spikes in a data set",
+            do="choose another --out",
+        )
+
+    clips = table["clips"]
+    for job, plan in plans.items():
+        clips[job.name] = clip_info(job, plan, recipe, (height, width))
+
+    # The values of the whole set are those that most clips have.
+    counts = Counter(clip["planes"] for clip in clips.values())
+    most_common_planes, _ = counts.most_common(1)[0]
+    common = next(clip for clip in clips.values() if clip["planes"] == most_common_planes)
+    # Random cameras differ from clip to clip. Then each clip has its own rate and light.
+    rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "h": height,
+        "w": width,
+        "flip": True,
+        "planes": common["planes"],
+        "gt_plane": common["gt_plane"],
+        "rate": rig.rate if rig else None,
+        "light": rig.light if rig else "linear",
+        "clips": clips,
+        "recipe": recipe.record(),
+        "made_by": "scripts/prepare_gopro_spike.py",
+    }
+    write_whole(out / INFO, (json.dumps(about, indent=2) + "\n").encode())
+
+
+def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int]) -> dict[str, Any]:
+    """Return what dataset.json says of one clip. spike_size: height and width of a plane."""
+    planes = recipe.planes_of(job.name)
+    if job.cut is None:
+        # The sharp frame is the middle one of the averaged frames.
+        gt_plane = recipe.interpolate * (recipe.average_of(job.name) // 2)
+        return {"split": job.split, "planes": planes, "gt_plane": gt_plane}
+    rig = recipe.rig_of(job.name)
+    return {
+        "split": job.split,
+        "planes": planes,
+        "gt_plane": planes // 2,
+        "source": job.raw.name,
+        "cut": asdict(job.cut),
+        "rate": rig.rate,
+        "light": rig.light,
+        "calibration": rig.calibration(spike_size, plan.size).plain(),
+    }
+
+
+# ---- Parallel processes -----------------------------------------------------------------------
 
 
 def run_counted(
@@ -185,227 +499,56 @@ def run_counted(
     unit: str,
     counts: Sequence[int] = (),
 ) -> list[Any]:
-    """The results of function(*call) in order, from parallel processes, while the progress over all
-    calls is shown.
+    """Run function(*call) for each call in parallel processes, and show the progress.
 
-    counts: units of work of each call, 1 by default. The calls are begun in their order; one worker
-    or a single call runs in this process. The first error is raised and ends the other calls.
-    Raises DataError where a process dies.
+    Returns the results in the order of the calls. The first error is raised and ends the other
+    calls. Raises DataError if a process dies.
+
+    workers: number of processes; with one worker or one call, this process does the work
+    calls: arguments of each call; they are begun in this order
+    name, unit: of the progress, e.g. "making", "frames"
+    counts: units of work of each call, 1 by default
     """
-    results, counts = [None] * len(calls), counts or [1] * len(calls)
+    results = [None] * len(calls)
+    counts = counts or [1] * len(calls)
+    workers = min(workers, len(calls))
     with shown(sum(counts), name, unit, quiet_s=0) as progress:
-        workers = min(workers, len(calls))
         if workers <= 1:
             for number, call in enumerate(calls):
                 results[number] = function(*call)
                 progress.update(counts[number])
             return results
-        # spawn, as OpenCV's threads do not survive a fork. A process that outlived its parent would
-        # write into the folders of the next run.
-        with ProcessPoolExecutor(
-            workers, multiprocessing.get_context("spawn"), die_with_parent
-        ) as pool:
-            # Ctrl-C reaches all processes; the parent ends these. They inherit the mask.
+
+        # spawn, because OpenCV's threads do not survive a fork. A process ends with its parent.
+        # Otherwise it would write into the folders of the next run.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, context, die_with_parent) as pool:
+            # Ctrl-C reaches all processes. Only the parent shall answer, by ending the others. They
+            # inherit from the parent that SIGINT is blocked.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
-                numbers = {
-                    pool.submit(function, *call): number for number, call in enumerate(calls)
-                }
+                numbers = {}  # future -> number of its call
+                for number, call in enumerate(calls):
+                    numbers[pool.submit(function, *call)] = number
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             try:
                 for future in as_completed(numbers):
-                    results[numbers[future]] = future.result()
-                    progress.update(counts[numbers[future]])
+                    number = numbers[future]
+                    results[number] = future.result()
+                    progress.update(counts[number])
             except BrokenProcessPool as e:
-                expected, do = (
-                    f"memory for {workers} of them",
-                    "lower --workers, then start the same command again",
-                )
                 raise DataError(
-                    "a process of the pool died", getattr(function, "__name__", ""), expected, do
+                    what="a process of the pool died",
+                    where=getattr(function, "__name__", ""),
+                    expected=f"memory for {workers} of them",
+                    do="lower --workers, then start the same command again",
                 ) from e
-            except BaseException:
+            except BaseException:  # an error of a call, or Ctrl-C
                 for process in multiprocessing.active_children():
                     process.terminate()
                 raise
     return results
-
-
-def find_jobs(command: argparse.Namespace) -> list[Job]:
-    """Every clip to make, with its split; with a rig, the parts of each source that it can record.
-
-    Raises OptionError where --leave-out names an unknown clip or all, DataError where a rig can
-    record none.
-    """
-    recipe, raw = command.recipe, prepare.find_raw_clips(command.source, command.recipe.has_rig)
-    splits = choose_splits(raw, command.test_share, command.out)
-    jobs = [Job(clip.name, splits[clip.name], clip, command.out) for clip in raw]
-    if recipe.has_rig:
-        found = run_counted(
-            command.workers, prepare.cuts_of, [(clip, recipe) for clip in raw], "cutting", "clips"
-        )
-        whole, jobs = jobs, []
-        for job, cuts in zip(whole, found, strict=True):
-            if isinstance(cuts, DataError):
-                print(
-                    f"{job.name}: left out: {cuts.what}  [{cuts.where}]; expected: "
-                    f"{cuts.expected}; {cuts.do}"
-                )
-            else:
-                jobs += [
-                    replace(job, name=f"{job.name}_{number:02d}", cut=cut)
-                    for number, cut in enumerate(cuts)
-                ]
-        if not jobs:
-            raise DataError(
-                "no source can be used",
-                str(command.source),
-                "one of those named above",
-                "see there",
-            )
-    names = {job.name for job in jobs}
-    if unknown := [name for name in command.leave_out if name not in names]:
-        what = f"no such clip: --leave-out {', '.join(unknown)}"
-        raise OptionError(what, "the command line", "names of clips", "correct them")
-    if left := [job for job in jobs if job.name not in command.leave_out]:
-        return left
-    raise OptionError(
-        "no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips"
-    )
-
-
-def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
-    """Source name -> split: its own, that of an earlier start, else `share` of all test: at least
-    one, never all.
-    """
-    names = [clip.name for clip in raw if not clip.split]
-    here = {n: s for s in prepare.SPLITS for n in names if (out / "GOPRO_Large" / s / n).is_dir()}
-    made = {
-        clip.get("source", name): clip.get("split")
-        for name, clip in read_info(out)["clips"].items()
-    }
-    here |= {n: made[n] for n in names if made.get(n)}
-    free = [name for name in names if name not in here]
-    wanted = (
-        min(max(1, round(share * len(names))), len(names) - 1)
-        if share > 0 and len(names) > 1
-        else 0
-    )
-    count = min(max(0, wanted - sum(split == "test" for split in here.values())), len(free))
-    test = {free[(i + 1) * len(free) // count - 1] for i in range(count)}
-    return {
-        c.name: c.split or here.get(c.name) or ("test" if c.name in test else "train") for c in raw
-    }
-
-
-def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
-    """Check every clip, before anything is written.
-
-    Raises DataError with the problems of all clips.
-    """
-    results = run_counted(
-        workers, prepare.plan_clip, [(job, recipe) for job in jobs], "checking", "clips"
-    )
-    found: dict[Job, Plan | DataError] = dict(zip(jobs, results, strict=True))
-    errors: dict[Job, DataError] = {}
-    plans: dict[Job, Plan] = {}
-    for job, plan in found.items():
-        if isinstance(plan, DataError):
-            errors[job] = plan
-        else:
-            plans[job] = plan
-    common = Counter(plan.size for plan in plans.values()).most_common(1)
-    for job, plan in plans.items():
-        if plan.size != common[0][0]:
-            what = "clip {} has another size than the others: {} x {}".format(job.name, *plan.size)
-            expected = "frames of one size, as {} x {}".format(*common[0][0])
-            do = "make clips of another size in a run of their own, with another --out"
-            errors[job] = DataError(what, str(job.raw.path), expected, do)
-    if not errors:
-        return plans
-    (what, where), *more = [(error.what, error.where) for error in errors.values()]
-    expected, do = (
-        "; ".join(dict.fromkeys(getattr(e, part) for e in errors.values()))
-        for part in ("expected", "do")
-    )
-    if more:
-        lines = "".join(f"\n    {error.what}  [{error.where}]" for error in errors.values())
-        what, where = f"{len(errors)} clips cannot be made:{lines}", "the clips named"
-    if len(errors) < len(jobs):
-        do += f"; make only the others: {' '.join(f'--leave-out {job.name}' for job in errors)}"
-    raise DataError(what, where, expected, do)
-
-
-def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
-    """The dataset.json of an earlier run, or an empty one.
-
-    Raises DataError for another program's or recipe's.
-    """
-    path = out / INFO
-    try:
-        table = (
-            json.loads(path.read_text(encoding="utf-8"))
-            if path.exists()
-            else {"recipe": None, "clips": {}}
-        )
-        made = table["recipe"]
-        if not isinstance(table["clips"], dict):
-            raise TypeError("no clips")
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        what, do = (
-            f"dataset.json was not made by this script: {e}",
-            "choose another --out, or move the file away",
-        )
-        raise DataError(what, str(path), "none, or one of an earlier run", do) from e
-    if recipe and made is not None and made != (wanted := recipe.record()):
-        differing = ", ".join(key for key in {**wanted, **made} if made.get(key) != wanted.get(key))
-        what, do = (
-            f"{out} was made with other settings: {differing}",
-            "choose another --out, or remove the folder",
-        )
-        raise DataError(what, str(path), "the same settings", do)
-    return table
-
-
-def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job, Plan]) -> None:
-    """dataset.json: the geometry, planes per clip, with a rig also its cameras; table: that of
-    before.
-    """
-    height, width = (side // recipe.ratio for side in next(iter(plans.values())).size)
-    if table.get("h", height) != height or table.get("w", width) != width:
-        what = f"spikes of {height} x {width} would join those of {table['h']} x {table['w']}"
-        raise DataError(
-            what, str(out / INFO), "one size of spikes in a data set", "choose another --out"
-        )
-    clips = table["clips"]
-    for job, plan in plans.items():
-        planes = recipe.planes_of(job.name)
-        gt_plane = (
-            planes // 2 if job.cut else recipe.interpolate * (recipe.average_of(job.name) // 2)
-        )
-        clips[job.name] = {"split": job.split, "planes": planes, "gt_plane": gt_plane}
-        if job.cut:
-            rig = recipe.rig_of(job.name)
-            about = {
-                "source": job.raw.name,
-                "cut": asdict(job.cut),
-                "rate": rig.rate,
-                "light": rig.light,
-            }
-            clips[job.name] |= about | {
-                "calibration": rig.calibration((height, width), plan.size).plain()
-            }
-    counts = Counter(clip["planes"] for clip in clips.values())
-    common = next(clip for clip in clips.values() if clip["planes"] == counts.most_common(1)[0][0])
-    rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
-    about: dict[str, Any] = {
-        "format": FORMAT, "h": height, "w": width, "flip": True, "planes": common["planes"],
-        "gt_plane": common["gt_plane"], "rate": rig and rig.rate,
-        "light": rig.light if rig else "linear",
-        "clips": clips, "recipe": recipe.record(), "made_by": "scripts/prepare_gopro_spike.py",
-    }  # fmt: skip
-    write_whole(out / INFO, (json.dumps(about, indent=2) + "\n").encode())
 
 
 if __name__ == "__main__":
