@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""The size of the house: prints the figures that a change should not raise, by what git tracks.
+"""Print the size of this repository: figures that a change should not raise.
 
 python lab/house.py
+
+What git tracks counts, and new files that git does not ignore.
 """
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -14,80 +17,101 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from lab.tools import ROOT
 from tests.helpers.imports import imports_of, modules_below
 
+# Folders whose modules a program may import.
 FOLDERS = {"utils", "data", "models", "scripts"}
 
 
-def lines(*paths: Path) -> int:
+def lines(paths: Iterable[Path]) -> int:
+    """Return the number of lines of some files together."""
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
+def lines_of(path: Path) -> int:
+    """Return the number of lines of one file."""
+    return lines([path])
+
+
 def reachable(start: str) -> set[str]:
-    """The modules that a program imports, directly or not."""
-    modules = modules_below(ROOT, FOLDERS)
-    graph = {
-        name: imports_of(path, ROOT, modules) & modules.keys() for name, path in modules.items()
-    }
-    found, todo = set(), [start]
-    while todo:
-        name = todo.pop()
-        if name not in found and modules[name].stat().st_size:
+    """Return the modules that a program imports, directly or through other modules.
+
+    An empty module, such as most __init__.py, does not count.
+
+    start: name of the program's module
+    """
+    modules = modules_below(ROOT, FOLDERS)  # name -> path
+    found = set()
+    waiting = [start]
+    visited = set()
+    while waiting:
+        name = waiting.pop()
+        if name in visited:
+            continue
+        visited.add(name)
+        is_empty = modules[name].stat().st_size == 0
+        if not is_empty:
             found.add(name)
-        todo += graph.pop(name, ())
+        imported = imports_of(modules[name], ROOT, modules)
+        waiting += imported & modules.keys()
     return found
 
 
+def tracked_files() -> list[Path]:
+    """Return the Python files and shell scripts that git tracks or would add."""
+    command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"]
+    output = subprocess.check_output([*command, "*.py", "*.sh"], text=True)
+    names = dict.fromkeys(output.splitlines())  # a file in a conflict is listed several times
+    paths = [ROOT / name for name in names]
+    return [path for path in paths if path.is_file()]  # a deleted file may still be tracked
+
+
 def main() -> None:
-    command = [
-        "git",
-        "-C",
-        ROOT,
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "*.py",
-        "*.sh",
-    ]
-    names = dict.fromkeys(subprocess.check_output(command, text=True).splitlines())
-    files = [path for name in names if (path := ROOT / name).is_file()]
-    lab, tests = (
-        [path for path in files if path.is_relative_to(ROOT / name)] for name in ("lab", "tests")
-    )
+    files = tracked_files()
+    lab = [path for path in files if path.is_relative_to(ROOT / "lab")]
+    tests = [path for path in files if path.is_relative_to(ROOT / "tests")]
     product = [path for path in files if path not in lab and path not in tests]
-    trees = {
-        path: ast.parse(path.read_text(encoding="utf-8"))
-        for path in product
-        if path.suffix == ".py"
-    }
-    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
-    sizes = {
-        (path, n): (n.end_lineno or n.lineno) - n.lineno + 1
-        for path, n in nodes
-        if isinstance(n, ast.stmt)
-    }
-    functions = [
-        (path, n) for path, n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    imports = sum(sizes[path, n] for path, n in nodes if isinstance(n, ast.Import | ast.ImportFrom))
-    file, function = max(product, key=lines), max(functions, key=lambda each: sizes[each])
-    home, definition = function
+    modules = [path for path in product if path.suffix == ".py"]
+    product_lines = lines(product)
+    module_lines = lines(modules)
+
+    # Walk through the syntax trees of the product once.
+    functions = 0
+    with_opt = 0  # functions that take a parameter `opt`, the options of the whole run
+    import_lines = 0
+    longest_size = 0
+    longest_name = ""
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.stmt):
+                continue
+            size = (node.end_lineno or node.lineno) - node.lineno + 1
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                import_lines += size
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            functions += 1
+            if any(argument.arg == "opt" for argument in node.args.args):
+                with_opt += 1
+            if size > longest_size:
+                longest_size = size
+                longest_name = f"{path.relative_to(ROOT)}: {node.name}"
+
+    longest_file = max(product, key=lines_of)
     figures = {
-        "product lines": lines(*product),
-        "modules": sum(lines(path) > 0 for path in trees),
-        "functions per 1,000 lines": round(1000 * len(functions) / lines(*trees), 1),
-        "lines of imports, %": round(100 * imports / lines(*trees), 1),
-        "longest file": f"{lines(file)}  {file.relative_to(ROOT)}",
-        "longest function": f"{sizes[function]}  {home.relative_to(ROOT)}: {definition.name}",
+        "product lines": product_lines,
+        "modules": sum(lines_of(path) > 0 for path in modules),
+        "functions per 1,000 lines": round(1000 * functions / module_lines, 1),
+        "lines of imports, %": round(100 * import_lines / module_lines, 1),
+        "longest file": f"{lines_of(longest_file)}  {longest_file.relative_to(ROOT)}",
+        "longest function": f"{longest_size}  {longest_name}",
         "modules that main_train_vrt reaches": len(reachable("main_train_vrt")),
-        "functions that take opt": sum(
-            any(a.arg == "opt" for a in n.args.args) for _, n in functions
-        ),
+        "functions that take opt": with_opt,
         "files in scripts/": sum(path.parent == ROOT / "scripts" for path in files),
-        "lab lines": lines(*lab),
-        "tests lines": lines(*tests),
-        "README lines": lines(ROOT / "README.md"),
+        "lab lines": lines(lab),
+        "tests lines": lines(tests),
+        "README lines": lines_of(ROOT / "README.md"),
     }
-    print("\n".join(f"{name:36} {figure}" for name, figure in figures.items()))
+    for name, figure in figures.items():
+        print(f"{name:36} {figure}")
 
 
 if __name__ == "__main__":
