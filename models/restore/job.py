@@ -1,7 +1,16 @@
-"""The job of main_test_vrt.py: clips to restore, the share of each rank, and the report."""
+"""The job of main_test_vrt.py: clips to restore, the share of each rank, and the report.
+
+`restore_clips` restores and scores the clips of a `Job` on all ranks; `write_report` then writes
+the results of all clips. Frames and finished clips that are in the output folder already are not
+computed again, so an interrupted test goes on where it stopped.
+
+    restore_clips -> claim_folder -> plan_work -> restore_share -> finish (each clip)
+    write_report  -> metrics.json, table.txt, report.html
+"""
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -30,12 +39,13 @@ from utils.image import ERROR, data_uri, imread_rgb, render
 from utils.results import json_bytes
 from utils.run.progress import open_progress
 
-# Pages of more than some tens of megabytes open slowly.
+# The report shows pictures of so many clips, and their videos up to this size in bytes. A page of
+# more than some tens of megabytes opens slowly.
 MAX_CLIPS = 24
-MAX_VIDEO = 2**20  # bytes
+MAX_VIDEO = 2**20
 LPIPS = "; LPIPS: AlexNet, version 0.1"
-# Of the protocol in the log, which never has both of the first; table.txt and metrics.json have all
-# of it.
+# Lines of the protocol that the log shows. A method has weights or a name, not both. table.txt and
+# metrics.json have the whole protocol.
 SHOWN = ("weights", "method", "tile", "speed")
 
 logger = logging.getLogger(__name__)
@@ -109,10 +119,10 @@ def restore_clips(job: Job) -> None:
             claim_folder_of(job)
 
     plan = shared_plan(job)
-    share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
+    share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())  # every n-th item
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[share], more_scores)
-    # Only now are all parts of the clips that several ranks have restored complete.
+    # Several ranks have restored parts of the remaining clips. Only now are all parts there.
     cut_clips = sorted({work.clip for work in plan if not work.is_whole})
     with utils_dist.all_ranks_or_none():
         for index in cut_clips[share]:
@@ -128,6 +138,7 @@ def claim_folder_of(job: Job) -> None:
         inputs[clip.name] = clip.digest()
         watchdog.go_on()
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
+    # Size and time stand for the content of the LPIPS weights.
     lpips = []
     for name in job.lpips:
         if os.path.exists(name):
@@ -143,7 +154,8 @@ def claim_folder_of(job: Job) -> None:
         "metric.values": outputs.metric.values,
         "metric.more": outputs.metric.more,
     }
-    as_read_back = json.loads(json.dumps(settings))  # tuples become lists
+    # They are compared with the settings in the file of an earlier run, where tuples are lists.
+    as_read_back = json.loads(json.dumps(settings))
     claim_folder(outputs, as_read_back, inputs, stems, job.overwrite)
     watchdog.phase("start")
 
@@ -151,6 +163,7 @@ def claim_folder_of(job: Job) -> None:
 def shared_plan(job: Job) -> list[Work]:
     """Return the plan of rank 0 on every rank. Collective."""
     own_plan = plan_work(job) if utils_dist.is_main_process() else []
+    # Plain numbers, because objects of our own classes are not sent between ranks.
     rows = [(work.clip, work.frames.start, work.frames.stop, work.is_whole) for work in own_plan]
     plan = []
     for clip, start, stop, is_whole in utils_dist.from_rank(0, rows):
@@ -161,10 +174,12 @@ def shared_plan(job: Job) -> list[Work]:
 def plan_work(job: Job) -> list[Work]:
     """Return the frames still to be restored, the longest part first.
 
-    Rank r takes the parts r, r + world size, ... With fewer clips than ranks, clips are cut in
-    time. The restored frames do not depend on the cuts, bit for bit.
+    Rank r takes the parts r, r + world size, ... of the plan. If there are fewer clips than ranks,
+    clips are cut in time. The restored frames do not depend on the cuts, bit for bit.
     """
     outputs = job.outputs
+
+    # Clips of which a result is missing.
     unfinished = []
     for index, clip in enumerate(job.clips):
         files = [outputs.file("clip", clip.name), *outputs.results(clip.name, job.stems_of(clip))]
@@ -174,9 +189,10 @@ def plan_work(job: Job) -> list[Work]:
     if done:
         logger.info("%d of %d clips are finished already", done, len(job.clips))
 
+    # Cut each clip into as many pieces as give each rank at least one.
     pieces = 1
     if unfinished and job.method.can_cut:
-        pieces = -(-utils_dist.get_world_size() // len(unfinished))
+        pieces = math.ceil(utils_dist.get_world_size() / len(unfinished))
     plan = []
     for index in unfinished:
         clip = job.clips[index]
@@ -187,12 +203,14 @@ def plan_work(job: Job) -> list[Work]:
             files += outputs.exact_files(clip.name, [stem])
             if not all(path.exists() for path in files):
                 missing.append(number)
+        # From the first to the last missing frame, because a part is one range.
         left = range(missing[0], missing[-1] + 1) if missing else range(0)
-        size = max(1, -(-len(left) // pieces))
+        size = max(1, math.ceil(len(left) / pieces))
         cuts = [left[first : first + size] for first in range(0, len(left), size)]
-        if not cuts:  # all frames are there, and the clip is to be scored
+        if not cuts:  # all frames are there, and the clip only has to be scored
             cuts = [left]
-        plan += [Work(index, cut, is_whole=len(cuts) == 1) for cut in cuts]
+        is_whole = len(cuts) == 1
+        plan += [Work(index, cut, is_whole) for cut in cuts]
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
 
 
@@ -201,7 +219,10 @@ def restore_share(
 ) -> None:
     """Restore the parts of this rank.
 
-    Each frame is written as soon as it is restored. Whole clips are finished.
+    Each frame is written as soon as it is restored. A clip that no other rank has a part of is
+    scored at once.
+
+    mine: the parts. more_scores: see `metrics.add_scores`.
     """
     total = sum(len(work.frames) for work in mine)
     seconds = 0.0
@@ -218,7 +239,7 @@ def restore_share(
                 count += 1
                 watchdog.phase(f"restore: {clip.name}", count)
             seconds += time.perf_counter() - begin
-            pace = seconds / max(count, 1)
+            pace = seconds / max(count, 1)  # seconds per frame
             if work.is_whole:
                 finish(job, restorer, clip, more_scores, pace if work.frames else None)
             logger.info(
@@ -252,9 +273,9 @@ def finish(
 
 
 def write_report(job: Job) -> None:
-    """Write metrics.json, table.txt and report.html over the clips of the job.
+    """Write metrics.json, table.txt and report.html about the finished clips of the job.
 
-    The log has the table too.
+    The log shows the table too.
     """
     watchdog.phase("report")
     folder = job.outputs.folder
@@ -327,20 +348,29 @@ def build_report(
     clips: Mapping[str, Mapping[str, np.ndarray]],
     videos: Mapping[str, str] = {},
 ) -> str:
-    """Return the page: tables, PSNR of each frame, a slider between blurry and restored, and videos
-    that play beside it.
+    """Return the HTML page of a test.
 
-    results: the content of metrics.json, see `collect`. clips: name -> {"blurry", "restored",
-    "spikes" and "sharp" if there are any: (H, W, 3) uint8} of the example frame. videos: name ->
-    data URI of the comparison.
+    It has tables, the PSNR of each frame, a slider between the blurry and the restored frame, and
+    videos that play beside it.
+
+    results: the content of metrics.json, see `collect`.
+    clips: name -> pictures of the example frame, (H, W, 3) uint8: "blurry" and "restored", and
+    "spikes" and "sharp" if there are any.
+    videos: name -> data URI of the comparison.
     """
     head, rows = score_table(results)
-    # Grey frames have PSNR-Y only.
-    metric = next((m for m in ("psnr", "psnr_y") if COLUMNS[m].title in head), "")
+    # The plots show PSNR, of grey frames PSNR-Y, and "" without sharp frames.
+    metric = ""
+    for name in ("psnr", "psnr_y"):
+        if not metric and COLUMNS[name].title in head:
+            metric = name
     plots = {}
     for name, clip in results["clips"].items():
-        if clip.get("per_frame"):
-            values = {kind: [*map(float, of[metric])] for kind, of in clip["per_frame"].items()}
+        per_frame = clip.get("per_frame")
+        if per_frame:
+            values = {}
+            for kind, scores in per_frame.items():
+                values[kind] = [float(score) for score in scores[metric]]
             plots[name] = psnr_plot(values)
     return render(
         "test",
@@ -358,22 +388,32 @@ def build_report(
 
 
 def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return an SVG of PSNR over the frame number, as the template draws it.
+    """Return the numbers of an SVG of PSNR over the frame number, as the template draws it.
 
-    Infinite values are cut. lines: "restored" and "input" -> dB per frame.
+    Infinite values (equal images) are drawn at the upper end.
+
+    lines: "restored" and "input" -> dB of each frame.
     """
-    width = 760
-    height = 150
-    finite = [v for values in lines.values() for v in values if np.isfinite(v)] or [0.0]
+    # The vertical axis, in whole dB, at least 1 dB high. Without a finite value it is 0 to 1.
+    finite = []
+    for values in lines.values():
+        finite += [value for value in values if np.isfinite(value)]
+    if not finite:
+        finite = [0.0]
     low = int(np.floor(min(finite)))
     high = int(np.ceil(max(finite))) or 1
     high = max(high, low + 1)
+
+    # Pixels of the picture. The axes leave room for their numbers: 44 on the left and 10 on the
+    # right, 10 above and 24 below.
+    width = 760
+    height = 150
     count = max(len(values) for values in lines.values())
     points = {}
     for kind, values in lines.items():
-        # The axes leave room for their numbers on the left and below.
-        x = 44 + (width - 54) * np.arange(len(values)) / max(count - 1, 1)
-        y = 10 + (height - 34) * (1 - (np.minimum(values, high) - low) / (high - low))
+        above = (np.minimum(values, high) - low) / (high - low)  # 0 to 1
+        x = 44 + (width - 54) * np.arange(len(values)) / max(count - 1, 1)  # count - 1 steps
+        y = 10 + (height - 34) * (1 - above)
         points[kind] = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     return {
         "width": width,

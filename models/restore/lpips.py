@@ -1,5 +1,9 @@
 """LPIPS, a learned image distance (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on
 AlexNet.
+
+Both images go through AlexNet. After five of its ReLUs the features are normalised at each pixel,
+subtracted and squared. A learned weight for each channel gives one number per pixel, and LPIPS is
+the sum over the five ReLUs of the mean over the pixels. main_test_vrt.py --lpips asks for it.
 """
 
 from collections.abc import Sequence
@@ -12,21 +16,21 @@ from torch import nn
 from models.portable import read_weights
 from utils.errors import CheckpointError
 
-# The ReLUs of torchvision's AlexNet after which features are compared, and their channels.
+# Positions of these ReLUs in torchvision's AlexNet, and the channels of their features.
 TAPS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
 
 
 class Lpips(nn.Module):
-    """Distance between two images, 0 if equal: squared differences of normalised features, weighted
-    per channel.
-    """
+    """Distance between two images, 0 if they are equal."""
 
     shift: torch.Tensor
     scale: torch.Tensor
 
     def __init__(self, files: Sequence[str | Path]) -> None:
-        """files: torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file
-        with both.
+        """Build the network and load its weights.
+
+        files: torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file with
+        both.
 
         Raises CheckpointError, naming what is missing.
         """
@@ -35,40 +39,52 @@ class Lpips(nn.Module):
 
         self.features = torchvision.models.alexnet(weights=None).features[: max(TAPS) + 1]
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in TAPS.values())
-        self.register_buffer(
-            "shift", torch.tensor([-0.030, -0.088, -0.188])[:, None, None], persistent=False
-        )
-        self.register_buffer(
-            "scale", torch.tensor([0.458, 0.448, 0.450])[:, None, None], persistent=False
-        )
-        given = {
-            key: value for file in files for key, value in read_weights(file, key="--lpips").items()
-        }
-        wanted = {
-            key: f"lin{key.removeprefix('lin.')}.model.1.weight" if key.startswith("lin.") else key
-            for key in self.state_dict()
-        }
-        missing = [name for name in wanted.values() if name not in given]
+        # Mean and standard deviation of RGB, for images in -1..1, as in LPIPS 0.1.
+        shift = torch.tensor([-0.030, -0.088, -0.188])[:, None, None]
+        scale = torch.tensor([0.458, 0.448, 0.450])[:, None, None]
+        self.register_buffer("shift", shift, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+
+        given: dict[str, torch.Tensor] = {}
+        for file in files:
+            given |= read_weights(file, key="--lpips")
+        # Our name of a tensor -> its name in the files. AlexNet's names are the same.
+        name_in_file = {}
+        for key in self.state_dict():
+            if key.startswith("lin."):  # "lin.0" -> "lin0.model.1.weight"
+                number = key.removeprefix("lin.")
+                name_in_file[key] = f"lin{number}.model.1.weight"
+            else:
+                name_in_file[key] = key
+        missing = [name for name in name_in_file.values() if name not in given]
         if missing:
-            what = f"LPIPS weights lack {', '.join(missing[:3])}" + (
-                ", ..." if len(missing) > 3 else ""
-            )
-            expected = "alexnet-owt-7be5be79.pth of torchvision and alex.pth of LPIPS 0.1"
+            more = ", ..." if len(missing) > 3 else ""
             raise CheckpointError(
-                what, ", ".join(map(str, files)), expected, "give both files after --lpips"
+                what=f"LPIPS weights lack {', '.join(missing[:3])}{more}",
+                where=", ".join(map(str, files)),
+                expected="alexnet-owt-7be5be79.pth of torchvision and alex.pth of LPIPS 0.1",
+                do="give both files after --lpips",
             )
-        self.load_state_dict({key: given[name] for key, name in wanted.items()})
+        self.load_state_dict({key: given[name] for key, name in name_in_file.items()})
         self.eval().requires_grad_(False)
 
     @torch.no_grad()
     def score(self, restored: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
-        """{"lpips": distance} of two images (H, W, 3) in 0..255."""
-        pair = torch.from_numpy(np.stack((restored, sharp))).permute(0, 3, 1, 2).contiguous()
-        x = (pair.to(self.shift.device, torch.float32) / 255 * 2 - 1 - self.shift) / self.scale
-        distance, lin = 0.0, iter(self.lin)
+        """Return {"lpips": distance} of two images (H, W, 3) in 0..255."""
+        pair = torch.from_numpy(np.stack((restored, sharp)))
+        pair = pair.permute(0, 3, 1, 2).contiguous()  # (2, 3, H, W)
+        x = pair.to(self.shift.device, torch.float32)
+        x = x / 255 * 2 - 1  # 0..255 -> -1..1
+        x = (x - self.shift) / self.scale
+        distance = 0.0
+        weights = iter(self.lin)  # one for each tap
         for index, layer in enumerate(self.features):
             x = layer(x)
-            if index in TAPS:
-                one, other = (x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)).chunk(2)
-                distance = distance + ((one - other).square() * next(lin)).sum(1).mean((1, 2))
+            if index not in TAPS:
+                continue
+            length = x.square().sum(1, keepdim=True).sqrt()
+            normalised = x / (length + 1e-10)  # 1e-10: features of zeros have no direction
+            one, other = normalised.chunk(2)
+            of_pixels = ((one - other).square() * next(weights)).sum(1)  # (1, H, W)
+            distance = distance + of_pixels.mean((1, 2))
         return {"lpips": float(distance)}

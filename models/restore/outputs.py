@@ -1,5 +1,15 @@
-"""The files of a test: restored frames, scores, side-by-side strips and videos, in a folder of one
-test.
+"""The files of a test: restored frames, scores, side-by-side strips and videos.
+
+Each test has a folder of its own, which `claim_folder` takes. E.g. for a clip "street":
+
+    run.json                        settings and input files of the test, and names of its results
+    street/000001.png               a restored frame
+    strips/street/000001.png        the frame beside its input, spikes and sharp frame
+    street.mp4                      a video, if asked for
+    clips/street.json, street.png   scores of the finished clip, and its example frame
+    metrics.json, table.txt, report.html    results of all clips
+
+`Outputs` says where each file is. `finish_clip` scores a clip once its frames are there.
 """
 
 import itertools
@@ -34,16 +44,18 @@ from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
 VIDEOS = ("video", "comparison", "slowmotion")
-# Kind of file -> its place. "clip" holds {"name", "frames", "stems", "example", "per_frame", ...}
-# of a finished clip; "example" is the restored frame that the report shows, "strip" a frame beside
-# its input, spikes and sharp frame, "exact" (K, C, H, W) float32: the instants of a frame as the
-# network gave them, until its clip is finished.
+# Kind of file -> its place in the folder. A stem is the name of a frame, e.g. "000001".
 PLACES = {
+    # The K instants of a frame as the network gave them, (K, C, H, W) float32. The file is removed
+    # when its clip is finished.
     "exact": ".work/{clip}/{stem}.npy",
     "frame": "{clip}/{stem}.png",
     "instant": "instants/{clip}/{stem}_{k}.png",
+    # A frame beside its input, spikes and sharp frame.
     "strip": "strips/{clip}/{stem}.png",
+    # {"name", "frames", "stems", "example", "per_frame", ...} of a finished clip.
     "clip": "clips/{clip}.json",
+    # The restored frame that the report shows.
     "example": "clips/{clip}.png",
     "video": "{clip}.mp4",
     "comparison": "{clip}_comparison.mp4",
@@ -60,8 +72,8 @@ class Outputs:
     folder: a new folder, or the folder of an earlier test, see `claim_folder`.
     save: which of "frames", "video", "comparison", "slowmotion". Strips are always saved.
     fps: frame rate of the videos if the input has none.
-    instants: number of sharp instants restored for each frame. Of several, "frame" is the middle
-    one.
+    instants: number of sharp instants that are restored for each frame. If there are several, the
+    file of kind "frame" is the middle instant.
     metric: how the frames are scored.
     """
 
@@ -91,13 +103,16 @@ class Outputs:
         return files
 
     def exact_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Return what else is kept of the restored frames until their clip is scored."""
+        """Return the files of kind "exact" for these frames.
+
+        They are needed only if scores are computed from values that are not rounded to uint8.
+        """
         if self.metric.values == "uint8":
             return []
         return [self.file("exact", clip, stem) for stem in stems]
 
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Return the files to save of a clip with these frames."""
+        """Return the files that the user asked for, of a clip with these frames."""
         frames = self.frame_files(clip, stems) if "frames" in self.save else []
         videos = [self.file(kind, clip) for kind in VIDEOS if kind in self.save]
         return frames + videos
@@ -112,7 +127,7 @@ class Outputs:
             self.file("clip", clip),
             self.file("example", clip),
         ]
-        return list(dict.fromkeys(files))
+        return list(dict.fromkeys(files))  # without repetitions, in this order
 
     def load_clip(self, clip: str) -> dict[str, Any] | None:
         """Return what the file of a finished clip holds, or None if it is not finished."""
@@ -120,15 +135,19 @@ class Outputs:
         return read_json(path) if path.exists() else None
 
     def write_frame(self, clip: str, stem: str, frame: torch.Tensor) -> None:
-        """Write a restored frame (3 K, H, W) with its K instants, the file of the frame last."""
+        """Write a restored frame (3 K, H, W) and its K instants.
+
+        The file of the frame is written last. If it is there, the others are there too.
+        """
         instants = frame.unflatten(0, (self.instants, -1))  # (K, 3, H, W)
         for path in self.exact_files(clip, [stem]):
             content = BytesIO()
             np.save(content, instants.numpy())
             write_whole(path, content.getvalue())
-        images = [*tensor_to_uint8(instants)]
+        images = list(tensor_to_uint8(instants))
         if len(images) > 1:
-            images.append(images[len(images) // 2])
+            middle = images[len(images) // 2]
+            images.append(middle)  # the frame itself, in the order of frame_files
         for path, image in zip(self.frame_files(clip, [stem]), images, strict=True):
             imwrite_rgb(path, image)
 
@@ -147,11 +166,14 @@ def claim_folder(
 
     Earlier results of this test are kept. Results of another test are refused.
 
+    The file run.json marks the folder as ours. It holds settings, inputs and the names of all
+    results.
+
     settings: everything that the results depend on.
-    inputs: clip -> digest of its files. run.json holds settings, inputs and the names of all
-    results; it marks the folder as ours.
-    stems: clip -> frames to restore.
-    overwrite: whether the results that are there are removed.
+    inputs: name of a clip -> digest of its files.
+    stems: name of a clip -> names of the frames to restore.
+    overwrite: whether existing results are removed.
+
     Raises OptionError for results of other settings or inputs and for the folder of a training run,
     DataError for a folder with other files, for links under the names of results, and for two
     results of the same name.
@@ -160,12 +182,13 @@ def claim_folder(
     mark = folder / RESULTS
     _refuse_training_run(folder)
     known = _read_mark(mark)
-    planned = {name: outputs.planned(name, of) for name, of in stems.items()}
+    # The files that this test writes, by what they belong to.
+    planned = {name: outputs.planned(name, names) for name, names in stems.items()}
     owners = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
     for name, files in planned.items():
         owners[f"clip {name}"] = files
 
-    if known is None:
+    if known is None:  # not a folder of ours, so it must be new or empty
         if folder.is_dir():
             _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
         _refuse_occupied(owners, set(), folder)
@@ -176,11 +199,13 @@ def claim_folder(
             remove_files(folder, made - {mark})
         else:
             _refuse_another_test(known, settings, inputs, folder)
+            # Clips of the earlier test that are not in this one stay, so their names are taken.
             for name in sorted(known["inputs"].keys() - stems):
                 owners[f"clip {name}, which is there already"] = outputs.planned(name, ())
             _refuse_same_names(owners, folder)
             inputs = known["inputs"] | inputs
 
+    # Name of a clip -> its files, for run.json.
     files_of = {} if overwrite or known is None else known.get("files", {})
     for name, files in planned.items():
         files_of[name] = [str(path.relative_to(folder)) for path in files]
@@ -199,9 +224,10 @@ def _read_mark(mark: Path) -> dict[str, Any] | None:
 
 
 def _made(outputs: Outputs, known: dict[str, Any], stems: Mapping[str, Sequence[str]]) -> set[Path]:
-    """Return what the tests of run.json (`known`) wrote.
+    """Return the files that earlier tests in this folder wrote.
 
-    The run.json of an earlier version does not name the files of its clips, so they are derived.
+    known: the content of run.json. An earlier version did not write the files of its clips there.
+    For such clips they follow from the settings and the frames.
     """
     files = known.get("files", {})
     made = {outputs.folder / file for file in OF_ALL_CLIPS}
@@ -251,8 +277,9 @@ def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
 def _refuse_another_test(
     known: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
 ) -> None:
-    unsaid = {"metric.values": "uint8", "metric.more": []}  # what older tests did not record
-    changed = _differences(unsaid | known["settings"], unsaid | settings)
+    # Older tests did not record these settings. They had these values.
+    defaults = {"metric.values": "uint8", "metric.more": []}
+    changed = _differences(defaults | known["settings"], defaults | settings)
     for name, digest in known["inputs"].items():
         if inputs.get(name, digest) != digest:
             changed.append(f"the files of clip {name} have changed")
@@ -268,17 +295,22 @@ def _refuse_another_test(
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
     """Raise DataError if two results, or a file and a folder, would have one name.
 
-    planned: owner -> its files.
+    planned: owner, e.g. "clip street" -> its files.
     """
     owners: dict[Path, str] = {}
-    twice = []
+    twice = []  # a path that has an owner already, and the second owner
     for owner, files in planned.items():
         for path in files:
-            if owners.setdefault(path, owner) != owner:
+            first_owner = owners.setdefault(path, owner)
+            if first_owner != owner:
                 twice.append((path, owner))
+    # A file where another result needs a folder.
     for path, owner in owners.items():
-        twice += [(parent, owner) for parent in path.parents if parent in owners]
-    for path, owner in twice:
+        for parent in path.parents:
+            if parent in owners:
+                twice.append((parent, owner))
+    if twice:
+        path, owner = twice[0]
         raise DataError(
             what=f"two results would have the name {path.relative_to(folder)}",
             where=f"{owners[path]}, {owner}",
@@ -292,9 +324,10 @@ def _differences(old: Any, new: Any, key: str = "") -> list[str]:
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return [] if old == new else [f"{key} was {old}, is {new}"]
     found = []
-    for k in [*new, *(k for k in old if k not in new)]:
-        dotted = f"{key}.{k}" if key else str(k)
-        found += _differences(old.get(k), new.get(k), dotted)
+    only_old = [name for name in old if name not in new]
+    for name in [*new, *only_old]:
+        dotted = f"{key}.{name}" if key else str(name)
+        found += _differences(old.get(name), new.get(name), dotted)
     return found
 
 
@@ -329,8 +362,10 @@ def finish_clip(
             stem = clip.stems[index]
             item = clip.frame(index)
             files = outputs.frame_files(clip.name, [stem])
+            # The files are the instants, if there are several, and then the frame.
             *instants, restored = (imread_rgb(path) for path in files)
             scored: Any = instants or [restored]
+            # There is at most one file of exact values. It replaces the rounded ones for scoring.
             for path in outputs.exact_files(clip.name, [stem]):
                 scored = scored_values(torch.from_numpy(np.load(path)), outputs.metric.values)
             watchdog.go_on()
@@ -347,7 +382,7 @@ def finish_clip(
                 if index in strips:
                     imwrite_rgb(outputs.file("strip", clip.name, stem), comparison_strip(panels))
                 if "comparison" in videos:
-                    panels.pop(ERROR, None)
+                    panels.pop(ERROR, None)  # a video has no panel of the error
                     videos["comparison"].write(comparison_strip(panels))
             if index == example:
                 imwrite_rgb(outputs.file("example", clip.name), restored)
@@ -360,10 +395,11 @@ def finish_clip(
         "per_frame": scorer.scores,
     }
     write_whole(outputs.file("clip", clip.name), json_bytes({**about, **notes}))
-    passing = outputs.exact_files(clip.name, clip.stems)
+    # Now the JSON is there, so files that only the scoring needed can go.
+    temporary = outputs.exact_files(clip.name, clip.stems)
     if "frames" not in outputs.save:
-        passing += outputs.frame_files(clip.name, clip.stems)
-    remove_files(outputs.folder, passing)
+        temporary += outputs.frame_files(clip.name, clip.stems)
+    remove_files(outputs.folder, temporary)
 
 
 class _Scorer:
@@ -379,10 +415,14 @@ class _Scorer:
         if is_grey:  # such frames have a luma alone
             self.of_restored = [metric for metric in self.of_input if metric.on_luma]
         self.of_instants = chosen_metrics(("psnr",), ())
-        self.scores: Scores = {}
+        self.scores: Scores = {}  # "restored", "input", "instant 0", ... -> metric -> values
 
     def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
-        """Add a frame. item: its input and sharp frames. images: its instants, or itself."""
+        """Score a frame, and its instants if there are several.
+
+        item: input and sharp frames, see `ClipReader.frame`. images: the instants, or the frame
+        alone. The middle one counts as the frame.
+        """
         if "gt" in item:
             sharp = scored_values(item["gt"], self.values)
             middle = images[len(images) // 2]
@@ -460,6 +500,8 @@ def _slow_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
         return []
     end = 2 * times[-1] - times[-2]
     stamps = []
+    # The video is slower by the factor `instants`: a frame from `begin` to `after` is shown from
+    # instants * begin to instants * after, in equal parts.
     for begin, after in itertools.pairwise([*times, end]):
         for i in range(instants):
             stamps.append(instants * begin + i * (after - begin))

@@ -1,10 +1,19 @@
 """Restores clips of any length and size in tiles of time and space.
 
-A tile bounds the memory.
+The memory that a network needs grows with the clip. So a clip is cut into tiles, e.g. of 12 frames
+of 256 x 256 pixels, which overlap. The tiles are restored one by one and blended: each pixel of the
+result is a weighted mean over the tiles that contain it. There are two blends: "kair", as
+published, has equal weights and trimmed borders; "smooth" has ramps over the overlap, which leave
+no visible seam.
 
-Two blends: "kair", as published, equal weights with trimmed borders; "smooth", ramps over the
-overlap, which leave no visible seam. Networks that take the frames around a gap (VRT with pa_frames
-0) make new frames: see Restorer.frames.
+    Restorer.frames        a network on a device: restores frames of a clip, and takes smaller tiles
+                           if the memory is full
+      stream_clip          tile by tile in time
+        restore_space      tile by tile in space
+          _run             one tile, padded to a size that the network takes
+
+Networks that interpolate (VRT with pa_frames 0) take the frames around a gap and make a new frame
+in the gap: see Restorer.frames, InterpolatedClip and LeftOutFrames.
 """
 
 import itertools
@@ -28,12 +37,13 @@ from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import ValOptions
 
-# Index of a frame, and whether time is reversed (its spikes are then those of the reversed stream).
+# Index of a frame, and whether time is reversed. If it is, the frame comes with the spikes of the
+# reversed stream.
 Moment = tuple[int, bool]
-# Moments -> lq (B, n, C, H, W) and, where there are any, spike (B, n, S, H, W), in this order.
+# A function that reads n moments: lq (B, n, C, H, W), then spike (B, n, S, H, W) if there are any.
 Reader = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
-# An "auto" tile, on every machine: no score depends on how much memory it has, see
-# docs/testing.md.
+# The tile for "auto". It is the same on every machine, so that no score depends on the memory of a
+# machine, see docs/testing.md.
 AUTO = {"num_frame_testing": 12, "size_patch_testing": 256}
 
 logger = logging.getLogger(__name__)
@@ -49,9 +59,9 @@ class Tiling:
     num_frame_testing, size_patch_testing: length and side of a tile, or 0 for the whole.
     num_frame_overlapping, size_patch_overlapping: overlap of neighbouring tiles.
     blend: "kair" or "smooth".
-    flip_seq: whether the clip is restored with its time-reversed copy behind it, spikes included,
-    and averaged.
-    pad_seq: whether the last frame is repeated before restoring. The result for the copy is
+    flip_seq: whether the time-reversed clip is put behind the clip, with reversed spikes. Each
+    frame is then the mean of its two results.
+    pad_seq: whether the last frame is repeated before restoring. The result for the repetition is
     dropped.
     center_frame_only: whether only frame n // 2 of n is restored.
     batch_tiles: number of spatial tiles per pass of the network. More are faster on a GPU, and use
@@ -83,13 +93,14 @@ class Tiling:
                     do=f"raise {what}_testing or lower {what}_overlapping",
                 )
         side = self.size_patch_testing
-        for window in self.spec.window_size[1:]:
+        _, height, width = self.spec.window_size
+        for window in (height, width):
             if side % window:
                 raise OptionError(
                     what=f"val.size_patch_testing {side} is not a multiple of {window}",
                     where="val.size_patch_testing",
                     expected="a multiple of the window",
-                    do=f"use {-(-side // window) * window}",
+                    do=f"use {_rounded_up(side, window)}",
                 )
 
     @classmethod
@@ -99,11 +110,11 @@ class Tiling:
         changes: fields with other values.
         """
         fields: dict[str, Any] = val.plain() | changes
-        del fields["save_img"]
+        del fields["save_img"]  # an option of validation alone
         multiples = {"num_frame_testing": spec.window_size[0], "size_patch_testing": spec.multiple}
         for key, multiple in multiples.items():
             if fields[key] == "auto":
-                fields[key] = -(-AUTO[key] // multiple) * multiple
+                fields[key] = _rounded_up(AUTO[key], multiple)
                 fields.setdefault("blend", "smooth")
                 fields.setdefault("is_halved", True)
         if spec.interpolates:  # each window of frames around a gap is one tile in time
@@ -127,6 +138,11 @@ class Tiling:
             if getattr(self, name):
                 parts.append(name)
         return ", ".join(parts)
+
+
+def _rounded_up(size: int, multiple: int) -> int:
+    """Return the least multiple that is not below `size`, e.g. 12 and 8 -> 16."""
+    return math.ceil(size / multiple) * multiple
 
 
 # ---- Time ------------------------------------------------------------------------------------
@@ -156,7 +172,8 @@ def stream_clip(
         yield from _stream_sequence(net, read, order, tiling, wanted, tick)
         return
     both = order + [(index, True) for index, _ in reversed(order)]
-    # The partner of the first frame comes last, so all frames wait in a file.
+    # Frame i of the clip is also the frame at len(both) - 1 - i. The second result of the first
+    # frame comes last, so all frames wait in a file.
     with tempfile.TemporaryFile() as store:
         frame = torch.empty(0)
         for frame in _stream_sequence(net, read, both, tiling, range(len(both)), tick):
@@ -170,19 +187,23 @@ def stream_clip(
         for index in wanted:
             forward = stored(index)
             backward = stored(len(both) - 1 - index)
-            # In the channels of the copy, the instants of a frame are in the opposite order.
+            # In the reversed clip, the instants of a frame are in the opposite order. They are
+            # groups of channels: (B, K C, H, W) -> (B, K, C, H, W), reverse, and back.
             instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))
-            yield (forward + instants.flip(-4).flatten(-4, -3)) / 2
+            backward = instants.flip(-4).flatten(-4, -3)
+            yield (forward + backward) / 2
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
     """Return the starts of the tiles along one axis.
 
-    The last tile ends with the axis, so it may overlap more than the others.
+    The last tile ends with the axis, so it may overlap more than the others. E.g. length 10, size
+    4, overlap 1 -> 0, 3, 6.
     """
     if length <= size:
         return [0]
-    return [*range(0, length - size, size - overlap), length - size]
+    last = length - size
+    return [*range(0, last, size - overlap), last]
 
 
 def _stream_sequence(
@@ -199,12 +220,15 @@ def _stream_sequence(
     starts = tile_starts(length, size, tiling.num_frame_overlapping)
     # KAIR trims the borders in space, not in time.
     overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
+    # The tiles that contain a wanted frame.
     needed = []
     for number, start in enumerate(starts):
         if start + size > wanted.start and start < wanted.stop:
             needed.append((number, start))
 
-    pending: deque[tuple[Tensor, float]] = deque()  # weighted sums and weights, from `start` on
+    # For each frame from `start` on: the weighted sum over the tiles so far, and the sum of the
+    # weights. A frame is complete when the next tile begins behind it.
+    pending: deque[tuple[Tensor, float]] = deque()
     for number, start in needed:
         inputs = read(order[start : start + size])
         clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed)))
@@ -239,9 +263,9 @@ def restore_space(
     inputs: see `Reader`.
     """
     height, width = inputs[0].shape[-2:]
-    patch = tiling.size_patch_testing
+    patch = tiling.size_patch_testing  # 0: the whole frame
     s = tiling.spec.scale
-    rows = min(patch or height, height)
+    rows = min(patch or height, height)  # of a tile
     cols = min(patch or width, width)
     tops = tile_starts(height, rows, tiling.size_patch_overlapping)
     lefts = tile_starts(width, cols, tiling.size_patch_overlapping)
@@ -250,14 +274,18 @@ def restore_space(
         tick(1)
         return whole
 
-    # KAIR trims overlap / 2 output pixels at any scale; a ramp must span the whole overlap in
-    # output pixels.
-    overlap = tiling.size_patch_overlapping * (s if tiling.blend == "smooth" else 1)
-    total = torch.empty(0)  # its size follows from the first output
+    # KAIR trims overlap / 2 output pixels at any scale. A ramp must span the whole overlap, which
+    # is `s` times as many output pixels as input pixels.
+    overlap = tiling.size_patch_overlapping
+    if tiling.blend == "smooth":
+        overlap *= s
+    total = torch.empty(0)  # weighted sum; its size follows from the first output
     total_weight = torch.zeros(height * s, width * s)
+    # A tile is ((row number, top), (column number, left)).
     tiles = list(itertools.product(enumerate(tops), enumerate(lefts)))
     for first in range(0, len(tiles), tiling.batch_tiles):
         batch = tiles[first : first + tiling.batch_tiles]
+        # Restore the tiles of a batch together, side by side along the axis of clips.
         cuts = []
         for (_, top), (_, left) in batch:
             cuts.append((..., slice(top, top + rows), slice(left, left + cols)))
@@ -278,13 +306,17 @@ def restore_space(
 def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blend: str) -> Tensor:
     """Return the weights (size,) of tile `number` along one axis.
 
-    They are 1 where the tile meets an end of the axis. With the blend "kair" they are 0 over half
-    of the overlap, rounded down at the start and up at the end, else 1. With "smooth" they are a
-    raised cosine over the overlap, never 0, so that no sum of weights is 0.
+    They are 1 but for the ends of the tile that overlap a neighbour. There the blend "kair" has 0
+    over half of the overlap, rounded down at the start of the tile and up at its end. The blend
+    "smooth" has a raised cosine over the whole overlap. It is never 0, so that no sum of weights is
+    0.
+
+    starts: of all tiles along the axis. size, overlap: in the pixels or frames of the result.
     """
     if blend == "smooth":
         overlap = min(overlap, size)
-        begin = 0.5 - 0.5 * torch.cos(torch.pi * (torch.arange(overlap) + 0.5) / max(overlap, 1))
+        phase = torch.pi * (torch.arange(overlap) + 0.5) / max(overlap, 1)  # between 0 and pi
+        begin = 0.5 - 0.5 * torch.cos(phase)
         end = begin.flip(0)
     else:
         begin = torch.zeros(overlap // 2)
@@ -298,29 +330,46 @@ def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blen
 
 
 def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling) -> Tensor:
-    """Run the network once over a tile, which is padded to a size that it takes.
+    """Run the network once over a tile, which is padded to a size that the network takes.
 
-    The edge is mirrored, as often as needed. The result is cropped, on the CPU.
+    The padding mirrors the tile at its end, as often as needed. The result is cropped, on the CPU.
     """
     spec = tiling.spec
-    frames, height, width = (inputs[0].shape[axis] for axis in (1, 3, 4))
-    window_frames, *window_sides = spec.window_size
+    _, frames, _, height, width = inputs[0].shape
+    window_frames, window_height, window_width = spec.window_size
+
+    # Length and sides become multiples of these steps. In time only two tiles are padded to whole
+    # windows: a whole clip, and with the blend "smooth" a clip that is shorter than a tile.
     is_shorter = frames < tiling.num_frame_testing and tiling.blend == "smooth"
     pads_time = tiling.num_frame_testing == 0 or is_shorter
-    frames_step = window_frames if pads_time else 1
-    steps = (frames_step, *(math.lcm(side, spec.stride) for side in window_sides))
-    least = (spec.least_frames, *spec.least_size)
+    step_in_time = window_frames if pads_time else 1
+    padded_frames = max(_rounded_up(frames, step_in_time), spec.least_frames)
+    step_in_height = math.lcm(window_height, spec.stride)
+    step_in_width = math.lcm(window_width, spec.stride)
+    least_height, least_width = spec.least_size
+    padded_height = max(_rounded_up(height, step_in_height), least_height)
+    padded_width = max(_rounded_up(width, step_in_width), least_width)
+
     padded = []
-    for x in inputs:
-        for axis, step, least_length in zip((1, 3, 4), steps, least, strict=True):
-            length = x.shape[axis]
-            size = max(-(-length // step) * step, least_length)
-            if size != length:
-                index = torch.arange(size, device=x.device) % (2 * length)
-                x = x.index_select(axis, torch.where(index < length, index, 2 * length - 1 - index))
+    for x in inputs:  # (B, n, C, H, W)
+        x = _mirrored(x, 1, padded_frames)
+        x = _mirrored(x, 3, padded_height)
+        x = _mirrored(x, 4, padded_width)
         padded.append(x)
     out = net(*padded)[:, :frames, :, : height * spec.scale, : width * spec.scale].cpu()
-    return out if out.dtype == torch.float64 else out.float()
+    if out.dtype == torch.float64:
+        return out
+    return out.float()
+
+
+def _mirrored(x: Tensor, axis: int, size: int) -> Tensor:
+    """Extend x along an axis by mirroring: 0 1 2 -> 0 1 2 2 1 0 0 1 2 ..., up to `size`."""
+    length = x.shape[axis]
+    if size == length:
+        return x
+    index = torch.arange(size, device=x.device) % (2 * length)  # a period: there and back
+    index = torch.where(index < length, index, 2 * length - 1 - index)
+    return x.index_select(axis, index)
 
 
 # ---- Clips -----------------------------------------------------------------------------------
@@ -334,7 +383,7 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     if tiling.batch_tiles > 1:
         return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
     step = tiling.spec.multiple
-    least = -(-max(tiling.spec.least_size) // step) * step
+    least = _rounded_up(max(tiling.spec.least_size), step)
     side = tiling.size_patch_testing or max(height, width)
     half = max(least, side // 2 // step * step)
     if half < side and half > tiling.size_patch_overlapping:
@@ -354,7 +403,11 @@ class FrameCache:
     def __init__(
         self, clip: FrameReader, capacity: int, numbers: Sequence[int] | None = None
     ) -> None:
-        """numbers: in any order, also several times, or None for all frames."""
+        """Wrap a clip.
+
+        capacity: number of frames that are kept. numbers: frames of the clip, in any order and also
+        several times, or None for all frames.
+        """
         self.name = clip.name
         self._numbers = range(len(clip.stems)) if numbers is None else numbers
         self.stems = [clip.stems[number] for number in self._numbers]
@@ -419,22 +472,25 @@ class Restorer:
             yield from self._restored(reader, wanted, tick)
 
     def _interpolated(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
-        # The network takes `length` frames, half of them before the gap. At the ends of the clip,
-        # frames are repeated.
+        """Yield the frames `wanted` of a clip with gaps, see `frames`."""
+        # Gap g lies between the given frames g and g + 1. For each gap the network takes `length`
+        # given frames, half of them before the gap. At the ends of the clip, frames are repeated.
         length = self.tiling.spec.least_frames
-        first = 1 - length // 2
         last_given = len(reader.given) - 1
-        numbers = []
+        numbers = []  # frames of the clip, `length` for each gap
         for index in wanted:
             gap = reader.gaps[index]
             if gap is not None:
-                for place in range(gap + first, gap + first + length):
-                    numbers.append(reader.given[min(max(place, 0), last_given)])
+                first = gap + 1 - length // 2
+                for place in range(first, first + length):
+                    inside = min(max(place, 0), last_given)
+                    numbers.append(reader.given[inside])
         windows = FrameCache(reader.clip, length + 2, numbers)
         restored = self._restored(
             windows, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers))
         )
-        made = itertools.islice(restored, 0, None, length)  # one frame of each window
+        # The network gives the new frame `length` times (see _run), so take each length-th.
+        made = itertools.islice(restored, 0, None, length)
         for index in wanted:
             if reader.gaps[index] is None:
                 yield reader.frame(index)["lq"]
