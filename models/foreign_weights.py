@@ -1,4 +1,9 @@
-"""Weights files that other programs wrote: what is taken from them, and what a file is instead."""
+"""Reads weights files that other programs wrote, and says what a file is that holds no weights.
+
+`load_content` reads what torch.save wrote, without running code from the file: it accepts plain
+types, tensors and NumPy scalars. `no_weights` makes the error for every other file. The error says
+what the file is, e.g. an HTML page in place of a download.
+"""
 
 import re
 import threading
@@ -14,8 +19,8 @@ from utils.run import checkpoint
 from utils.run.torch_file import RefusedFile, load_plain
 
 DOWNLOAD = "download it again"
-# First bytes of a file -> what it is, and what to do.
-# A .pth is a zip file, or a pickle before torch 1.6.
+# First bytes of a file (a regular expression) -> what it is, and what to do. A .pth itself is a zip
+# file, or a pickle if torch was older than 1.6.
 MARKS = {
     rb"version https://git-lfs": (
         "a pointer of Git LFS, whose file was not fetched",
@@ -38,10 +43,13 @@ MARKS = {
     rb"$": ("an empty file", DOWNLOAD),
 }
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pkl", ".bin", ".safetensors")
-# How a program before and after NumPy 2 names what a NumPy scalar is made of.
+# A pickle names the function that makes a NumPy scalar. The first name is that of NumPy 2.
 SCALAR_NAMES = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
+# The message of torch.load about an object of another program, e.g. "GLOBAL lightning.Trainer was
+# not an allowed global".
 NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
+# Held while a file is read, see load_content.
 _taking_scalars = threading.Lock()
 
 
@@ -49,10 +57,11 @@ class _ScalarType:
     """Stands for numpy.dtype in a pickle: the type of a scalar by its name and byte order."""
 
     def __init__(self, name: str, *_: object) -> None:
-        self.name, self.order = name, "="
+        self.name = name  # e.g. "f8"
+        self.order = "="  # byte order: "=" own, "<" little, ">" big, "|" none
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = state[1]
+        self.order = state[1]  # the place of the byte order in NumPy's own state
 
 
 def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
@@ -60,7 +69,8 @@ def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
 
     NumPy's own functions are never called with the state of a pickle.
     """
-    name = kind.order + kind.name
+    name = kind.order + kind.name  # e.g. "<f8"
+    # Bool, integers and floats. Other types, such as objects, are refused.
     if not re.fullmatch(r"[<>|=](b1|[iu][1248]|f[248])", name):
         raise ValueError(f"a NumPy scalar of type {name}")
     return np.frombuffer(data, name, count=1)[0].item()
@@ -70,22 +80,24 @@ def load_content(path: Path, mmap: bool = False) -> Any:
     """Read what torch.save wrote to `path`: plain types, and tensors on the CPU.
 
     NumPy scalars become numbers of Python. mmap: whether tensors are read when they are used.
+
     Raises CheckpointError that says what the file is instead.
     """
-    taken: list[Any] = [
-        (_ScalarType, "numpy.dtype"),
-        *((_scalar, name) for name in SCALAR_NAMES),
-    ]
+    # Our stand-in, and the name in a pickle for which it stands.
+    stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
+    for name in SCALAR_NAMES:
+        stand_ins.append((_scalar, name))
     try:
         # torch keeps one list of allowed names for the process. A read without the lock would see
         # the names of another thread, and miss them a moment later.
         with _taking_scalars:
+            # First without the stand-ins, because few files hold NumPy scalars.
             try:
                 return load_plain(path, mmap)
             except checkpoint.UNREADABLE as e:
                 if not any(name in str(e) for name in SCALAR_NAMES):
                     raise
-            with torch.serialization.safe_globals(taken):
+            with torch.serialization.safe_globals(stand_ins):
                 return load_plain(path, mmap)
     except checkpoint.UNREADABLE as e:
         raise no_weights(path, e) from e
@@ -100,30 +112,37 @@ def no_weights(path: Path, error: Exception) -> CheckpointError:
         return CheckpointError("the memory does not hold it", str(path), expected, "free some")
     if isinstance(error, RefusedFile):
         return CheckpointError(f"not a weights file: {error}", str(path), expected, DOWNLOAD)
-    with path.open("rb") as file:
-        head = file.read(512)
-    seen = next(
-        (seen for mark, seen in MARKS.items() if re.match(mark, head, re.DOTALL | re.IGNORECASE)),
-        None,
-    )
-    if head.startswith(b"PK\x03\x04"):
-        seen = _seen_in_zip(path, error)
-    elif found := NOT_ALLOWED.search(str(error)):
-        seen = _seen_object(found[1])
-    if seen is None:
-        seen = ("a file that torch.load does not read", "download or export it again")
-    what, do = seen
+    what, do = _seen(path, error)
     return CheckpointError(f"not a weights file: {what}", str(path), expected, do)
 
 
+def _seen(path: Path, error: Exception) -> tuple[str, str]:
+    """Return what a file is that torch.load did not read, and what to do."""
+    unknown = ("a file that torch.load does not read", "download or export it again")
+    with path.open("rb") as file:
+        head = file.read(512)
+    if head.startswith(b"PK\x03\x04"):  # a zip file
+        return _seen_in_zip(path, error) or unknown
+    found = NOT_ALLOWED.search(str(error))
+    if found:
+        return _seen_object(found[1])
+    for mark, seen in MARKS.items():
+        if re.match(mark, head, re.DOTALL | re.IGNORECASE):
+            return seen
+    return unknown
+
+
 def _seen_in_zip(path: Path, error: Exception) -> tuple[str, str] | None:
-    """What a zip file is that torch.load did not read, and what to do. None: it shows no cause."""
+    """Return what a zip file is that torch.load did not read, and what to do.
+
+    Returns None if the file shows no cause.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
         return "it begins like one, but its end is missing or damaged", DOWNLOAD
-    if any(name.endswith("data.pkl") for name in names):
+    if any(name.endswith("data.pkl") for name in names):  # torch.save wrote it
         found = NOT_ALLOWED.search(str(error))
         return _seen_object(found[1]) if found else None
     inside = [name for name in names if name.endswith(SUFFIXES)]
@@ -134,7 +153,10 @@ def _seen_in_zip(path: Path, error: Exception) -> tuple[str, str] | None:
 
 
 def _seen_object(name: str) -> tuple[str, str]:
-    """What to say of a file with an object of another program, by the object's dotted name."""
+    """Return what a file with an object of another program is, and what to do.
+
+    name: the dotted name of the object's class.
+    """
     return (
         f"it holds an object of {name} beside its tensors, which could run any code",
         "save its state dict alone, where you trust it: "
