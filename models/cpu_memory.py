@@ -1,7 +1,8 @@
-"""Whether a training step on a CPU fits into memory, told before the first step.
+"""Checks before the first step whether a training step on a CPU fits into memory.
 
 A full GPU raises an error. A full CPU swaps for minutes, and then the system ends the process
-without a word.
+without a message. So `check_memory` estimates the need of a step, warns if it may be too large, and
+refuses if it certainly is.
 """
 
 import logging
@@ -22,39 +23,42 @@ from utils.run.measure import host_memory
 
 logger = logging.getLogger(__name__)
 
-# Weights, gradients and the two moments of Adam, all float32; and the averaged weights.
-BYTES_PER_PARAMETER, BYTES_PER_AVERAGED = 16, 4
-# What autograd saves on a CPU in float32, in numbers of a channel, fitted to the counts of
-# `saved_bytes` for small networks (tests/parts/models/test_cpu_memory.py: within 25 %).
-# Of a block: its input. If the attention is kept: its result and the sums of its rows.
-OF_BLOCK, OF_KEPT_ATTENTION = 1.05, 1.35
-# Of a stage that aligns frames, and of each frame that it aligns to another.
-OF_ALIGNED, OF_SOURCE = 8.0, 10.5
-# Of a pixel: the optical flow, or without it the convolution over all frames; the upsampling.
-OF_FLOW, OF_ALL_FRAMES, OF_UPSAMPLED = 870.0, 500.0, 200.0
+# Weights, gradients and the two moments of Adam, all float32.
+BYTES_PER_PARAMETER = 16
+# Averaged weights (train.E_decay), float32.
+BYTES_PER_AVERAGED = 4
+# What autograd saves on a CPU, in float32 numbers. These figures were fitted to the counts of
+# fit_memory.saved_bytes for small networks (tests/parts/models/test_cpu_memory.py: within 25 %).
+# For each channel of a token:
+OF_BLOCK = 1.05  # a block saves its input
+OF_KEPT_ATTENTION = 1.35  # and, unless it recomputes the attention, its result and sums
+OF_ALIGNED = 8.0  # a stage that aligns frames
+OF_SOURCE = 10.5  # and each frame that is aligned to another
+# For each pixel of an input frame:
+OF_FLOW = 870.0  # the optical flow
+OF_ALL_FRAMES = 500.0  # without flow: the convolution over all frames
+OF_UPSAMPLED = 200.0  # for each pixel of the output in super-resolution
 BYTES_PER_NUMBER = 4
-# A refusal must be certain, so it takes this share of the estimate.
+# A refusal must be certain, so it counts only this share of the estimated activations. The estimate
+# is within 25 %.
 CERTAIN = 0.75
 
 
 class Need(NamedTuple):
-    """Bytes that the processes of this host need for a training step.
+    """What the processes of this host need for a training step."""
 
-    fixed: of weights, gradients and moments. saved: what autograd saves for the backward pass.
-    """
-
-    fixed: int
-    saved: int
-    ranks: int
+    fixed: int  # bytes of weights, gradients and moments in each process
+    saved: int  # bytes that autograd saves for the backward pass in each process
+    ranks: int  # number of processes on this host
 
     @property
     def total(self) -> float:
-        """About the peak of a step, in GB."""
+        """Estimate the peak of a step, in GB."""
         return MARGIN * self.ranks * (self.fixed + self.saved) / GB
 
     @property
     def certain(self) -> float:
-        """What a step needs in any case, in GB."""
+        """Estimate what a step needs in any case, in GB."""
         return self.ranks * (self.fixed + CERTAIN * self.saved) / GB
 
 
@@ -69,35 +73,46 @@ def check_memory(
 
     Networks of other kinds than VRT are not judged.
 
-    lq: (B, T, C, H, W). is_half: whether autocast computes in 16 bits. has_average: whether the run
-        keeps averaged weights. changes: function that returns the options that make a step smaller.
+    lq: (B, T, C, H, W). is_half: whether autocast computes in 16 bits.
+    has_average: whether the run keeps averaged weights.
+    changes: function that returns the option lines that make a step smaller.
 
     Raises OptionError if the memory of the host, swap included, is too small in any case.
     """
-    ranks = utils_dist.gather_objects(platform.node()).count(platform.node())
-    use = host_memory()
+    # All ranks must ask this, also those that return below.
+    hosts = utils_dist.gather_objects(platform.node())
+    ranks = hosts.count(platform.node())  # on this host
+    use = host_memory()  # (used, size) in GB, or None if it is unknown
     if use is None or not isinstance(net, VRT):
         return
     used, size = use
+    clips, frames, _, height, width = lq.shape
+
     parameters = sum(parameter.numel() for parameter in net.parameters())
-    fixed = parameters * (BYTES_PER_PARAMETER + BYTES_PER_AVERAGED * has_average)
-    saved = lq.numel() // lq.shape[2] * saved_per_pixel(net) // (1 + is_half)
+    bytes_per_parameter = BYTES_PER_PARAMETER
+    if has_average:
+        bytes_per_parameter += BYTES_PER_AVERAGED
+    fixed = parameters * bytes_per_parameter
+    saved = clips * frames * height * width * saved_per_pixel(net)
+    if is_half:
+        saved //= 2
     need = Need(fixed, int(saved), ranks)
     if need.total < size - used:
         return
 
+    processes = f"; {ranks} processes" if ranks > 1 else ""
     figures = (
-        f"a step on {len(lq)} clips of {lq.shape[1]} x {lq.shape[3]} x {lq.shape[4]} needs about "
+        f"a step on {clips} clips of {frames} x {height} x {width} needs about "
         f"{need.total:.1f} GB on the CPU ({ranks * need.saved / GB:.1f} GB of activations, "
-        f"{ranks * fixed / GB:.1f} GB of weights, gradients and moments"
-        f"{f'; {ranks} processes' if ranks > 1 else ''})"
+        f"{ranks * fixed / GB:.1f} GB of weights, gradients and moments{processes})"
     )
+    indent = " " * 12  # as deep as the text of an error
     if need.certain > size + swap_gb():
         raise OptionError(
             what=figures,
             where="datasets.train, netG",
             expected=f"at most the {size:.1f} GB of this machine, or of its limit",
-            do="\n".join(["one of these, or several:", *(f"{'':<12}{c}" for c in changes())]),
+            do="\n".join(["one of these, or several:", *(f"{indent}{line}" for line in changes())]),
         )
     logger.warning(
         "%s; %.1f of %.1f GB are free. It may swap, and the system may end the run. Less takes: %s",
@@ -108,23 +123,32 @@ def check_memory(
 def saved_per_pixel(net: VRT) -> float:
     """Estimate the bytes that autograd saves in float32 for each pixel of each input frame."""
     numbers = OF_FLOW if net.pa_frames else OF_ALL_FRAMES
-    for number, scale in enumerate((*STAGE_SCALES, 1), start=1):
+    scales = (*STAGE_SCALES, 1)  # stage 8 works at full resolution
+    for number, scale in enumerate(scales, start=1):
         stage = getattr(net, f"stage{number}")
         blocks = [block for block in stage.modules() if isinstance(block, Block)]
+        # A stage at 1 / scale of the resolution has one token for scale^2 pixels.
         for block in blocks:
-            keeps = 0.0 if block.checkpoint_attn else OF_KEPT_ATTENTION
-            numbers += (OF_BLOCK + keeps) * block.attn.proj.out_features / scale**2
+            kept = 0.0 if block.checkpoint_attn else OF_KEPT_ATTENTION
+            channels = block.attn.proj.out_features
+            numbers += (OF_BLOCK + kept) * channels / scale**2
         if isinstance(stage, Stage) and stage.aligns:
             of_stage = OF_ALIGNED + OF_SOURCE * stage.pa_deform.sources
-            numbers += of_stage * stage.linear1.out_features / scale**2
+            channels = stage.linear1.out_features
+            numbers += of_stage * channels / scale**2
     if net.upscale > 1:
         numbers += OF_UPSAMPLED * net.upscale**2
     return BYTES_PER_NUMBER * numbers
 
 
 def swap_gb() -> float:
-    """Return the size of the swap space, 0 if it is unknown."""
-    with suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("SwapTotal")).split()[1]) / 1e6
+    """Return the size of the swap space in GB, 0 if it is unknown.
+
+    On Linux /proc/meminfo has a line such as "SwapTotal:       2097148 kB".
+    """
+    with suppress(OSError, ValueError):  # another system, or another form of the file
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("SwapTotal"):
+                kilobytes = int(line.split()[1])
+                return kilobytes / 1e6
     return 0.0

@@ -1,5 +1,17 @@
-"""Memory of a training step: checkpoint "auto" fits it to a budget; a step without room says what
-to change.
+"""Memory of a training step: netG.checkpoint "auto" fits the step to a budget, and an
+out-of-memory error says what to change.
+
+Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
+in backward ("checkpointing"), which saves memory and costs time. `fit_memory` chooses which
+branches are computed again:
+
+    count    run the forward pass once with every branch recomputed, and note what autograd has
+             saved before each module (`Moment`)
+    measure  for each branch, what autograd would save in addition without recomputing (`Branch`)
+    choose   stop recomputing the branches with the most work per byte, while the estimate of the
+             peak stays within the budget
+
+`suggest_changes` and `out_of_memory_error` say which options make a step smaller.
 """
 
 import logging
@@ -32,62 +44,63 @@ MARGIN = 1.1
 
 
 class Branch(NamedTuple):
-    """One branch of a block, or the fusion of a stage: bytes of its intermediates, and FLOPs to
-    recompute them.
-    """
+    """One branch of a block, or the fusion of a stage, which backward may recompute."""
 
     owner: Any  # a Block, or the GatedMlp of a stage
-    flag: str
-    bytes: int
-    flops: float
+    flag: str  # attribute of the owner: whether backward recomputes the branch
+    bytes: int  # what autograd saves for the branch if backward does not recompute it
+    flops: float  # operations that recomputing takes
 
 
 class Moment(NamedTuple):
-    """The backward pass of one module.
+    """The backward pass of one module."""
 
-    saved: bytes that autograd has saved by the end of its forward pass if all branches are
-    recomputed; what later modules saved is free again. transient: bytes that its backward pass
-    allocates besides, on a GPU.
-    """
-
+    # The branches of this module.
     branches: list[Branch]
+    # Bytes that autograd has saved by the end of the module's forward pass, if all branches are
+    # recomputed. During the module's backward pass they are still there. What later modules saved
+    # is free again by then.
     saved: int
+    # Further bytes that the module's backward pass allocates on a GPU.
     transient: int = 0
 
 
-def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> float:
-    """Set the checkpoint flags of every block so that a training step needs at most `budget_gb`;
-    returns the estimate.
+class Activations(NamedTuple):
+    """Bytes of activations in a training step."""
 
-    run: one forward pass of net at the training size. The branches with the most FLOPs per byte are
-    the first to be saved instead of recomputed. Counted from the tensors that autograd saves,
-    without a backward pass: gradients and random numbers are not changed, and every rank gets the
-    same result. The count is within 3 % of what a step allocates, and up to 10 % below it for
-    recomputed blocks of the plain form (docs/benchmarks/net.md); MARGIN covers both.
+    kept: int  # between forward and backward
+    peak: int  # the most at a time
+
+
+# ---- Choosing the recomputed branches --------------------------------------------------------
+
+
+def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> float:
+    """Set the checkpoint flags of every block so that a training step needs at most `budget_gb`.
+
+    run: function that runs one forward pass of net at the training size.
+
+    Returns the estimate of what a step needs, in GB.
+
+    The estimate counts the tensors that autograd saves, without a backward pass. So gradients and
+    random numbers are not changed, and every rank gets the same result. The count is within 3 % of
+    what a step allocates, and up to 10 % below it for recomputed blocks of the plain form
+    (docs/benchmarks/net.md). MARGIN covers both.
     """
     moments = _checkpoint_all(net, run)
     branches = [branch for moment in moments for branch in moment.branches]
     fixed = BYTES_PER_PARAMETER * sum(p.numel() for p in net.parameters())
 
-    def kept_and_peak() -> tuple[int, int]:
-        """Bytes of activations that are kept for the backward pass, and the most that there are at
-        a time.
-        """
-        kept = peak = 0
-        for moment in moments:
-            again = sum(
-                branch.bytes for branch in moment.branches if getattr(branch.owner, branch.flag)
-            )
-            kept += sum(branch.bytes for branch in moment.branches) - again
-            peak = max(peak, moment.saved + kept + again + moment.transient)
-        return moments[-1].saved + kept, peak
-
-    for branch in sorted(branches, key=lambda b: b.flops / max(b.bytes, 1), reverse=True):
+    # The branches that take the most operations per byte gain most if they are not recomputed.
+    branches_by_gain = sorted(branches, key=lambda b: b.flops / max(b.bytes, 1), reverse=True)
+    for branch in branches_by_gain:
         setattr(branch.owner, branch.flag, False)
-        if MARGIN * (fixed + kept_and_peak()[1]) > budget_gb * GB:
+        if MARGIN * (fixed + _activations(moments).peak) > budget_gb * GB:
             setattr(branch.owner, branch.flag, True)
-    kept, peak = kept_and_peak()
-    need, recomputed = MARGIN * (fixed + peak), sum(getattr(b.owner, b.flag) for b in branches)
+
+    kept, peak = _activations(moments)
+    need = MARGIN * (fixed + peak)
+    recomputed = sum(_is_recomputed(branch) for branch in branches)
     logger.info(
         "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
         "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a "
@@ -95,26 +108,58 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         recomputed, len(branches), need / GB, budget_gb, kept / GB, (peak - kept) / GB, fixed / GB,
     )  # fmt: skip
     if need > budget_gb * GB:
+        # Activations grow with the area of a crop, so its side shrinks by the square root.
+        share = (budget_gb * GB / MARGIN - fixed) / (need / MARGIN - fixed)
         logger.warning(
             "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "
             "block checkpointed: "
             "reduce gt_size to %.0f %%, or reduce num_frame or the batch", budget_gb, need / GB,
-            100 * max(0.0, (budget_gb * GB / MARGIN - fixed) / (need / MARGIN - fixed)) ** 0.5,
+            100 * max(0.0, share) ** 0.5,
         )  # fmt: skip
     return need / GB
 
 
-def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
-    """Set every checkpoint flag.
+def _activations(moments: list[Moment]) -> Activations:
+    """Estimate the activations with the present flags. moments: in the order of forward."""
+    kept_in_branches = 0  # up to the present module
+    peak = 0
+    for moment in moments:
+        recomputed = 0  # what the backward pass of this module computes again
+        for branch in moment.branches:
+            if _is_recomputed(branch):
+                recomputed += branch.bytes
+            else:
+                kept_in_branches += branch.bytes
+        peak = max(peak, moment.saved + kept_in_branches + recomputed + moment.transient)
+    end_of_forward = moments[-1]
+    return Activations(end_of_forward.saved + kept_in_branches, peak)
 
-    Returns the moments in the order of the forward pass; the last is the end of it.
+
+def _is_recomputed(branch: Branch) -> bool:
+    return getattr(branch.owner, branch.flag)
+
+
+# ---- Counting --------------------------------------------------------------------------------
+
+
+def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
+    """Set every checkpoint flag, and count what a step then saves.
+
+    Returns the moments in the order of the forward pass. The last one is the end of it.
     """
-    owners: list[Any] = [m for m in net.modules() if isinstance(m, Block)]
-    owners += [m.pa_fuse for m in net.modules() if isinstance(m, Stage) and m.aligns]
-    aligns = [m for m in net.modules() if isinstance(m, DeformAlign)]
+    owners: list[Any] = []
+    for module in net.modules():
+        if isinstance(module, Block):
+            owners.append(module)
+    for module in net.modules():
+        if isinstance(module, Stage) and module.aligns:
+            owners.append(module.pa_fuse)
+    aligns = [module for module in net.modules() if isinstance(module, DeformAlign)]
+    # For each module that has run: itself, its input, and the bytes saved so far.
     seen: list[tuple[Any, Tensor, int]] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
+        # DeformAlign takes (sources, target, flows), the others take x alone.
         x = args[1] if module in aligns else args[0]
         seen.append((module, x.detach(), sum(sizes.values())))
 
@@ -126,22 +171,26 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
                 for flag in owner.FLAGS:
                     setattr(owner, flag, True)
             for module in (*owners, *aligns):
-                stack.callback(module.register_forward_hook(note).remove)
+                hook = module.register_forward_hook(note)
+                stack.callback(hook.remove)
             run()
         known: dict[tuple, list[int]] = {}
-        moments = [
-            Moment([], saved, module.transient(x))
-            if module in aligns
-            else _moment(net, module, x, saved, known)
-            for module, x, saved in seen
-        ]
-        return [*moments, Moment([], sum(sizes.values()))]
+        moments = []
+        for module, x, saved in seen:
+            if module in aligns:
+                moments.append(Moment([], saved, module.transient(x)))
+            else:
+                moments.append(_moment(net, module, x, saved, known))
+        moments.append(Moment([], sum(sizes.values())))
+        return moments
 
 
 @contextmanager
 def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
-    """Bytes of each storage that autograd saves for the backward pass, by address, without
-    parameters and buffers.
+    """Count what autograd saves for backward within this context.
+
+    Yields a dictionary that fills up: address of a storage -> its bytes. Parameters and buffers of
+    the network do not count.
     """
     own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
     sizes: dict[int, int] = {}
@@ -161,39 +210,83 @@ def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
 def _moment(
     net: nn.Module, owner: Any, x: Tensor, saved: int, known: dict[tuple, list[int]]
 ) -> Moment:
-    """known: bytes that are saved in addition when the flags are cleared one by one, of each kind
-    and size of owner.
+    """Describe the backward pass of a block, or of the GatedMlp of a stage.
+
+    x: its input. saved: see `Moment`. known: what was measured for modules of the same kind and
+    size; a new measurement is added. So blocks that are alike are measured once.
     """
-    key, transient = (type(owner), tuple(x.shape), x.dtype), 0
+    kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):
-        attn, transient = owner.attn, block_transient(owner, x)
-        key += (owner.window, owner.shift if any(owner.shift) else None, attn.mutual, attn.heads)
-        batch, *size, channels = x.shape
-        window = [min(s, w) for s, w in zip(size, owner.window, strict=True)]
-        padded = batch * math.prod(-(-s // w) * w for s, w in zip(size, window, strict=True))
-        # Mutual attention adds the products within half a window.
-        pairs = (3 if attn.mutual else 2) * math.prod(window) * channels
-        of_attn, of_mlp = (
-            sum(layer.weight.numel() for layer in m.children()) for m in (attn, owner.mlp)
-        )
-        work = padded * 2.0 * (of_attn + pairs), batch * math.prod(size) * 2.0 * of_mlp
+        attn = owner.attn
+        shift = owner.shift if any(owner.shift) else None
+        kind += (owner.window, shift, attn.mutual, attn.heads)
+        transient = block_transient(owner, x)
+        flops = _flops_of_block(owner, x)
     else:
-        work = (2.0 * x.numel() / x.shape[-1] * sum(w.numel() for w in owner.weights().values()),)
-    if key not in known:
-        x, totals = x.requires_grad_(), []
-        for flag in (None, *owner.FLAGS):
-            if flag:
-                setattr(owner, flag, False)
-            with saved_bytes(net) as sizes:
-                owner(x)
-            totals.append(sum(sizes.values()))
-        known[key] = [max(0, now - before) for before, now in pairwise(totals)]
-        for flag in owner.FLAGS:
-            setattr(owner, flag, True)
-    branches = [
-        Branch(owner, *branch) for branch in zip(owner.FLAGS, known[key], work, strict=True)
-    ]
+        transient = 0
+        tokens = x.numel() / x.shape[-1]
+        weights = sum(w.numel() for w in owner.weights().values())
+        flops = [2.0 * tokens * weights]
+    if kind not in known:
+        known[kind] = _measured(net, owner, x.requires_grad_())
+    branches = []
+    for flag, size, work in zip(owner.FLAGS, known[kind], flops, strict=True):
+        branches.append(Branch(owner, flag, size, work))
     return Moment(branches, saved, transient)
+
+
+def _measured(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
+    """Return the bytes that autograd saves in addition if a flag of `owner` is cleared.
+
+    The flags are cleared one by one, and are set again at the end. One number for each flag.
+    """
+    totals = []
+    for flag in (None, *owner.FLAGS):
+        if flag is not None:
+            setattr(owner, flag, False)
+        with saved_bytes(net) as sizes:
+            owner(x)
+        totals.append(sum(sizes.values()))
+    for flag in owner.FLAGS:
+        setattr(owner, flag, True)
+    return [max(0, after - before) for before, after in pairwise(totals)]
+
+
+def _flops_of_block(block: Block, x: Tensor) -> list[float]:
+    """Return the operations of the two branches of a block, attention and MLP.
+
+    x: (B, D, H, W, C).
+    """
+    attn = block.attn
+    batch, *size, channels = x.shape
+    # The attention computes whole windows, with padding. A window that is larger than the clip is
+    # as large as the clip.
+    window = [min(s, w) for s, w in zip(size, block.window, strict=True)]
+    padded_tokens = batch
+    for length, length_of_window in zip(size, window, strict=True):
+        padded_tokens *= math.ceil(length / length_of_window) * length_of_window
+    tokens = batch * math.prod(size)
+
+    # A token takes one multiplication and one addition for each weight, and in the products q k^T
+    # and p v one of each for each channel and partner. Mutual attention adds such products within
+    # half a window.
+    attn_weights = _weights_in_layers(attn)
+    mlp_weights = _weights_in_layers(block.mlp)
+    products = 3 if attn.mutual else 2
+    pairs = products * math.prod(window) * channels
+    return [padded_tokens * 2.0 * (attn_weights + pairs), tokens * 2.0 * mlp_weights]
+
+
+def _weights_in_layers(module: nn.Module) -> int:
+    """Return the number of weights in the linear layers of a module, without biases."""
+    count = 0
+    for child in module.children():
+        layer: Any = child
+        count += layer.weight.numel()
+    return count
+
+
+# ---- Advice ----------------------------------------------------------------------------------
 
 
 def out_of_memory_error(
@@ -204,60 +297,75 @@ def out_of_memory_error(
     netG: Section,
     spec: InputSpec,
 ) -> SpikeVRTError:
-    """The error for a training step without room, with the option lines that make it smaller."""
+    """Make the error for a training step without room, with option lines that make it smaller.
+
+    where: the step, for the error. The other arguments: see `suggest_changes`.
+    """
     peak_gb = devices.peak_gb(device)
     peak = "" if peak_gb is None else f", {peak_gb:.1f} GB at the peak"
-    lines = suggest_changes(train, data, netG, spec) or [
-        "take a smaller network, or a GPU with more memory"
-    ]
+    lines = suggest_changes(train, data, netG, spec)
+    if not lines:
+        lines = ["take a smaller network, or a GPU with more memory"]
     if gpu.is_cuda(device):
         lines.append(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against "
             "fragmentation"
         )
+    indent = " " * 12  # as deep as the text of an error
     return SpikeVRTError(
         what=f"out of memory on rank {utils_dist.get_rank()}{peak}",
         where=where,
         expected=f"a step within the {devices.total_gb(device):.1f} GB of the device, less what "
         "other processes use",
-        do="\n".join(["one of these, or several:", *(f"{'':<12}{line}" for line in lines)]),
+        do="\n".join(["one of these, or several:", *(f"{indent}{line}" for line in lines)]),
     )
 
 
 def suggest_changes(
     train: TrainOptions, data: LoaderOptions | None, netG: Section, spec: InputSpec
 ) -> list[str]:
-    """Option lines that make a training step smaller, those first that change the result least.
+    """Return option lines that make a training step smaller.
 
-    data: datasets.train; None in a notebook without datasets.
+    The first lines change the result least. E.g. "train.amp.enable=true".
+
+    data: datasets.train, or None in a notebook without datasets. spec: what the network requires.
     """
-    lines, batch = [], getattr(data, "dataloader_batch_size", 1)
+    lines = []
+
+    # Fewer clips at a time and as many more passes give the same step.
+    batch = getattr(data, "dataloader_batch_size", 1)
     if batch > 1:
-        fewer = next(b for b in range(batch // 2, 0, -1) if batch % b == 0)
+        fewer = batch // 2
+        while batch % fewer != 0:
+            fewer -= 1
         steps = train.accumulation_steps * batch // fewer
         lines.append(
             f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={steps}"
         )
-    keys = [
-        f"netG.{k}=true"
-        for k in ("use_checkpoint_attn", "use_checkpoint_ffn")
-        if getattr(netG, k, None) is False
-    ]
-    keys += [
-        f"netG.{k}=[]"
-        for k in ("no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks")
-        if getattr(netG, k, [])
-    ]
+
+    # Checkpointing everywhere gives the same numbers, and takes more time.
+    keys = []
+    for key in ("use_checkpoint_attn", "use_checkpoint_ffn"):
+        if getattr(netG, key, None) is False:
+            keys.append(f"netG.{key}=true")
+    for key in ("no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
+        if getattr(netG, key, []):
+            keys.append(f"netG.{key}=[]")
     if keys:
         lines.append(" ".join(keys))
+
     if not train.amp.enable:
         lines.append("train.amp.enable=true")
-    side = getattr(data, "gt_size", 0) // spec.scale * 3 // 4 // spec.multiple * spec.multiple
+
+    # Crops of at most three quarters of the side, in steps that the network takes.
+    side = getattr(data, "gt_size", 0) // spec.scale * 3 // 4
+    side = side // spec.multiple * spec.multiple
     if side >= max(spec.least_size):
         lines.append(f"datasets.train.gt_size={side * spec.scale}")
+
+    # One frame less, but one frame more than the network requires, so that attention between frames
+    # has several frames to use.
     frames = getattr(data, "num_frame", 0) - 1
-    # One frame more than the network requires, so that attention between frames has several frames
-    # to use.
     if frames > spec.least_frames and not spec.interpolates:
         lines.append(f"datasets.train.num_frame={frames}")
     return lines
