@@ -2,11 +2,18 @@
 clips.
 
 Written from a description of the published network's arithmetic; released weights load by name.
-This file connects the parts, which are in models/vrt/ and models/fusion/.
+This file connects the parts, which are in models/vrt/ and models/fusion/:
+
+    frames, spikes -> fusion.on_input -> align neighbours along the optical flow -> conv_first
+      -> stages 1 to 4 (each at half the resolution of the one before)
+      -> stages 5 to 7 (each at twice the resolution, with skip connections from stages 3 to 1)
+      -> stage 8 (at full resolution) -> conv_last -> add the input frames
+
+`check_options` refuses options that do not fit together, `check_input` refuses clips.
 """
 
 import logging
-from itertools import product
+import math
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -30,12 +37,12 @@ from utils.errors import PUBLISHED, DataError, OptionError
 
 logger = logging.getLogger(__name__)
 
-# How stages 1 to 7 change the resolution at their entry, and how much smaller than the input they
-# then work.
+# How stages 1 to 7 change the resolution at their entry.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")
+# Size of the input / size in stages 1 to 7.
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
-# KAIR's scripts download this file; where it is missing, the weights that this project ships stand
-# in.
+# KAIR's scripts download this file. If it is missing, the flow weights that this project ships are
+# used.
 PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 # Share of a GPU's memory that a step may use with checkpoint "auto" and no budget.
@@ -106,102 +113,125 @@ class VRT(nn.Module):
         spike_channels: int = 0,
     ) -> None:
         super().__init__()
-        options = {
-            key: value for key, value in locals().items() if key not in ("self", "__class__")
-        }
+        # All arguments by name. `self` and `__class__` come from Python.
+        options = dict(locals())
+        del options["self"], options["__class__"]
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
-        self.image_chans, in_chans = fusion_options.constructor.channels(in_chans, spike_channels)
+        operator = fusion_options.constructor
+        self.image_chans, in_chans = operator.channels(in_chans, spike_channels)
         check_options(options, self.image_chans)
-        self.is_fitted, self.memory_budget_gb = checkpoint != "auto", memory_budget_gb
-        self.notes: list[str] = []  # messages about this network for the training log
-        self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_instants * out_chans
-        self.out_instants = out_instants
-        self.pa_frames, self.nonblind = pa_frames, nonblind_denoising
-        needed = spike_channels if fusion_options.constructor.needs_spikes else 0
-        self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, needed)
 
-        trunk_inputs = in_chans * 9 + int(nonblind_denoising) if pa_frames else in_chans
-        self.conv_first = FrameConv(trunk_inputs, embed_dims[0])
+        self.upscale = upscale
+        self.in_chans = in_chans  # channels per frame after fusion.on_input
+        self.out_instants = out_instants
+        self.out_chans = out_instants * out_chans
+        self.pa_frames = pa_frames
+        self.nonblind = nonblind_denoising
+        self.memory_budget_gb = memory_budget_gb
+        self.is_fitted = checkpoint != "auto"  # whether `fit` has nothing left to do
+        self.notes: list[str] = []  # messages about this network for the training log
+        needed_spikes = spike_channels if operator.needs_spikes else 0
+        self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, needed_spikes)
+
+        # The order of the following lines decides which random numbers the weights get.
+        if pa_frames:
+            # Each frame, and the four nearest pixels in each of its two neighbours: 9 groups of
+            # channels. See flow.aligned_input.
+            inputs = 9 * in_chans + int(nonblind_denoising)
+        else:
+            inputs = in_chans
+        self.conv_first = FrameConv(inputs, embed_dims[0])
         if pa_frames:
             self.spynet = SpyNet()
         self._build(options)
+        # Channels of the first features, then of stages 1 to 7.
         widths = [embed_dims[0], *embed_dims[:7]]
         self.fusion = FUSIONS.build(
             fusion_options, "netG.fusion", spike_channels=spike_channels, feature_channels=widths
         )
         self._init_for_scratch(spynet_path)
 
+    # ---- Construction ------------------------------------------------------------------------
+
     def _build(self, o: dict[str, Any]) -> None:
-        depths, dims, heads, window = (
-            o["depths"],
-            o["embed_dims"],
-            o["num_heads"],
-            tuple(o["window_size"]),
-        )
-        rates = torch.linspace(0, o["drop_path_rate"], sum(depths), device="cpu").tolist()
-        rates = [rates[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]
-        blocks = [
-            {key: o[key] for key in ("mlp_ratio", "qkv_bias", "qk_scale", "kernels")}
-            for _ in depths
-        ]
-        for i, part in product(range(len(depths)), ("attn", "ffn")):
-            skips = i in o[f"no_checkpoint_{part}_blocks"]
-            blocks[i][f"checkpoint_{part}"] = o[f"use_checkpoint_{part}"] and not skips
+        """Add the stages, and the layers behind them.
+
+        o: the arguments of the constructor. The names of the modules are those of the released
+        weights.
+        """
+        depths = o["depths"]
+        dims = o["embed_dims"]
+        heads = o["num_heads"]
+        window = tuple(o["window_size"])
+        drop_rates = _drop_rates(depths, o["drop_path_rate"])
+
         for i, (kind, scale) in enumerate(zip(KINDS, STAGE_SCALES, strict=True)):
             stage = Stage(
                 kind,
-                dims[i - 1] if i else dims[0],
-                dims[i],
-                depths[i],
-                heads[i],
-                window,
-                int(depths[i] * o["mul_attn_ratio"]),
-                rates[i],
-                o["pa_frames"],
-                o["deformable_groups"],
-                scale,
-                **blocks[i],
+                inputs=dims[i - 1] if i > 0 else dims[0],
+                dim=dims[i],
+                depth=depths[i],
+                heads=heads[i],
+                window=window,
+                mutual_depth=int(depths[i] * o["mul_attn_ratio"]),
+                drop_path=drop_rates[i],
+                pa_frames=o["pa_frames"],
+                deformable_groups=o["deformable_groups"],
+                scale=scale,
+                **_block_options(o, i),
             )
             self.add_module(f"stage{i + 1}", stage)
+
+        # Stage 8: a change of width, then the layers with the remaining entries of `depths`.
         entry = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
         self.stage8 = nn.ModuleList([entry])
+        single_frame = (1, *window[1:])
         for i in range(7, len(depths)):
-            own = (1, *window[1:]) if i in o["indep_reconsts"] else window
-            self.stage8.append(
-                RefineLayer(dims[i], depths[i], heads[i], own, rates[i], **blocks[i])
+            layer_window = single_frame if i in o["indep_reconsts"] else window
+            layer = RefineLayer(
+                dims[i], depths[i], heads[i], layer_window, drop_rates[i], **_block_options(o, i)
             )
+            self.stage8.append(layer)
         self.norm = LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
-        if not self.pa_frames:
+
+        if not self.pa_frames:  # interpolation: all frames are joined, then new frames are made
             self.linear_fuse = nn.Conv2d(dims[0] * o["img_size"][0], 64, 1)
             self.conv_last = nn.Conv2d(64, self.out_chans, 7)
         elif self.upscale == 1:
             self.conv_last = FrameConv(dims[0], self.out_chans)
         else:
-            self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], 64), nn.LeakyReLU(0.01))
-            # Pixel shuffles by 2 or 3. The convolutions are named 0, 5, 10, ... as in the released
-            # checkpoints.
-            self.upsample = nn.Sequential()
-            factors = [3] if self.upscale == 3 else [2] * (self.upscale.bit_length() - 1)
-            for step, factor in enumerate(factors):
-                layers = (
-                    FrameConv(64, 64 * factor * factor),
-                    nn.PixelShuffle(factor),
-                    nn.LeakyReLU(0.1),
-                )
-                for place, layer in enumerate(layers, start=5 * step):
-                    self.upsample.add_module(str(place), layer)
-            self.upsample.add_module(str(5 * len(factors)), FrameConv(64, 64))
-            self.conv_last = FrameConv(64, self.out_chans)
+            self._build_upsampling(dims[0])
+
+    def _build_upsampling(self, dim: int) -> None:
+        """Add the layers of super-resolution. dim: channels of the features."""
+        self.conv_before_upsample = nn.Sequential(FrameConv(dim, 64), nn.LeakyReLU(0.01))
+        # One pixel shuffle by 3, or one by 2 for each factor of 2 in the scale, e.g. two for 4.
+        if self.upscale == 3:
+            factors = [3]
+        else:
+            powers = self.upscale.bit_length() - 1  # e.g. 4 is 100 in binary, 3 bits: 2 powers
+            factors = [2] * powers
+        # In the released weights the convolutions have the names 0, 5, 10, ...
+        self.upsample = nn.Sequential()
+        name = 0
+        for factor in factors:
+            self.upsample.add_module(f"{name}", FrameConv(64, 64 * factor * factor))
+            self.upsample.add_module(f"{name + 1}", nn.PixelShuffle(factor))
+            self.upsample.add_module(f"{name + 2}", nn.LeakyReLU(0.1))
+            name += 5
+        self.upsample.add_module(f"{name}", FrameConv(64, 64))
+        self.conv_last = FrameConv(64, self.out_chans)
 
     def _init_for_scratch(self, spynet_path: str | None) -> None:
-        """Initialise so that the untrained network returns its input; load SpyNet, or start from
-        zero flow.
+        """Initialise the network so that it returns its input before training.
+
+        The flow network SpyNet gets its weights from spynet_path, or starts with zero flow.
         """
         nn.init.zeros_(self.conv_last.weight)
         assert self.conv_last.bias is not None
         nn.init.zeros_(self.conv_last.bias)
-        if not self.pa_frames:
+        if not self.pa_frames:  # no alignment, so no flow network
             return
         if spynet_path is None:
             self.notes.append(
@@ -209,19 +239,25 @@ class VRT(nn.Module):
             )
             levels: Any = self.spynet.basic_module
             for level in levels:  # a random flow would misalign the features
-                nn.init.zeros_(level.basic_module[-1].weight)
-                nn.init.zeros_(level.basic_module[-1].bias)
+                last_layer = level.basic_module[-1]
+                nn.init.zeros_(last_layer.weight)
+                nn.init.zeros_(last_layer.bias)
             return
-        is_here = Path(spynet_path).is_file()
-        if not is_here and spynet_path != PUBLISHED_FLOW:
-            expected = (
-                f"SpyNet weights: the published ones ({PUBLISHED}) or models/vrt/{OWN_FLOW.name}"
+
+        # Only the published file may be missing, because this project ships weights in its place.
+        is_found = Path(spynet_path).is_file()
+        if not is_found and spynet_path != PUBLISHED_FLOW:
+            raise OptionError(
+                what=f"no file {spynet_path}",
+                where="netG.spynet_path",
+                expected=f"SpyNet weights: the published ones ({PUBLISHED}) or "
+                f"models/vrt/{OWN_FLOW.name}",
+                do="correct the path, or set it to null to start from zero flow",
             )
-            do = "correct the path, or set it to null to start from zero flow"
-            raise OptionError(f"no file {spynet_path}", "netG.spynet_path", expected, do)
-        if self.conv_last.weight.is_meta:  # only the options are being checked
+        # On the device "meta" only the options are being checked, and there are no weights to fill.
+        if self.conv_last.weight.is_meta:
             return
-        if not is_here:
+        if not is_found:
             spynet_path = str(OWN_FLOW)
             if utils_dist.is_main_process():
                 logger.warning(
@@ -229,18 +265,27 @@ class VRT(nn.Module):
                     "it (docs/model.md). "
                     "The published weights: %s", PUBLISHED_FLOW, OWN_FLOW.name, PUBLISHED,
                 )  # fmt: skip
+        self._load_flow_weights(spynet_path)
+
+    def _load_flow_weights(self, spynet_path: str) -> None:
+        """Load SpyNet's weights. Raises OptionError if the file holds other tensors."""
         weights = portable.read_weights(spynet_path, key="netG.spynet_path")
         # Some files lack the two constants of the normalisation.
-        weights = {"mean": self.spynet.mean, "std": self.spynet.std, **weights}
+        weights.setdefault("mean", self.spynet.mean)
+        weights.setdefault("std", self.spynet.std)
         try:
             self.spynet.load_state_dict(weights)
         except RuntimeError as e:
-            expected = "the 60 tensors basic_module.{0..5}.basic_module.{0,2,4,6,8}.{weight,bias}"
-            what = f"{spynet_path} does not hold SpyNet weights"
-            raise OptionError(what, "netG.spynet_path", expected, "choose another file") from e
+            raise OptionError(
+                what=f"{spynet_path} does not hold SpyNet weights",
+                where="netG.spynet_path",
+                expected="the 60 tensors "
+                "basic_module.{0..5}.basic_module.{0,2,4,6,8}.{weight,bias}",
+                do="choose another file",
+            ) from e
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """torch.compile of the blocks, in place.
+        """Compile the blocks with torch.compile, in place. For the arguments see torch.compile.
 
         Compiling the whole network takes ten times as long.
         """
@@ -250,34 +295,43 @@ class VRT(nn.Module):
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
             )
-        # All blocks share one code object, which is compiled again per width, mask, size, and
-        # mutual or self attention.
+        # All blocks share one code object. torch compiles it again for each width, mask and size,
+        # and for mutual and self attention. Beyond recompile_limit it would give up.
         config: Any = torch._dynamo.config  # its attributes have the types of their defaults
         config.recompile_limit = max(64, config.recompile_limit)
-        for block in (m for m in self.modules() if isinstance(m, Block)):
-            block.forward_plain = torch.compile(block.forward_plain, *args, **options)
-            block.is_compiled = True
+        for block in self.modules():
+            if isinstance(block, Block):
+                block.forward_plain = torch.compile(block.forward_plain, *args, **options)
+                block.is_compiled = True
+
+    # ---- Forward -----------------------------------------------------------------------------
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        """lq: (B, N, C, H, W), C = image channels (+ 1 noise map); spike: (B, N, S, H, W) if the
-        fusion needs it.
+        """Restore the frames of a clip, or make new frames between them if pa_frames is 0.
+
+        lq: (B, N, C, H, W) in [0, 1]. C: image channels, then the noise map if there is one.
+        spike: (B, N, S, H, W), or None if the fusion operator takes no spikes.
 
         Returns (B, N, out_instants * out_chans, upscale * H, upscale * W), or if pa_frames is 0 the
         frames in the middle of the clip, (B, out_chans / 3, 3, H, W).
         """
         check_input(lq, self.input_spec)
-        image, noise = lq[:, :, : self.image_chans], lq[:, :, self.image_chans :]
-        trunk = self.fusion.on_input(image, spike)
+        image = lq[:, :, : self.image_chans]
+        noise_map = lq[:, :, self.image_chans :]  # (B, N, 0 or 1, H, W)
+        trunk = self.fusion.on_input(image, spike)  # (B, N, in_chans, H, W)
         if not self.pa_frames:
-            mean = trunk.mean((1, 3, 4), keepdim=True)
-            x = self._features(trunk - mean, None, spike)
-            x = F.leaky_relu(self.linear_fuse(x.flatten(1, 2)), 0.2)
-            x = self.conv_last(F.pad(x, (3, 3, 3, 3), mode="reflect"))
-            return x.view(len(x), -1, 3, *lq.shape[3:]) + mean
+            return self._interpolated(trunk, spike)
+
+        # Align the neighbours of each frame along the flow, which is estimated from RGB or gray.
         rgb = image[:, :, :3]
         flows = self.estimate_flows(rgb)
-        x = aligned_input(trunk, flows[0][0][0], flows[0][1][0])
-        x = torch.cat((x, noise), dim=2) if self.nonblind else x
+        backward, forward = flows[0]  # at full resolution
+        x = aligned_input(trunk, backward[0], forward[0])  # flows to the nearest frames
+        if self.nonblind:
+            x = torch.cat((x, noise_map), dim=2)
+
+        # The network computes what is to be added to the base: the input frames, or the frames that
+        # the fusion operator makes of them. From here the frames of all clips are one batch.
         x = self._features(x, flows, spike).flatten(0, 1)
         base = self.fusion.on_base(rgb, trunk, spike).flatten(0, 1)
         if self.upscale > 1:
@@ -289,75 +343,131 @@ class VRT(nn.Module):
         x = self.conv_last(x) + base.repeat(1, self.out_instants, 1, 1)
         return x.view(*lq.shape[:2], *x.shape[1:])
 
-    def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
-        """With checkpoint "auto": choose the recomputed branches, once, for training steps on clips
-        of this size.
+    def _interpolated(self, trunk: Tensor, spike: Tensor | None) -> Tensor:
+        """Make new frames in the middle of the clip.
 
-        ModelVRT calls this before the first step. It leaves no gradients.
+        trunk: result of fusion.on_input, (B, N, C, H, W). Returns (B, out_chans / 3, 3, H, W).
+        """
+        height, width = trunk.shape[3:]
+        mean = trunk.mean((1, 3, 4), keepdim=True)  # one number for each channel of a clip
+        x = self._features(trunk - mean, None, spike)
+        x = x.flatten(1, 2)  # (B, N E, H, W): the features of all frames side by side
+        x = F.leaky_relu(self.linear_fuse(x), 0.2)
+        x = self.conv_last(F.pad(x, (3, 3, 3, 3), mode="reflect"))  # 7x7, so 3 pixels at each side
+        return x.view(len(x), -1, 3, height, width) + mean
+
+    def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
+        """Choose the recomputed branches for training steps on clips of this size, once.
+
+        With checkpoint "auto" this fits a step to memory_budget_gb, else it does nothing. ModelVRT
+        calls this before the first step. It leaves no gradients.
         """
         if self.is_fitted:
             return
         self.is_fitted = True
-        # Asked only now: the constructor runs before the process has its GPU, and would open a
-        # context on GPU 0.
+        # The size of the GPU is asked only now. The constructor runs before the process has its
+        # GPU, and asking there would open a context on GPU 0.
         budget = self.memory_budget_gb
         if budget is None:
             budget = GPU_SHARE * devices.total_gb(lq.device)
         fit_memory(self, lambda: self(lq, spike), budget)
 
     def estimate_flows(self, frames: Tensor) -> Flows:
-        """All flows of frames (B, N, 1 or 3, H, W), in float32 or float64: nearest sampling
-        amplifies rounding.
+        """Estimate the flows between neighbouring frames (B, N, 1 or 3, H, W).
 
-        By default torch computes float32 convolutions of cuDNN in TF32. A backward pass uses the
-        settings outside.
+        They are float32 or float64 under any autocast, because nearest sampling along the flow
+        amplifies rounding. So TF32, which torch uses by default in cuDNN's convolutions, is off
+        here. A backward pass uses the settings outside.
         """
         with torch.autocast(frames.device.type, enabled=False), tf32(False):
-            frames = frames if frames.dtype == torch.float64 else frames.float()
-            return estimate_flows(self.spynet, frames, self.pa_frames // 2)
+            if frames.dtype != torch.float64:
+                frames = frames.float()
+            distance = self.pa_frames // 2  # neighbours on either side
+            return estimate_flows(self.spynet, frames, distance)
 
     def _features(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
-        """Shallow plus deep features, (B, N, E, H, W), channels innermost in memory. x: (B, N, K,
-        H, W).
+        """Compute shallow plus deep features: (B, N, K, H, W) -> (B, N, E, H, W).
+
+        Channels are innermost in memory. flows: see `estimate_flows`. None: no alignment.
         """
         b, n = x.shape[:2]
-        first = self.conv_first(x.flatten(0, 1)).permute(0, 2, 3, 1)
-        # Tokens (B, N, H, W, E)
-        x = first = self.fusion.on_features(first.reshape(b, n, *first.shape[1:]), spike)
+        shallow = self.conv_first(x.flatten(0, 1))  # (B N, E, H, W)
+        shallow = shallow.permute(0, 2, 3, 1)  # (B N, H, W, E)
+        shallow = shallow.reshape(b, n, *shallow.shape[1:])  # (B, N, H, W, E)
+        shallow = self.fusion.on_features(shallow, spike)
+
+        # The U-net. Stages 1 to 3 go down and keep their output. The same resolutions come again
+        # behind stages 5, 6 and 7, where the kept output is added: that of stage 3 before stage 6,
+        # of stage 2 before stage 7, of stage 1 after it. `pop` frees it after the sum.
+        x = shallow
         skips = []
         for number, scale in enumerate(STAGE_SCALES, start=1):
-            if (
-                number > 5
-                # at its own scale, before the stage upscales; popped, so that it is freed after the
-                # sum
-            ):
+            if number in (6, 7):
                 x = x + skips.pop()
-            pairs = flows[scale.bit_length() - 1] if flows else ([], [])
-            x = self.fusion.on_stage(number, getattr(self, f"stage{number}")(x, *pairs), spike)
-            if number < 4:
+            if flows is None:
+                backward, forward = [], []
+            else:
+                level = int(math.log2(scale))  # flows[level] has 1 / 2**level of the resolution
+                backward, forward = flows[level]
+            stage = getattr(self, f"stage{number}")
+            x = stage(x, backward, forward)
+            x = self.fusion.on_stage(number, x, spike)
+            if number in (1, 2, 3):
                 skips.append(x)
         x = x + skips.pop()
+
         for layer in self.stage8:
             x = layer(x)
-        return (first + self.conv_after_body(self.norm(x))).permute(0, 1, 4, 2, 3)
+        x = shallow + self.conv_after_body(self.norm(x))
+        return x.permute(0, 1, 4, 2, 3)
+
+
+def _drop_rates(depths: list[int], last_rate: float) -> list[list[float]]:
+    """Return, for each entry of `depths`, the drop probabilities of its blocks.
+
+    They grow evenly over all blocks, from 0 to last_rate.
+    """
+    # On the CPU also if the default device is "meta", because the numbers are read.
+    rates = torch.linspace(0, last_rate, sum(depths), device="cpu").tolist()
+    rates_of_stages = []
+    first = 0
+    for depth in depths:
+        rates_of_stages.append(rates[first : first + depth])
+        first += depth
+    return rates_of_stages
+
+
+def _block_options(o: dict[str, Any], i: int) -> dict[str, Any]:
+    """Return further arguments of the blocks of depths[i]. o: the arguments of VRT."""
+    block = {key: o[key] for key in ("mlp_ratio", "qkv_bias", "qk_scale", "kernels")}
+    for part in ("attn", "ffn"):
+        is_exempt = i in o[f"no_checkpoint_{part}_blocks"]
+        block[f"checkpoint_{part}"] = o[f"use_checkpoint_{part}"] and not is_exempt
+    return block
+
+
+# ---- Requirements on the input ---------------------------------------------------------------
 
 
 def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
-    """Requirements on the input of a VRT with arguments `o`.
-
-    Mutual attention needs a whole window at 1/8 scale.
-    """
+    """Return what a VRT with arguments `o` requires of its input."""
     frames, height, width = o["window_size"]
+    interpolates = o["pa_frames"] == 0
+
+    # Mutual attention needs a whole window also in stage 4, at 1/8 of the resolution.
     has_mutual = int(o["depths"][3] * o["mul_attn_ratio"]) > 0
     if has_mutual:
         least_size = (UNET_MULTIPLE * height, UNET_MULTIPLE * width)
     else:
         least_size = (UNET_MULTIPLE, UNET_MULTIPLE)
-    interpolates = o["pa_frames"] == 0
+
     if interpolates:
-        least_frames = o["img_size"][0]
+        least_frames = o["img_size"][0]  # the layers behind stage 8 take exactly so many frames
     else:
-        least_frames = max(2 if has_mutual else 1, o["pa_frames"] // 2 + 1)
+        # A window of mutual attention has two frames. The farthest aligned neighbour must exist.
+        window_frames = 2 if has_mutual else 1
+        distance = o["pa_frames"] // 2
+        least_frames = max(window_frames, distance + 1)
     return InputSpec(
         stride=UNET_MULTIPLE,
         window_size=(frames, height, width),
@@ -372,62 +482,41 @@ def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) 
     )
 
 
+def check_input(x: Tensor, spec: InputSpec) -> None:
+    """Raise DataError if a network with this spec cannot take the clip x (B, N, C, H, W)."""
+    channels = spec.image_channels + int(spec.noise_map)
+    what = f"a clip of shape {tuple(x.shape)}"
+    where = "forward(lq, spike)"
+    if x.dim() != 5 or x.shape[2] != channels:
+        raise DataError(
+            what, where, f"(B, N, {channels}, H, W)", "check in_chans, fusion and the data"
+        )
+    _, frames, _, height, width = x.shape
+    least_height, least_width = spec.least_size
+    if frames < spec.least_frames:
+        expected = f"at least {spec.least_frames} frames"
+        do = "use a longer clip, or extend it by mirrored frames"
+    elif height % spec.stride or width % spec.stride:
+        expected = f"height and width that are multiples of {spec.stride}"
+        do = "crop the clip, or pad it by reflection and crop the result"
+    elif height < least_height or width < least_width:
+        expected = f"at least {least_height} x {least_width} pixels: 8 times the attention window"
+        do = "use larger crops or tiles, or a smaller netG.window_size"
+    else:
+        return
+    raise DataError(what, where, expected, do)
+
+
+# ---- Checks of the options -------------------------------------------------------------------
+
+
 def check_options(o: dict[str, Any], image: int) -> None:
     """Raise OptionError, naming the key of netG, if the arguments `o` of VRT do not fit together.
 
     image: image channels per frame.
     """
-    depths, dims, heads = o["depths"], o["embed_dims"], o["num_heads"]
-    _need(
-        len(depths) >= 8,
-        "depths",
-        f"{len(depths)} entries",
-        "7 stages and at least one layer of stage 8",
-    )
-    for key, values in (("embed_dims", dims), ("num_heads", heads)):
-        _need(
-            len(values) == len(depths),
-            key,
-            f"{len(values)} entries",
-            f"{len(depths)}, as many as depths",
-        )
-        _need(min(values) >= 1, key, f"{values}", "positive integers")
-    _need(min(depths) >= 0, "depths", f"{depths}", "integers >= 0")
-    for key in ("window_size", "img_size"):
-        _need(len(o[key]) == 3 and min(o[key]) >= 1, key, f"{o[key]}", "[frames, height, width]")
-    for key in ("indep_reconsts", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
-        first = 7 if key == "indep_reconsts" else 0  # its indices are layers of stage 8
-        is_inside = all(first <= i < len(depths) for i in o[key])
-        _need(is_inside, key, f"{o[key]}", f"indices into depths, {first} to {len(depths) - 1}")
-    for i, (dim, head) in enumerate(zip(dims, heads, strict=True)):
-        _need(
-            dim % head == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of num_heads[{i}] = {head}"
-        )
-        mutual = i < 7 and int(depths[i] * o["mul_attn_ratio"]) > 0
-        # The positions of mutual attention are sine/cosine pairs, half the channels for rows, half
-        # for columns.
-        _need(
-            not mutual or dim % 4 == 0,
-            f"embed_dims[{i}]",
-            f"{dim}",
-            "a multiple of 4, for mutual attention",
-        )
-    for i in (3, 4, 5):
-        _need(
-            dims[i] % 4 == 0,
-            f"embed_dims[{i}]",
-            f"{dims[i]}",
-            "a multiple of 4: the next stage unfolds 2x2 patches",
-        )
-    for late, early in ((4, 2), (5, 1), (6, 0)):
-        expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
-        _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
-    _need(
-        len(set(dims[7:])) == 1,
-        "embed_dims",
-        f"{dims[7:]} in stage 8",
-        "one width for all layers of stage 8",
-    )
+    _check_lists(o)
+    _check_widths(o)
     has_budget = (
         o["checkpoint"] != "auto" or o["memory_budget_gb"] is not None or devices.count() > 0
     )
@@ -438,80 +527,107 @@ def check_options(o: dict[str, Any], image: int) -> None:
         "gigabytes; it has a default on a GPU only",
     )
     upscale = o["upscale"]
-    _need(
-        upscale == 3 or upscale.bit_count() == 1, "upscale", f"{upscale}", "1, 3 or a power of two"
-    )
+    is_power_of_two = upscale.bit_count() == 1
+    _need(upscale == 3 or is_power_of_two, "upscale", f"{upscale}", "1, 3 or a power of two")
     _need(o["pa_frames"] in (0, 2, 4, 6), "pa_frames", f"{o['pa_frames']}", "0, 2, 4 or 6")
     instants = o["out_instants"]
-    got, expected = f"{instants}", "an odd number: the middle instant is that of gt"
-    _need(instants >= 1 and instants % 2 == 1, "out_instants", got, expected)
+    expected = "an odd number: the middle instant is that of gt"
+    _need(instants >= 1 and instants % 2 == 1, "out_instants", f"{instants}", expected)
     if o["pa_frames"]:
-        # distance: of the farthest aligned neighbour
-        distance, groups = (
-            o["pa_frames"] // 2,
-            o["deformable_groups"],
-        )
-        _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
-        for i, dim in enumerate(dims[:7]):
-            _need(
-                dim % distance == 0,
-                f"embed_dims[{i}]",
-                f"{dim}",
-                f"a multiple of {distance} = pa_frames / 2",
-            )
-            expected = f"a divisor of {distance * dim} = pa_frames / 2 * embed_dims[{i}]"
-            _need(distance * dim % groups == 0, "deformable_groups", f"{groups}", expected)
+        _check_alignment(o, image)
+    else:
+        _check_interpolation(o)
+
+
+def _check_lists(o: dict[str, Any]) -> None:
+    """Check the lengths and entries of the lists."""
+    depths = o["depths"]
+    _need(
+        len(depths) >= 8,
+        "depths",
+        f"{len(depths)} entries",
+        "7 stages and at least one layer of stage 8",
+    )
+    for key in ("embed_dims", "num_heads"):
+        values = o[key]
+        expected = f"{len(depths)}, as many as depths"
+        _need(len(values) == len(depths), key, f"{len(values)} entries", expected)
+        _need(min(values) >= 1, key, f"{values}", "positive integers")
+    _need(min(depths) >= 0, "depths", f"{depths}", "integers >= 0")
+    for key in ("window_size", "img_size"):
+        sizes = o[key]
+        is_valid = len(sizes) == 3 and min(sizes) >= 1
+        _need(is_valid, key, f"{sizes}", "[frames, height, width]")
+    for key in ("indep_reconsts", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
+        first = 7 if key == "indep_reconsts" else 0  # its indices are layers of stage 8
+        is_inside = all(first <= i < len(depths) for i in o[key])
+        _need(is_inside, key, f"{o[key]}", f"indices into depths, {first} to {len(depths) - 1}")
+
+
+def _check_widths(o: dict[str, Any]) -> None:
+    """Check the channels of each stage."""
+    depths = o["depths"]
+    dims = o["embed_dims"]
+    heads = o["num_heads"]
+    for i, dim in enumerate(dims):
+        key = f"embed_dims[{i}]"
+        _need(dim % heads[i] == 0, key, f"{dim}", f"a multiple of num_heads[{i}] = {heads[i]}")
+        # The positions of mutual attention are sine/cosine pairs, half the channels for rows, half
+        # for columns.
+        is_mutual = i < 7 and int(depths[i] * o["mul_attn_ratio"]) > 0
+        is_valid = not is_mutual or dim % 4 == 0
+        _need(is_valid, key, f"{dim}", "a multiple of 4, for mutual attention")
+    for i in (3, 4, 5):
+        expected = "a multiple of 4: the next stage unfolds 2x2 patches"
+        _need(dims[i] % 4 == 0, f"embed_dims[{i}]", f"{dims[i]}", expected)
+    for late, early in ((4, 2), (5, 1), (6, 0)):
+        expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
+        _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
+    of_stage8 = dims[7:]
+    _need(
+        len(set(of_stage8)) == 1,
+        "embed_dims",
+        f"{of_stage8} in stage 8",
+        "one width for all layers of stage 8",
+    )
+
+
+def _check_alignment(o: dict[str, Any], image: int) -> None:
+    """Check the options of a network that aligns neighbours. image: image channels per frame."""
+    distance = o["pa_frames"] // 2  # of the farthest aligned neighbour
+    groups = o["deformable_groups"]
+    _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
+    for i, dim in enumerate(o["embed_dims"][:7]):
         expected = f"a multiple of {distance} = pa_frames / 2"
-        _need(18 * groups % (2 * distance) == 0, "deformable_groups", f"{groups}", expected)
-        _need(
-            image == 1 or image >= 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)"
-        )
-        base = min(image, 3)
-        expected = f"{base}: the output is added to the first {base} input channels"
-        _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
-    else:
-        _need(
-            o["out_chans"] % 3 == 0,
-            "out_chans",
-            f"{o['out_chans']}",
-            "a multiple of 3 if pa_frames is 0",
-        )
-        _need(
-            not o["nonblind_denoising"],
-            "nonblind_denoising",
-            "true with pa_frames 0",
-            "false, or pa_frames > 0",
-        )
-        _need(instants == 1, "out_instants", f"{instants} with pa_frames 0", "1, or pa_frames > 0")
+        _need(dim % distance == 0, f"embed_dims[{i}]", f"{dim}", expected)
+        expected = f"a divisor of {distance * dim} = pa_frames / 2 * embed_dims[{i}]"
+        _need(distance * dim % groups == 0, "deformable_groups", f"{groups}", expected)
+    # Each neighbour has an equal number of the 18 offset channels of each group, in pairs (dy, dx).
+    expected = f"a multiple of {distance} = pa_frames / 2"
+    _need(18 * groups % (2 * distance) == 0, "deformable_groups", f"{groups}", expected)
+    expected = "1 (gray) or at least 3 (RGB first)"
+    _need(image == 1 or image >= 3, "in_chans", f"{image}", expected)
+    base = min(image, 3)
+    expected = f"{base}: the output is added to the first {base} input channels"
+    _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
 
 
-def _need(holds: bool, key: str, got: str, expected: str) -> None:
-    if not holds:
+def _check_interpolation(o: dict[str, Any]) -> None:
+    """Check the options of a network that makes new frames (pa_frames 0)."""
+    out_chans = o["out_chans"]
+    expected = "a multiple of 3 if pa_frames is 0"
+    _need(out_chans % 3 == 0, "out_chans", f"{out_chans}", expected)
+    _need(
+        not o["nonblind_denoising"],
+        "nonblind_denoising",
+        "true with pa_frames 0",
+        "false, or pa_frames > 0",
+    )
+    instants = o["out_instants"]
+    _need(instants == 1, "out_instants", f"{instants} with pa_frames 0", "1, or pa_frames > 0")
+
+
+def _need(is_valid: bool, key: str, got: str, expected: str) -> None:
+    """Raise OptionError for netG.<key> unless is_valid. got: the present value, in words."""
+    if not is_valid:
         raise OptionError(f"netG.{key} is {got}", f"netG.{key}", expected, f"correct netG.{key}")
-
-
-def check_input(x: Tensor, spec: InputSpec) -> None:
-    """Raise DataError if a network with this spec cannot take the clip x (B, N, C, H, W)."""
-    shape, channels = f"a clip of shape {tuple(x.shape)}", spec.image_channels + int(spec.noise_map)
-    if x.dim() != 5 or x.shape[2] != channels:
-        raise DataError(
-            shape,
-            "forward(lq, spike)",
-            f"(B, N, {channels}, H, W)",
-            "check in_chans, fusion and the data",
-        )
-    frames, (height, width), (least_height, least_width) = x.shape[1], x.shape[3:], spec.least_size
-    if frames < spec.least_frames:
-        expected, do = (
-            f"at least {spec.least_frames} frames",
-            "use a longer clip, or extend it by mirrored frames",
-        )
-    elif height % spec.stride or width % spec.stride:
-        expected = f"height and width that are multiples of {spec.stride}"
-        do = "crop the clip, or pad it by reflection and crop the result"
-    elif height < least_height or width < least_width:
-        expected = f"at least {least_height} x {least_width} pixels: 8 times the attention window"
-        do = "use larger crops or tiles, or a smaller netG.window_size"
-    else:
-        return
-    raise DataError(shape, "forward(lq, spike)", expected, do)

@@ -1,4 +1,13 @@
-"""SpyNet: coarse-to-fine optical flow, 1.44 M parameters (Ranjan and Black, CVPR 2017)."""
+"""Optical flow between frames, and sampling of images along it.
+
+`SpyNet` estimates the flow of a pair of frames, `estimate_flows` that of all neighbours in a clip.
+`flow_warp` and `nearest4` sample an image at each pixel plus its flow. `aligned_input` uses them
+to put the neighbours of each frame beside it.
+
+A flow has the shape (n, 2, h, w), in pixels of its own resolution. Channel 0 is the horizontal
+shift x (columns), channel 1 the vertical shift y (rows). The flow that warps frame b to frame a
+says for each pixel of a where it lies in b.
+"""
 
 from functools import lru_cache
 from itertools import pairwise
@@ -10,12 +19,17 @@ from torch import Tensor, nn
 
 from models.vrt.forms import in_cpu_form, lacks_border_padding
 
+# ---- Sampling along a flow -------------------------------------------------------------------
 
-# Tensors made in inference_mode cannot be saved for backward, and a cache outlives the mode.
+
 @lru_cache(maxsize=32)
+# Tensors made in inference mode cannot be saved for backward, and the cache outlives that mode.
 @torch.inference_mode(False)
 def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Pixel coordinates, (1, 2, height, width); channel 0 = x (column), 1 = y (row)."""
+    """Return the coordinates of each pixel, (1, 2, height, width). Channel 0 is x, channel 1 y.
+
+    The tensor is cached: do not modify it.
+    """
     y, x = torch.meshgrid(
         torch.arange(height, dtype=dtype, device=device),
         torch.arange(width, dtype=dtype, device=device),
@@ -24,65 +38,91 @@ def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device
     return torch.stack((x, y)).unsqueeze(0)
 
 
-def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
-    """x sampled at each pixel plus `flow`; differentiable in both (no flow gradient for "nearest").
+def _positions(flow: Tensor) -> Tensor:
+    """Return each pixel plus its flow, (n, 2, h, w), in float32 or float64.
 
-    x: (n, c, h, w); flow: (n, 2, h, w) in pixels, channel 0 horizontal, 1 vertical.
-    Coordinates are float32 or float64: bfloat16 cannot represent the pixel numbers of a row.
+    Not in bfloat16, because bfloat16 cannot represent the pixel numbers of a row.
+    """
+    if flow.dtype != torch.float64:
+        flow = flow.float()
+    height, width = flow.shape[-2:]
+    return pixel_grid(height, width, flow.dtype, flow.device) + flow
+
+
+def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
+    """Sample x at each pixel plus `flow`: (n, c, h, w) -> the same shape.
+
+    mode, padding: see torch's grid_sample. "zeros": pixels outside the image are 0. "border": they
+    have the value of the nearest border pixel.
+
+    Differentiable in x and in the flow, but mode "nearest" gives the flow no gradient.
     """
     height, width = x.shape[-2:]
-    flow = flow if flow.dtype == torch.float64 else flow.float()
-    columns, rows = (pixel_grid(height, width, flow.dtype, flow.device) + flow).unbind(1)
-    # Python numbers go to the kernel as arguments; a tensor of them would be copied to the GPU.
-    grid = torch.stack(
-        (columns * (2.0 / max(width - 1, 1)) - 1.0, rows * (2.0 / max(height - 1, 1)) - 1.0), dim=3
-    )
+    columns, rows = _positions(flow).unbind(1)
+
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel). An axis of one pixel has no
+    # length, so divide by at least 1. The factors are Python numbers, because a tensor of them
+    # would be copied to the GPU.
+    columns = columns * (2.0 / max(width - 1, 1)) - 1.0
+    rows = rows * (2.0 / max(height - 1, 1)) - 1.0
+    grid = torch.stack((columns, rows), dim=3)
+
     if padding == "border" and in_cpu_form(grid):
-        # Backward writes to a wild address where a coordinate is NaN (pytorch issue 24823), and the
-        # process is gone. The flow itself stays NaN, so the loss does, and the step is skipped.
+        # If a coordinate is NaN, torch's backward writes to a random address, which ends the
+        # process (pytorch issue 24823). The flow itself stays NaN. So the loss is NaN as well, and
+        # the step is skipped.
         grid = torch.where(grid.isnan(), 0.0, grid)
     if padding == "border" and lacks_border_padding(grid):
-        # What lies outside is moved onto the border, and zeros are added to it.
-        grid, padding = grid.clamp(-1.0, 1.0), "zeros"
-    return F.grid_sample(
+        # Move positions outside the image onto its border. Then no position meets the zeros.
+        grid = grid.clamp(-1.0, 1.0)
+        padding = "zeros"
+    sampled = F.grid_sample(
         x.to(grid.dtype), grid, mode=mode, padding_mode=padding, align_corners=True
-    ).to(x.dtype)
+    )
+    return sampled.to(x.dtype)
 
 
 def nearest4(x: Tensor, flow: Tensor) -> Tensor:
-    """The four pixels around each displaced position, unweighted; zeros outside the image.
+    """Return the four pixels around each pixel plus `flow`, without weights: (n, c, h, w) ->
+    (n, 4c, h, w).
 
-    x: (n, c, h, w); flow: (n, 2, h, w) in pixels -> (n, 4c, h, w), corner order (floor x, floor y),
-    (floor x, ceil y), (ceil x, floor y), (ceil x, ceil y). Gradient reaches x only.
+    Order: (floor x, floor y), (floor x, ceil y), (ceil x, floor y), (ceil x, ceil y). Pixels
+    outside the image are 0. The gradient reaches x only.
     """
     n, c, height, width = x.shape
-    flow = flow.detach()
-    flow = flow if flow.dtype == torch.float64 else flow.float()
-    position = pixel_grid(height, width, flow.dtype, flow.device) + flow
-    # Clamped so that the integers cannot overflow; one pixel beyond the border already counts as
-    # outside.
+    position = _positions(flow.detach())
+    # Clamp the positions, so that their integers cannot overflow. One pixel beyond the border
+    # already counts as outside.
     px = position[:, 0].clamp(-1, width)
     py = position[:, 1].clamp(-1, height)
-    flat = x.flatten(2)
+    flat = x.flatten(2)  # (n, c, h w)
     corners = []
-    for ix in (px.floor().long(), px.ceil().long()):
-        for iy in (py.floor().long(), py.ceil().long()):
-            inside = (ix >= 0) & (ix < width) & (iy >= 0) & (iy < height)
-            index = iy.clamp(0, height - 1) * width + ix.clamp(0, width - 1)
-            picked = flat.gather(2, index.view(n, 1, -1).expand(-1, c, -1)).view(
-                n, c, height, width
-            )
-            corners.append(picked * inside.unsqueeze(1))
+    for column in (px.floor().long(), px.ceil().long()):
+        for row in (py.floor().long(), py.ceil().long()):
+            is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+            # `gather` needs valid indices, also where the pixel is outside.
+            index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+            index = index.view(n, 1, -1).expand(-1, c, -1)
+            picked = flat.gather(2, index).view(n, c, height, width)
+            corners.append(picked * is_inside.unsqueeze(1))
     return torch.cat(corners, dim=1)
 
 
+# ---- The flow network ------------------------------------------------------------------------
+
+# Number of scales: 1/32 to 1 of the resolution.
 LEVELS = 6
+# Channels before and after each convolution of a level. 8 inputs: the reference (3), the warped
+# neighbour (3) and the upsampled flow (2).
 WIDTHS = (8, 32, 64, 32, 16, 2)
 
 
 class SpyNet(nn.Module):
-    """Optical flow between frames in [0, 1] at full resolution, 1/2, 1/4 and 1/8, each in its own
-    pixels.
+    """SpyNet: coarse-to-fine optical flow, 1.44 M parameters (Ranjan and Black, CVPR 2017).
+
+    At each of six scales, coarsest first, a small conv net takes the reference frame, the neighbour
+    warped by the flow so far, and this flow. It returns a correction of the flow. The flows of the
+    four finest scales are used: full resolution, 1/2, 1/4 and 1/8.
     """
 
     mean: Tensor
@@ -90,112 +130,157 @@ class SpyNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        # Mean and standard deviation of RGB in ImageNet: the frames are normalised by them.
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
         self.basic_module = nn.ModuleList()
-        # (n, 8, h, w): reference, warped neighbour, upsampled flow -> residual (n, 2, h, w)
         for _ in range(LEVELS):
-            layers = [
-                (nn.Conv2d(inputs, outputs, 7, 1, 3), nn.ReLU())
-                for inputs, outputs in pairwise(WIDTHS)
-            ]
-            level = nn.Sequential(*[layer for pair in layers for layer in pair][:-1])
-            # As the checkpoints name it
-            self.basic_module.append(nn.ModuleDict({"basic_module": level}))
+            layers: list[nn.Module] = []
+            for inputs, outputs in pairwise(WIDTHS):
+                layers.append(nn.Conv2d(inputs, outputs, 7, stride=1, padding=3))
+                layers.append(nn.ReLU())
+            del layers[-1]  # no ReLU behind the last convolution, because a flow has both signs
+            # The weights files name each tensor basic_module.<level>.basic_module.<layer>.
+            level = nn.ModuleDict({"basic_module": nn.Sequential(*layers)})
+            self.basic_module.append(level)
 
     def pyramid(self, frames: Tensor) -> list[Tensor]:
-        """Normalised frames at six scales, coarsest first. frames: (n, 3 or 1, h, w) -> (n, 3,
-        ...).
+        """Return the normalised frames at six scales, coarsest first.
+
+        frames: (n, 3 or 1, h, w) in [0, 1]. A gray frame counts for all three colours. The result
+        has three channels.
         """
-        height, width = (-(-size // 32) * 32 for size in frames.shape[-2:])
-        if (height, width) != tuple(frames.shape[-2:]):
-            frames = F.interpolate(frames, (height, width), mode="bilinear", align_corners=False)
+        # Five times halved, the sides must be whole numbers. So enlarge them to multiples of 32.
+        height, width = frames.shape[-2:]
+        full_height = -(-height // 32) * 32
+        full_width = -(-width // 32) * 32
+        if (full_height, full_width) != (height, width):
+            frames = F.interpolate(
+                frames, (full_height, full_width), mode="bilinear", align_corners=False
+            )
         levels = [(frames - self.mean) / self.std]
         for _ in range(LEVELS - 1):
             levels.append(F.avg_pool2d(levels[-1], 2, 2))
-        return levels[::-1]
+        levels.reverse()
+        return levels
 
     def estimate(
         self, ref: list[Tensor], supp: list[Tensor], size: tuple[int, int]
     ) -> list[Tensor]:
-        """Flows that warp `supp` to `ref`, from their pyramids; size: (h, w) of the original
-        frames.
+        """Estimate the flows that warp the frames `supp` to the frames `ref`.
 
-        Returns one (n, 2, h / s, w / s) for each of the four finest levels, finest first.
+        ref, supp: their pyramids. size: height and width of the original frames.
+
+        Returns one flow (n, 2, h / s, w / s) for each of the four finest scales s, finest first.
         """
-        # The flow at the coarsest level starts at zero. It has the size of that level, which may be
-        # one pixel.
-        up = flow = torch.zeros_like(ref[0][:, :2])
+        # At the coarsest scale the flow starts at zero. `up` is the flow so far, at the present
+        # scale.
+        up = torch.zeros_like(ref[0][:, :2])
+        flow = up
         flows = []
         modules: Any = self.basic_module
         for level, module in enumerate(modules):
             if level > 0:
+                # Twice as many pixels, so the flow is twice as many pixels long.
                 up = 2.0 * F.interpolate(flow, scale_factor=2, mode="bilinear", align_corners=True)
             warped = flow_warp(supp[level], up, padding="border")
-            flow = module["basic_module"](torch.cat((ref[level], warped, up), dim=1)) + up
+            inputs = torch.cat((ref[level], warped, up), dim=1)
+            flow = module["basic_module"](inputs) + up
             if level >= LEVELS - 4:
-                (full_h, full_w), (h, w) = (
-                    flow.shape[-2:],
-                    (side >> (LEVELS - 1 - level) for side in size),
-                )
-                found = flow
-                if (h, w) != (full_h, full_w):
-                    found = F.interpolate(flow, (h, w), mode="bilinear", align_corners=False)
-                    found = torch.stack(
-                        (found[:, 0] * (w / full_w), found[:, 1] * (h / full_h)), dim=1
-                    )
-                flows.insert(0, found)
+                halvings = LEVELS - 1 - level
+                height, width = size
+                flows.append(_resized(flow, height >> halvings, width >> halvings))
+        flows.reverse()
         return flows
 
     def forward(self, ref: Tensor, supp: Tensor) -> list[Tensor]:
-        """ref, supp: (n, 3, h, w) in [0, 1] -> list of flows, finest first."""
+        """Estimate the flows that warp `supp` to `ref`, both (n, 3, h, w) in [0, 1].
+
+        Returns them as `estimate` does.
+        """
         height, width = ref.shape[-2:]
         return self.estimate(self.pyramid(ref), self.pyramid(supp), (height, width))
 
 
-# Of each level, finest first: (backward, forward), nearest neighbour first. backward[d][:, i] warps
-# frame i + d + 1 to frame i, forward[d][:, i] warps i to i + d + 1; each is (B, N - 1 - d, 2, H /
-# 2^level, W / 2^level), in its pixels.
+def _resized(flow: Tensor, height: int, width: int) -> Tensor:
+    """Bring a flow to another size. Its shifts are then pixels of the new size."""
+    full_height, full_width = flow.shape[-2:]
+    if (height, width) == (full_height, full_width):
+        return flow
+    flow = F.interpolate(flow, (height, width), mode="bilinear", align_corners=False)
+    x = flow[:, 0] * (width / full_width)
+    y = flow[:, 1] * (height / full_height)
+    return torch.stack((x, y), dim=1)
+
+
+# ---- The flows of a clip ---------------------------------------------------------------------
+
+# One pair (backward, forward) for each level: flows[k] has 1 / 2^k of the resolution. Both are
+# lists over the distance between two frames: entry d is for frames d + 1 apart.
+#   backward[d][:, i] warps frame i + d + 1 to frame i
+#   forward[d][:, i] warps frame i to frame i + d + 1
+# Each tensor is (B, N - 1 - d, 2, H / 2^k, W / 2^k).
 Flows = list[tuple[list[Tensor], list[Tensor]]]
 
 
 def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
-    """Flows of a clip (B, N, 1 or 3, H, W) in [0, 1], for neighbours up to `distance` frames away.
+    """Estimate the flows of a clip (B, N, 1 or 3, H, W) in [0, 1].
 
-    SpyNet runs once on a batch of all pairs in both directions; the pyramid of each frame is built
-    once.
+    distance: how many frames the farthest neighbour is away.
+
+    SpyNet runs once, on a batch of all pairs of adjacent frames in both directions. It builds the
+    pyramid of each frame once.
     """
     b, n, _, height, width = frames.shape
-    levels = [p.view(b, n, *p.shape[1:]) for p in spynet.pyramid(frames.flatten(0, 1))]
-    ref = [torch.stack((p[:, :-1], p[:, 1:])).flatten(0, 2) for p in levels]
-    supp = [torch.stack((p[:, 1:], p[:, :-1])).flatten(0, 2) for p in levels]
+    levels = []
+    for level in spynet.pyramid(frames.flatten(0, 1)):
+        levels.append(level.view(b, n, *level.shape[1:]))
+    # Backward flows warp the second frame of a pair to the first, forward flows the reverse. Both
+    # are one batch, (2 B (N - 1), 3, h, w). All slices are taken anew, and `ref` is complete before
+    # `supp`, because autograd sums the gradients of a frame in this order: in another order the
+    # last bits of the gradients would change.
+    ref = []
+    for level in levels:
+        ref.append(torch.stack((level[:, :-1], level[:, 1:])).flatten(0, 2))
+    supp = []
+    for level in levels:
+        supp.append(torch.stack((level[:, 1:], level[:, :-1])).flatten(0, 2))
     flows: Flows = []
-    for found in spynet.estimate(ref, supp, (height, width)):
-        backward, forward = found.view(2, b, n - 1, *found.shape[1:])
-        far_b, far_f = [backward], [forward]
-        # The flow to the last neighbour, then from there to the next one
+    for both in spynet.estimate(ref, supp, (height, width)):
+        backward, forward = both.view(2, b, n - 1, *both.shape[1:])
+        far_backward = [backward]
+        far_forward = [forward]
+        # The flow to a farther neighbour: follow the flow to the frame before it, and add the flow
+        # from there.
         for reach in range(1, distance):
-            for far, last, near in (
-                (far_b, far_b[-1][:, :-1], backward[:, reach:]),
-                (far_f, far_f[-1][:, 1:], forward[:, :-reach]),
-            ):  # fmt: skip
-                far.append(
-                    last + flow_warp(near.flatten(0, 1), last.flatten(0, 1)).view(near.shape)
-                )
-        flows.append((far_b, far_f))
+            last = far_backward[-1][:, :-1]
+            far_backward.append(_chained(last, backward[:, reach:]))
+            last = far_forward[-1][:, 1:]
+            far_forward.append(_chained(last, forward[:, :-reach]))
+        flows.append((far_backward, far_forward))
     return flows
 
 
-def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
-    """Each frame, then its two neighbours warped to it by nearest4: (B, N, 9C, H, W).
+def _chained(first: Tensor, second: Tensor) -> Tensor:
+    """Return the flow that goes along `first`, then along `second`. All are (B, n, 2, h, w)."""
+    warped = flow_warp(second.flatten(0, 1), first.flatten(0, 1))
+    return first + warped.view(second.shape)
 
-    frames: (B, N, C, H, W); backward, forward: (B, N - 1, 2, H, W). A missing neighbour is zero.
+
+def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
+    """Put beside each frame its two neighbours, warped to it by `nearest4`.
+
+    frames: (B, N, C, H, W). backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).
+
+    Returns (B, N, 9C, H, W): the frame (C), the next frame (4C), the frame before (4C). Where the
+    clip has no such neighbour, it is zero.
     """
     b, n, c, height, width = frames.shape
-    source = torch.stack((frames[:, 1:], frames[:, :-1])).flatten(0, 2)
-    warped = nearest4(source, torch.stack((backward, forward)).flatten(0, 2))
-    warped = warped.view(2, b, n - 1, 4 * c, height, width)
+    # Both directions are one batch: the next frames first, then the frames before.
+    neighbours = torch.stack((frames[:, 1:], frames[:, :-1])).flatten(0, 2)
+    flows = torch.stack((backward, forward)).flatten(0, 2)
+    warped = nearest4(neighbours, flows).view(2, b, n - 1, 4 * c, height, width)
     missing = warped.new_zeros(b, 1, 4 * c, height, width)
-    return torch.cat(
-        (frames, torch.cat((warped[0], missing), 1), torch.cat((missing, warped[1]), 1)), dim=2
-    )
+    after = torch.cat((warped[0], missing), dim=1)  # the last frame has no next frame
+    before = torch.cat((missing, warped[1]), dim=1)  # the first frame has none before
+    return torch.cat((frames, after, before), dim=2)

@@ -1,12 +1,23 @@
-"""Partition of a token volume into (shifted) windows; computed once per size and shared by all
-blocks.
+"""Windows of tokens: how a clip is cut into them, and what is known of the places within a window.
+
+A clip of (D, H, W) tokens is cut into windows, e.g. of 6 x 8 x 8 tokens. Attention works within a
+window. `window_chunks` returns the cut as lists of token numbers (`Chunk`). It has three steps:
+
+    pad        each axis to a multiple of the window, by positions without a token
+    shift      roll the tokens, so that windows of the next block lie across these windows
+    partition  number the windows, and list the tokens of each
+
+After a shift, the last window along an axis holds tokens from both ends of the clip. Such tokens
+must not attend to each other, so this window has a mask.
+
+The results depend on sizes alone. They are computed once and shared by all blocks and networks of
+the process, so nobody may modify them.
 """
 
+import itertools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import torch
@@ -14,41 +25,67 @@ from torch import Tensor
 
 from utils.errors import CheckpointError
 
-# Added to the logits of pairs that must not attend. Not -inf: the published weights were trained
-# with this value.
+# Added to the logits of pairs that must not attend. Not -inf, because the published weights were
+# trained with this value.
 MASKED = -100.0
+Triple = tuple[int, int, int]  # frames, height, width
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that it can be a key of a cache
 class Span:
-    """The windows start .. stop - 1, which share one mask: (T, T), added to the logits, or None."""
+    """The windows start ... stop - 1 of a chunk, which share one mask."""
 
     start: int
     stop: int
-    mask: Tensor | None
+    mask: Tensor | None  # (T, T), added to the logits, or None for no mask
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Windows whose tokens are computed together, or any rows.
+    """Windows whose tokens are computed together. GatedMlp also uses it for runs of tokens.
 
-    rows: the token at each position of each window. padding: True at padding, (rows, 1), or None.
-    kept: positions of the rows that are no padding; results: their tokens. spans: of the windows.
+    A position is a place in a window. Example of one window of 4 positions over 3 tokens, numbered
+    0 to 2: rows [0, 1, 2, 0], padding [no, no, no, yes], kept [0, 1, 2], results [0, 1, 2].
     """
 
-    rows: Any  # a Tensor, or a slice of any rows
+    # The number of the token at each position, window after window. At padding it is 0. For runs of
+    # tokens it is a slice.
+    rows: Any
+    # The numbers of the tokens alone, without padding, in the same order.
     results: Any
+    # True at padding, (rows, 1). None: there is no padding.
     padding: Tensor | None = None
+    # The positions that hold a token. None: all.
     kept: Tensor | None = None
+    # The windows by mask, in order.
     spans: tuple[Span, ...] = ()
 
     @property
     def tokens(self) -> int:
-        """T of a window."""
-        return len(self.rows) // self.spans[-1].stop
+        """Return T, the number of positions in a window."""
+        windows = self.spans[-1].stop
+        return len(self.rows) // windows
+
+
+# ---- Selecting rows --------------------------------------------------------------------------
+
+
+def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
+    """Return x[rows]. None takes all rows.
+
+    If a gradient is needed, `rows` must name each row at most once. The gradient is then a copy,
+    many times faster than autograd's index_add.
+    """
+    if rows is None:
+        return x
+    if isinstance(rows, slice):
+        return x[rows]
+    return _Take.apply(x, rows)
 
 
 class _Take(torch.autograd.Function):
+    """x[rows], with a gradient that copies. See `take`."""
+
     @staticmethod
     def forward(ctx, x: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
@@ -57,132 +94,203 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
-        (grad,) = grads
-        return grad.new_zeros(ctx.shape).index_copy_(0, *ctx.saved_tensors, grad), None
+        (grad,) = grads  # forward has one result
+        (rows,) = ctx.saved_tensors
+        grad_x = grad.new_zeros(ctx.shape).index_copy_(0, rows, grad)
+        return grad_x, None
 
 
-def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
-    """x[rows], each row at most once: its gradient is then a copy, many times faster than
-    autograd's index_add.
-
-    None: all rows.
-    """
-    if rows is None:
-        return x
-    return x[rows] if isinstance(rows, slice) else _Take.apply(x, rows)
+# ---- Partition into windows ------------------------------------------------------------------
 
 
 @lru_cache(maxsize=128)
-@torch.inference_mode(False)  # a mask is saved for backward
+# Masks are saved for backward. Tensors made in inference mode could not be.
+@torch.inference_mode(False)
 def window_chunks(
-    size: tuple[int, int, int],
-    window: tuple[int, int, int],
-    shift: tuple[int, int, int],
+    size: Triple,
+    window: Triple,
+    shift: Triple,
     device: torch.device,
     batch: int = 1,
     most: int = 1 << 40,
 ) -> tuple[Chunk, ...]:
-    """Padding, shift and partition of the tokens of clips of size (D, H, W), at most `most` windows
-    in a chunk.
+    """Pad, shift and partition the tokens of a clip into windows, and the windows into chunks.
 
-    An axis that is not longer than the window is not shifted. batch: number of clips that count as
-    one sample. Windows are sorted by mask pattern (at most 8: last or not along each axis), so that
-    each pattern is one span.
+    size: tokens of a clip (D, H, W). window: the largest window. shift: by how many tokens the
+    windows are shifted. An axis that is not longer than the window is one window, without a shift.
+    batch: number of clips that count as one sample. Their tokens are numbered clip after clip.
+    most: number of windows in a chunk, at most.
+
+    Windows are sorted by mask (at most 8 masks: last window or not, along each axis), so that the
+    windows with one mask are one span.
     """
-    fits = [s <= w for s, w in zip(size, window, strict=True)]
-    window = _triple(s if f else w for s, w, f in zip(size, window, fits, strict=True))
-    shift = _triple(0 if f else s for s, f in zip(shift, fits, strict=True))
-    padded = tuple(-(-s // w) * w for s, w in zip(size, window, strict=True))
-    counts = [p // w for p, w in zip(padded, window, strict=True)]
-    tokens, pixels = math.prod(window), math.prod(size)
+    window, shift = _fitted(size, window, shift)
+    cells = _partition(size, window, shift)
+    tokens = math.prod(window)  # positions in a window
+    pixels = math.prod(size)  # tokens of a clip
 
-    places = torch.full(padded, -1)  # -1 at padding
-    places[: size[0], : size[1], : size[2]] = torch.arange(pixels).view(size)
-    places = places.roll([-s for s in shift], (0, 1, 2))
-    (nd, nh, nw), (wd, wh, ww) = counts, window
-    cells = (
-        places.view(nd, wd, nh, wh, nw, ww).permute(0, 2, 4, 1, 3, 5).reshape(nd, nh, nw, tokens)
-    )
-
-    # Along each shifted axis only the last window needs a mask.
-    cuts = [
-        [(0, n)] if s == 0 else [(0, n - 1), (n - 1, n)] for n, s in zip(counts, shift, strict=True)
-    ]
-    parts, spans, start = [], [], 0
-    for cut in product(*cuts):
-        part = cells[slice(*cut[0]), slice(*cut[1]), slice(*cut[2])].reshape(-1, tokens)
-        part = torch.cat(
-            [torch.where(part < 0, part, part + sample * pixels) for sample in range(batch)]
-        )
-        last = [len(axis) == 2 and piece == axis[1] for axis, piece in zip(cuts, cut, strict=True)]
-        moved = _triple(s if at_end else 0 for s, at_end in zip(shift, last, strict=True))
-        mask = _mask(window, moved)
-        if len(part):
-            spans.append(Span(start, start + len(part), None if mask is None else mask.to(device)))
-            parts.append(part)
-            start += len(part)
-
-    chunks = []
-    for first, own in zip(
-        range(0, start, most), torch.cat(parts).split(min(most, start)), strict=True
-    ):
-        within = [
-            Span(max(s.start - first, 0), min(s.stop - first, len(own)), s.mask) for s in spans
-        ]
-        within, rows = tuple(s for s in within if s.start < s.stop), own.flatten()
-        if padded == size:
-            rows = rows.to(device)
-            chunks.append(Chunk(rows, rows, spans=within))
+    # Along each shifted axis, only the last window needs a mask. So each axis is one or two ranges
+    # of windows: all but the last, and the last.
+    ranges_of_axes = []
+    for count, shift_of_axis in zip(cells.shape[:3], shift, strict=True):
+        if shift_of_axis == 0:
+            ranges_of_axes.append([(0, count, 0)])
         else:
-            kept, real = (rows >= 0).nonzero().flatten(), rows.clamp(min=0).to(device)
-            padding, results = (rows < 0)[:, None].to(device), rows[kept].to(device)
-            chunks.append(Chunk(real, results, padding, kept.to(device), within))
+            ranges_of_axes.append([(0, count - 1, 0), (count - 1, count, shift_of_axis)])
+
+    # Take the windows of each combination of ranges, of all clips. They have one mask.
+    parts = []
+    spans = []
+    start = 0
+    for ranges in itertools.product(*ranges_of_axes):
+        frames, rows, columns = (slice(first, end) for first, end, _ in ranges)
+        of_clip = cells[frames, rows, columns].reshape(-1, tokens)
+        if not len(of_clip):  # there is only one window along an axis, and it is the last
+            continue
+        of_clips = []
+        for sample in range(batch):
+            numbers = of_clip + sample * pixels
+            of_clips.append(torch.where(of_clip < 0, of_clip, numbers))  # -1 stays at padding
+        part = torch.cat(of_clips)
+        mask = _mask(window, tuple(wrapped for _, _, wrapped in ranges))
+        if mask is not None:
+            mask = mask.to(device)
+        spans.append(Span(start, start + len(part), mask))
+        parts.append(part)
+        start += len(part)
+    windows = torch.cat(parts)  # (windows, tokens)
+
+    has_padding = tokens * math.prod(cells.shape[:3]) != pixels
+    chunks = []
+    for first in range(0, len(windows), most):
+        numbers = windows[first : first + most]
+        spans_within = _cut_spans(spans, first, len(numbers))
+        chunks.append(_chunk(numbers.flatten(), spans_within, has_padding, device))
     return tuple(chunks)
 
 
-def _triple(sizes: Iterable[int]) -> tuple[int, int, int]:
+def _fitted(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
+    """Return window and shift with the axes changed that are not longer than the window."""
+    fitted_window = list(window)
+    fitted_shift = list(shift)
+    for axis in range(3):
+        if size[axis] <= window[axis]:
+            fitted_window[axis] = size[axis]
+            fitted_shift[axis] = 0
+    return _triple(fitted_window), _triple(fitted_shift)
+
+
+def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
+    """Return the numbers of the tokens in each window, (windows along D, H and W, T).
+
+    Padding has the number -1.
+    """
+    counts = []  # of windows along each axis
+    padded = []
+    for length, length_of_window in zip(size, window, strict=True):
+        count = math.ceil(length / length_of_window)
+        counts.append(count)
+        padded.append(count * length_of_window)
+    depth, height, width = size
+    numbers = torch.full(padded, -1)
+    numbers[:depth, :height, :width] = torch.arange(math.prod(size)).view(size)
+
+    numbers = numbers.roll([-s for s in shift], (0, 1, 2))
+
+    nd, nh, nw = counts
+    wd, wh, ww = window
+    cells = numbers.view(nd, wd, nh, wh, nw, ww)
+    cells = cells.permute(0, 2, 4, 1, 3, 5)  # (nd, nh, nw, wd, wh, ww)
+    return cells.reshape(nd, nh, nw, wd * wh * ww)
+
+
+def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
+    """Return the mask (T, T) of a window, which keeps apart tokens from different ends of the clip.
+
+    wrapped: for each axis, how many of the window's last tokens come from the other end of the
+    clip. Returns None if there are none.
+    """
+    if not any(wrapped):
+        return None
+    # Number the regions of the window: each axis with wrapped tokens doubles their number.
+    region = torch.zeros(window, dtype=torch.long)
+    for axis, count in enumerate(wrapped):
+        if count:
+            length = window[axis]
+            is_wrapped = (torch.arange(length) >= length - count).long()
+            shape = [1, 1, 1]
+            shape[axis] = length
+            region = 2 * region + is_wrapped.view(shape)
+    region = region.flatten()
+    is_same = region[:, None] == region[None, :]
+    return torch.where(is_same, 0.0, MASKED)
+
+
+def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
+    """Return the spans of the windows first ... first + count - 1, numbered from 0."""
+    within = []
+    for span in spans:
+        start = max(span.start - first, 0)
+        stop = min(span.stop - first, count)
+        if start < stop:
+            within.append(Span(start, stop, span.mask))
+    return tuple(within)
+
+
+def _chunk(
+    numbers: Tensor, spans: tuple[Span, ...], has_padding: bool, device: torch.device
+) -> Chunk:
+    """Return the chunk of windows with these token numbers, which are -1 at padding."""
+    if not has_padding:
+        rows = numbers.to(device)
+        return Chunk(rows, rows, spans=spans)
+    kept = (numbers >= 0).nonzero().flatten()
+    return Chunk(
+        rows=numbers.clamp(min=0).to(device),
+        results=numbers[kept].to(device),
+        padding=(numbers < 0)[:, None].to(device),
+        kept=kept.to(device),
+        spans=spans,
+    )
+
+
+def _triple(sizes: list[int]) -> Triple:
     frames, height, width = sizes
     return frames, height, width
 
 
-def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor | None:
-    """(T, T) mask of a window whose last `shift` tokens along each axis were shifted in from the
-    other end.
-    """
-    if not any(shift):
-        return None
-    region = torch.zeros(window, dtype=torch.long)
-    for axis, s in enumerate(shift):
-        if s:
-            wrapped = (torch.arange(window[axis]) >= window[axis] - s).long()
-            region = 2 * region + wrapped.view([-1 if i == axis else 1 for i in range(3)])
-    region = region.flatten()
-    return torch.where(region[:, None] == region[None, :], 0.0, MASKED)
+# ---- Places within a window ------------------------------------------------------------------
 
 
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
-def relative_position_index(window: tuple[int, int, int]) -> Tensor:
+def relative_position_index(window: Triple) -> Tensor:
     """Return the row of the bias table for each pair of tokens of a window, (T, T), int64.
+
+    The table has one row for each offset (time, height, width) between two tokens. Along an axis of
+    n tokens the offsets are 1 - n ... n - 1. In the table they count from 0, and width changes
+    fastest.
 
     The tensor is cached and shared by all networks of the process: do not modify it.
     """
+    frames, height, width = window
     # Always on the CPU: with the default device "meta", a meta tensor would be cached.
-    axes = [torch.arange(s, device="cpu") for s in window]
-    points = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)
-    offset = (
-        points[:, :, None]
-        - points[:, None, :]
-        + torch.tensor(window, device="cpu").view(3, 1, 1)
-        - 1
-    )
-    return (offset[0] * (2 * window[1] - 1) + offset[1]) * (2 * window[2] - 1) + offset[2]
+    axes = [torch.arange(length, device="cpu") for length in window]
+    points = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)  # (3, T)
+    largest = torch.tensor([frames - 1, height - 1, width - 1], device="cpu")
+    offset = points[:, :, None] - points[:, None, :]  # (3, T, T)
+    offset = offset + largest.view(3, 1, 1)  # from 0
+    in_time, in_height, in_width = offset
+    return (in_time * (2 * height - 1) + in_height) * (2 * width - 1) + in_width
 
 
 def refuse_other_index(given: Tensor, own: Tensor, key: str, where: str) -> None:
-    """Raise CheckpointError if an index under `key` in the weights `where` is not the `own` one.
+    """Raise CheckpointError if the index `given` in a weights file is not this network's `own`.
 
-    It follows from the window. Weights that were trained with another one mean something else.
+    The index follows from the window. With another one, the weights of the bias table belong to
+    other pairs of tokens.
+
+    key: name of the tensor. where: the file, for the error.
     """
     if given.shape == own.shape and torch.equal(given.to(own.device), own):
         return
@@ -195,20 +303,25 @@ def refuse_other_index(given: Tensor, own: Tensor, key: str, where: str) -> None
 
 
 def sine_positions(height: int, width: int, channels: int) -> Tensor:
-    """Sine/cosine position table of a height x width window, (1, height * width, channels),
-    float32.
+    """Return the sine/cosine position table of a window, (1, height * width, channels), float32.
 
-    First half of the channels: rows, second half: columns, counted from 1 over (0, 2 pi].
+    The first half of the channels describes the row, the second half the column. Rows and columns
+    are counted from 1 and scaled to (0, 2 pi]. Within a half, sine and cosine of one frequency
+    alternate.
     """
     half = channels // 2
     # Always on the CPU: on the device "meta", where options are checked, each operation takes torch
     # a millisecond.
-    divisor = 10000.0 ** (2 * (torch.arange(half, device="cpu") // 2) / half)
+    pairs = torch.arange(half, device="cpu") // 2  # 0, 0, 1, 1, ...: number of the frequency
+    divisor = 10000.0 ** (2 * pairs / half)
     tables = []
     for size in (height, width):
+        # The published table has this 1e-6.
         angle = torch.arange(1, size + 1, device="cpu") / (size + 1e-6) * (2 * torch.pi)
-        phase = angle[:, None] / divisor
-        tables.append(torch.stack((phase[:, 0::2].sin(), phase[:, 1::2].cos()), dim=2).flatten(1))
+        phase = angle[:, None] / divisor  # (size, half)
+        sines = phase[:, 0::2].sin()
+        cosines = phase[:, 1::2].cos()
+        tables.append(torch.stack((sines, cosines), dim=2).flatten(1))  # sine, cosine, sine, ...
     rows = tables[0][:, None, :].expand(height, width, half)
     columns = tables[1][None, :, :].expand(height, width, half)
     return torch.cat((rows, columns), dim=2).reshape(1, height * width, channels)
