@@ -26,20 +26,20 @@ class FusionNet(nn.Module):
         super().__init__()
         options = FUSIONS.resolve(fusion, "netG.fusion")
         if not issubclass(options.constructor, ImageFusion) or options.base == "blurry":
-            what, expected = (
-                f"net_type fusion with netG.fusion {options.type}",
-                '"exposure" or "gated", base "fused"',
-            )
             raise OptionError(
-                what,
-                "netG.fusion",
-                f"{expected}: the result is a frame",
-                "choose one, or net_type vrt",
+                what=f"net_type fusion with netG.fusion {options.type}",
+                where="netG.fusion",
+                expected='"exposure" or "gated", base "fused": the result is a frame',
+                do="choose one, or net_type vrt",
             )
         options.constructor.channels(None, spike_channels)  # raises if the data has no spikes
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
         self.input_spec = InputSpec(spike_channels=spike_channels)
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        """lq (B, N, 3, H, W), spike (B, N, S, H, W) -> restored frames (B, N, 3, H, W)."""
-        return self.fusion.on_base(lq, self.fusion.on_input(lq, spike), spike)
+        """Return the restored frames, (B, N, 3, H, W).
+
+        lq: (B, N, 3, H, W) in [0, 1]. spike: (B, N, S, H, W).
+        """
+        fused = self.fusion.on_input(lq, spike)
+        return self.fusion.on_base(lq, fused, spike)

@@ -1,9 +1,19 @@
 """Fusion operators: how the spike representation is combined with the RGB frames.
 
-One class per operator.
+One class per operator. A new operator is a class in a new file models/fusion/fusion_<name>.py,
+which this module imports by itself. The option netG.fusion chooses it by its registered name.
+
+The network calls the four hooks of an operator in this order, see network_vrt.VRT.forward:
+
+    on_input       frames and spikes -> input of the network
+    on_features    features after the first convolution
+    on_stage       features after each of the stages 1 to 7
+    on_base        the frames to which the network adds its output
+
+Shapes: B clips, T frames, C image channels, S spike channels, H x W pixels.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,63 +31,68 @@ Base = Literal["blurry", "fused"]
 class Fusion(nn.Module):
     """Base class of all operators.
 
-    Each method returns its input unchanged unless an operator overrides it.
+    Each hook returns its input unchanged unless an operator overrides it.
 
     A constructor may take `spike_channels` (S of the data) and `feature_channels` (width of the
-    first features, then of stages 1 to 7); both are named in `register(..., given=...)`.
-    representation: the only spike representation whose channels the operator understands; None:
-    any.
+    first features, then of stages 1 to 7). An operator names those that it takes in
+    `register(..., given=...)`.
     """
 
+    # Whether the network must be given spikes.
     needs_spikes = True
+    # The only spike representation whose channels the operator understands. None: any.
     representation: str | None = None
 
     @classmethod
     def trunk_channels(cls, spike_channels: int) -> int:
-        """Channels per frame that `on_input` returns for 3 RGB channels."""
+        """Return the channels per frame that `on_input` returns for 3 RGB channels."""
         return 3
 
     @classmethod
     def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
-        """(image channels, channels that `on_input` returns), both per frame; in_chans:
-        netG.in_chans or None.
+        """Return the image channels per frame, and the channels per frame that `on_input` returns.
+
+        in_chans: netG.in_chans, or None if the option file leaves it out.
 
         Raises OptionError if in_chans or the data's spike channels do not fit the operator.
         """
         if spike_channels < 1:
-            what = "the fusion operator needs spikes, but the data has no spike channels"
             raise OptionError(
-                what, "netG.fusion", 'a dataset with spikes, or fusion "none"', "change one of them"
+                what="the fusion operator needs spikes, but the data has no spike channels",
+                where="netG.fusion",
+                expected='a dataset with spikes, or fusion "none"',
+                do="change one of them",
             )
         trunk = cls.trunk_channels(spike_channels)
-        if in_chans not in (None, trunk):
-            expected = (
-                f"{trunk}, which the fusion operator gives for 3 RGB and {spike_channels} spike "
-                "channels"
-            )
+        if in_chans is not None and in_chans != trunk:
             raise OptionError(
-                f"netG.in_chans is {in_chans}",
-                "netG.in_chans",
-                expected,
-                "remove it, or correct it",
+                what=f"netG.in_chans is {in_chans}",
+                where="netG.in_chans",
+                expected=f"{trunk}, which the fusion operator gives for 3 RGB and {spike_channels} "
+                "spike channels",
+                do="remove it, or correct it",
             )
         return 3, trunk
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
-        """image (B, T, C, H, W), spike (B, T, S, H, W) -> input of the trunk, (B, T, K, H, W)."""
+        """Return the input of the network, (B, T, K, H, W).
+
+        image: (B, T, C, H, W). spike: (B, T, S, H, W).
+        """
         return image
 
     def on_features(self, features: Tensor, spike: Tensor | None) -> Tensor:
-        """Features after conv_first, (B, T, H, W, E) -> the same shape."""
+        """Change the features after the first convolution, (B, T, H, W, E) -> the same shape."""
         return features
 
     def on_stage(self, stage: int, features: Tensor, spike: Tensor | None) -> Tensor:
-        """Output of stage 1 to 7, (B, T, h, w, E) at the stage's scale -> the same shape."""
+        """Change the output of stage 1 to 7, (B, T, h, w, E) at its scale -> the same shape."""
         return features
 
     def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:
-        """The frames (B, T, 3, H, W) to which the network adds its output. fused: the result of
-        `on_input`.
+        """Return the frames to which the network adds its output, (B, T, 3, H, W).
+
+        fused: the result of `on_input`.
         """
         return rgb
 
@@ -85,9 +100,12 @@ class Fusion(nn.Module):
 class ImageFusion(Fusion):
     """Base class of operators whose `on_input` returns a better frame.
 
-    base: the frame to which the network adds its output.
-    inputs: channels that a small residual conv net takes, which has `layers` convolutions of
-    `features` channels.
+    They have a small residual conv net, `features_of`.
+
+    base: the frame to which the network adds its output: "blurry", the frame of the input, or
+    "fused", the better frame.
+    inputs, features: channels before and after the conv net. layers: number of its residual
+    convolutions.
     """
 
     def __init__(self, base: Base, inputs: int, features: int, layers: int) -> None:
@@ -97,7 +115,7 @@ class ImageFusion(Fusion):
         self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
 
     def features_of(self, x: Tensor) -> Tensor:
-        """The conv net: (n, inputs, H, W) -> (n, features, H, W)."""
+        """Run the conv net: (n, inputs, H, W) -> (n, features, H, W)."""
         x = F.leaky_relu(self.head(x), 0.1)
         for conv in self.body:
             x = x + F.leaky_relu(conv(x), 0.1)
@@ -105,6 +123,9 @@ class ImageFusion(Fusion):
 
     def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:
         return fused if self.base == "fused" else rgb
+
+
+# ---- Operators -------------------------------------------------------------------------------
 
 
 @FUSIONS.register("none")
@@ -115,7 +136,8 @@ class NoFusion(Fusion):
 
     @classmethod
     def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
-        return in_chans or 3, in_chans or 3
+        image_channels = in_chans or 3  # RGB unless the option file says otherwise
+        return image_channels, image_channels
 
 
 @FUSIONS.register("concat", given=("spike_channels",))
@@ -131,7 +153,8 @@ class ConcatFusion(Fusion):
         return 3 + spike_channels
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
-        return torch.cat((image, checked_spike(image, spike, self.spike_channels)), dim=2)
+        spike = checked_spike(image, spike, self.spike_channels)
+        return torch.cat((image, spike), dim=2)
 
 
 @FUSIONS.register("gated", given=("spike_channels",))
@@ -157,42 +180,47 @@ class GatedFusion(ImageFusion):
         self.spike_channels = spike_channels
         self.value = nn.Conv2d(features, 3, 3, 1, 1)
         self.gate = nn.Conv2d(features, 3, 3, 1, 1)
+        # At first the gate has the same value everywhere: sigmoid(gate_bias), 0.018 for -4.
         nn.init.zeros_(self.gate.weight)
         assert self.gate.bias is not None  # a Conv2d has a bias if it is not told otherwise
         nn.init.constant_(self.gate.bias, gate_bias)
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         spike = checked_spike(image, spike, self.spike_channels)
-        x = self.features_of(torch.cat((image, spike), dim=2).flatten(0, 1))
-        return image + (torch.sigmoid(self.gate(x)) * self.value(x)).view_as(image)
+        frames = torch.cat((image, spike), dim=2).flatten(0, 1)  # (B T, 3 + S, H, W)
+        x = self.features_of(frames)
+        correction = torch.sigmoid(self.gate(x)) * self.value(x)
+        return image + correction.view_as(image)
 
 
 def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
-    """`spike` if its shape is (B, T, channels, H, W) of `rgb`; raises DataError otherwise."""
+    """Return `spike` if it has the shape (B, T, channels, H, W) for `rgb`, else raise DataError."""
     b, t, _, h, w = rgb.shape
-    expected = (b, t, channels, h, w)
-    if spike is None or tuple(spike.shape) != expected:
-        got = (
-            "no spike tensor" if spike is None else f"a spike tensor of shape {tuple(spike.shape)}"
-        )
-        expected = (
-            f"shape (B, T, S, H, W) = {expected}, as the network was built for S = {channels}"
-        )
-        raise DataError(
-            f"the network was given {got}",
-            "forward(lq, spike)",
-            expected,
-            "pass batch['spike'] to it",
-        )
-    return spike
+    shape = (b, t, channels, h, w)
+    if spike is not None and tuple(spike.shape) == shape:
+        return spike
+    if spike is None:
+        got = "no spike tensor"
+    else:
+        got = f"a spike tensor of shape {tuple(spike.shape)}"
+    raise DataError(
+        what=f"the network was given {got}",
+        where="forward(lq, spike)",
+        expected=f"shape (B, T, S, H, W) = {shape}, as the network was built for S = {channels}",
+        do="pass batch['spike'] to it",
+    )
 
 
-LUMA = (0.299, 0.587, 0.114)  # Rec. 601, what a grey sensor sees of the three colours
-# Added to the variance of luma in a window, in squared display values: where luma hardly varies, as
-# in noise, colour follows the mean colour of the window.
+# ---- Mixing with estimates from the exposure -------------------------------------------------
+
+LUMA = (0.299, 0.587, 0.114)  # weights of R, G, B (Rec. 601): what a grey sensor sees of them
+# Added to the variance of luma in a window, in squared display values. Where luma hardly varies, as
+# in noise, a fitted colour then follows the mean colour of the window.
 FLAT = 3e-4
-DARK = 1e-3  # least luma by which a colour is divided
-# Pixels at a time on a CPU: 4 frames of 256 x 256 at once take three times as long as one by one
+# Least luma by which a colour is divided. A smaller one would amplify noise.
+DARK = 1e-3
+# Pixels at a time on a CPU. 4 frames of 256 x 256 at once take three times as long as one by one,
+# because they do not fit the cache.
 CACHED = 2**16
 
 
@@ -229,61 +257,88 @@ class ExposureFusion(ImageFusion):
         base: Base = "fused",
         spike_channels: int = 0,
     ) -> None:
+        # The last spike channel is the confidence, all others are ratios.
         count = spike_channels - 1 if estimates is None else estimates
         if not 1 <= count < spike_channels:
-            what, key = (
-                f"{count} estimates from {spike_channels} spike channels",
-                "netG.fusion.estimates",
-            )
-            expected = "a ratio for each and a confidence, as the representation relative gives"
+            key = "netG.fusion.estimates"
             raise OptionError(
-                what, key, expected, f"set spike.representation to relative, or correct {key}"
+                what=f"{count} estimates from {spike_channels} spike channels",
+                where=key,
+                expected="a ratio for each and a confidence, as the representation relative gives",
+                do=f"set spike.representation to relative, or correct {key}",
             )
-        super().__init__(base, 3 * (1 + count) + spike_channels, features, layers)
-        self.spike_channels, self.estimates, self.colour_radius = (
-            spike_channels,
-            count,
-            colour_radius,
-        )
-        self.weight = nn.Conv2d(features, 1 + count, 3, 1, 1)
+        pictures = 1 + count  # the blurry frame and its estimates
+        super().__init__(base, 3 * pictures + spike_channels, features, layers)
+        self.spike_channels = spike_channels
+        self.estimates = count
+        self.colour_radius = colour_radius
+        self.weight = nn.Conv2d(features, pictures, 3, 1, 1)
         self.value = nn.Conv2d(features, 3, 3, 1, 1)
+        # The correction starts at 0.
         nn.init.zeros_(self.value.weight)
-        assert self.value.bias is not None
+        assert self.value.bias is not None  # a Conv2d has a bias if it is not told otherwise
         nn.init.zeros_(self.value.bias)
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
-        frames = image.flatten(0, 1), checked_spike(image, spike, self.spike_channels).flatten(0, 1)
-        count = max(1, CACHED // image[0, 0, 0].numel()) if in_cpu_form(image) else len(frames[0])
-        chunks = zip(*(each.split(count) for each in frames), strict=True)
-        return torch.cat([self.mixture(*chunk) for chunk in chunks]).view_as(image)
+        spike = checked_spike(image, spike, self.spike_channels)
+        # Each frame is computed by itself. On a CPU take a few at a time, so that they stay in the
+        # cache.
+        frames = image.flatten(0, 1)
+        spikes = spike.flatten(0, 1)
+        count = len(frames)
+        if in_cpu_form(image):
+            pixels = image.shape[-2] * image.shape[-1]
+            count = max(1, CACHED // pixels)
+        parts = []
+        for some_frames, some_spikes in zip(frames.split(count), spikes.split(count), strict=True):
+            parts.append(self.mixture(some_frames, some_spikes))
+        return torch.cat(parts).view_as(image)
 
     def mixture(self, image: Tensor, spike: Tensor) -> Tensor:
-        """image (N, 3, H, W), spike (N, S, H, W) -> sharp estimates (N, 3, H, W)."""
-        frame, changes = image.unsqueeze(1), self.colour_changes(image).unsqueeze(1)
-        ratios = spike[:, : self.estimates].unsqueeze(2)
-        pictures = torch.cat((frame, (frame + changes * (ratios - 1)).clamp(0, 1)), dim=1)
+        """Return the sharp estimates (N, 3, H, W) of frames (N, 3, H, W) with their spikes
+        (N, S, H, W).
+        """
+        # The pictures: the frame, and for each ratio an estimate. Where luma changes by the factor
+        # `ratio`, each colour changes by colour_changes * (ratio - 1).
+        frame = image.unsqueeze(1)  # (N, 1, 3, H, W)
+        changes = self.colour_changes(image).unsqueeze(1)
+        ratios = spike[:, : self.estimates].unsqueeze(2)  # (N, estimates, 1, H, W)
+        estimates = (frame + changes * (ratios - 1)).clamp(0, 1)
+        pictures = torch.cat((frame, estimates), dim=1)
+
+        # The conv net sees all pictures and spikes. It gives a weight for each picture, and a
+        # correction.
         x = self.features_of(torch.cat((pictures.flatten(1, 2), spike), dim=1))
-        weights = torch.softmax(self.weight(x), dim=1).unsqueeze(2)
+        weights = torch.softmax(self.weight(x), dim=1).unsqueeze(2)  # they sum to 1
         return (weights * pictures).sum(dim=1) + self.value(x)
 
     def colour_changes(self, image: Tensor) -> Tensor:
-        """How much each colour changes where luma doubles: luma x slope of the line of colour.
+        """Return how much each colour changes where luma doubles, (N, 3, H, W).
 
-        (N, 3, H, W) both.
+        Within a window, each colour is fitted by a line over luma. The slope of the line is
+        covariance(colour, luma) / variance(luma). If luma doubles, it grows by luma, and the colour
+        by luma x slope. Near a flat window, where the variance is about FLAT or less, the slope
+        comes near colour / luma, as if the whole window became brighter.
+
+        image: (N, 3, H, W).
         """
-        luma = sum(
-            weight * channel for weight, channel in zip(LUMA, image.split(1, dim=1), strict=True)
-        )
-        means, radius = (
-            torch.cat((image, image * luma, luma, luma * luma), dim=1),
-            self.colour_radius,
-        )
-        for kernel, pad in (((2 * radius + 1, 1), (radius, 0)), ((1, 2 * radius + 1), (0, radius))):
-            # Without what lies outside of it
-            means = F.avg_pool2d(means, kernel, 1, pad, count_include_pad=False)
-        colour, product, grey, square = means.split((3, 3, 1, 1), dim=1)
+        luma: Any = 0
+        for weight, channel in zip(LUMA, image.split(1, dim=1), strict=True):
+            luma = luma + weight * channel
+
+        # Means over the window around each pixel, along the rows and then along the columns. What
+        # lies outside the image does not count.
+        means = torch.cat((image, image * luma, luma, luma * luma), dim=1)
+        radius = self.colour_radius
+        side = 2 * radius + 1
+        means = F.avg_pool2d(means, (side, 1), 1, (radius, 0), count_include_pad=False)
+        means = F.avg_pool2d(means, (1, side), 1, (0, radius), count_include_pad=False)
+        colour, colour_luma, grey, squared_luma = means.split((3, 3, 1, 1), dim=1)
+
         proportional = colour / grey.clamp(min=DARK)
-        slope = (product - colour * grey + FLAT * proportional) / (square - grey * grey + FLAT)
+        covariance = colour_luma - colour * grey
+        variance = squared_luma - grey * grey
+        slope = (covariance + FLAT * proportional) / (variance + FLAT)
         return luma * slope
 
 
