@@ -1,6 +1,9 @@
-"""Weights that the authors of VRT have released, by number: "vrt/006" is fetched once.
+"""Fetches the weights that the authors of VRT have released.
 
-The files are not part of this project and have a licence of their own (docs/links.md).
+In place of a file, a user may name released weights by their number, e.g. "vrt/006" for
+model_zoo/vrt/006_VRT_videodeblurring_GoPro.pth. `local_file` returns the file, and fetches it if it
+is not there. The files are not part of this project and have a licence of their own
+(docs/links.md).
 """
 
 import fcntl
@@ -21,18 +24,22 @@ from utils.files import temporary_beside, writing
 
 logger = logging.getLogger(__name__)
 
-# Where the files are; MIRROR names another folder with the same files.
+# Where the files are. The environment variable MIRROR may name another address with the same files.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/download/v0.0"
 MIRROR = "SPIKEVRT_RELEASES"
-FOLDER = Path("model_zoo/vrt")  # as the option files of KAIR have it
+# Where fetched files are kept, as the option files of KAIR have it.
+FOLDER = Path("model_zoo/vrt")
 NAME = re.compile(r"vrt/(\d{3})")
-# Seconds without a byte that end a download; bytes that are read at a time.
-PATIENCE_S, PART = 60, 1 << 20
-WAIT_S = 0.2  # between two looks whether another process has finished
+# Seconds without a byte after which a download is given up.
+PATIENCE_S = 60
+# Bytes that are read at a time.
+PART = 1 << 20
+# Seconds between two attempts to get the lock of a file that another process is fetching.
+WAIT_S = 0.2
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text names released weights and no file: "vrt/006"."""
+    """Whether a text names released weights, e.g. "vrt/006", and not an existing file."""
     return NAME.fullmatch(text) is not None and not Path(text).is_file()
 
 
@@ -42,35 +49,41 @@ def local_file(
     most_bytes: Callable[[str], int],
     check: Callable[[Path, str], object],
 ) -> Path:
-    """Return the path of weights: of a file, `text` itself; of a name, its file in FOLDER.
+    """Return the path of weights. A missing released file is fetched, by one process alone.
 
-    A file that is not there is fetched. Several processes fetch it once.
-
-    released: stems of the released files. most_bytes: function of a stem, the size above which it
-        is not that file. check: function of a file and its stem that raises CheckpointError if it
-        holds other tensors.
+    text: a path, which is returned, or a name such as "vrt/006", whose file in FOLDER is returned.
+    released: stems of the released files, e.g. "006_VRT_videodeblurring_GoPro".
+    most_bytes: function of a stem: the size that its file does not exceed.
+    check: function of a file and a stem. It raises CheckpointError if the file holds the tensors of
+        another network.
 
     Raises CheckpointError if the name is unknown, or the file cannot be had.
     """
     if not is_name(text):
         return Path(text)
-    number = text.rpartition("/")[2]
-    stem = next((stem for stem in released if stem.startswith(f"{number}_")), None)
-    if stem is None:
-        known = ", ".join(f"vrt/{stem[:3]}" for stem in sorted(released))
+    number = text.rpartition("/")[2]  # "006"
+    stems = [stem for stem in released if stem.startswith(f"{number}_")]
+    if not stems:
         raise CheckpointError(
-            "no released weights of this name", text, known, "choose one, or give a file"
+            what="no released weights of this name",
+            where=text,
+            expected=", ".join(f"vrt/{stem[:3]}" for stem in sorted(released)),
+            do="choose one, or give a file",
         )
+    stem = stems[0]
     file = FOLDER / f"{stem}.pth"
     if not file.is_file():
         with writing(file), _one_at_a_time(file):
-            if not file.is_file():  # another process may have fetched it
+            if not file.is_file():  # another process may have fetched it by now
                 _fetch(text, file, most_bytes(stem), check)
     return file
 
 
 def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object]) -> None:
-    """Download a file, check it, and give it its name."""
+    """Download a file under a temporary name, check it, and give it its name.
+
+    So a file with this name is always complete. most: bytes that it does not exceed.
+    """
     address = f"{os.environ.get(MIRROR, ADDRESS).rstrip('/')}/{file.name}"
     logger.info("downloading %s to %s", address, file)
     part = temporary_beside(file)
@@ -102,7 +115,10 @@ def _download(address: str, part: Path, most: int) -> None:
     with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer, part.open("xb") as file:
         expected = answer.headers.get("Content-Length")
         written = 0
-        while piece := answer.read(PART):
+        while True:
+            piece = answer.read(PART)
+            if not piece:  # the end
+                break
             written += len(piece)
             if written > most:
                 raise ValueError(f"more than the {most} bytes of these weights")
@@ -114,7 +130,10 @@ def _download(address: str, part: Path, most: int) -> None:
 
 @contextmanager
 def _one_at_a_time(file: Path) -> Generator[None]:
-    """Hold the lock of a file that is fetched, among the processes of this machine."""
+    """Let one process of this machine at a time fetch a file. The others wait here.
+
+    The lock is a file beside it. The system frees the lock if the process ends.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     path = file.with_name(f".{file.name}.lock")
     with path.open("w") as lock:

@@ -1,5 +1,9 @@
 """Restoration by a network: its weights, and its tiles.
 
+main_test_vrt.py restores by a "method". `NetworkMethod` is the method of a network.
+`network_for_test_set` and `network_for_own_clips` build it for the two forms of the command line.
+`find_weights` finds the weights of a run.
+
 The other methods are `data.reconstruct.Reconstruction` and `data.motion.method.JointMethod`.
 """
 
@@ -25,7 +29,7 @@ from utils.run.checkpoint import own_checkpoint
 
 # --dtype -> the dtype of autocast.
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# What of a weights file says how its network is built and reads spikes.
+# The fields of a SavedNetwork that say how the network is built and how spikes are read.
 OF_NETWORK = ("netG", "scale", "spike_channels", "spike", "spike_data")
 
 
@@ -46,11 +50,15 @@ class NetworkMethod:
         self.sigma = sigma
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
+        # can_cut: whether several ranks may each restore a part of a clip.
         sees_whole_clip = not tiling.num_frame_testing or tiling.flip_seq
         self.can_cut = not sees_whole_clip and not tiling.center_frame_only
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the frames depend on."""
+        """Return everything that the restored frames depend on.
+
+        The output folder records it. Another test may go on in the folder only if it is equal.
+        """
         about = json.dumps([getattr(self.saved, key) for key in OF_NETWORK], sort_keys=True)
         tile = self.tiling.describe()
         if self.tiling.is_halved:
@@ -130,7 +138,8 @@ def _tiling(
 ) -> Tiling:
     """Return the tiles of the options `asked`, changed by the flags.
 
-    fields: further fields of the Tiling. A flag wins over them.
+    asked: keys and values of the section `val`. flags: of the command line; they win over `asked`
+    and `fields`. fields: further fields of the Tiling.
     """
     if isinstance(flags.tile, tuple):
         asked["num_frame_testing"], asked["size_patch_testing"] = flags.tile
@@ -160,13 +169,20 @@ def _tiling(
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
     """Return the weights to test with.
 
-    These are the first that exist of: --weights (`weights`), the file that path.resume names, the
-    best checkpoint of the run, its latest one, the pretrained weights. A folder in path.resume
-    stands for the checkpoints of the run in it. If path.resume is null, the checkpoints of the run
-    do not count.
+    weights: the value of --weights, which wins over all others. path: section `path` of the option
+    file. folder: the folder of the run.
 
-    path: section `path` of the option file. folder: the folder of the run.
-    Raises CheckpointError if there is none.
+    A name of released weights, such as "vrt/006", counts as an existing file.
+
+    Without --weights, path.resume decides where to look. The first existing file is taken:
+
+        path.resume    files
+        "auto"         best, then latest checkpoint of the run; then the pretrained weights
+        a file         this file
+        a folder       best, then latest checkpoint of the run in this folder
+        null           the pretrained weights
+
+    Raises CheckpointError if no file exists.
     """
     if weights:
         return weights
@@ -193,5 +209,5 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
 
 
 def _run_of(named: Path) -> Path:
-    """Return the folder of a run, of which `path.resume` may name the checkpoints."""
+    """Return the folder of a run. `path.resume` may name it, or its subfolder "checkpoints"."""
     return named.parent if named.name == "checkpoints" else named

@@ -1,4 +1,8 @@
-"""How the spikes of a user's own clips are read: as in the training, with the user's changes."""
+"""The spike section for a user's own clips: how their spikes are read.
+
+The section comes from the weights file, because spikes must be read as in the training. The command
+line may change it by "spike.key=value", as long as the channels stay of the same kind.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -14,11 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, Any] | None:
-    """Return the spike section of a user's clips: that of the training, with the user's changes.
+    """Return the spike section for a user's clips. Returns None if their spikes are not read.
 
-    Returns None if the spikes are not read.
-    Raises OptionError if an input that the network needs is missing, if an input is given that it
-    does not take, and for channels of another kind than in the training.
+    It is the spike section of the training, with the changes of the command line.
+
+    Raises OptionError if an input that the network needs is missing, if an input is given that the
+    network does not take, and for channels of another kind than in the training.
     """
     _refuse_wrong_inputs(saved, request)
     if not request.spike:
@@ -27,7 +32,8 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
         logger.warning("these weights take no spikes: --spike is not read")
         return None
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
-    # What describes the training data is not true of the user's.
+    # Drop what describes the training data, because it need not be true of the user's clips. With
+    # rate "match" each clip has its own rate, so this can stay.
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}
     for key in ("calibration", "exposure", "first", "count"):
@@ -48,8 +54,9 @@ def changed_spikes(
 ) -> dict[str, Any]:
     """Return a spike section with the changes of the command line.
 
-    own: keys that --method sets itself. Raises OptionError for a change of these, and for options
-    of other sections.
+    own: keys that --method sets itself.
+
+    Raises OptionError for a change of these keys, and for options of other sections.
     """
     table = {"spike": dict(spike)}
     if request.spike_size is not None:
@@ -62,7 +69,8 @@ def changed_spikes(
                 expected="spike.key=value in the form with --input",
                 do="use the flags of --help, or --opt alone",
             )
-        key = override.partition("=")[0].split(".")[1]
+        name = override.partition("=")[0]  # "spike.rate=0.5" -> "spike.rate"
+        key = name.split(".")[1]  # "rate"
         if key in own:
             raise OptionError(
                 what=f"{override} has no effect with --method {request.method_name}",
@@ -75,6 +83,7 @@ def changed_spikes(
 
 
 def _refuse_wrong_inputs(saved: SavedNetwork, request: TestRequest) -> None:
+    """Raise OptionError if the flags do not give what the network takes."""
     spec = saved.spec
     if spec.interpolates and (request.gt or request.tiles.center_frame_only):
         raise OptionError(

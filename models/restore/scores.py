@@ -1,4 +1,9 @@
-"""Averages of the scores of a test, its table, and its protocol in words."""
+"""Averages of the scores of a test, its table, and its protocol in words.
+
+`collect` turns the scores of each frame into the content of metrics.json. `score_table` and
+`score_text` show it. A "kind" is what was scored: "restored", "input" (the blurry frame, to compare
+with), "instant 0", "instant 1", ...
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,20 +42,30 @@ def collect(
     expected: number of clips that there should be.
     mean: which mean comes first, a key of MEANS.
 
-    The result is {"clips": {name: the entry with the mean of each kind}, "averages": {kind: means}}
-    with the means {metric: its `mean`, <metric>_frame_mean or <metric>_clip_mean: the other mean,
-    "mean", "frames", "clips_found", "clips_expected", "complete"}. Only clips with sharp frames
-    count for the averages.
+    E.g. for one clip of 10 frames, with mean "clips":
+
+        {"clips": {"street": {"frames": 10, "per_frame": {...}, "restored": {"psnr": 30.1}, ...}},
+         "averages": {"restored": {"psnr": 30.1,             the mean that `mean` asks for
+                                   "psnr_frame_mean": 30.1,  the other mean
+                                   "mean": "clips", "frames": 10, "clips_found": 1,
+                                   "clips_expected": 1, "complete": true}, ...}}
+
+    Only clips with sharp frames count for the averages.
     """
     table: dict[str, dict[str, Any]] = {}
     for clip in sorted(clips, key=lambda clip: natural_key(clip["name"])):
         row = {key: value for key, value in clip.items() if key != "name"}
         for kind, scores in clip["per_frame"].items():
-            row[kind] = {metric: float(np.mean(column)) for metric, column in scores.items()}
+            means = {}
+            for metric, values in scores.items():
+                means[metric] = float(np.mean(values))
+            row[kind] = means
         table[clip["name"]] = row
 
     averages = {}
-    kinds = dict.fromkeys(kind for row in table.values() for kind in row["per_frame"])
+    kinds: list[str] = []  # each once, in the order in which they appear
+    for row in table.values():
+        kinds += [kind for kind in row["per_frame"] if kind not in kinds]
     for kind in kinds:
         rows = [row for row in table.values() if kind in row]
         averages[kind] = _averages(rows, kind, expected, mean)
@@ -62,12 +77,14 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
     averages: dict[str, Any] = {}
     frames: list[float] = []
     for metric in rows[0][kind]:
-        frames = [value for row in rows for value in row["per_frame"][kind][metric]]
+        frames = []  # the values of all frames of all clips
+        for row in rows:
+            frames += row["per_frame"][kind][metric]
         over = {
             "clips": sum(row[kind][metric] for row in rows) / len(rows),
             "frames": sum(frames) / len(frames),
         }
-        other = OTHER_MEAN[mean]
+        other = OTHER_MEAN[mean]  # "frame" or "clip"
         averages[metric] = over[mean]
         averages[f"{metric}_{other}_mean"] = over[f"{other}s"]
     return averages | {
@@ -82,8 +99,9 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
 def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of a test.
 
-    The rows are the clips, then both means if there are sharp frames. Each score stands beside the
-    score of the input. The gain is the gain of the first metric: PSNR, or PSNR-Y of grey frames.
+    There is a row for each clip, and then a row for each of the two means if there are sharp
+    frames. Each score has the score of the input beside it. The last column is the gain in the
+    first metric: PSNR, or PSNR-Y of grey frames.
 
     results: the result of `collect`.
     """
@@ -128,7 +146,10 @@ def _row(
 
 
 def _gain(restored: float | str | None, blurry: float | str | None) -> str:
-    """Return the gain in decibels for a table: 0 if both are equal, also without any error."""
+    """Return the gain in decibels for a table, e.g. "+1.25".
+
+    Equal scores have the gain 0, also if both are infinite (images without any error).
+    """
     if restored is None or blurry is None:
         return "-"
     if float(restored) == float(blurry):

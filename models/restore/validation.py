@@ -1,6 +1,8 @@
-"""Validation on all ranks.
+"""Validation during training, on all ranks: restores the clips of the test split and scores them.
 
-Each clip is scored by one rank, so no number depends on how many ranks there are.
+Each clip is scored by one rank, so no number depends on how many ranks there are. Rank r takes the
+clips r, r + world size, ... The ranks go through their clips in rounds. Between two rounds they
+agree whether a signal ends the validation.
 """
 
 import logging
@@ -24,7 +26,8 @@ from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.logger import best_effort
 from utils.run.progress import open_progress
 
-MAX_STRIPS = 12  # per validation: they are sent to rank 0
+# Number of clips whose pictures a validation shows. They are sent to rank 0, which takes time.
+MAX_STRIPS = 12
 
 logger = logging.getLogger(__name__)
 
@@ -47,35 +50,37 @@ class Validation(NamedTuple):
 def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     """Restore and score every clip, one frame at a time. Collective.
 
-    Returns None if a signal ends it between two clips. Memory holds one tile in time; with
-    val.num_frame_testing 0 it holds the whole clip.
-
     clips: the clips of the test split, with sharp frames.
+
+    Returns None if a signal ends the validation between two clips. Memory holds one tile in time,
+    or with val.num_frame_testing 0 the whole clip.
     """
     rank = utils_dist.get_rank()
     world = utils_dist.get_world_size()
     val = model.opt.val
-    net = model.netE if model.netE is not None else unwrap_ddp(model.netG)  # as in KAIR
+    # The averaged weights if there are any, as in KAIR.
+    net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
     restorer = _restorer(model, net)
     clips = scored_clips(clips, restorer.tiling.spec)
     scorer = _Scorer(model, restorer)
-    # The clips whose strips rank 0 writes: evenly spaced, always the same.
+    # Indices of the clips whose pictures are shown: evenly spaced, always the same.
     strips = spaced(len(clips), MAX_STRIPS)
 
     mine = []  # the scores of the clips of this rank
     panels = {}  # index of a clip -> its images
     with ExitStack() as stack:
-        stack.callback(net.train, was_training)
-        own_clips = clips[rank::world]
-        total = sum(
-            len(wanted_frames(len(clip.stems), val.center_frame_only)) for clip in own_clips
-        )
+        stack.callback(net.train, was_training)  # the restorer has set it to eval mode
+        total = 0  # frames of this rank, for the progress bar
+        for clip in clips[rank::world]:
+            total += len(wanted_frames(len(clip.stems), val.center_frame_only))
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
         bar = open_progress(model.opt.logging.progress, total, "validation", "frames")
         shown = stack.enter_context(bar)
+        # In a round each rank scores one clip. In the last round some ranks have none, but they
+        # take part in the vote before it.
         for first in range(0, len(clips), world):
-            if first and _any_rank_stops():
+            if first > 0 and _any_rank_stops():
                 return None
             index = first + rank
             if index < len(clips):
@@ -86,10 +91,14 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
                 if images:
                     panels[index] = images
 
-    scored = [scores for of_rank in utils_dist.gather_objects(mine) for scores in of_rank]
+    scored = []
+    for scores_of_rank in utils_dist.gather_objects(mine):
+        scored += scores_of_rank
     results = collect(scored, len(clips), model.opt.metric.mean)
+    # The pictures are sent one clip after the other, and only rank 0 keeps them. Every rank must
+    # take part in each sending.
     shown_panels = {}
-    for index in strips:  # sent one after the other, and kept on rank 0 alone
+    for index in strips:
         images = utils_dist.from_rank(index % world, panels.get(index))
         if utils_dist.is_main_process():
             shown_panels[clips[index].name] = images
@@ -98,6 +107,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
 
 
 def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
+    """Return what restores the clips with the network `net` and the tiles of the section `val`."""
     val = model.opt.val
     test = model.opt.datasets.test
     spec = input_spec(net)
@@ -116,8 +126,9 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
 
 
 def _any_rank_stops() -> bool:
-    # A collective to the watchdog: a rank that waits here for a slower one is not reported as
-    # stuck.
+    """Return True on all ranks if one of them has received a signal to stop. Collective."""
+    # The watchdog is told that this waits for other ranks. So a rank that waits for a slower one is
+    # not reported as stuck.
     with watchdog.collective("stop vote"):
         is_stop = utils_dist.stop_vote()
         return is_stop()
@@ -172,7 +183,8 @@ class _Scorer:
                 # Super-resolution: the input is scored at the size of the sharp frame.
                 lq = torch.nn.functional.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
             is_finite = bool(frame.isfinite().all())
-            nonfinite += not is_finite
+            if not is_finite:
+                nonfinite += 1
             frame = middle_instant(frame, restorer.tiling.spec.out_instants)
             self._add_scores(scores, frame if is_finite else None, lq, gt)
             if with_strip and index == len(clip.stems) // 2:
@@ -193,6 +205,10 @@ class _Scorer:
     def _add_scores(
         self, scores: Scores, frame: torch.Tensor | None, lq: torch.Tensor, gt: torch.Tensor
     ) -> None:
+        """Append the scores of a restored frame and of its input to `scores`.
+
+        frame: None if it has NaN or Inf. Its scores are then NaN.
+        """
         truth = scored_values(gt, self.values)
         restored = None if frame is None else scored_values(frame, self.values)
         add_scores(scores, "restored", restored, truth, self.metrics)

@@ -1,10 +1,14 @@
-"""Which form of a computation a device has. No other page of the network asks for a kind of device.
+"""Chooses the form of each computation for a device. No other file of the network asks for the kind
+of a device.
 
-A CPU has a form of its own: small chunks that stay in the cache, and our own attention. All other
-devices have the form of torch's operators. Where our kernels compile, they stand in for some of
-these: in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30, A100) with a Triton
-that compiles there, outside of torch.compile. Windows whose size the kernels do not know use
-torch's attention. The log says once which form runs, and why if it is torch's.
+The same layer can have several forms:
+
+    on a CPU          small chunks that stay in the cache, and our own attention
+    our kernels       in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30, A100)
+                      where Triton compiles, outside of torch.compile
+    torch's operators everywhere else, and for windows of a size that our kernels do not know
+
+The log says once which form runs, and why if it is torch's.
 """
 
 import logging
@@ -21,17 +25,22 @@ from utils import utils_dist
 
 logger = logging.getLogger(__name__)
 
-CPU_FORM = ("cpu",)
-DEVICES = ("cuda",)
+# Kinds of devices (torch.device.type):
+CPU_FORM = ("cpu",)  # that have the form of a CPU
+DEVICES = ("cuda",)  # for which our kernels are
+# With torchvision's deformable convolution. On mps it has a forward pass as well, but no backward
+# pass (torchvision 0.23).
+DEFORM_CONV = ("cuda",)
+NO_BORDER_PADDING = ("mps",)  # on which grid_sample lacks padding_mode "border"
+# Dtypes and the oldest GPU that our kernels take.
 HALF = (torch.bfloat16, torch.float16)
 OLDEST = (8, 0)  # compute capability of Ampere
-# torchvision has a forward pass on mps as well, but no backward pass (torchvision 0.23).
-DEFORM_CONV = ("cuda",)
-NO_BORDER_PADDING = ("mps",)
-# Bytes of which a head must be a multiple for torch's fused attention on a GPU. It computes others,
-# such as 20 channels in bfloat16, with T x T matrices in float32.
+# torch's fused attention on a GPU takes heads whose size in bytes is a multiple of this number. It
+# computes other heads, such as 20 channels in bfloat16, by the slow way, with T x T matrices in
+# float32.
 HEAD_BYTES = {"cuda": 16}
-# Without that of cuDNN: its gradients are reported to be NaN for windows of 64 tokens with a mask.
+# Forms of torch's attention on a GPU. cuDNN's form is left out, because its gradients are reported
+# to be NaN for windows of 64 tokens with a mask.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -51,13 +60,23 @@ def lacks_border_padding(x: Tensor) -> bool:
 
 
 def head_multiple(x: Tensor) -> int:
-    """Return of what the channels of a head must be a multiple for torch's fused attention."""
-    return max(1, HEAD_BYTES.get(x.device.type, 0) // x.element_size())
+    """Return the number of which the channels of a head must be a multiple.
+
+    torch's fused attention needs this, e.g. a multiple of 8 in bfloat16 on a GPU. Returns 1 if any
+    number will do.
+    """
+    multiple_in_bytes = HEAD_BYTES.get(x.device.type, 0)
+    return max(1, multiple_in_bytes // x.element_size())
 
 
 def fused_attention(x: Tensor) -> AbstractContextManager[None]:
-    """Let torch choose among the forms of its attention that are right on the device of x."""
-    return sdpa_kernel(BACKENDS) if x.device.type == "cuda" else nullcontext()
+    """Return a context in which torch chooses among the forms of its attention that are right.
+
+    x: a tensor on the device.
+    """
+    if x.device.type == "cuda":
+        return sdpa_kernel(BACKENDS)
+    return nullcontext()
 
 
 def log_device(device: torch.device) -> None:
@@ -99,6 +118,7 @@ def attention_has_kernel(x: Tensor, tokens: int, channels: int) -> bool:
 
 @cache
 def _kernels_run_on(device: torch.device) -> bool:
+    """Whether our kernels run on the device. Logs the answer, once per device and process."""
     reason = _reason_against(device)
     if reason:
         logger.info("attention on %s by torch's operators, because %s", device, reason)
@@ -119,6 +139,7 @@ def _reason_against(device: torch.device) -> str:
         from models.vrt import triton_rows
     except ImportError as e:
         return f"Triton is missing ({e})"
+    # Try the smallest kernel.
     ones: Any = torch.ones(1, 16, device=device)
     try:
         triton_rows.layer_norm(ones.half(), ones[0], ones[0], 1e-5)
