@@ -1,19 +1,37 @@
 """Window attention on an NVIDIA GPU, in Triton: softmax(scale q k^T + bias + mask) v and gradients.
 
 For bfloat16 and float16. torch's attention needs q, k and v apart, heads of a multiple of 8
-channels, and writes one gradient of the bias per window. Here packed heads are read and written in
-place, so nothing is transposed, split, padded or copied. A chunk of windows is one launch, whatever
-their masks: a mask is a number per token (a region), equal for tokens that attend to each other.
+channels, and writes one gradient of the bias per window. These kernels read and write packed heads
+in place, so nothing is transposed, split, padded or copied. A chunk of windows is one launch,
+whatever their masks are: the mask is a number per token (its region), and tokens of the same region
+attend to each other.
 
-Forward keeps the log-sum-exp of each row of logits, L = log2(sum(exp2(logits))). With P =
-exp2(logits - L), the weights, and dO, the gradient of the output, backward computes
+Forward keeps the log-sum-exp of each row of logits, L = log2(sum(exp2(logits))). Backward has the
+gradient dO of the output O. With the weights P = exp2(logits - L) it computes
 
-    dV = P^T dO,   dS = P (dO V^T - rowsum(dO O)),   dQ = scale dS K,   dK = scale dS^T Q,
+    dV = P^T dO
+    dS = P (dO V^T - rowsum(dO O))      gradient of the logits
+    dQ = scale dS K
+    dK = scale dS^T Q
 
-and the gradient of the bias is dS summed over windows. It is kept in registers while a program
-walks over many windows of one head, so no T x T matrix of a window reaches memory
-(FlashAttention-2, Dao 2023, arXiv 2307.08691, has the recomputation of P). Logits are in units of
-log2(e), for exp2.
+The gradient of the bias is dS, summed over windows. A program keeps the sum in registers while it
+goes through many windows of one head, so no T x T matrix of a window reaches memory. Computing P
+again comes from FlashAttention-2 (Dao 2023, arXiv 2307.08691). The kernels compute 2^x in place of
+e^x, so logits are in units of log2(e).
+
+Kernels, by the number of tokens T:
+
+    _forward                  output and L
+    _one_pass                 T up to 128: all gradients of a window in one program
+    _queries, _keys, _bias    larger T: the gradient of q, of k and v, of the bias
+
+Names in the kernels: n windows; T tokens of a window; HEADS heads of HD channels, padded to PAD, a
+power of two; a tile of BM queries and BN keys. g is a window, m the first query of a tile, c its
+first key. MUTUAL: a "window" is a frame of a pair of frames, and its queries are those of the other
+frame, g ^ 1 (0 and 1, 2 and 3, ... are pairs). HAS_BIAS, HAS_MASK: whether there is one.
+
+Layout: qkv is (n, T, 3, HEADS, HD). So a token is 3 * HEADS * HD numbers after the one before, and
+its keys (values) begin HEADS * HD (2 * HEADS * HD) numbers after its queries.
 """
 
 import math
@@ -28,28 +46,30 @@ from torch.autograd.function import once_differentiable
 
 from models.vrt.windows import Span
 
-# A kernel is read by Triton, in whose language a call or a sum means something else than in
-# Python's: no type of Python is true there.
+# Triton translates a kernel from its own language, which only looks like Python. So Python's types
+# are not true in it, and these two have none.
 tl: Any = triton.language
 jit: Any = triton.jit
 LOG2_E = tl.constexpr(1.4426950408889634)
 # models.vrt.windows.MASKED, in units of log2(e).
 MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
-# Programs of a launch that walks over windows: 4 for each of the 132 multiprocessors of an H100.
+# Number of programs of a launch whose programs go through many windows: 4 for each of the 132
+# multiprocessors of an H100.
 PROGRAMS = 528
-# Up to this T one program gives all gradients of a window; its sums fit into the registers.
+# Up to this T, `_one_pass` computes all gradients. Its sums then fit into the registers.
 ONE_PASS = 128
+# The largest windows and heads that the kernels take.
 LARGEST_HEAD = 32  # channels
-LARGEST_T = 512
+LARGEST_T = 512  # tokens
 
 
 class Tile(NamedTuple):
-    """How a kernel divides its work: queries and keys of a tile, warps, stages of loads."""
+    """How a kernel divides its work."""
 
-    queries: int
-    keys: int
-    warps: int
-    stages: int
+    queries: int  # BM
+    keys: int  # BN
+    warps: int  # groups of 32 threads in a program
+    stages: int  # how many rounds of a loop load ahead
 
 
 def knows(tokens: int, channels: int) -> bool:
@@ -58,7 +78,7 @@ def knows(tokens: int, channels: int) -> bool:
 
 
 def forward_tile(tokens: int) -> Tile:
-    """Return the fastest tile of the forward pass, of those that were measured on an H200."""
+    """Return the fastest tile of the forward pass, of the tiles that were measured on an H200."""
     if tokens == 128:
         return Tile(64, 128, 4, 2)
     if tokens % 128 == 0:
@@ -73,15 +93,23 @@ def backward_tile(tokens: int) -> Tile:
     return Tile(64, 64, 4, 2)
 
 
+# ---- Parts of the kernels --------------------------------------------------------------------
+
+
 @jit
 def _rows(pointer, first, stride, head, BLOCK: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr):
-    """Pointers to the rows first .. first + BLOCK - 1 of one head, (BLOCK, PAD)."""
-    own = pointer + tl.cast(first, tl.int64) * stride + head * HD  # within the tile 32 bits do
-    return own + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, PAD)[None, :]
+    """Return pointers to the rows first ... first + BLOCK - 1 of one head, (BLOCK, PAD).
+
+    stride: numbers from one row to the next.
+    """
+    # The begin of the tile needs 64 bits. Within the tile 32 bits are enough, and faster.
+    begin = pointer + tl.cast(first, tl.int64) * stride + head * HD
+    return begin + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, PAD)[None, :]
 
 
 @jit
 def _load(pointers, HD: tl.constexpr, PAD: tl.constexpr):
+    """Load rows of a head. Channels beyond HD are 0."""
     if HD == PAD:
         return tl.load(pointers)
     return tl.load(pointers, mask=tl.arange(0, PAD)[None, :] < HD, other=0.0)
@@ -89,6 +117,7 @@ def _load(pointers, HD: tl.constexpr, PAD: tl.constexpr):
 
 @jit
 def _store(pointers, x, HD: tl.constexpr, PAD: tl.constexpr):
+    """Store rows of a head, in the dtype of the memory, without the channels beyond HD."""
     if HD == PAD:
         tl.store(pointers, x.to(pointers.dtype.element_ty))
     else:
@@ -97,7 +126,7 @@ def _store(pointers, x, HD: tl.constexpr, PAD: tl.constexpr):
 
 @jit
 def _matrix(pointer, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Pointers to a tile of a (T, T) matrix."""
+    """Return pointers to a tile of a (T, T) matrix that begins at (row, column)."""
     return (
         pointer
         + row * T
@@ -113,35 +142,40 @@ def _logits(
     T: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """scale x y^T + bias + mask, a (ROWS, COLUMNS) tile; bias: the matrix of this head."""
+    """Compute scale x y^T + bias + mask, a (ROWS, COLUMNS) tile.
+
+    bias: the matrix of this head. pattern, regions: see `mask_table`.
+    """
     logits = tl.dot(x, tl.trans(y)) * scale
     if HAS_BIAS:
         logits += tl.load(_matrix(bias, row, column, T, ROWS, COLUMNS)).to(tl.float32)
     if HAS_MASK:
-        own = regions + tl.load(pattern + window) * T
-        of_row, of_column = (
-            tl.load(own + row + tl.arange(0, ROWS)),
-            tl.load(own + column + tl.arange(0, COLUMNS)),
-        )
+        of_window = regions + tl.load(pattern + window) * T
+        of_row = tl.load(of_window + row + tl.arange(0, ROWS))
+        of_column = tl.load(of_window + column + tl.arange(0, COLUMNS))
         logits = tl.where(of_row[:, None] == of_column[None, :], logits, logits + MASKED)
     return logits
 
 
 @jit
 def _place(n, walk, HEADS: tl.constexpr, TILES: tl.constexpr):
-    """(head, tile, group of windows, its first window, its end).
+    """Return what this program computes: head, tile, group of windows, first window, end.
 
-    Heads are neighbours: they share sectors.
+    walk: number of windows in a group. The windows of the program are first ... end - 1.
+
+    Programs with successive numbers have successive heads, because the heads of a token lie side by
+    side in memory and share what is loaded at once.
     """
     program = tl.program_id(0)
     group = program // (HEADS * TILES)
-    return (
-        program % HEADS,
-        program // HEADS % TILES,
-        group,
-        group * walk,
-        tl.minimum(group * walk + walk, n),
-    )
+    head = program % HEADS
+    tile = program // HEADS % TILES
+    first = group * walk
+    end = tl.minimum(first + walk, n)
+    return head, tile, group, first, end
+
+
+# ---- Forward ---------------------------------------------------------------------------------
 
 
 @jit(do_not_specialize=["n", "walk"])
@@ -151,15 +185,19 @@ def _forward(
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out, and the log-sum-exp of each row of logits, of a tile of queries of one head."""
+    """Compute output and log-sum-exp of the logits for a tile of queries of one head.
+
+    The softmax is computed in one pass over the keys. `top` is the largest logit of each row so
+    far. If it grows, what was summed up so far is multiplied by 2^(old top - new top).
+    """
     head, tile, _, first, end = _place(n, walk, HEADS, T // BM)
-    m, stride = tile * BM, 3 * HEADS * HD
+    m = tile * BM
+    stride = 3 * HEADS * HD
     for g in range(first, end):
-        # Mutual: a window is a frame; its queries are those of the other frame of the pair.
         q = _load(_rows(qkv, (g ^ 1 if MUTUAL else g) * T + m, stride, head, BM, HD, PAD), HD, PAD)
         top = tl.full((BM,), -float("inf"), tl.float32)
-        total = tl.zeros((BM,), tl.float32)
-        result = tl.zeros((BM, PAD), tl.float32)
+        total = tl.zeros((BM,), tl.float32)  # sum of the weights of each row
+        result = tl.zeros((BM, PAD), tl.float32)  # sum of the weighted values
         for c in range(0, T, BN):
             k = _load(_rows(qkv + HEADS * HD, g * T + c, stride, head, BN, HD, PAD), HD, PAD)
             v = _load(_rows(qkv + 2 * HEADS * HD, g * T + c, stride, head, BN, HD, PAD), HD, PAD)
@@ -168,7 +206,8 @@ def _forward(
                 T, HAS_BIAS, HAS_MASK, BM, BN,
             )  # fmt: skip
             new = tl.maximum(top, tl.max(x, 1))
-            p, factor = tl.exp2(x - new[:, None]), tl.exp2(top - new)
+            p = tl.exp2(x - new[:, None])
+            factor = tl.exp2(top - new)
             total = total * factor + tl.sum(p, 1)
             result = tl.dot(p.to(v.dtype), v, result * factor[:, None])
             top = new
@@ -178,9 +217,18 @@ def _forward(
         tl.store(sums + (g * HEADS + head) * T + m + tl.arange(0, BM), top + tl.log2(total))
 
 
-# The backward kernels hold transposed matrices, (keys, queries), except _queries: so the products
-# read the weights and their gradients from registers. `bias` is transposed then, and so is the
-# gradient of the bias, (groups, heads, T, T).
+# ---- Backward --------------------------------------------------------------------------------
+#
+# All backward kernels take the same arguments, so that one function can launch each of them:
+#   bias      of all heads, (HEADS, T, T). All kernels but _queries hold transposed matrices, (keys,
+#             queries), because the products then read P and dS from registers. They are given the
+#             transposed bias.
+#   out, sums O and L of the forward pass
+#   grad      dO, whose rows are grad_stride numbers apart
+#   delta     rowsum(dO O), written by _queries, read by _keys and _bias
+#   grad_qkv  dQ, dK and dV, packed like qkv
+#   grad_bias sums of dS, one for each group of windows, (groups, HEADS, T, T), transposed as well
+#   scale     factor of the logits in units of log2(e); true_scale: the same without log2(e)
 
 
 @jit(do_not_specialize=["n", "walk"])
@@ -191,11 +239,15 @@ def _one_pass(
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one head in a group of windows; BN = T. delta is not used."""
+    """Compute all gradients of one head in a group of windows. delta is not used.
+
+    The keys of a window are one tile (BN = T), the queries at most two tiles.
+    """
     tl.static_assert(BN == T and T // BM <= 2)
     head, _, group, first, end = _place(n, walk, HEADS, 1)
     stride = 3 * HEADS * HD
-    # Of the bias, by tile of queries: Triton has no arrays of registers
+    # The gradient of the bias, one matrix for each tile of queries, because Triton has no arrays of
+    # registers.
     sum0 = tl.zeros((BN, BM), tl.float32)
     sum1 = tl.zeros((BN, BM), tl.float32)
     for g in range(first, end):
@@ -247,19 +299,18 @@ def _queries(
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradient of a tile of queries, and delta = sum(grad * out) of each row."""
+    """Compute dQ of a tile of queries, and delta of its rows."""
     head, tile, _, first, end = _place(n, walk, HEADS, T // BM)
-    m, stride = tile * BM, 3 * HEADS * HD
+    m = tile * BM
+    stride = 3 * HEADS * HD
     for g in range(first, end):
         start = (g ^ 1 if MUTUAL else g) * T + m
         q = _load(_rows(qkv, start, stride, head, BM, HD, PAD), HD, PAD)
         gradient = _load(_rows(grad, g * T + m, grad_stride, head, BM, HD, PAD), HD, PAD)
         o = _load(_rows(out, g * T + m, HEADS * HD, head, BM, HD, PAD), HD, PAD)
         at = (g * HEADS + head) * T + m + tl.arange(0, BM)
-        row_sum, own_delta = (
-            tl.load(sums + at),
-            tl.sum(gradient.to(tl.float32) * o.to(tl.float32), 1),
-        )
+        row_sum = tl.load(sums + at)
+        own_delta = tl.sum(gradient.to(tl.float32) * o.to(tl.float32), 1)
         tl.store(delta + at, own_delta)
         result = tl.zeros((BM, PAD), tl.float32)
         for c in range(0, T, BN):
@@ -282,9 +333,10 @@ def _keys(
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values."""
+    """Compute dK and dV of a tile of keys."""
     head, tile, _, first, end = _place(n, walk, HEADS, T // BN)
-    c, stride = tile * BN, 3 * HEADS * HD
+    c = tile * BN
+    stride = 3 * HEADS * HD
     for g in range(first, end):
         k = _load(_rows(qkv + HEADS * HD, g * T + c, stride, head, BN, HD, PAD), HD, PAD)
         v = _load(_rows(qkv + 2 * HEADS * HD, g * T + c, stride, head, BN, HD, PAD), HD, PAD)
@@ -322,9 +374,12 @@ def _bias(
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a tile of the bias, summed over a group of windows in registers."""
+    """Compute a tile of the bias's gradient, summed over a group of windows in registers."""
+    # T // BM tiles of queries for each of T // BN tiles of keys.
     head, tile, group, first, end = _place(n, walk, HEADS, T // BM * (T // BN))
-    c, m, stride = tile // (T // BM) * BN, tile % (T // BM) * BM, 3 * HEADS * HD
+    c = tile // (T // BM) * BN
+    m = tile % (T // BM) * BM
+    stride = 3 * HEADS * HD
     total = tl.zeros((BN, BM), tl.float32)
     added = tl.load(_matrix(bias + head * T * T, c, m, T, BN, BM)).to(tl.float32)
     for g in range(first, end):
@@ -343,8 +398,14 @@ def _bias(
     tl.store(_matrix(own, c, m, T, BN, BM), total)
 
 
+# ---- Launches --------------------------------------------------------------------------------
+
+
 class WindowAttention(torch.autograd.Function):
-    """See `window_attention`."""
+    """Attention inside windows, see `window_attention`.
+
+    pattern, regions: the masks, see `mask_table`.
+    """
 
     @staticmethod
     def forward(
@@ -357,7 +418,7 @@ class WindowAttention(torch.autograd.Function):
         mutual: bool,
     ) -> Tensor:
         windows, all_tokens, _, heads, channels = qkv.shape
-        # Mutual: each frame of a window of two counts as a window.
+        # With `mutual`, each of the two frames counts as a window.
         n = 2 * windows if mutual else windows
         t = all_tokens // 2 if mutual else all_tokens
         out = qkv.new_empty(windows, all_tokens, heads * channels)
@@ -367,12 +428,14 @@ class WindowAttention(torch.autograd.Function):
             "T": t,
             "HEADS": heads,
             "HD": channels,
+            # The next power of two. tl.dot needs at least 16.
             "PAD": max(16, 1 << (channels - 1).bit_length()),
             "MUTUAL": mutual,
             "HAS_BIAS": bias is not None,
             "HAS_MASK": pattern is not None,
         }
         tile = forward_tile(t)
+        # One program for each window, head and tile of queries.
         _forward[(n * heads * (t // tile.queries),)](
             qkv, added, pattern, regions, out, sums, n, 1, scale * LOG2_E.value,
             **shape, BM=tile.queries, BN=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
@@ -388,17 +451,20 @@ class WindowAttention(torch.autograd.Function):
         qkv, added, pattern, regions, out, sums = ctx.saved_tensors
         shape = ctx.shape
         n, heads, t = sums.shape
+        # The kernels need rows of a constant distance, and channels side by side.
         rows_are_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
         if grad.stride(2) != 1 or not rows_are_even:
             grad = grad.contiguous()
         grad_qkv = torch.empty_like(qkv)
         delta = None if t <= ONE_PASS else torch.empty_like(sums)
-        turned = None if added is None else added.transpose(1, 2).contiguous()
+        transposed = None if added is None else added.transpose(1, 2).contiguous()
         tile = backward_tile(t)
 
         def launch(
             kernel: Any, matrix: Tensor | None, tiles: int, walk: int = 1, partial: Any = None
         ) -> None:
+            # matrix: the bias as this kernel takes it. tiles: number of tiles of a head. walk:
+            # windows of a program. partial: room for its sums of the bias's gradient.
             kernel[(heads * tiles * math.ceil(n / walk),)](
                 qkv, matrix, pattern, regions, out, grad, grad.stride(1), sums, delta, grad_qkv,
                 partial, n, walk, ctx.scale * LOG2_E.value, ctx.scale, **shape,
@@ -406,7 +472,10 @@ class WindowAttention(torch.autograd.Function):
             )  # fmt: skip
 
         def walk_of(tiles: int) -> tuple[int, Tensor | None]:
-            """Return the number of windows that a program walks over, and room for its sums."""
+            """Return the number of windows of a program, and room for the programs' sums.
+
+            tiles: number of tiles of a head. Without a bias there is nothing to sum.
+            """
             if added is None:
                 return 1, None
             programs = math.ceil(PROGRAMS / (tiles * heads))
@@ -415,21 +484,22 @@ class WindowAttention(torch.autograd.Function):
 
         if t <= ONE_PASS:
             walk, partial = walk_of(1)
-            launch(_one_pass, turned, 1, walk, partial)
+            launch(_one_pass, transposed, 1, walk, partial)
         else:
             launch(_queries, added, t // tile.queries)
-            launch(_keys, turned, t // tile.keys)
+            launch(_keys, transposed, t // tile.keys)
             tiles = (t // tile.queries) * (t // tile.keys)
             walk, partial = walk_of(tiles)
             if partial is not None:
-                launch(_bias, turned, tiles, walk, partial)
+                launch(_bias, transposed, tiles, walk, partial)
         grad_bias = None if partial is None else partial.sum(0).transpose(1, 2)
         return grad_qkv, grad_bias, None, None, None, None
 
 
-# As many as models.vrt.windows.window_chunks keeps, for both kinds of attention.
+# window_chunks keeps 128 results. Each may need a table for both kinds of attention.
 @lru_cache(maxsize=256)
-@torch.inference_mode(False)  # saved for backward
+# The tables are saved for backward. Tensors made in inference mode could not be.
+@torch.inference_mode(False)
 def mask_table(
     spans: tuple[Span, ...], tokens: int, mutual: bool, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -451,7 +521,8 @@ def mask_table(
             # the first token of the region, names the region.
             attends = span.mask[:tokens, :tokens] == 0
             regions.append(attends.float().argmax(1).to(device, torch.int32))
-    counts = torch.tensor([(s.stop - s.start) * (2 if mutual else 1) for s in spans])
+    frames = 2 if mutual else 1  # with `mutual`, each of the two frames counts as a window
+    counts = torch.tensor([(span.stop - span.start) * frames for span in spans])
     pattern = torch.arange(len(spans)).repeat_interleave(counts)
     return pattern.to(device, torch.int32), torch.stack(regions)
 

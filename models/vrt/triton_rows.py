@@ -1,9 +1,12 @@
 """Passes over rows of channels on an NVIDIA GPU, in Triton: LayerNorm and GEGLU, with gradients.
 
-torch's LayerNorm takes a row per block of threads, which is slow for 96 channels; here a program
-has several rows. Statistics and the gradients of weights and biases are float32. Programs sum these
-gradients over the rows that they walk over; the sum over programs has one order, so a step gives
-the same numbers each time.
+torch's LayerNorm gives one row to a block of threads, which is slow for 96 channels. Here a program
+has a tile of several rows. Statistics and the gradients of weights and biases are float32. Each
+program sums these gradients over its own rows, and the last sum over the programs has a fixed
+order. So a step gives the same numbers each time.
+
+Names in the kernels: n rows of C (or H) channels, padded to PAD, a power of two; ROWS rows of a
+tile. `inside` is false for padding and for rows beyond n.
 """
 
 import math
@@ -16,20 +19,24 @@ import triton.language
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# A kernel is read by Triton, in whose language a call or a sum means something else than in
-# Python's: no type of Python is true there.
+# Triton translates a kernel from its own language, which only looks like Python. So Python's types
+# are not true in it, and these two have none.
 tl: Any = triton.language
 jit: Any = triton.jit
-# Programs that walk over rows: 4 for each of the 132 multiprocessors of an H100.
+# Number of programs of a backward pass: 4 for each of the 132 multiprocessors of an H100.
 PROGRAMS = 528
-ELEMENTS = 4096  # of a tile
+# Numbers in a tile.
+ELEMENTS = 4096
 INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
 
 
 def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
-    """Return the tile of a kernel: padded channels, and how many rows of them."""
-    padded = 1 << (channels - 1).bit_length()
+    """Return the tile of a kernel: {"PAD": padded channels, "ROWS": rows of a tile}.
+
+    elements: numbers of a tile. E.g. 96 channels -> PAD 128, ROWS 32.
+    """
+    padded = 1 << (channels - 1).bit_length()  # the next power of two
     return {"ROWS": max(1, elements // padded), "PAD": padded}
 
 
@@ -38,7 +45,7 @@ def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
 
 @jit
 def _normalized(x, C: tl.constexpr, inside, eps):
-    """(x - mean) / sqrt(var + eps) of each row, and the factor 1 / sqrt(var + eps)."""
+    """Return (x - mean) / sqrt(var + eps) of each row, and the factor 1 / sqrt(var + eps)."""
     centred = tl.where(inside, x - tl.sum(x, 1)[:, None] / C, 0.0)
     factor = 1 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
     return centred * factor[:, None], factor
@@ -48,6 +55,7 @@ def _normalized(x, C: tl.constexpr, inside, eps):
 def _norm_forward(
     x, weight, bias, y, n, eps, C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
+    """Compute y = u weight + bias of one tile, with the normalized rows u. x, y: (n, C)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
     known = channel < C
@@ -66,10 +74,10 @@ def _norm_forward(
 def _norm_backward(
     x, weight, grad, grad_x, partial, n, eps, C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
-    """With g = grad weight and the normalized row u, dx = (g - mean(g) - u mean(g u)) factor.
+    """Compute dx = (g - mean(g) - u mean(g u)) factor, with g = grad weight and normalized rows u.
 
-    partial: (programs, 2, C), sums of the gradients of weight and bias. The statistics are computed
-    anew, because the row is read anyway.
+    partial: (programs, 2, C), the sums of each program for the gradients of weight and bias. The
+    statistics of a row are computed again, because the row is read anyway.
     """
     channel = tl.arange(0, PAD)
     known = channel < C
@@ -96,6 +104,8 @@ def _norm_backward(
 
 
 class _LayerNorm(torch.autograd.Function):
+    """Layer norm of x (..., C) over the last axis, see `layer_norm`."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
@@ -138,7 +148,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 @jit(do_not_specialize=["n"])
 def _geglu_forward(z, y, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr):
-    """y = gelu(a) b with the exact erf GELU. z: (n, 2 H), rows of a and b."""
+    """Compute y = gelu(a) b of one tile, with the exact erf GELU.
+
+    z: (n, 2 H). A row holds a (H numbers), then b (H numbers). y: (n, H).
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
     inside = (row < n)[:, None] & (channel < H)[None, :]
@@ -154,10 +167,12 @@ def _geglu_forward(z, y, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constex
 def _geglu_backward(
     z, grad, grad_z, partial, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
-    """da = grad b (Phi(a) + a phi(a)), db = grad a Phi(a).
+    """Compute da = grad b (Phi(a) + a phi(a)) and db = grad a Phi(a).
 
-    Phi, phi: distribution and density of the normal distribution; gelu(a) = a Phi(a).
-    partial: (programs, 2 H), sums of grad_z over rows, for the bias of the layer before.
+    gelu(a) = a Phi(a), where Phi and phi are distribution and density of the normal distribution.
+    grad: of y, (n, H). grad_z: da, then db, (n, 2 H).
+    partial: (programs, 2 H), the sums of each program over its rows of grad_z. Their total is the
+    gradient of the two biases.
     """
     channel = tl.arange(0, PAD)
     known = channel < H
@@ -185,6 +200,8 @@ def _geglu_backward(
 
 
 class _GatedLinear(torch.autograd.Function):
+    """Both linear layers and the product of the gated MLP, see `gated`."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
         weight = torch.cat((w11, w12))
@@ -203,7 +220,7 @@ class _GatedLinear(torch.autograd.Function):
         n, hidden = grad.shape
         grad = grad.contiguous()
         grad_z = torch.empty_like(z)
-        shape = tile(hidden, ELEMENTS // 2)
+        shape = tile(hidden, ELEMENTS // 2)  # half the tile of the forward pass
         programs = min(PROGRAMS, math.ceil(n / shape["ROWS"]))
         partial = z.new_empty(programs, 2 * hidden, dtype=torch.float32)
         _geglu_backward[(programs,)](z, grad, grad_z, partial, n, H=hidden, **shape)
