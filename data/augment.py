@@ -140,8 +140,9 @@ class CameraDraw:
         stream = change_threshold(stream, self.threshold, rng, self.dark)
         if self.drop:
             # A lost plane stays in the stream, without spikes, so that times do not change.
-            is_there = rng.random(len(stream)) >= self.drop
-            stream = stream * is_there[:, None, None].astype(np.uint8)
+            is_there = rng.random(len(stream)) >= self.drop  # (T,)
+            factors = is_there.astype(np.uint8)[:, None, None]  # (T, 1, 1), 0 or 1
+            stream = stream * factors
         if self.hot or self.dead:
             # A stream without `frame`, so that the same pixels are stuck in all frames.
             random_pixels = random_stream("stuck pixels", *self.seed)

@@ -661,7 +661,8 @@ def _refuse_planes_outside_of_files(columns: Columns, frames: np.ndarray) -> Non
     _demand_all(is_row, "exposures")
     rows = columns["rows"].reshape(-1, ROW)[numbers_of_rows]
 
-    # For each frame of all clips: the number of its clip, and of its file within the clip.
+    # For each frame of all clips: the number of its clip, and of its file within the clip. For
+    # clips of 2 and 3 frames these are 0 0 1 1 1 and 0 1 0 1 2. A single file of a clip is file 0.
     clip = np.repeat(np.arange(len(frames)), frames)
     own_file = np.arange(len(numbers_of_rows)) - begins_of(frames)[clip]
     is_one_file = counts[clip] < frames[clip]
