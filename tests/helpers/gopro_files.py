@@ -1,45 +1,56 @@
-"""Raw clips in the layout of GOPRO_Large_all, and the program that prepares them."""
+"""Raw clips in the layout of GOPRO_Large_all, and the program that prepares training clips of them.
+
+A raw clip is a folder of sharp frames at a high rate, e.g. train/GOPR0001_03_00: number 0001, of
+which 03 frames are averaged to a blurry frame.
+"""
 
 import cv2
 import numpy as np
 
 from scripts import prepare_gopro_spike
 
+# Height and width of the frames.
 SIZE = 32
 
 
 def moving_frames(count, seed=0, step=0.5):
-    """(count, 32, 32, 3) uint8: smooth clouds that move `step` pixels to the right per frame."""
-    clouds = cv2.GaussianBlur(
-        np.random.default_rng(seed).random((SIZE, 96, 3)).astype(np.float32), (0, 0), 3
-    )
+    """Return frames (count, 32, 32, 3) uint8 of smooth clouds.
+
+    The clouds move `step` pixels to the right per frame.
+    """
+    noise = np.random.default_rng(seed).random((SIZE, 96, 3)).astype(np.float32)
+    clouds = cv2.GaussianBlur(noise, (0, 0), 3)
     clouds = (clouds - clouds.min()) / np.ptp(clouds)
     x, y = np.meshgrid(np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32))
+    # The view begins 40 columns within the clouds, and moves to the left.
     frames = [cv2.remap(clouds, x + 40 - step * i, y, cv2.INTER_LINEAR) for i in range(count)]
     return np.rint(255 * np.stack(frames)).astype(np.uint8)
 
 
 def write_folder(path, frames):
+    """Write frames as 000001.png, 000002.png, ..."""
     path.mkdir(parents=True)
-    for number, frame in enumerate(frames):
-        cv2.imwrite(str(path / f"{number + 1:06d}.png"), frame[..., ::-1])
+    for number, frame in enumerate(frames, start=1):
+        cv2.imwrite(str(path / f"{number:06d}.png"), frame[..., ::-1])
 
 
 def write_tree(root, clips=4, frames=60):
-    """Raw clips in the layout of GOPRO_Large_all, each longer than the one before; their number of
-    frames.
+    """Write raw clips, each 6 frames longer than the one before. Returns the number of all frames.
+
+    Clip 1 is a test clip, the others are for training.
     """
-    counts = [frames + 6 * number for number in range(clips)]
-    for number, count in enumerate(counts):
+    total = 0
+    for number in range(clips):
+        count = frames + 6 * number
         split = "test" if number == 1 else "train"
-        write_folder(
-            root / split / f"GOPR{number:04d}_03_00", moving_frames(count, seed=number, step=0.25)
-        )
-    return sum(counts)
+        folder = root / split / f"GOPR{number:04d}_03_00"
+        write_folder(folder, moving_frames(count, seed=number, step=0.25))
+        total += count
+    return total
 
 
 def write_raw(root):
-    """Three raw clips of few frames in the layout of GOPRO_Large_all; their root."""
+    """Write three raw clips of few frames. Returns their root."""
     write_folder(root / "train/GOPR0001_03_00", moving_frames(13, seed=1))
     write_folder(root / "train/GOPR0002_05_00", moving_frames(10, seed=2))
     write_folder(root / "test/GOPR0003_03_00", moving_frames(9, seed=3))
@@ -47,10 +58,14 @@ def write_raw(root):
 
 
 def prepare(*arguments):
+    """Run scripts/prepare_gopro_spike.py in this process. Returns its exit code."""
     return prepare_gopro_spike.main([*map(str, arguments), "--workers", "1"])
 
 
 def files(root):
-    return {
-        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
-    }
+    """Return the content of all files below a folder, by their path within it."""
+    content = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            content[str(path.relative_to(root))] = path.read_bytes()
+    return content

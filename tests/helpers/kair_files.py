@@ -1,5 +1,8 @@
-"""KAIR's nine option files for training VRT, and small data sets with the folders, LMDBs and meta
-files they name.
+"""KAIR's nine option files for training VRT, and small data sets in the layouts that they name.
+
+tests/data/kair_options.json has the options: keys that all files share ("base"), and for each file
+the keys of its own, with dots between sections, e.g. `netG.img_size`. `write_file` writes an option
+file in KAIR's form. `write_data` writes the folders, LMDBs and meta files that its paths name.
 """
 
 import json
@@ -10,21 +13,24 @@ import cv2
 import lmdb
 import numpy as np
 
-TABLE = json.loads(
-    (Path(__file__).resolve().parents[1] / "data/kair_options.json").read_text(encoding="utf-8")
-)
+_PATH = Path(__file__).resolve().parents[1] / "data/kair_options.json"
+TABLE = json.loads(_PATH.read_text(encoding="utf-8"))
 NAMES = tuple(TABLE["files"])
+
+# ---- Option files ----
 
 
 def options_of(number: str) -> dict[str, Any]:
-    """Dotted key -> value of the file with this number, e.g. "003"."""
-    own = dict(next(values for name, values in TABLE["files"].items() if name.startswith(number)))
-    without = own.pop("without", [])
-    return {key: value for key, value in (TABLE["base"] | own).items() if key not in without}
+    """Return the options of the file with this number, e.g. "003", by their dotted keys."""
+    (name,) = [name for name in NAMES if name.startswith(number)]
+    own = dict(TABLE["files"][name])
+    without = own.pop("without", [])  # keys of "base" that the file lacks
+    options = TABLE["base"] | own
+    return {key: value for key, value in options.items() if key not in without}
 
 
 def write_file(path: Path, options: dict[str, Any]) -> Path:
-    """An option file in KAIR's form: // comments, and a comma at the start of a line."""
+    """Write an option file in KAIR's form: // comments, and a comma at the start of a line."""
     tree: dict[str, Any] = {}
     for key, value in options.items():
         *sections, last = key.split(".")
@@ -37,102 +43,42 @@ def write_file(path: Path, options: dict[str, Any]) -> Path:
 
 
 def _object(tree: dict[str, Any], indent: int) -> str:
-    lines = []
+    """Return an object of an option file as text. indent: spaces before its keys."""
+    lines = ["{"]
     for number, (key, value) in enumerate(tree.items()):
-        comma, note = ", " if number else "", "  // [8, 64, 64] | null" if key == "img_size" else ""
-        shown = _object(value, indent + 2) if isinstance(value, dict) else json.dumps(value)
+        comma = ", " if number else ""
+        note = "  // [8, 64, 64] | null" if key == "img_size" else ""
+        if isinstance(value, dict):
+            shown = _object(value, indent + 2)
+        else:
+            shown = json.dumps(value)
         lines.append(f'{" " * indent}{comma}"{key}": {shown}{note}')
-    return "\n".join(["{", *lines, " " * (indent - 2) + "}"])
-
-
-def picture(
-    seed: int, frame: int, height: int, width: int, extension: str = "png", contrast: int = 100
-) -> bytes:
-    """An encoded picture of smooth shapes, moved to the right by 2 pixels a frame."""
-    y, x = np.mgrid[:height, :width] / 16
-    x = x - frame / 8
-    channels = [128 + contrast * np.sin(x * (1 + c / 3) + seed) * np.cos(y + c) for c in range(3)]
-    return cv2.imencode(f".{extension}", np.stack(channels, axis=2).round().astype(np.uint8))[
-        1
-    ].tobytes()
-
-
-def clip_pictures(
-    clips: list[str],
-    stems: list[str],
-    size: tuple[int, int],
-    extension: str = "png",
-    contrast: int = 100,
-) -> dict[str, bytes]:
-    """ "<clip>/<stem>.<extension>" -> the file, of all frames of all clips."""
-    return {
-        f"{clip}/{stem}.{extension}": picture(seed, frame, *size, extension, contrast)
-        for seed, clip in enumerate(clips)
-        for frame, stem in enumerate(stems)
-    }
-
-
-def write_files(root: Path, files: dict[str, bytes]) -> None:
-    """The files as an LMDB in the layout of KAIR where `root` ends in .lmdb, else in folders."""
-    if root.suffix == ".lmdb":
-        root.mkdir(parents=True)
-        with (
-            lmdb.open(str(root), map_size=1 << 25) as environment,
-            environment.begin(write=True) as transaction,
-        ):
-            for name, content in files.items():
-                transaction.put(name.rpartition(".")[0].encode(), content)
-        (root / "meta_info.txt").write_text("".join(f"{name} (64,64,3) 1\n" for name in files))
-        return
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-
-
-def write_data(folder: Path, options: dict[str, Any], side: int = 64) -> None:
-    """What the paths of `options` lead to: two training and two test clips, sharp frames of side x
-    (side + 16).
-    """
-    scale, is_vimeo = options["scale"], "Vimeo" in options["datasets.train.dataset_type"]
-    tmpl = options.get("datasets.train.filename_tmpl", "08d")
-    for split, count in (("train", 7 if is_vimeo else 6), ("test", 3)):
-        key = f"datasets.{split}."
-        vimeo = "Vimeo" in options[f"{key}dataset_type"]
-        clips = ["00001/0266", "00002/0008"] if vimeo else ["001", "002"]
-        stems = (
-            [f"im{i + 1}" for i in range(7)] if vimeo else [format(i, tmpl) for i in range(count)]
-        )
-        extension = options.get(f"{key}filename_ext", "png")
-        gt, lq = options[f"{key}dataroot_gt"], options[f"{key}dataroot_lq"]
-        for root, factor, contrast in [(gt, 1, 100), *([(lq, scale, 80)] if lq != gt else [])]:
-            size = (side // factor, (side + 16) // factor)
-            write_files(folder / root, clip_pictures(clips, stems, size, extension, contrast))
-        if meta := options.get(f"{key}meta_info_file"):
-            number = "" if vimeo else f" {stems[0]}"
-            lines = [f"{clip} {len(stems)} ({side},{side + 16},3){number}\n" for clip in clips]
-            (folder / meta).parent.mkdir(parents=True, exist_ok=True)
-            (folder / meta).write_text("".join(lines))
+    lines.append(" " * (indent - 2) + "}")
+    return "\n".join(lines)
 
 
 def in_folder(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with the paths of data and results below `folder`."""
-    parts = ("dataroot_", "meta_info_file", "path.root", "pretrained_net")
-    is_path = {
-        key: isinstance(value, str) and any(p in key for p in parts)
-        for key, value in options.items()
-    }
-    return {key: str(folder / value) if is_path[key] else value for key, value in options.items()}
+    """Return the options with the paths of data and results below `folder`."""
+    names_of_paths = ("dataroot_", "meta_info_file", "path.root", "pretrained_net")
+    changed = {}
+    for key, value in options.items():
+        is_path = isinstance(value, str) and any(name in key for name in names_of_paths)
+        changed[key] = str(folder / value) if is_path else value
+    return changed
 
 
 def small(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with a network and crops of a test's size, and two steps; every other key stays as
-    it is.
+    """Return the options with a tiny network, small crops, and two steps.
+
+    All other keys stay as they are.
     """
-    frames, layers = options["netG.img_size"][0], len(options["netG.depths"])
+    frames = options["netG.img_size"][0]
+    layers = len(options["netG.depths"])
+    window_frames = options["netG.window_size"][0]
     pa_frames = options["netG.pa_frames"]
     changes = {
         "netG.img_size": [frames, 16, 16],
-        "netG.window_size": [options["netG.window_size"][0], 2, 2],
+        "netG.window_size": [window_frames, 2, 2],
         "netG.depths": [2] + [1] * (layers - 1),
         "netG.embed_dims": [8] * layers,
         "netG.num_heads": [2] * layers,
@@ -148,3 +94,104 @@ def small(options: dict[str, Any]) -> dict[str, Any]:
     if pa_frames:
         changes["netG.deformable_groups"] = pa_frames
     return options | changes
+
+
+# ---- Data sets ----
+
+
+def picture(
+    seed: int, frame: int, height: int, width: int, extension: str = "png", contrast: int = 100
+) -> bytes:
+    """Return an encoded picture of smooth shapes, which move to the right by 2 pixels a frame."""
+    y, x = np.mgrid[:height, :width] / 16
+    x = x - frame / 8
+    channels = []
+    for channel in range(3):
+        waves = np.sin(x * (1 + channel / 3) + seed) * np.cos(y + channel)
+        channels.append(128 + contrast * waves)
+    bgr = np.stack(channels, axis=2).round().astype(np.uint8)
+    _, encoded = cv2.imencode(f".{extension}", bgr)
+    return encoded.tobytes()
+
+
+def clip_pictures(
+    clips: list[str],
+    stems: list[str],
+    size: tuple[int, int],
+    extension: str = "png",
+    contrast: int = 100,
+) -> dict[str, bytes]:
+    """Return the pictures of clips by their path, e.g. "001/00000000.png".
+
+    clips, stems: names of the clips and of the frames of each. size: height and width.
+    """
+    pictures = {}
+    for seed, clip in enumerate(clips):
+        for frame, stem in enumerate(stems):
+            path = f"{clip}/{stem}.{extension}"
+            pictures[path] = picture(seed, frame, *size, extension, contrast)
+    return pictures
+
+
+def write_files(root: Path, files: dict[str, bytes]) -> None:
+    """Write files as an LMDB in KAIR's layout if `root` ends in .lmdb, otherwise in folders."""
+    if root.suffix == ".lmdb":
+        _write_lmdb(root, files)
+        return
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def _write_lmdb(root: Path, files: dict[str, bytes]) -> None:
+    """Write an LMDB whose keys are the names without extension, and its meta_info.txt."""
+    root.mkdir(parents=True)
+    with (
+        lmdb.open(str(root), map_size=1 << 25) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        for name, content in files.items():
+            key, _, _ = name.rpartition(".")
+            transaction.put(key.encode(), content)
+    lines = [f"{name} (64,64,3) 1\n" for name in files]
+    (root / "meta_info.txt").write_text("".join(lines))
+
+
+def write_data(folder: Path, options: dict[str, Any], side: int = 64) -> None:
+    """Write what the paths of the options name: two training clips and two test clips.
+
+    side: height of the sharp frames; their width is side + 16.
+    """
+    is_vimeo = "Vimeo" in options["datasets.train.dataset_type"]
+    _write_split(folder, options, "train", 7 if is_vimeo else 6, side)
+    _write_split(folder, options, "test", 3, side)
+
+
+def _write_split(folder: Path, options: dict[str, Any], split: str, count: int, side: int) -> None:
+    """Write the clips of a split, and its meta file if it has one. count: frames of a clip."""
+    key = f"datasets.{split}."
+    is_vimeo = "Vimeo" in options[f"{key}dataset_type"]
+    if is_vimeo:
+        clips = ["00001/0266", "00002/0008"]
+        stems = [f"im{number + 1}" for number in range(7)]
+    else:
+        clips = ["001", "002"]
+        template = options.get("datasets.train.filename_tmpl", "08d")
+        stems = [format(number, template) for number in range(count)]
+    extension = options.get(f"{key}filename_ext", "png")
+    width = side + 16
+
+    gt = options[f"{key}dataroot_gt"]
+    lq = options[f"{key}dataroot_lq"]
+    write_files(folder / gt, clip_pictures(clips, stems, (side, width), extension))
+    # A denoiser has one folder, and adds the noise itself.
+    if lq != gt:
+        size = (side // options["scale"], width // options["scale"])
+        write_files(folder / lq, clip_pictures(clips, stems, size, extension, contrast=80))
+
+    meta = options.get(f"{key}meta_info_file")
+    if meta:
+        first = "" if is_vimeo else f" {stems[0]}"
+        lines = [f"{clip} {len(stems)} ({side},{width},3){first}\n" for clip in clips]
+        (folder / meta).parent.mkdir(parents=True, exist_ok=True)
+        (folder / meta).write_text("".join(lines))

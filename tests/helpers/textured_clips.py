@@ -1,4 +1,7 @@
-"""A training set of textured clips, whose spikes fit their frames, and its option file."""
+"""A training set whose spikes fit its frames, and its option file.
+
+Each clip shows a random texture that moves. Frames have 96 x 96 pixels, spike planes 48 x 48.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +17,11 @@ from tests.helpers.train_files import LOADER, network
 from tests.helpers.two_cameras import texture
 from utils.image import imwrite_rgb
 
-SIDE, FRAMES, PLANES = 96, 4, 40
+# Height and width of the frames.
+SIDE = 96
+# Frames of a clip, and spike planes of a frame.
+FRAMES = 4
+PLANES = 40
 PLANE = SpikeGeometry(48, 48)
 TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 SPIKES = {
@@ -26,17 +33,15 @@ SPIKES = {
 
 
 def make_textured_home(folder: Path) -> Path:
-    """Write one clip per split, of another scene, of 4 frames of 96 x 96, spikes of 48 x 48."""
+    """Write a training clip, a test clip of another scene, and options.json. Returns `folder`."""
     for seed, split in enumerate(("train", "test")):
         write_textured_clip(folder, split, np.random.default_rng(seed))
     write_info(folder, h=48, w=48, planes=PLANES, gt_plane=20, rate=0.6, flip=None)
+    train = section(folder, num_frame=3, gt_size=48, **TURNS, spike=SPIKES) | LOADER
     options = {
         "task": "run",
         "path": {"root": str(folder / "experiments")},
-        "datasets": {
-            "train": section(folder, num_frame=3, gt_size=48, **TURNS, spike=SPIKES) | LOADER,
-            "test": section(folder, "test", spike=SPIKES),
-        },
+        "datasets": {"train": train, "test": section(folder, "test", spike=SPIKES)},
         "netG": network(fusion={"type": "none"}),
         "train": {"total_iter": 1, "manual_seed": 5, "G_lossfn_type": "charbonnier"},
     }
@@ -45,13 +50,26 @@ def make_textured_home(folder: Path) -> Path:
 
 
 def write_textured_clip(folder: Path, split: str, rng: np.random.Generator) -> None:
+    """Write the frames, sharp frames and spikes of clip0 of a split.
+
+    The scene moves by 3 pixels along x and 5 along y per frame. The frames are blurred along x.
+    """
     scene = texture(rng, (SIDE + 40, SIDE + 40))
+    rgb = folder / "GOPRO_Large" / split / "clip0"
+    spikes = folder / "GOPRO_Large_spike_seq" / split / "clip0" / "spike"
     for frame in range(FRAMES):
-        shown = scene[5 * frame : 5 * frame + SIDE, 3 * frame : 3 * frame + SIDE]
-        for kind, view in (("sharp", shown), ("blur", cv2.blur(shown, (5, 1)))):
-            path = folder / "GOPRO_Large" / split / "clip0" / kind / f"{frame:06d}.png"
-            imwrite_rgb(path, np.round(255 * view).astype(np.uint8)[..., None].repeat(3, axis=2))
-        light = cv2.resize(to_linear(shown), (SIDE // 2, SIDE // 2), interpolation=cv2.INTER_AREA)
+        top = 5 * frame
+        left = 3 * frame
+        sharp = scene[top : top + SIDE, left : left + SIDE]
+        write_grey(rgb / "sharp" / f"{frame:06d}.png", sharp)
+        write_grey(rgb / "blur" / f"{frame:06d}.png", cv2.blur(sharp, (5, 1)))
+
+        light = cv2.resize(to_linear(sharp), (SIDE // 2, SIDE // 2), interpolation=cv2.INTER_AREA)
         sensor = IntegrateAndFire(*light.shape, rate=0.6, rng=np.random.default_rng(frame))
-        path = folder / "GOPRO_Large_spike_seq" / split / "clip0" / "spike" / f"{frame:06d}.dat"
-        write_dat(path, sensor.run([light] * PLANES))
+        write_dat(spikes / f"{frame:06d}.dat", sensor.run([light] * PLANES))
+
+
+def write_grey(path: Path, values: np.ndarray) -> None:
+    """Write display values (H, W) in [0, 1] as a grey picture."""
+    grey = np.round(255 * values).astype(np.uint8)
+    imwrite_rgb(path, grey[..., None].repeat(3, axis=2))

@@ -1,5 +1,7 @@
-"""Option file, clips and weights to test main_test_vrt.py with, its results, and what it says where
-it fails.
+"""Option file, clips and weights for main_test_vrt.py; its results, and its message if it fails.
+
+`make_home` writes all that a test needs, `restore` runs the program in this process, and `metrics`
+reads its scores. `message` runs a command that must be refused.
 """
 
 import json
@@ -16,7 +18,11 @@ from utils.options.load import load_options
 
 
 def save_weights(options, path, *overrides):
-    """Random weights of the option file's network, with a tail that changes the picture."""
+    """Save random weights of the option file's network. Returns the path as a text.
+
+    The last convolution is not 0, so the network changes the picture.
+    overrides: options as on the command line, e.g. "netG.fusion=none".
+    """
     opt = load_options(str(options), overrides, parts=main_test_vrt.PARTS)
     torch.manual_seed(3)
     net = define_G(opt)
@@ -26,20 +32,28 @@ def save_weights(options, path, *overrides):
 
 
 def released_tensors(name: str) -> dict[str, torch.Tensor]:
-    """Tensors of a released file, which take little room: all but the tables are zero."""
+    """Return tensors with the names and shapes of a released file.
+
+    Weights are 0, and take no memory, because each is one number that is expanded. Tables of
+    positions are computed, because a network refuses other ones.
+    """
     about = golden.manifests()[name]
-    tensors = {
-        key: torch.zeros((), dtype=getattr(torch, kind)).expand(shape)
-        for key, shape, kind, *_ in about["keys"]
-    }
-    with torch.device("meta"):
+    tensors = {}
+    for key, shape, dtype, *_ in about["keys"]:
+        tensors[key] = torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
+    with torch.device("meta"):  # the network takes no memory, either
         computed = VRT(**about["config"]).state_dict()
-    return tensors | {k: v for k, v in computed.items() if k.endswith("relative_position_index")}
+    for key, value in computed.items():
+        if key.endswith("relative_position_index"):
+            tensors[key] = value
+    return tensors
 
 
 def make_home(folder):
-    """Three test clips of 2, 3 and 4 frames of 32 x 32, an option file, weights with and without
-    spikes.
+    """Write an option file, three test clips, and weights. Returns `folder`.
+
+    Clips have 2, 3 and 4 frames of 32 x 32. spike.pth is of a network with spikes, rgb.pth of one
+    without.
     """
     options = write_options(folder)
     save_weights(options, folder / "spike.pth")
@@ -48,18 +62,21 @@ def make_home(folder):
 
 
 def restore(*arguments):
-    assert main_test_vrt.main([*map(str, arguments)]) == 0
+    """Run main_test_vrt.py in this process. Fails if the program does."""
+    assert main_test_vrt.main([str(argument) for argument in arguments]) == 0
 
 
 def metrics(folder):
+    """Return metrics.json of a folder of results."""
     return json.loads((folder / "metrics.json").read_text())
 
 
-def message(capfd, *args):
-    """The one message and the exit code of a failing run."""
+def message(capfd, *arguments):
+    """Run a command that is refused. Returns its one message, and its exit code."""
     with pytest.raises(SystemExit) as error:
-        main_test_vrt.main(list(map(str, args)))
-    said = capfd.readouterr()
-    text = said.out + said.err
-    assert text.count("Error: ") == 1 and "Traceback" not in text, text
+        main_test_vrt.main([str(argument) for argument in arguments])
+    printed = capfd.readouterr()
+    text = printed.out + printed.err
+    assert text.count("Error: ") == 1, text
+    assert "Traceback" not in text, text
     return text, error.value.code

@@ -1,3 +1,11 @@
+"""models/restore/tiling.py: clips are restored in tiles of few frames and few pixels.
+
+Neighbouring tiles overlap, and are blended: "kair" as the published code does, "smooth" with
+weights that fall towards the edges of a tile. The networks here are simple functions whose result
+is known, and a small convolution. The published code was recorded around one of these functions
+(tests/data/golden/tile_*.npz).
+"""
+
 import json
 from pathlib import Path
 
@@ -13,100 +21,192 @@ from utils.errors import DataError, OptionError
 BLENDS = ("kair", "smooth")
 GOLDEN = sorted((Path(__file__).resolve().parents[2] / "data" / "golden").glob("tile_*.npz"))
 
+# ---- Networks and clips ----
+
 
 class StandIn(nn.Module):
-    """The position-dependent function around which the published tiling code was recorded."""
+    """The function around which the published tiling code was recorded.
+
+    The result depends on the place within a tile. It notes the shapes that it sees.
+    """
 
     def __init__(self, scale=1):
         super().__init__()
         self.scale = scale
-        self.sizes = []
+        self.shapes = []
 
     def forward(self, lq, spike=None):
-        self.sizes.append(tuple(lq.shape))
-        y = lq[:, :, :3].repeat_interleave(self.scale, 3).repeat_interleave(self.scale, 4)
-        k = torch.arange(y.shape[1], dtype=y.dtype)[:, None, None, None]
-        rows = torch.arange(y.shape[3], dtype=y.dtype)[:, None]
-        cols = torch.arange(y.shape[4], dtype=y.dtype)
-        return y * (1 + 0.01 * k) + 0.01 * rows + 0.003 * cols + 0.05 * k
+        self.shapes.append(tuple(lq.shape))
+        y = enlarge(lq[:, :, :3], self.scale)
+        frame = torch.arange(y.shape[1], dtype=y.dtype)[:, None, None, None]
+        row = torch.arange(y.shape[3], dtype=y.dtype)[:, None]
+        column = torch.arange(y.shape[4], dtype=y.dtype)
+        return y * (1 + 0.01 * frame) + 0.01 * row + 0.003 * column + 0.05 * frame
 
 
 class LocalNet(nn.Module):
-    """A small real network: an output pixel depends on a 5x5x3 neighbourhood of RGB and spikes."""
+    """A small convolution: an output pixel depends on 5 x 5 pixels of 3 frames."""
 
-    def __init__(self, channels=3):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Conv3d(channels, 4, (3, 3, 3), padding=1)
+        self.first = nn.Conv3d(3, 4, (3, 3, 3), padding=1)
         self.last = nn.Conv3d(4, 3, (1, 3, 3), padding=(0, 1, 1))
 
-    def forward(self, lq, spike=None):
-        x = lq if spike is None else torch.cat((lq, spike), dim=2)
-        return lq + self.last(torch.tanh(self.first(x.transpose(1, 2)))).transpose(1, 2)
+    def forward(self, lq):
+        features = torch.tanh(self.first(lq.transpose(1, 2)))
+        return lq + self.last(features).transpose(1, 2)
 
 
 class Net(nn.Module):
+    """A function as a network."""
+
     def __init__(self, forward):
         super().__init__()
         self.forward = forward
 
 
+def enlarge(x, scale):
+    """Repeat each pixel of x (B, T, C, H, W) `scale` times along both axes."""
+    return x.repeat_interleave(scale, 3).repeat_interleave(scale, 4)
+
+
 def clip(*shape):
+    """Return random values; for a clip the shape is (B, T, C, H, W)."""
     return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
-def test_published_tiling_is_reproduced(path):
+# ---- The same as the published code, and as no tiling ----
+
+
+def test_there_are_vectors_of_the_published_code():
     assert len(GOLDEN) == 11
-    data = np.load(path)
-    config = json.loads(str(data["config"]))
-    (frames, size, *_), (frames_overlap, size_overlap, *_) = config["tile"], config["tile_overlap"]
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_published_tiling_is_reproduced(path):
+    vector = np.load(path)
+    config = json.loads(str(vector["config"]))
+    # The published option has three numbers: frames, height and width.
+    frames, size, _ = config["tile"]
+    frames_overlap, size_overlap, _ = config["tile_overlap"]
+
     out = restore_clip(
-        StandIn(config["scale"]), torch.from_numpy(data["input"]), num_frame_testing=frames,
-        num_frame_overlapping=frames_overlap, size_patch_testing=size,
-        size_patch_overlapping=size_overlap, window_size=tuple(config["window_size"]),
-        scale=config["scale"], **config["train_options"],
-    )  # fmt: skip
+        StandIn(config["scale"]),
+        torch.from_numpy(vector["input"]),
+        num_frame_testing=frames,
+        num_frame_overlapping=frames_overlap,
+        size_patch_testing=size,
+        size_patch_overlapping=size_overlap,
+        window_size=tuple(config["window_size"]),
+        scale=config["scale"],
+        **config["train_options"],
+    )
+
     if config["train_options"].get("center_frame_only"):
         out = out[:, 0]
-    expected = torch.from_numpy(data["output"])
+    expected = torch.from_numpy(vector["output"])
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("blend", BLENDS)
 def test_a_tile_that_covers_the_clip_equals_no_tiling(blend):
-    lq, net = clip(1, 6, 3, 64, 72).double(), LocalNet().double()
+    lq = clip(1, 6, 3, 64, 72).double()
+    net = LocalNet().double()
+
     whole = restore_clip(net, lq, blend=blend, num_frame_overlapping=2)
     tiled = restore_clip(net, lq, blend=blend, num_frame_testing=6, size_patch_testing=72)
+
     assert whole.dtype is torch.float64
     torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 5])
-@pytest.mark.parametrize("size", [(17, 23), (70, 65)])
-@pytest.mark.parametrize("tile", [(0, 0), (2, 64), (4, 0)])
-def test_any_frame_count_and_any_size_come_back_as_they_went_in(frames, size, tile):
+@pytest.mark.parametrize("size", [(17, 23), (70, 65)], ids=["small", "larger than a tile"])
+@pytest.mark.parametrize(
+    ("tile_frames", "tile_size"),
+    [
+        pytest.param(0, 0, id="no tiles"),
+        pytest.param(2, 64, id="tiles in time and space"),
+        pytest.param(4, 0, id="tiles in time"),
+    ],
+)
+def test_any_frame_count_with_any_size_comes_back_as_it_went_in(
+    frames, size, tile_frames, tile_size
+):
     net = StandIn()
+
     out = restore_clip(
-        net, clip(2, frames, 3, *size), num_frame_testing=tile[0], size_patch_testing=tile[1],
-        num_frame_overlapping=1, window_size=(6, 8, 8), blend="smooth",
-    )  # fmt: skip
+        net,
+        clip(2, frames, 3, *size),
+        num_frame_testing=tile_frames,
+        size_patch_testing=tile_size,
+        num_frame_overlapping=1,
+        window_size=(6, 8, 8),
+        blend="smooth",
+    )
+
     assert out.shape == (2, frames, 3, *size)
     assert torch.isfinite(out).all()
-    for _, n, _, h, w in net.sizes:
-        assert n >= 2 and h % 8 == 0 and w % 8 == 0 and h >= 64 and w >= 64
+    # The network sees at least 2 frames of at least 64 x 64, in multiples of 8.
+    for _, n, _, h, w in net.shapes:
+        assert n >= 2
+        assert h % 8 == 0
+        assert w % 8 == 0
+        assert h >= 64
+        assert w >= 64
+
+
+def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
+    seen = []
+
+    def note_frames(x):
+        seen.append(x[0, :, 0, 0, 0].tolist())
+        return x
+
+    lq = torch.arange(3.0)[None, :, None, None, None].expand(1, 3, 3, 64, 64)
+
+    out = restore_clip(Net(note_frames), lq, window_size=(10, 8, 8))
+
+    assert seen == [[0, 1, 2, 2, 1, 0, 0, 1, 2, 2]]
+    torch.testing.assert_close(out, lq)
+
+
+# ---- Tiles that run together ----
+
+
+def restore_in_tiles(net, batch_tiles, blend):
+    """Restore 2 clips, each in 2 x 3 tiles."""
+    lq = clip(2, 3, 3, 100, 150)
+    return restore_clip(net, lq, size_patch_testing=64, blend=blend, batch_tiles=batch_tiles)
 
 
 @pytest.mark.parametrize("blend", BLENDS)
 def test_tiles_that_run_together_give_what_they_give_alone(blend):
-    # 2 clips of 2 x 3 tiles: batches of 4 and 2 tiles, hence of 8 and 4 clips.
-    lq = clip(2, 3, 3, 100, 150)
-    net = StandIn()
-    alone, together = (
-        restore_clip(net, lq, size_patch_testing=64, blend=blend, batch_tiles=n) for n in (1, 4)
-    )
+    alone = restore_in_tiles(StandIn(), batch_tiles=1, blend=blend)
+    together = restore_in_tiles(StandIn(), batch_tiles=4, blend=blend)
+
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
-    assert [size[0] for size in net.sizes] == [2] * 6 + [8, 4]
+
+
+@pytest.mark.parametrize("blend", BLENDS)
+@pytest.mark.parametrize(
+    ("batch_tiles", "clips"),
+    [
+        pytest.param(1, [2, 2, 2, 2, 2, 2], id="each alone"),
+        # 4 tiles and 2 tiles, of 2 clips each.
+        pytest.param(4, [8, 4], id="four together"),
+    ],
+)
+def test_as_many_tiles_run_together_as_asked(blend, batch_tiles, clips):
+    net = StandIn()
+
+    restore_in_tiles(net, batch_tiles, blend)
+
+    assert [shape[0] for shape in net.shapes] == clips
+
+
+# ---- Blending ----
 
 
 @pytest.mark.parametrize("scale", [1, 4])
@@ -115,92 +215,169 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
 def test_the_blend_of_agreeing_tiles_is_exact(scale, overlap, blend):
     lq = clip(1, 5, 3, 21, 26)
 
-    def enlarge(x):
-        return x.repeat_interleave(scale, 3).repeat_interleave(scale, 4)
-
     out = restore_clip(
-        Net(enlarge), lq, num_frame_testing=3, num_frame_overlapping=min(overlap, 2),
-        size_patch_testing=16, size_patch_overlapping=overlap, scale=scale, blend=blend,
-    )  # fmt: skip
-    torch.testing.assert_close(out, enlarge(lq))
+        Net(lambda x: enlarge(x, scale)),
+        lq,
+        num_frame_testing=3,
+        num_frame_overlapping=min(overlap, 2),
+        size_patch_testing=16,
+        size_patch_overlapping=overlap,
+        scale=scale,
+        blend=blend,
+    )
 
-
-def test_spikes_are_cut_with_the_same_tile():
-    lq = clip(1, 6, 3, 50, 61)
-    spike = torch.cat((lq + 1, lq), dim=2)
-    out = restore_clip(
-        Net(lambda x, spike: spike[:, :, :3] - x), lq, spike, spike, num_frame_testing=4,
-        size_patch_testing=16, size_patch_overlapping=4, flip_seq=True, pad_seq=True,
-    )  # fmt: skip
-    torch.testing.assert_close(out, torch.ones_like(lq))
+    torch.testing.assert_close(out, enlarge(lq, scale))
 
 
 def test_smooth_seams_are_smaller_than_hard_ones():
     lq = clip(1, 2, 3, 96, 96)
 
     def brighten(x):
-        """Depends on the whole tile, as attention does: each tile gets its own brightness."""
+        """Depend on the whole tile, as attention does: each tile gets its own brightness."""
         return x * 0 + x.mean() * 20 + torch.arange(x.shape[-1]) * 0.01
 
-    tiles = {"size_patch_testing": 32, "size_patch_overlapping": 16}
-    hard, smooth = (
-        restore_clip(Net(brighten), lq, **tiles, blend=b).diff(dim=-1).abs().max() for b in BLENDS
+    def largest_step(blend):
+        """Return the largest difference of neighbouring pixels."""
+        out = restore_clip(
+            Net(brighten), lq, size_patch_testing=32, size_patch_overlapping=16, blend=blend
+        )
+        return out.diff(dim=-1).abs().max()
+
+    assert largest_step("smooth") < 0.5 * largest_step("kair")
+
+
+# ---- Spikes, and both directions of time ----
+
+
+def test_spikes_are_cut_with_the_same_tile():
+    lq = clip(1, 6, 3, 50, 61)
+    # The first three channels are the frame plus 1.
+    spike = torch.cat((lq + 1, lq), dim=2)
+
+    out = restore_clip(
+        Net(lambda x, spike: spike[:, :, :3] - x),
+        lq,
+        spike,
+        spike,
+        num_frame_testing=4,
+        size_patch_testing=16,
+        size_patch_overlapping=4,
+        flip_seq=True,
+        pad_seq=True,
     )
-    assert smooth < 0.5 * hard
+
+    torch.testing.assert_close(out, torch.ones_like(lq))
 
 
-def test_flip_seq_averages_both_directions_of_time_and_shows_reversed_spikes():
-    lq, spike, back = (
-        clip(1, 4, 3, 64, 64),
-        torch.zeros(1, 4, 2, 64, 64),
-        torch.ones(1, 4, 2, 64, 64),
-    )
+class Flipped:
+    """A clip of 4 frames with flip_seq, which is continued backwards: the network sees 8 frames."""
 
-    def number(x, spike):
-        assert torch.equal(x[:, 4:], x[:, :4].flip(1)) and spike[0, :, 0, 0, 0].tolist() == [
-            0,
-            0,
-            0,
-            0,
-            1,
-            1,
-            1,
-            1,
-        ]
+    def __init__(self):
+        self.lq = clip(1, 4, 3, 64, 64)
+        forward_spikes = torch.zeros(1, 4, 2, 64, 64)
+        backward_spikes = torch.ones(1, 4, 2, 64, 64)
+        self.restored = restore_clip(
+            Net(self.add_number),
+            self.lq,
+            forward_spikes,
+            backward_spikes,
+            flip_seq=True,
+            window_size=(4, 8, 8),
+        )
+
+    def add_number(self, x, spike):
+        """Add to each frame its number."""
+        self.seen_frames = x
+        self.seen_spikes = spike[0, :, 0, 0, 0].tolist()
         return x + torch.arange(8)[:, None, None, None]
 
-    restored = restore_clip(Net(number), lq, spike, back, flip_seq=True, window_size=(4, 8, 8))
-    torch.testing.assert_close(restored, lq + 3.5)
+
+def test_flip_seq_shows_the_frames_in_both_directions():
+    seen = Flipped().seen_frames
+
+    assert torch.equal(seen[:, 4:], seen[:, :4].flip(1))
+
+
+def test_flip_seq_shows_the_spikes_of_reversed_time():
+    assert Flipped().seen_spikes == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_flip_seq_averages_both_directions_of_time():
+    flipped = Flipped()
+
+    # Frame i is seen as number i and as number 7 - i.
+    torch.testing.assert_close(flipped.restored, flipped.lq + 3.5)
+
+
+# ---- A stream, which reads and gives frames one after another ----
+
+
+class NumberedFrames:
+    """Nine frames whose values are their numbers, and which frames were read at a time."""
+
+    def __init__(self):
+        self.reads = []
+        tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
+        self.stream = stream_clip(nn.Identity(), self.read, 9, tiling, range(9))
+
+    def read(self, moments):
+        numbers = [index for index, _ in moments]
+        self.reads.append(numbers)
+        frames = [torch.full((1, 3, 16, 16), float(number)) for number in numbers]
+        return (torch.stack(frames, dim=1),)
+
+
+def test_a_stream_reads_one_tile_for_its_first_frame():
+    clip = NumberedFrames()
+
+    first = next(clip.stream)
+
+    assert clip.reads == [[0, 1, 2, 3]]
+    assert first[0, 0, 0, 0] == 0
+
+
+def test_a_stream_gives_all_frames_in_their_order():
+    values = [round(frame[0, 0, 0, 0].item(), 5) for frame in NumberedFrames().stream]
+
+    assert values == [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_stream_reads_no_more_than_one_tile_at_a_time():
-    reads = []
+    clip = NumberedFrames()
 
-    def read(moments):
-        reads.append([index for index, _ in moments])
-        return (torch.stack([torch.full((1, 3, 16, 16), float(i)) for i in reads[-1]], dim=1),)
+    for _ in clip.stream:
+        pass
 
-    tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
-    stream = stream_clip(nn.Identity(), read, 9, tiling, range(9))
-    first = next(stream)
-    assert reads == [[0, 1, 2, 3]] and first[0, 0, 0, 0] == 0
-    assert [round(f[0, 0, 0, 0].item(), 5) for f in stream] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
+    assert clip.reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
 
 
 @pytest.mark.parametrize("blend", BLENDS)
-def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend):
+@pytest.mark.parametrize(
+    ("first", "end"),
+    [
+        pytest.param(0, 5, id="begin"),
+        pytest.param(5, 6, id="one frame"),
+        pytest.param(6, 13, id="end"),
+        pytest.param(12, 13, id="last frame"),
+    ],
+)
+def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend, first, end):
     lq = clip(1, 13, 3, 24, 24)
-    net, tiling = LocalNet(), tiles(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
+    net = LocalNet()
+    tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
     whole = list(stream_clip(net, reader(lq), 13, tiling, range(13)))
-    for first, last in ((0, 5), (5, 6), (6, 13), (12, 13)):
-        part = list(stream_clip(net, reader(lq), 13, tiling, range(first, last)))
-        assert len(part) == last - first
-        assert all(torch.equal(a, b) for a, b in zip(part, whole[first:last], strict=True))
+
+    part = list(stream_clip(net, reader(lq), 13, tiling, range(first, end)))
+
+    for found, expected in zip(part, whole[first:end], strict=True):
+        assert torch.equal(found, expected)
 
 
-def greedy(most):
-    """A network that runs out of memory above so many pixels x frames, as a device does."""
+# ---- Too little memory ----
+
+
+def limited(most):
+    """Return a network that runs out of memory above `most` pixels x frames, as a GPU does."""
 
     def forward(x):
         if x.shape[1] * x.shape[3] * x.shape[4] > most:
@@ -211,6 +388,8 @@ def greedy(most):
 
 
 class Clip:
+    """A clip of frames (T, C, H, W), as `Restorer` reads it."""
+
     name = "clip"
 
     def __init__(self, lq: torch.Tensor) -> None:
@@ -224,76 +403,57 @@ class Clip:
         raise AssertionError("a clip without spikes")
 
 
-def restored(net, lq, **tiling):
+LARGE = clip(9, 3, 200, 260)
+FITS_64_PIXELS = 6 * 64 * 64
+
+
+def restore_large(net, **tiling):
+    """Restore nine frames of 200 x 260 in tiles of 6 frames."""
     cut = tiles(num_frame_testing=6, size_patch_overlapping=16, **tiling)
     restorer = Restorer(net, cut, torch.device("cpu"))
-    return torch.stack(list(restorer.frames(Clip(lq), range(9))))
+    return torch.stack(list(restorer.frames(Clip(LARGE), range(9))))
 
 
 def test_tiles_are_halved_until_memory_suffices(caplog):
-    lq = clip(9, 3, 200, 260)
-    torch.testing.assert_close(restored(greedy(6 * 64 * 64), lq, is_halved=True), lq)
-    assert all(
-        f"x {side} px" in text for side, text in zip((128, 64), caplog.messages, strict=True)
-    )
+    out = restore_large(limited(FITS_64_PIXELS), is_halved=True)
+
+    torch.testing.assert_close(out, LARGE)
+    first, second = caplog.messages
+    assert "x 128 px" in first
+    assert "x 64 px" in second
+
+
+def test_too_little_memory_for_the_smallest_tile_is_an_error():
     with pytest.raises(DataError, match="out of memory"):
-        restored(greedy(100), lq, is_halved=True)
+        restore_large(limited(100), is_halved=True)
+
+
+def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
     with pytest.raises(DataError, match=r"out of memory(.|\n)*--tile auto"):
-        restored(greedy(6 * 64 * 64), lq)
+        restore_large(limited(FITS_64_PIXELS))
+
+
+def test_another_error_of_the_network_is_passed_on():
+    wrong_shapes = Net(lambda x: x @ torch.ones(3, 3))
+
     with pytest.raises(RuntimeError, match="shapes"):
-        restored(Net(lambda x: x @ torch.ones(3, 3)), lq, is_halved=True)
-
-
-def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
-    seen = []
-
-    def see(x):
-        seen.append(x[0, :, 0, 0, 0].tolist())
-        return x
-
-    lq = torch.arange(3.0)[None, :, None, None, None].expand(1, 3, 3, 64, 64)
-    torch.testing.assert_close(restore_clip(Net(see), lq, window_size=(10, 8, 8)), lq)
-    assert seen == [[0, 1, 2, 2, 1, 0, 0, 1, 2, 2]]
-
-
-@pytest.mark.parametrize("wrong", [
-    {"num_frame_testing": 2, "num_frame_overlapping": 2},
-    {"size_patch_testing": 16, "size_patch_overlapping": 20},
-    {"size_patch_testing": 60, "size_patch_overlapping": 4},
-])  # fmt: skip
-def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
-    with pytest.raises(OptionError, match=r"val\."):
-        tiles(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [
-        ({}, "tiles of the whole clip x the whole frame, kair blend"),
-        (
-            {"num_frame_testing": 6, "num_frame_overlapping": 2},
-            "tiles of 6 frames x the whole frame, overlap 2 frames, 20 px, kair blend",
-        ),
-        (
-            {"size_patch_testing": 64, "size_patch_overlapping": 16},
-            "tiles of the whole clip x 64 px, overlap 2 frames, 16 px, kair blend",
-        ),
-    ],
-)
-def test_the_protocol_says_which_tiles_overlap(sizes, said):
-    assert tiles(**sizes).describe() == said
+        restore_large(wrong_shapes, is_halved=True)
 
 
 def test_smaller_tiles_run_alone_first_then_halve_space_then_time():
     tiling = tiles(
         num_frame_testing=12, size_patch_testing=0, size_patch_overlapping=20, batch_tiles=4
     )
-    sizes = []
+
+    sizes = []  # frames, pixels (0: the whole frame), tiles at a time
     while tiling is not None:
         sizes.append((tiling.num_frame_testing, tiling.size_patch_testing, tiling.batch_tiles))
         tiling = smaller(tiling, 720, 1280)
-    assert sizes[:3] == [(12, 0, 4), (12, 0, 2), (12, 0, 1)]
-    assert sizes[3:] == [
+
+    assert sizes == [
+        (12, 0, 4),
+        (12, 0, 2),
+        (12, 0, 1),
         (12, 640, 1),
         (12, 320, 1),
         (12, 160, 1),
@@ -302,3 +462,45 @@ def test_smaller_tiles_run_alone_first_then_halve_space_then_time():
         (6, 64, 1),
         (3, 64, 1),
     ]
+
+
+# ---- What is refused, and what the protocol says ----
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(
+            {"num_frame_testing": 2, "num_frame_overlapping": 2}, id="overlap of all frames"
+        ),
+        pytest.param(
+            {"size_patch_testing": 16, "size_patch_overlapping": 20}, id="overlap above the tile"
+        ),
+        pytest.param(
+            {"size_patch_testing": 60, "size_patch_overlapping": 4}, id="no multiple of 8"
+        ),
+    ],
+)
+def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
+    with pytest.raises(OptionError, match=r"val\."):
+        tiles(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        pytest.param({}, "tiles of the whole clip x the whole frame, kair blend", id="no tiles"),
+        pytest.param(
+            {"num_frame_testing": 6, "num_frame_overlapping": 2},
+            "tiles of 6 frames x the whole frame, overlap 2 frames, 20 px, kair blend",
+            id="in time",
+        ),
+        pytest.param(
+            {"size_patch_testing": 64, "size_patch_overlapping": 16},
+            "tiles of the whole clip x 64 px, overlap 2 frames, 16 px, kair blend",
+            id="in space",
+        ),
+    ],
+)
+def test_the_protocol_says_which_tiles_overlap(sizes, said):
+    assert tiles(**sizes).describe() == said
