@@ -36,6 +36,7 @@ from data.cameras.spike_source import SPIKE_SOURCES
 from data.clip_dataset import check_clips
 from data.clips.clip_reader import described, user_clips
 from data.motion.joint import Solver
+from data.motion.learned import Finder, finder_of
 from data.motion.method import JointMethod, JointOptions, LearnedMotion, joint_options
 from data.reconstruct import (
     SET_BY_METHOD,
@@ -365,15 +366,16 @@ def with_motion(start: Method, saved: SavedNetwork) -> Method:
     if fusion is None:
         return start
 
-    def steps(device: torch.device) -> nn.Module:
+    def parts(device: torch.device) -> tuple[nn.Module, Finder]:
         net = motion_of(saved.build())
         assert net is not None
-        return net.steps.to(device)
+        net = net.to(device).eval()
+        return net.steps, finder_of(net.motion_by, net.motion_net, device)
 
     solver = Solver(
         groups=fusion.groups, linearisations=fusion.linearisations, steps=fusion.proposal_steps
     )
-    return LearnedMotion(start, steps, solver)
+    return LearnedMotion(start, parts, solver, fusion.motion_by)
 
 
 def outputs_of(

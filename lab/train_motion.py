@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
 """Train the steps of the fusion "motion" behind the shipped operator: weights/motion.pth.
 
-    python lab/train_motion.py --videos VIDEOS [--steps 2000] [--out FOLDER] [--seed 0]
+    python lab/train_motion_net.py --videos VIDEOS --out FILE
+    python lab/train_motion.py --videos VIDEOS --network FILE [--steps 2000] [--begin WEIGHTS]
 
-One thread of a CPU. Trained on the training videos of lab/quality.py with seven real frames in an
-exposure, on their frames under exact motion (`photo_scene`: layers that cover each other, no
-optical flow), in all lights, and on what a user may get wrong: other cameras, a spike camera that
-is not calibrated, blurry frames that are means of display values, and wrong motion. Nothing of the
-videos to choose by and to report is seen. Sets and samples that are there are not made again.
+One thread of a CPU. The steps are trained on the training videos of lab/quality.py with seven real
+frames in an exposure, and on stills under exact motion: frames of these videos and photographs
+(`photo_scene`: layers that cover each other, no optical flow). The samples show all lights, and
+what a user may get wrong: other cameras, a spike camera that is not calibrated, blurry frames that
+are means of display values, and wrong motion. Nothing of the videos to choose by and to report, and
+of the photographs of lab/joint_gain.py, is seen. Sets and samples that are there are not made
+again.
+
+--plain trains the same conv net on the same samples, but hides the motion and its equations. It
+shows what they are worth.
 
 Writes <out>/motion.pth, every 500 steps and at the end, and prints how much the steps gain over the
 operator.
@@ -31,15 +37,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.clip_reader import user_clips
 from data.clips.files import FrameSource
-from data.motion.flow import Motion, motion_of
+from data.motion.flow import Motion
 from data.motion.joint import Equations, Solver, SpikePixels
+from data.motion.learned import Finder, finder_of
 from data.motion.recording import RecordedClip, Recording, View
 from lab.quality import VIDEOS, call
 from lab.tools import ROOT
+from lab.train_motion_net import photo_files
 from models.fusion.fusion_motion import MotionFusion, MotionSteps, Turn
+from models.fusion.fusion_motion import motion_of as motion_fusion_of
 from models.portable import SavedNetwork, read_saved
 from models.select_network import NETWORKS
 from scripts.make_sample_data import RGB, SPIKES
+from utils.contract import JointEquations
 from utils.image import imwrite_rgb
 
 OPERATOR = ROOT / "weights/operator.pth"
@@ -47,9 +57,11 @@ CPU = torch.device("cpu")
 SEVEN = 7  # real frames in an exposure
 # Of each video two frames become stills, at these shares of its length.
 STILLS = (1 / 6, 1 / 2)
+# Photographs of lab/train_motion_net.py that are large enough.
+PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
 # Proposals of the training. Those of the test are twice as good in twice the time, and the steps
 # trust them as well (docs/benchmarks/quality.md).
-SOLVER = Solver(groups=12, linearisations=1, steps=8)
+SOLVER = Solver(groups=12, linearisations=2, steps=8)
 # How often another motion than the measured one is put in.
 WRONG = 0.2
 # Of the loss: weights of the frames after each step; what a square of so many pixels that became
@@ -68,7 +80,7 @@ SAVED_EACH = 500  # steps
 class Set:
     """A set of clips, and its share of the samples.
 
-    source: "videos" or "stills". rig, clips, frames, average, crop: see
+    source: "videos", "stills" or "photos". rig, clips, frames, average, crop: see
     scripts/prepare_gopro_spike.py. calibration: how its spikes are read.
     """
 
@@ -85,14 +97,17 @@ class Set:
 SETS = {
     "seven_ideal": Set("videos", "ideal", 2, 4, 3, SEVEN, 192),
     "seven_rig": Set("videos", "rig", 2, 4, 3, SEVEN, 192),
-    "seven_dim": Set("videos", "dim", 2, 4, 3, SEVEN, 192),
+    "seven_dim": Set("videos", "dim", 2, 4, 4, SEVEN, 192),
     "seven_random": Set("videos", "random", 1, 3, 2, SEVEN),
     "seven_means": Set("videos", "ideal,sum_gamma=2.2", 1, 2, 2, SEVEN),
     "usual_other": Set("videos", "other", 1, 3, 2),
     "stills_ideal": Set("stills", "ideal", 1, 3, 2),
     "stills_other": Set("stills", "other", 1, 3, 2),
-    "stills_dim": Set("stills", "dim", 1, 3, 2),
+    "stills_dim": Set("stills", "dim", 1, 3, 3),
     "stills_random": Set("stills", "random", 1, 3, 2, calibration=None),
+    "photos_ideal": Set("photos", "ideal", 1, 3, 2),
+    "photos_rig": Set("photos", "rig", 1, 3, 2),
+    "photos_dim": Set("photos", "dim", 1, 3, 3),
 }
 
 
@@ -108,12 +123,45 @@ class Sample:
     z_0: Tensor
     proposal: Tensor
     sharp: Tensor
-    equations: Equations | None = None  # kept after the first use
+    equations: JointEquations | None = None  # kept after the first use
+    is_plain: bool = False  # whether the motion and its equations are hidden
 
-    def equations_along(self, motion: Motion, solver: Solver) -> Equations:
+    def equations_along(self, motion: Motion, solver: Solver) -> JointEquations:
         """Return its equations along any motion."""
         pixels = SpikePixels(self.view, CPU)
-        return Equations(self.recording, pixels, motion, self.gain, self.is_good, solver, CPU)
+        known = Equations(self.recording, pixels, motion, self.gain, self.is_good, solver, CPU)
+        return HiddenEquations(known) if self.is_plain else known
+
+
+class HiddenEquations:
+    """What is left of the equations if the motion is hidden: the control --plain.
+
+    The blurry frame, the noise and the light stay, and so do the spikes of the sharp instant. The
+    proposal is the first estimate, and the equations pull nowhere.
+    """
+
+    def __init__(self, known: Equations) -> None:
+        self.known = known
+        self.blurry = known.blurry
+
+    def proposal(self, z_0: Tensor) -> Tensor:
+        return z_0
+
+    def evidence(self) -> Tensor:
+        of_motion = torch.tensor([1, 1, 1, 0, 0, 1], dtype=torch.bool)  # see Equations.evidence
+        return self.known.evidence().masked_fill(of_motion[:, None, None], 0)
+
+    def pulls(self, z: Tensor) -> Tensor:
+        of_equations = torch.tensor([1, 1, 1, 1, 1, 1, 0], dtype=torch.bool)  # see Equations.pulls
+        return self.known.pulls(z).masked_fill(of_equations[:, None, None], 0)
+
+
+def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
+    """Hide the motion of all samples and their equations."""
+    for each in samples.values():
+        for sample in each:
+            sample.is_plain = True
+            sample.proposal = sample.z_0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -124,6 +172,9 @@ def main(argv: Sequence[str]) -> int:
     add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
     add("--steps", type=int, default=2000, help="optimizer steps, default %(default)s")
     add("--seed", type=int, default=0)
+    add("--network", type=Path, required=True, help="weights by lab/train_motion_net.py")
+    add("--begin", type=Path, help="weights with the fusion motion whose steps are trained on")
+    add("--plain", action="store_true", help="hide the motion and its equations")
     add("--out", type=Path, help="results folder (default experiments/train_motion)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/train_motion").resolve()
@@ -132,13 +183,20 @@ def main(argv: Sequence[str]) -> int:
     torch.manual_seed(args.seed)
 
     operator = read_saved(OPERATOR)
-    saved, net = motion_network(operator)
+    saved, net = motion_network(operator, args.network)
+    if args.begin:
+        begun = motion_fusion_of(read_saved(args.begin).build())
+        assert begun is not None
+        net.steps.load_state_dict(begun.steps.state_dict())
     folders = made_sets(out, args.videos)
-    samples = {name: samples_of(out, name, folders[name], operator, SOLVER) for name in SETS}
+    find = finder_of(net.motion_by, net.motion_net, CPU)
+    samples = {name: samples_of(out, name, folders[name], operator, find) for name in SETS}
+    if args.plain:
+        hide_motion(samples)
     parameters = sum(p.numel() for p in net.steps.parameters())
     print(f"{sum(map(len, samples.values()))} samples, {parameters:,} parameters", flush=True)
 
-    _, averaged = motion_network(operator)
+    _, averaged = motion_network(operator, args.network)
 
     def save(weights: Mapping[str, Tensor], step: int) -> None:
         averaged.steps.load_state_dict(weights)
@@ -148,14 +206,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def motion_network(operator: SavedNetwork) -> tuple[SavedNetwork, MotionFusion]:
-    """The network "motion" that begins as the operator: its description and the fusion."""
+def motion_network(
+    operator: SavedNetwork, network: Path | None = None
+) -> tuple[SavedNetwork, MotionFusion]:
+    """Build the network "motion" that begins as the operator: its description and the fusion.
+
+    network: weights of what finds the motion. Without them DIS finds it.
+    """
     fusion = {**operator.netG["fusion"], "type": "motion"}
+    if network:
+        fusion["motion_by"] = "both"
     netG = NETWORKS.resolve({**operator.netG, "fusion": fusion}, "netG").plain()
     saved = replace(operator, netG=netG)
     net = NETWORKS.build(netG, "netG", spike_channels=saved.spike_channels)
     net.load_state_dict(operator.weights, strict=False)
-    return saved, net.fusion
+    if network:
+        net.fusion.motion_net.load_state_dict(torch.load(network))
+    return saved, net.fusion.eval()
 
 
 def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, steps: int) -> None:
@@ -171,7 +238,7 @@ def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, steps: int
 
 def made_sets(out: Path, videos: Path) -> dict[str, Path]:
     """Make the clips of all sets. Returns their folders."""
-    sources = {"videos": out / "sources/videos", "stills": out / "sources/stills"}
+    sources = {name: out / "sources" / name for name in ("videos", "stills", "photos")}
     for folder in sources.values():
         folder.mkdir(parents=True, exist_ok=True)
     for name in VIDEOS["train"]:
@@ -182,6 +249,9 @@ def made_sets(out: Path, videos: Path) -> dict[str, Path]:
         for number, share in enumerate(STILLS):
             still = sources["stills"] / f"{name}_{number}.png"
             still.exists() or imwrite_rgb(still, frames.read(int(share * len(frames))))
+    for file in photo_files(f"{name}.png" for name in PHOTOS):
+        link = sources["photos"] / file.name
+        link.exists() or link.symlink_to(file)
     folders = {}
     for name, each in SETS.items():
         folders[name] = out / "data" / name
@@ -195,7 +265,7 @@ def made_sets(out: Path, videos: Path) -> dict[str, Path]:
 
 
 def samples_of(
-    out: Path, name: str, folder: Path, operator: SavedNetwork, solver: Solver
+    out: Path, name: str, folder: Path, operator: SavedNetwork, find: Finder
 ) -> list[Sample]:
     """All frames of a set, from <out>/samples where they are there."""
     file = out / "samples" / f"{name}.pt"
@@ -215,12 +285,12 @@ def samples_of(
             with torch.no_grad():
                 estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
             recording = clip.read(number)
-            motion = motion_of(recording, clip.view, gain)
+            motion = find(recording, clip.view, gain)
             z_0 = estimate.clamp(0, 1)
             sample = Sample(
                 recording, clip.view, motion, gain, is_good, z_0, z_0, frame["gt"].clone()
             )
-            sample.proposal = sample.equations_along(motion, solver).proposal(z_0)
+            sample.proposal = sample.equations_along(motion, SOLVER).proposal(z_0)
             found.append(sample)
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save([vars(sample) for sample in found], file)

@@ -127,6 +127,32 @@ class JointEquations(Protocol):
     def pulls(self, z: Tensor) -> Tensor: ...
 
 
+class MotionCurves(Protocol):
+    """A motion that a network found, as `models.fusion.motion_net.Curves` describes it."""
+
+    @property
+    def coefficients(self) -> Tensor: ...
+
+    @property
+    def log_error(self) -> Tensor: ...
+
+
+class MotionNetwork(Protocol):
+    """A network that finds the motion within an exposure from spikes in windows of time.
+
+    `models.fusion.motion_net.MotionNet` says what it takes and returns. edges: edges of the
+    windows, in elevenths of an exposure after its middle. inside: the windows of the exposure.
+    """
+
+    @property
+    def edges(self) -> Sequence[float]: ...
+
+    @property
+    def inside(self) -> slice: ...
+
+    def __call__(self, pictures: Tensor, scene: Tensor) -> Sequence[MotionCurves]: ...
+
+
 # Takes the work done since the last call, in frames where nothing else is said; a tile is a part of
 # several.
 Tick = Callable[[float], object]

@@ -80,15 +80,33 @@ class Motion:
         return back, moved(errors, back)
 
 
-def motion_of(recording: Recording, view: View, gain: np.ndarray) -> Motion:
+def motion_times(recording: Recording) -> list[float]:
+    """Return the times at which motion is measured, in planes after the sharp instant.
+
+    First those before it, then those after it, each side from the sharp instant outwards.
+    """
+    before = recording.sharp - recording.begin
+    after = recording.end - recording.sharp
+    return [-share * before for share in INSTANTS] + [share * after for share in INSTANTS]
+
+
+def median_spikes(recording: Recording) -> float:
+    """Return the number of spikes in the exposure of a pixel of median light."""
+    [rate] = recording.light([(recording.begin, recording.end)])
+    return float(np.median(rate)) * recording.length
+
+
+def motion_of(
+    recording: Recording, view: View, gain: np.ndarray, begin: Motion | None = None
+) -> Motion:
     """Measure the motion within an exposure.
 
     gain: (h, w) spikes per plane of each spike pixel at full light, see `RecordedClip.gain`.
+    begin: a motion at which the search begins. If it is None, each search begins where the one of
+    the instant before ended, and the first one at no motion.
     """
-    before, after = recording.sharp - recording.begin, recording.end - recording.sharp
-    wanted = [*(-share * before for share in INSTANTS), *(share * after for share in INSTANTS)]
-    [rate] = recording.light([(recording.begin, recording.end)])
-    spikes = float(np.median(rate)) * recording.length  # of an exposure
+    wanted = motion_times(recording)
+    spikes = median_spikes(recording)
     pictures = _pictures(recording, view, gain, [0.0, *wanted], spikes)
     sharp, others = pictures[0], pictures[1:]
 
@@ -104,7 +122,9 @@ def motion_of(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         for time in side:
             picture = others[wanted.index(time)]
             start = found[nearer][0]
-            if nearer:
+            if begin is not None:
+                start, _ = begin.at(time)
+            elif nearer:
                 start = start * np.float32(time / nearer)
             there = _shifts(dis, sharp, picture, start)
             back = _shifts(dis, picture, sharp, -moved(there, -there))

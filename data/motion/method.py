@@ -13,6 +13,7 @@ from torch import Tensor
 
 from data.motion.flow import motion_of
 from data.motion.joint import Equations, Solver, SpikePixels, guarded
+from data.motion.learned import Finder, FinderName
 from data.motion.recording import RecordedClip, Recording
 from utils.contract import Method, Tick
 from utils.dist import watchdog
@@ -81,7 +82,7 @@ class JointMethod:
         options = self.options
         solver = Solver(**options.model_dump(exclude={"type", "context"}))
         start = self.start.restorer(device)
-        return MotionRestorer(start, solver, solved, options.context, device)
+        return MotionRestorer(start, motion_of, solver, solved, options.context, device)
 
 
 # (first estimate z_0, exposure) -> z, both (3, H, W).
@@ -91,8 +92,9 @@ Improvement = Callable[[Tensor, "Exposure"], Tensor]
 class LearnedMotion:
     """A method (utils.contract.Method) that improves frames of a network by its learned steps.
 
-    start: restores the first estimates z_0 with the network. steps: device -> the steps on it, a
-    callable (z_0, equations) -> z. solver: of the equations.
+    start: restores the first estimates z_0 with the network. parts: device -> the steps on it, a
+    callable (z_0, equations) -> z, and what finds the motion. solver: of the equations. motion_by:
+    name of what finds the motion.
     """
 
     is_grey = False
@@ -101,12 +103,14 @@ class LearnedMotion:
     def __init__(
         self,
         start: Method,
-        steps: Callable[[torch.device], Callable[[Tensor, Equations], Tensor]],
+        parts: Callable[[torch.device], tuple[Callable[[Tensor, Equations], Tensor], Finder]],
         solver: Solver,
+        motion_by: FinderName,
     ) -> None:
         self.start = start
-        self.steps = steps
+        self.parts = parts
         self.solver = solver
+        self.motion_by = motion_by
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
@@ -116,16 +120,20 @@ class LearnedMotion:
 
     def protocol(self) -> dict[str, str]:
         """Return the method in words, for the report."""
-        return {**self.start.protocol(), "motion": "learned steps along the motion of the spikes"}
+        words = "learned steps along the motion of the spikes"
+        if self.motion_by != "dis":
+            words += ", which a network finds"
+        return {**self.start.protocol(), "motion": words}
 
     def restorer(self, device: torch.device) -> "MotionRestorer":
         """Return what restores on a device."""
-        steps = self.steps(device)
+        steps, find = self.parts(device)
 
         def stepped(z_0: Tensor, exposure: "Exposure") -> Tensor:
             return steps(z_0, exposure.equations)
 
-        return MotionRestorer(self.start.restorer(device), self.solver, stepped, None, device)
+        start = self.start.restorer(device)
+        return MotionRestorer(start, find, self.solver, stepped, None, device)
 
 
 @dataclass(frozen=True)
@@ -149,19 +157,21 @@ def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
 class MotionRestorer:
     """Restores the frames of a clip on a device.
 
-    start: what restores the first estimates. improve: what makes them better. context: see
-    `RecordedClip`.
+    start: what restores the first estimates. find: what finds the motion. improve: what makes the
+    estimates better. context: see `RecordedClip`.
     """
 
     def __init__(
         self,
         start: Any,
+        find: Finder,
         solver: Solver,
         improve: Improvement,
         context: int | None,
         device: torch.device,
     ) -> None:
         self.start = start
+        self.find = find
         self.solver = solver
         self.improve = improve
         self.context = context
@@ -185,7 +195,7 @@ class MotionRestorer:
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
             recording = clip.read(index)
-            motion = motion_of(recording, clip.view, gain)
+            motion = self.find(recording, clip.view, gain)
             equations = Equations(
                 recording, pixels, motion, gain, is_good, self.solver, self.device
             )

@@ -60,7 +60,7 @@ class View:
         down, across = self.fine
         y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5
         x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5
-        return _mapped(self.to_rgb, x, y)
+        return mapped(self.to_rgb, _grid(x, y))
 
     def means(self, picture: np.ndarray) -> np.ndarray:
         """Return the means of a picture (H, W) float32 over the spike pixels, (h, w)."""
@@ -71,12 +71,18 @@ class View:
     def spike_places(self) -> np.ndarray:
         """Return where the RGB pixels lie on the spike plane: (H, W, 2) float32, x and y."""
         height, width = self.size
-        return _mapped(np.linalg.inv(self.to_rgb), np.arange(width), np.arange(height))
+        return mapped(np.linalg.inv(self.to_rgb), _grid(np.arange(width), np.arange(height)))
 
 
-def _mapped(matrix: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Map the points of a grid. x (w,), y (h,). Returns (h, w, 2) float32."""
-    points = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))  # (3, h, w)
+def _grid(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the points (h, w, 2) of a grid. x: (w,). y: (h,)."""
+    return np.stack(np.broadcast_arrays(x[None], y[:, None]), axis=-1)
+
+
+def mapped(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Map places (h, w, 2), x and y, by a matrix (3, 3). Returns (h, w, 2) float32."""
+    x, y = places[..., 0], places[..., 1]
+    points = np.stack(np.broadcast_arrays(x, y, 1.0))  # (3, h, w)
     right, below, depth = np.tensordot(matrix, points, 1)
     return np.stack((right / depth, below / depth), axis=-1).astype(np.float32)
 

@@ -1,11 +1,12 @@
 """The fusion operator "motion": steps on the equations of an exposure, behind "exposure"."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.fusion.motion_net import MotionNet
 from models.fusion.operators import FUSIONS, Base, ExposureFusion
 from utils.contract import JointEquations
 from utils.options.models import Positive
@@ -145,7 +146,9 @@ class MotionFusion(ExposureFusion):
     groups: number of groups of planes that move as one. linearisations, proposal_steps: how often
     the first solution linearises the equations, and its steps of conjugate gradients after each.
     step_features, step_layers: size of the conv net of the steps.
-    step_count: number of steps. The rest: as in "exposure".
+    step_count: number of steps. motion_by: what finds the motion: "dis" (optical flow between
+    pictures of the spikes), a "network" (models/fusion/motion_net.py), or "both": in dim light the
+    mean of both, else DIS. The rest: as in "exposure".
     """
 
     def __init__(
@@ -160,6 +163,7 @@ class MotionFusion(ExposureFusion):
         step_features: Positive = 40,
         step_layers: Positive = 3,
         step_count: Positive = 2,
+        motion_by: Literal["dis", "network", "both"] = "dis",
         base: Base = "fused",
         spike_channels: int = 0,
     ) -> None:
@@ -168,6 +172,8 @@ class MotionFusion(ExposureFusion):
         self.linearisations = linearisations
         self.proposal_steps = proposal_steps
         self.steps = MotionSteps(step_features, step_layers, step_count)
+        self.motion_by = motion_by
+        self.motion_net = None if motion_by == "dis" else MotionNet()
 
 
 def motion_of(net: nn.Module) -> MotionFusion | None:

@@ -1,5 +1,7 @@
 """lab/train_motion.py: the steps of weights/motion.pth are trained on frames of clips."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,10 @@ from lab.train_motion import (
     write_weights,
     wrong_motion,
 )
+from models.fusion.fusion_motion import motion_of as motion_fusion_of
+from models.fusion.motion_net import MotionNet
 from models.portable import read_saved
+from tests.helpers.checked import present
 from tests.helpers.moving_scene import Scene, reader_of
 
 SOLVER = Solver(groups=6, linearisations=1, steps=4)
@@ -85,3 +90,29 @@ def test_wrong_motion_differs_and_keeps_its_expected_error(sample):
         assert wrong.shifts.shape == sample.motion.shifts.shape
         assert wrong.shifts.dtype == np.float32 and np.isfinite(wrong.shifts).all()
         assert wrong.errors is sample.motion.errors
+
+
+def test_a_network_that_finds_the_motion_is_taken_over_with_the_weights_of_the_steps(tmp_path):
+    torch.manual_seed(1)
+    torch.save(MotionNet().state_dict(), tmp_path / "network.pt")
+    saved, net = motion_network(read_saved(OPERATOR), tmp_path / "network.pt")
+    write_weights(tmp_path / "motion.pth", saved, net, 3)
+    again = motion_fusion_of(read_saved(tmp_path / "motion.pth").build())
+    assert again is not None and again.motion_by == "both"
+    wanted = torch.load(tmp_path / "network.pt")
+    found = present(again.motion_net).state_dict()
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+
+
+def test_the_control_sees_neither_the_motion_nor_its_equations(sample):
+    known = sample.equations_along(sample.motion, SOLVER)
+    plain = replace(sample, is_plain=True)
+    still = replace(sample.motion, shifts=np.zeros_like(sample.motion.shifts))
+    hidden, hidden_still = (plain.equations_along(m, SOLVER) for m in (sample.motion, still))
+    z_0 = sample.z_0
+    assert torch.equal(hidden.proposal(z_0), z_0)
+    assert not torch.equal(known.pulls(z_0), hidden.pulls(z_0))
+    assert torch.equal(hidden.evidence(), hidden_still.evidence())
+    assert torch.equal(hidden.pulls(z_0), hidden_still.pulls(z_0))
+    assert hidden.pulls(z_0)[-1].any()  # the spikes of the sharp instant stay

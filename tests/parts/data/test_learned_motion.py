@@ -1,0 +1,147 @@
+"""What the network of motion sees of the spikes, and how its curves become shifts of pixels."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from data.motion.drawing import motion_picture, not_trusted, way_picture
+from data.motion.flow import Motion, motion_of
+from data.motion.learned import (
+    finder_of,
+    learned_motion,
+    mean_motion,
+    network_inputs,
+    pictures_of,
+    spike_windows,
+)
+from data.motion.recording import RecordedClip
+from models.fusion.motion_net import CHANGES, EDGES, INSIDE, LEVELS, MotionNet
+from tests.helpers.moving_scene import Scene, reader_of
+
+CPU = torch.device("cpu")
+INSTANT = np.array([round(44 + 8 * edge) for edge in EDGES])  # of 88 planes from plane 0 on
+
+
+def network(curve=(0.0,) * 6, log_error=0.0):
+    """A network that gives the same curve everywhere: its weights are 0."""
+    net = MotionNet().eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        bias = net.get_parameter(f"nets.{len(LEVELS) - 1}.6.bias")  # of its last layer
+        bias.copy_(torch.tensor([*curve, log_error]))
+    assert len(bias) == CHANGES
+    return net
+
+
+def clip_of(tmp_path, scene):
+    return RecordedClip(reader_of(scene.write(tmp_path / "clip")), None)
+
+
+def test_spikes_and_light_of_windows_are_counted():
+    stream = np.zeros((12, 1, 2), np.uint8)
+    stream[[2, 5, 8], 0, 0] = 1  # intervals end at 3, 6 and 9; the second pixel never fires
+    found = spike_windows(stream, np.array([-2, 0, 4, 6, 12, 14]))
+    assert found.counts[:, 0, 0].tolist() == [0, 1, 1, 1, 0]
+    # Of the interval from 3 to 6, a third has passed at 4. The last one ends after the stream.
+    assert found.light[:, 0, 0] == pytest.approx([0, 4 / 3, 2 / 3, 1.75, 0])
+    assert found.light[:, 0, 1].sum() < 1 and not found.counts[:, 0, 1].any()
+    assert found.are_recorded.tolist() == [False, True, True, True, False]
+
+
+def test_what_the_network_sees_hardly_depends_on_the_light_and_on_the_length_of_the_exposure():
+    rng = np.random.default_rng(0)
+    blurry = rng.random((16, 20)).astype(np.float32)
+    stream = np.zeros((176, 16, 20), np.uint8)
+    stream[::4] = 1
+    usual = pictures_of(spike_windows(stream, INSTANT), blurry, INSIDE, 8.0)
+    twice = pictures_of(spike_windows(stream[::2], INSTANT // 2), blurry, INSIDE, 4.0)
+    for a, b in zip(usual, twice, strict=True):
+        assert np.isfinite(a).all() and np.abs(a).max() < 5
+        assert np.allclose(a[2:13], b[2:13], atol=0.3)
+
+
+@pytest.mark.parametrize("rate", [0.6, 0.001])
+def test_its_inputs_are_finite_in_all_light_and_at_the_edges_of_a_clip(tmp_path, rate):
+    clip = clip_of(tmp_path, Scene(velocity=(5.0, 0.0), rate=rate))
+    for frame in range(3):
+        pictures, scene = network_inputs(clip.read(frame), clip.view, network())
+        assert np.isfinite(pictures).all() and np.isfinite(scene).all()
+        is_recorded = np.abs(pictures).max(axis=(1, 2, 3)) > 0
+        if rate > 0.1:
+            # The first frame has no planes before it, and the last one has none after it.
+            assert is_recorded[:2].any() == (frame > 0) and is_recorded[13:].any() == (frame < 2)
+
+
+def test_a_curve_becomes_shifts_in_pixels_of_the_frame_with_an_error_that_grows_with_time(tmp_path):
+    clip = clip_of(tmp_path, Scene(size=(88, 84)))
+    curve = (3.0, -1.0, 0.5, 0.25, 0.0, -0.5)
+    recording = clip.read(1)
+    found = learned_motion(recording, clip.view, network(curve, np.log(0.4)), CPU)
+    tau = (found.times / 30).astype(np.float32)  # an exposure has 60 planes
+    # A spike pixel is as wide as two pixels of the frame.
+    x = 2 * (3.0 * tau + 0.5 * tau**2)
+    y = 2 * (-1.0 * tau + 0.25 * tau**2 - 0.5 * tau**3)
+    assert found.shifts.shape == (9, 88, 84, 2)
+    assert np.allclose(found.shifts[..., 0], x[:, None, None], atol=1e-4)
+    assert np.allclose(found.shifts[..., 1], y[:, None, None], atol=1e-4)
+    assert np.allclose(found.errors, 2 * 0.4 * 2 * np.abs(tau)[:, None, None], atol=1e-4)
+
+
+def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
+    folder = Scene().write(tmp_path / "clip")
+    about = {
+        "format": 1, "matrix": [[2, 0, 0.5], [0, 2, 0.5]], "mirror": "columns", "spike_size": [48,
+        48], "rgb_size": [96, 96],
+    }  # fmt: skip
+    (tmp_path / "cameras.json").write_text(json.dumps(about))
+    clip = RecordedClip(reader_of(folder, calibration=str(tmp_path / "cameras.json")), None)
+    found = learned_motion(clip.read(1), clip.view, network((2.0, 1.0, 0, 0, 0, 0)), CPU)
+    assert np.allclose(found.shifts[-1, 48, 48] / found.times[-1] * 30, (-4, 2), atol=1e-3)
+
+
+def test_both_is_the_mean_of_both_in_dim_light_and_else_dis(tmp_path):
+    net = network((3.0, 0, 0, 0, 0, 0))
+    for rate, is_dim in ((0.05, True), (0.95, False)):
+        clip = RecordedClip(reader_of(Scene(rate=rate).write(tmp_path / f"{rate}")), None)
+        gain, _ = clip.gain()
+        recording = clip.read(1)
+        dis, alone, both = (
+            finder_of(name, net, CPU)(recording, clip.view, gain)
+            for name in ("dis", "network", "both")
+        )
+        assert np.array_equal(dis.shifts, motion_of(recording, clip.view, gain).shifts)
+        if is_dim:
+            begun = motion_of(recording, clip.view, gain, begin=alone)
+            assert np.array_equal(both.shifts, mean_motion(alone, begun).shifts)
+        else:
+            assert np.array_equal(both.shifts, dis.shifts)
+
+
+def test_a_mean_of_motions_lies_where_less_error_is_expected():
+    times = np.array([-10.0, 0, 10])
+    here, there = (np.full((3, 4, 4, 2), value, np.float32) for value in (0.0, 5.0))
+    small, large = (np.full((3, 4, 4), value, np.float32) for value in (0.5, 1.0))
+    small[1] = large[1] = 0
+    found = mean_motion(Motion(times, here, large), Motion(times, there, small))
+    assert np.allclose(found.shifts[[0, 2]], 4.0)  # the second counts four times
+    assert np.array_equal(found.errors, small) and np.isfinite(found.shifts).all()
+
+
+def test_a_picture_shows_the_direction_and_covers_what_was_not_trusted():
+    shifts = np.zeros((3, 20, 30, 2), np.float32)
+    shifts[0, :, :10, 0], shifts[2, :, :10, 0] = -4, 4  # to the right
+    shifts[0, :, 10:20, 1], shifts[2, :, 10:20, 1] = -4, 4  # down
+    errors = np.full((3, 20, 30), 0.2, np.float32)
+    errors[:, :5] = 6.0
+    motion = Motion(np.array([-10.0, 0, 10]), shifts, errors)
+    assert not_trusted(motion)[:5].all() and not not_trusted(motion)[5:].any()
+    picture = motion_picture(motion)
+    assert picture.dtype == np.uint8 and picture.shape == (20, 30, 3)
+    assert picture[10, 2].tolist() == [255, 0, 0]
+    assert picture[10, 15, 1] > picture[10, 15, 2]  # more green than blue
+    assert picture[10, 25].tolist() == [255, 255, 255]
+    assert len(set(picture[2, 12].tolist())) == 1  # grey
+    assert way_picture(np.zeros((4, 4, 2), np.float32)).min() == 255
