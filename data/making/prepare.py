@@ -98,12 +98,12 @@ class Recipe(Section):
     ratio: int = Field(2, ge=1, description="RGB pixels per spike pixel, each way")
     gamma: float = Field(2.2, gt=0, description="exponent from display values to light")
     light: Literal["linear", "display"] = Field("linear", description="what the sensor integrates")
-    # A pixel fires once per plane at most.
+    # At most 1, because a pixel fires once per plane at most.
     rate: float = Field(
         0.5, gt=0, le=1, description="spikes per plane at full light (gain / threshold)"
     )
     threshold: float = Field(
-        1.0, gt=0, description="of the sensor; noise values are relative to it"
+        1.0, gt=0, description="threshold of the sensor; noise values are relative to it"
     )
     initial_charge: float = Field(
         1.0, ge=0, description="upper end of the uniform first charge, in thresholds"
@@ -115,9 +115,9 @@ class Recipe(Section):
     threshold_mismatch: float = Field(
         0.0, ge=0, description="relative standard deviation between pixels"
     )
-    seed: int = Field(0, ge=0, description="of the sensor's noise and first charge")
+    seed: int = Field(0, ge=0, description="seed of the sensor's noise and first charge")
     instants: int = Field(
-        0, ge=0, description="also write so many sharp instants of each exposure, an odd number"
+        0, ge=0, description="number of sharp instants of each exposure to write as well, odd"
     )
 
     rig: str = Field(
@@ -129,7 +129,7 @@ class Recipe(Section):
         288, ge=16, description="with a rig: shorter side that videos and photographs are scaled to"
     )
     crop: int = Field(192, ge=16, description="with a rig: side of the frames, a part that moves")
-    clips: int = Field(4, ge=1, description="with a rig: most clips of one source")
+    clips: int = Field(4, ge=1, description="with a rig: largest number of clips of one source")
     frames: int = Field(8, ge=1, description="with a rig: frames of a clip")
     planes: int = Field(88, ge=2, description="with a rig: spike planes per frame")
 
