@@ -1,27 +1,31 @@
-"""Is every form of the network right on a GPU in every precision, against float32, or float64 on
-the CPU? -m cuda
-"""
+"""Is every form of the network right on a GPU in every precision, against float64? -m cuda"""
 
-import contextlib
-import copy
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lab.tools import CHECKPOINTED, NAMED
-from models.network_vrt import VRT
 from models.vrt.deform_align import TAPS, deform_conv
 from models.vrt.layers import tf32
-from tests.helpers.naive_vrt import NaiveVRT
+from tests.helpers.exact_step import (
+    OPTIONS,
+    made_clip,
+    made_network,
+    relative_errors,
+    results_of_step,
+    stored_step,
+)
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOINTED}
+# Widths, heads and windows as in network 006, with heads of 16 and of 20 channels; two blocks of
+# each kind.
+REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
 # Largest difference of the output, and of the gradient of a parameter, relative to the largest
 # value.
 LIMITS = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (2e-2, 0.2), torch.float16: (5e-3, 0.05)}
@@ -33,39 +37,6 @@ OWN_LIMITS = {
     (torch.float32, "spynet."): 3e-3,
     (torch.float16, "relative_position_bias_table"): 0.1,
 }
-# Widths, heads and windows as in network 006, with heads of 16 and of 20 channels; two blocks of
-# each kind.
-REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
-
-
-def network(options: dict[str, Any], **changes: Any) -> VRT:
-    """A network whose every parameter has an effect: those that start at zero get small random
-    values.
-    """
-    torch.manual_seed(0)
-    without_dropping: dict[str, Any] = {"drop_path_rate": 0.0}
-    net = VRT(**(options | without_dropping | changes))
-    for parameter in net.parameters():
-        if not parameter.any():
-            nn.init.normal_(parameter, std=0.02)
-    return net
-
-
-def step(net: nn.Module, clip: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Output, and the gradient of every parameter, in float64 on the CPU. dtype: of autocast; none
-    for float32.
-    """
-    is_exact, scale = dtype is torch.float32, 2.0**10 if dtype is torch.float16 else 1.0
-    with tf32(False) if is_exact else contextlib.nullcontext():
-        with torch.autocast("cuda", dtype, enabled=not is_exact):
-            restored = net(clip)
-        loss = (
-            (restored if is_exact else restored.float()).sub(0.5).square().add(1e-9).sqrt().mean()
-        )
-        (loss * scale).backward()
-    gradients = {name: p.grad / scale for name, p in net.named_parameters() if p.grad is not None}
-    found = {"output": restored, **gradients}
-    return {name: value.detach().double().cpu() for name, value in found.items()}
 
 
 def poison() -> None:
@@ -78,14 +49,6 @@ def poison() -> None:
     del pieces
 
 
-def check(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.isfinite(found[name]).all(), name
-        off = (found[name] - value).abs().max() / value.abs().max().clamp(min=1e-12)
-        assert off < limit_of(name, dtype), f"{name}: {float(off):.1e}"
-
-
 def limit_of(name: str, dtype: torch.dtype) -> float:
     for (of_dtype, part), limit in OWN_LIMITS.items():
         if dtype is of_dtype and part in name:
@@ -93,39 +56,49 @@ def limit_of(name: str, dtype: torch.dtype) -> float:
     return LIMITS[dtype][name != "output"]
 
 
-@pytest.fixture(scope="module", params=["small", "real"])
-def reference(request) -> tuple[dict, VRT, Tensor, dict[str, Tensor]]:
-    """Options, network, clip, and its step: by the published equations in float64 on the CPU, or in
-    float32.
-    """
-    options, side = (NAMED["small"], 64) if request.param == "small" else (REAL, 192)
-    net, clip = (
-        network(options),
-        torch.rand(1, 6, 3, side, side, generator=torch.Generator().manual_seed(3)),
-    )
-    if request.param == "real":
-        return options, net, clip, step(copy.deepcopy(net).cuda(), clip.cuda())
-    naive = NaiveVRT(**options)
-    naive.load_state_dict(net.state_dict())
-    return options, net, clip, step(naive.double(), clip.double())
+def autocast_dtype(dtype: torch.dtype) -> torch.dtype | None:
+    """Return the precision of autocast; None for float32, which needs no autocast."""
+    return None if dtype is torch.float32 else dtype
+
+
+@pytest.fixture(scope="module")
+def float32_step() -> dict[str, Tensor]:
+    """Return a step of the real network in float32 on this GPU."""
+    return results_of_step(made_network(REAL).cuda(), made_clip(192).cuda())
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_whole_step_is_that_of_the_published_equations_or_of_float32_per_parameter(
-    reference, form, dtype
-):
-    options, net, clip, expected = reference
-    ours = network(options, **FORMS[form])
-    ours.load_state_dict(net.state_dict())
+def test_a_step_of_a_small_network_is_that_of_the_published_equations_in_float64(form, dtype):
+    # All forms of the network draw the same parameters.
+    net = made_network(OPTIONS, **FORMS[form]).cuda()
     poison()
-    check(step(ours.cuda(), clip.cuda(), dtype), expected, dtype)
+
+    found = results_of_step(net, made_clip().cuda(), autocast_dtype(dtype))
+
+    for name, error in relative_errors(found, stored_step()).items():
+        assert error < limit_of(name, dtype), f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_of_the_real_network_is_that_of_float32(float32_step, form, dtype):
+    net = made_network(REAL, **FORMS[form]).cuda()
+    poison()
+
+    found = results_of_step(net, made_clip(192).cuda(), autocast_dtype(dtype))
+
+    assert found.keys() == float32_step.keys()
+    for name, value in float32_step.items():
+        assert torch.isfinite(found[name]).all(), name
+        error = (found[name] - value).abs().max() / value.abs().max().clamp(min=1e-12)
+        assert error < limit_of(name, dtype), f"{name}: {float(error):.1e}"
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @torch.no_grad()
 def test_a_frame_of_1280_x_720_is_finite(dtype):
-    net = network(REAL).cuda().eval()
+    net = made_network(REAL).cuda().eval()
     clip = torch.rand(1, 2, 3, 720, 1280, generator=torch.Generator().manual_seed(5)).cuda()
     with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
         whole = net(clip)
@@ -161,7 +134,7 @@ def test_a_deformable_convolution_with_wide_offsets_is_that_of_float64():
 
 
 def test_a_step_of_network_and_optimizer_does_not_wait_for_the_gpu():
-    net = network(REAL).cuda()
+    net = made_network(REAL).cuda()
     clip, optimizer = (
         torch.rand(1, 6, 3, 64, 64).cuda(),
         torch.optim.Adam(net.parameters(), lr=1e-4, fused=True),

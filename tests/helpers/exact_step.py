@@ -1,0 +1,172 @@
+"""The exact results of one training step, to which every form of the network on a GPU is compared.
+
+    python -m tests.helpers.exact_step      writes tests/data/exact_step.npz anew (a minute)
+
+A step of the published equations in float64 took a CPU 36 s, and a lent GPU is there for minutes
+only. So the results are stored: of the output and of the gradient of each parameter, the largest
+absolute value, the Euclidean norm, and the values at up to `SAMPLES` positions.
+
+Only a small network is stored. At the widths of network 006 float32 itself is off by 9e-3 in single
+gradients: a position that is rounded to the other side of a pixel has another derivative.
+
+The parameters are not stored. They are drawn anew from a seed by torch, and their sum is compared:
+a torch that draws other numbers is told to write the file anew.
+"""
+
+import contextlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lab.tools import NAMED
+from models.network_vrt import VRT
+from models.vrt.layers import tf32
+from tests.helpers.naive_vrt import NaiveVRT
+
+FILE = Path(__file__).resolve().parents[1] / "data" / "exact_step.npz"
+SAMPLES = 256  # stored values of a tensor, at most
+OPTIONS = NAMED["small"]
+SIDE = 64  # pixels
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What is stored of a tensor. values: (k,) at the positions `sampled` takes."""
+
+    largest: float
+    norm: float
+    values: Tensor
+
+
+# ---- The step ----
+
+
+def made_network(options: dict[str, Any], **changes: Any) -> VRT:
+    """Return a network whose every parameter has an effect: where a parameter starts at zero, it
+    gets small random values.
+    """
+    torch.manual_seed(0)
+    without_dropping: dict[str, Any] = {"drop_path_rate": 0.0}
+    net = VRT(**(options | without_dropping | changes))
+    for parameter in net.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.02)
+    return net
+
+
+def made_clip(side: int = SIDE) -> Tensor:
+    """Return a clip of noise: (1, 6, 3, side, side), from 0 to 1."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.rand(1, 6, 3, side, side, generator=generator)
+
+
+def results_of_step(
+    net: nn.Module, clip: Tensor, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Run forward and backward. Returns the output, and the gradient of every parameter, in float64
+    on the CPU.
+
+    dtype: precision of autocast; None for the precision of the parameters, without TF32. In float16
+    the loss is scaled by 2^10, so that small gradients do not become zero.
+    """
+    scale = 1.0
+    if dtype is torch.float16:
+        scale = 2.0**10
+    is_exact = dtype is None
+    with tf32(False) if is_exact else contextlib.nullcontext():
+        with torch.autocast(clip.device.type, dtype, enabled=not is_exact):
+            restored = net(clip)
+        if not is_exact:
+            restored = restored.float()
+        # Charbonnier's loss against a grey frame.
+        loss = (restored - 0.5).square().add(1e-9).sqrt().mean()
+        (loss * scale).backward()
+    results = {"output": restored}
+    for name, parameter in net.named_parameters():
+        if parameter.grad is not None:
+            results[name] = parameter.grad / scale
+    return {name: value.detach().double().cpu() for name, value in results.items()}
+
+
+# ---- What is stored ----
+
+
+def sampled(tensor: Tensor) -> Tensor:
+    """Return up to `SAMPLES` values of a tensor, evenly spread over its elements."""
+    flat = tensor.reshape(-1)
+    positions = torch.linspace(0, len(flat) - 1, min(len(flat), SAMPLES), dtype=torch.float64)
+    return flat[positions.long()]
+
+
+def stored_step() -> dict[str, Exact]:
+    """Return the exact results. Fails if this torch draws other parameters."""
+    with np.load(FILE) as file:
+        names = [str(name) for name in file["names"]]
+        ends = np.cumsum(file["lengths"])
+        values = np.split(file["values"], ends[:-1])
+        largest = file["largest"]
+        norms = file["norms"]
+        expected_sum = float(file["sum_of_parameters"])
+    found_sum = _sum_of_parameters(made_network(OPTIONS))
+    assert abs(found_sum - expected_sum) < 1e-6 * expected_sum, (
+        f"torch {torch.__version__} draws other parameters than the torch that wrote {FILE.name}: "
+        "run python -m tests.helpers.exact_step"
+    )
+    exact = {}
+    for index, name in enumerate(names):
+        exact[name] = Exact(
+            largest=float(largest[index]),
+            norm=float(norms[index]),
+            values=torch.from_numpy(values[index]).double(),
+        )
+    return exact
+
+
+def relative_errors(found: dict[str, Tensor], exact: dict[str, Exact]) -> dict[str, float]:
+    """Return the error of each tensor relative to its largest exact value. A tensor with NaN has
+    an infinite error. Fails if a tensor is missing.
+    """
+    assert found.keys() == exact.keys()
+    errors = {}
+    for name, value in found.items():
+        expected = exact[name]
+        largest = max(expected.largest, 1e-12)
+        of_samples = float((sampled(value) - expected.values).abs().max()) / largest
+        # If no element is off by more than e, the norm is off by at most e * sqrt(elements).
+        of_norm = abs(float(value.norm()) - expected.norm) / (largest * value.numel() ** 0.5)
+        is_finite = bool(torch.isfinite(value).all())
+        errors[name] = max(of_samples, of_norm) if is_finite else math.inf
+    return errors
+
+
+def _sum_of_parameters(net: nn.Module) -> float:
+    """Return the sum of the absolute values of all parameters."""
+    return sum(float(parameter.detach().double().abs().sum()) for parameter in net.parameters())
+
+
+def write() -> None:
+    """Compute the step by the published equations in float64, and write the file."""
+    net = made_network(OPTIONS)
+    naive = NaiveVRT(**OPTIONS)
+    naive.load_state_dict(net.state_dict())
+    results = results_of_step(naive.double(), made_clip().double())
+    samples = [sampled(value).numpy() for value in results.values()]
+    content = {
+        "names": np.array(list(results)),
+        "lengths": np.array([len(values) for values in samples]),
+        # float32 is off by 6e-8, and the strictest limit of a test is 1e-5.
+        "values": np.concatenate(samples).astype(np.float32),
+        "largest": np.array([float(value.abs().max()) for value in results.values()]),
+        "norms": np.array([float(value.norm()) for value in results.values()]),
+        "sum_of_parameters": np.array(_sum_of_parameters(net)),
+    }
+    np.savez_compressed(FILE, allow_pickle=False, **content)
+
+
+if __name__ == "__main__":
+    write()
