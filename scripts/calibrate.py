@@ -2,21 +2,21 @@
 """Calibrate a spike camera and an RGB camera with different views, from captures of the same
 moments.
 
-    python scripts/calibrate.py --pair a.dat a.png --pair b.dat b.png --size 250 400 --out
-    calibration.json python scripts/calibrate.py --pair moving.dat moving.png --planes 100 40
-    --geometry calibration.json \\
-        --search-planes 30 --out synchronised.json
+    python scripts/calibrate.py --pair a.dat a.png --pair b.dat b.png --size 250 400 \\
+        --out calibration.json
+    python scripts/calibrate.py --pair moving.dat moving.png --planes 100 40 \\
+        --geometry calibration.json --search-planes 30 --out synchronised.json
 
-The first form finds the geometry: capture flat or distant scenes with much texture, cameras and
-scene at rest, or planes of exactly the exposure of the frame. The second takes the geometry from a
-file and finds by how many planes the exposure starts later than --planes says; the scene has to
-move. Each writes the file for `spike.calibration`, and an overlay image beside it to look at.
-Nothing is overwritten. docs/data_format.md, section "Two cameras".
+The first form finds the geometry. Capture flat or distant scenes with much texture. Cameras and
+scene are at rest, or the planes are exactly those of the frame's exposure. The second form takes
+the geometry from a file, and finds by how many planes the exposure starts later than --planes says.
+The scene has to move. Each form writes the file for `spike.calibration`, and an overlay image
+beside it to look at. Nothing is overwritten. docs/data_format.md, section "Two cameras".
 
-Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring; the fit of
+Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring. The fit of
 `spike.calibration` "auto" (data/cameras/registration.py) makes it exact, and finds the time. Parts
-of the plane that are matched on their own measure what is left. All places are (x, y) with pixel
-centres at whole numbers, see data/cameras/spike_grid.py.
+of the plane that are matched on their own measure the error that is left. All places are (x, y)
+with pixel centres at whole numbers, see data/cameras/spike_grid.py.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -51,35 +51,34 @@ from utils.image import encode_rgb, imwrite_rgb
 
 TILE = 64  # RGB pixels of a square of the overlay
 FEATURE_WIDTH = 1200  # wider frames are reduced to find features
+# A calibration with fewer features that agree, or fewer parts of the plane to measure, is refused.
 LEAST_INLIERS = 15
 LEAST_PATCHES = 6
-MOST_RESIDUAL = 1.0  # median over the patches, in the larger of the two cameras' pixels
-MOST_OFFSET_ERROR = 1.0  # planes
+# Largest error that is accepted: the median over the parts of the plane, in the larger of the two
+# cameras' pixels; and the error of a time offset, in planes.
+MOST_RESIDUAL = 1.0
+MOST_OFFSET_ERROR = 1.0
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
-    for path, flag in ((command.out, "--out"), (command.overlay, "--overlay")):
-        refuse_existing(path, flag)
-    # Refuses an unknown suffix before the work
+    refuse_existing(command.out, "--out")
+    refuse_existing(command.overlay, "--overlay")
+    # Write an image of one pixel, in memory: this refuses an unknown suffix before the work.
     encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))
+
     with spike_errors_as_data_errors():
-        geometry = the_geometry(command.pairs[0][0], command)
+        first_spikes, _ = command.pairs[0]
+        geometry = the_geometry(first_spikes, command)
         views = [view_of(spikes, frame, geometry, command) for spikes, frame in command.pairs]
-        sizes = {
-            view.frame.shape: frame for view, (_, frame) in zip(views, command.pairs, strict=True)
-        }
-        if len(sizes) > 1:
-            found = ", ".join(
-                f"{path} has {height} x {width}" for (height, width, _), path in sizes.items()
-            )
-            what = f"the frames differ in size: {found}"
-            raise DataError(what, "--pair", "frames of one camera", "leave out the others")
+        refuse_sizes(views, command)
         if command.geometry:
             calibration = with_offset(load_calibration(command.geometry), geometry, views, command)
         else:
             calibration = with_geometry(geometry, views, command)
+
+    # The region is the part of the frame that the spike camera sees.
     grid = CalibratedGrid(calibration, geometry, str(command.out))
     calibration = calibration.model_copy(update={"region": list(grid.region)})
     save_calibration(command.out, calibration)
@@ -93,7 +92,26 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def refuse_sizes(views: Sequence[registration.View], command: argparse.Namespace) -> None:
+    """Raise DataError if the frames differ in size: then they are not of one camera."""
+    sizes = {}  # shape of a frame -> a file of this shape
+    for view, (_, frame) in zip(views, command.pairs, strict=True):
+        sizes[view.frame.shape] = frame
+    if len(sizes) == 1:
+        return
+    found = []
+    for (height, width, _), path in sizes.items():
+        found.append(f"{path} has {height} x {width}")
+    raise DataError(
+        what=f"the frames differ in size: {', '.join(found)}",
+        where="--pair",
+        expected="frames of one camera",
+        do="leave out the others",
+    )
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the command line. `pairs` is a list of [spike file, frame]."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -150,22 +168,29 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--overlay", type=Path, help="default: beside --out, .png")
     command = parser.parse_args(arguments)
     command.overlay = command.overlay or command.out.with_suffix(".png")
-    if bool(command.geometry) != bool(command.search_planes) or (
-        command.geometry and not command.planes
-    ):
-        what, do = (
-            "--geometry, --search-planes and --planes belong together",
-            "add the missing ones",
+    has_one_of_both = bool(command.geometry) != bool(command.search_planes)
+    has_no_planes = bool(command.geometry) and not command.planes
+    if has_one_of_both or has_no_planes:
+        raise OptionError(
+            what="--geometry, --search-planes and --planes belong together",
+            where="the command line",
+            expected="all three, to find the time offset",
+            do="add the missing ones",
         )
-        raise OptionError(what, "the command line", "all three, to find the time offset", do)
     return command
 
 
 def view_of(
     path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace
 ) -> registration.View:
-    if command.search_planes:  # the change in time is measured around each plane
-        first, count = command.planes  # given, as _arguments makes sure
+    """Read one pair: the frame and the spikes of its exposure.
+
+    path: the spike file; frame: an image, or a folder or video, whose mean is taken
+    """
+    if command.search_planes:
+        # To find the time, the planes are read one by one, and planes before and after the
+        # exposure as well: the offsets that are searched, and STEP planes for changes in time.
+        first, count = command.planes  # given, as `parse` makes sure
         end = first + count
         around = command.search_planes + registration.STEP
         begin = max(first - around, 0)
@@ -173,133 +198,193 @@ def view_of(
         stream = read_spikes(path, geometry, begin, last - begin)
         before = first - begin
     else:
+        # To find the geometry, the sum of the planes is enough: one plane (1, h, w).
         first, planes = command.planes or (0, None)
         stream = read_spikes(path, geometry, first, planes).sum(axis=0, dtype=np.uint32)[None]
         before = 0
         count = 1
     frames = FrameSource(frame)
     image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
-    return registration.View((image + 0.5).astype(np.uint8), stream, before, count)
+    rounded = (image + 0.5).astype(np.uint8)
+    return registration.View(rounded, stream, before, count)
+
+
+# ---- The geometry -----------------------------------------------------------------------------
 
 
 def with_geometry(
     geometry: SpikeGeometry, views: list[registration.View], command: argparse.Namespace
 ) -> Calibration:
-    """The calibration that fits all views: the joint matrix of the mirroring with more features
-    that agree.
+    """Return the calibration that fits all views: one matrix, and whether the image is mirrored.
 
-    Rows are mirrored where columns are and the image is turned by 180 degrees. How well it fits is
-    noted in `made`: features that agree, of how many; correlation of the details of both images;
-    residual_px, residual_p90_px: median and 90th percentile, over `patches` parts of the plane, of
-    the distance in RGB pixels between where one is and where it is mapped.
-    Raises DataError where the images do not show the same, or give too little to judge by.
+    `made` of the calibration notes how well it fits: `features` that agree, of how many;
+    `correlation` of the details of both images; `residual_px` and `residual_p90_px`, the median and
+    the 90th percentile of the distance in RGB pixels between the place of a part of the plane and
+    the place where the matrix puts it, over so many `patches`.
+
+    Raises DataError if the images do not show the same, or give too little to judge by.
     """
-    where, model = (
-        ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs),
-        command.model,
-    )
+    where = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs)
+    model = command.model
+
+    # Try the image as it is and mirrored, and take the way in which more features agree. Mirrored
+    # rows need no trial: they are mirrored columns and a turn by 180 degrees.
     mirrors: tuple[Any, ...] = (command.mirror,)
     if command.mirror == "auto":
         mirrors = ("none", "columns")
     starts = {mirror: _from_features(mirrored(views, mirror), command.light) for mirror in mirrors}
-    mirror: Any = max(starts, key=lambda name: starts[name][1])
-    start, inliers, matches = starts[mirror]
-    if inliers < LEAST_INLIERS:
-        raise _wrong(f"only {inliers} of {matches} features match in one position", where)
-    found = registration.fit(mirrored(views, mirror), start, command.light, model, most_offset=0.0)
+    mirror: Any = max(starts, key=lambda name: starts[name].inliers)
+    start = starts[mirror]
+    if start.inliers < LEAST_INLIERS:
+        raise _wrong(
+            f"only {start.inliers} of {start.matches} features match in one position", where
+        )
+
+    # Make it exact. most_offset 0: the time is known.
+    found = registration.fit(
+        mirrored(views, mirror), start.matrix, command.light, model, most_offset=0.0
+    )
     matrix = found.matrix
     correlation = float(np.sqrt(max(found.explained, 0)))
-    distances = found.residuals
+    distances = found.residuals  # one for each part of the plane that could be matched
     if found.explained < registration.LEAST_EXPLAINED:
         raise _wrong(f"the correlation of the aligned images is {correlation:.2f}", where)
     if len(distances) < LEAST_PATCHES:
         raise _wrong(
             f"only {len(distances)} patches have enough texture to measure the residual", where
         )
-    residual, p90, scale = (
-        float(np.median(distances)),
-        float(np.percentile(distances, 90)),
-        scale_of(matrix),
-    )
+    residual = float(np.median(distances))
+    p90 = float(np.percentile(distances, 90))
+    scale = scale_of(matrix)  # RGB pixels per spike pixel
     if residual > MOST_RESIDUAL * max(1.0, scale):
         raise _wrong(
             f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where
         )
+
     angle = np.degrees(np.arctan2(matrix[1, 0], matrix[0, 0]))
     print(
-        f"{inliers} of {matches} features agree; correlation {correlation:.3f}; mirrored: "
-        f"{mirror}; turned by "
+        f"{start.inliers} of {start.matches} features agree; correlation {correlation:.3f}; "
+        f"mirrored: {mirror}; turned by "
         f"{angle:.2f} degrees, {scale:.3f} RGB pixels per spike pixel\n"
         f"residual of {len(distances)} single patches: median {residual:.2f}, 90 % below "
         f"{p90:.2f} RGB pixels"
     )
+    rows = 3 if model == "homography" else 2  # the third row of the others is 0, 0, 1
+    frame_height, frame_width = views[0].frame.shape[:2]
     return Calibration(
-        matrix=matrix[: 3 if model == "homography" else 2].tolist(),
-        mirror=mirror, tick_hz=command.tick_hz,
-        spike_size=[geometry.height, geometry.width], rgb_size=list(views[0].frame.shape[:2]),
+        matrix=matrix[:rows].tolist(),
+        mirror=mirror,
+        tick_hz=command.tick_hz,
+        spike_size=[geometry.height, geometry.width],
+        rgb_size=[frame_height, frame_width],
         made={
-            "by": "scripts/calibrate.py", "model": model, "pairs": len(views),
-            "frames": [frame.name for _, frame in command.pairs], "features": [inliers, matches],
-            "correlation": round(correlation, 4), "residual_px": round(residual, 3),
-            "residual_p90_px": round(p90, 3), "patches": len(distances),
+            "by": "scripts/calibrate.py",
+            "model": model,
+            "pairs": len(views),
+            "frames": [frame.name for _, frame in command.pairs],
+            "features": [start.inliers, start.matches],
+            "correlation": round(correlation, 4),
+            "residual_px": round(residual, 3),
+            "residual_p90_px": round(p90, 3),
+            "patches": len(distances),
         },
-    )  # fmt: skip
+    )
 
 
 def mirrored(views: Sequence[registration.View], mirror: str) -> list[registration.View]:
-    """The views with mirrored spike images."""
+    """Return the views with mirrored spike images."""
+    # Of a stream (planes, h, w).
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
-    return [
-        replace(view, stream=np.ascontiguousarray(np.flip(view.stream, axes))) for view in views
-    ]
+    found = []
+    for view in views:
+        stream = np.ascontiguousarray(np.flip(view.stream, axes))
+        found.append(replace(view, stream=stream))
+    return found
 
 
 def images_of(view: registration.View, light: str) -> tuple[np.ndarray, np.ndarray]:
-    """The spikes (h, w) and the frame (H, W), grey float32: display values in [0, 1]."""
-    rates = view.stream[view.before : view.before + view.count].mean(axis=0, dtype=np.float32)
+    """Return the spikes (h, w) and the frame (H, W) as grey display values in [0, 1], float32.
+
+    light: what the spike camera integrates, "linear" or "display"
+    """
+    exposure = view.stream[view.before : view.before + view.count]
+    rates = exposure.mean(axis=0, dtype=np.float32)
+    # The brightest half percent is white. Above 0, because the rates are divided by it.
     rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
     spikes = to_display(rates) if light == "linear" else np.clip(rates, 0, 1)
     return spikes, to_grey(view.frame).astype(np.float32) / 255
 
 
-def _from_features(views: Sequence[registration.View], light: str) -> tuple[np.ndarray, int, int]:
-    """(affine matrix, inliers, matches) from features of all views together, those that are each
-    other's nearest.
-    """
-    pairs = []  # places in the spike image and in the frame
-    for spikes, grey in (images_of(view, light) for view in views):
-        factor, features = max(1, round(grey.shape[1] / FEATURE_WIDTH)), []
-        small = cv2.resize(grey, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
-        sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
-        for image in (cv2.GaussianBlur(spikes, (0, 0), 0.8), small):
-            low, high = np.percentile(image, (0.5, 99.5))
-            stretched = 255 * np.clip((image - low) / max(high - low, 1e-6), 0, 1)
-            features.append(sift.detectAndCompute(stretched.astype(np.uint8), None))
-        (ours, a), (theirs, b) = features
-        if a is None or b is None or len(b) < 2:
-            continue
-        matcher = cv2.BFMatcher(cv2.NORM_L2)
-        back = {match.queryIdx: match.trainIdx for match in matcher.match(b, a)}
-        for first, second in matcher.knnMatch(a, b, k=2):
-            if first.distance < 0.85 * second.distance and back[first.trainIdx] == first.queryIdx:
-                place = (np.array(theirs[first.trainIdx].pt) + 0.5) * factor - 0.5
-                pairs.append((ours[first.queryIdx].pt, place))
-    if len(pairs) < 4:
-        return np.eye(3), 0, len(pairs)
-    # The perspective of a homography is no part of an affine matrix
+class Start(NamedTuple):
+    """The rough position of the spike image in the frame, from features."""
+
+    matrix: np.ndarray  # (3, 3), affine: place in the spike image -> place in the frame
+    inliers: int  # features that agree with the matrix
+    matches: int  # features that were found in both images
+
+
+def _from_features(views: Sequence[registration.View], light: str) -> Start:
+    """Return the affine matrix with which most features of all views together agree."""
+    places = []  # (place in the spike image, place in the frame) of each match
+    for view in views:
+        spikes, frame = images_of(view, light)
+        places += _matches(spikes, frame)
+    nothing = Start(np.eye(3), 0, len(places))
+    if len(places) < 4:  # three matches always agree with some affine matrix
+        return nothing
+    # In pixels. So wide, because an affine matrix cannot follow the perspective of a homography.
     tolerance = 0.008 * max(views[0].frame.shape[:2])
-    cv2.setRNGSeed(0)
+    cv2.setRNGSeed(0)  # RANSAC draws at random; the same pairs give the same matrix
+    in_spikes, in_frame = np.array(places, np.float64).swapaxes(0, 1).copy()  # (matches, 2) each
     found, used = cv2.estimateAffine2D(
-        *np.array(pairs, np.float64).swapaxes(0, 1).copy(),
+        in_spikes,
+        in_frame,
         method=cv2.RANSAC,
         ransacReprojThreshold=tolerance,
         maxIters=20000,
         confidence=0.9999,
     )
-    # A mirrored image is tried on its own; what collapses or mirrors is no view of the same scene.
+    # A determinant below 0 mirrors, and mirrored images are tried on their own. A very small or
+    # large one is no view of the same scene.
     if found is None or not 1e-3 < np.linalg.det(found[:, :2]) < 1e3:
-        return np.eye(3), 0, len(pairs)
-    return np.vstack((found, (0, 0, 1))), int(used.sum()), len(pairs)
+        return nothing
+    return Start(np.vstack((found, (0, 0, 1))), int(used.sum()), len(places))
+
+
+def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[tuple[Any, np.ndarray]]:
+    """Return (place in the spikes, place in the frame) of features that are in both images.
+
+    Two features match if each is the nearest of the other, and clearly nearer than the second
+    nearest.
+    """
+    # A wide frame is reduced, because the spike image has few pixels.
+    factor = max(1, round(frame.shape[1] / FEATURE_WIDTH))
+    small = cv2.resize(frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
+    smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)  # less of the noise of single spikes
+    sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
+    of_spikes, a = sift.detectAndCompute(_stretched(smooth), None)
+    of_frame, b = sift.detectAndCompute(_stretched(small), None)
+    if a is None or b is None or len(b) < 2:
+        return []
+    matcher = cv2.BFMatcher(cv2.NORM_L2)
+    back = {match.queryIdx: match.trainIdx for match in matcher.match(b, a)}  # frame -> spikes
+    found = []
+    for first, second in matcher.knnMatch(a, b, k=2):
+        is_clear = first.distance < 0.85 * second.distance
+        if is_clear and back[first.trainIdx] == first.queryIdx:
+            # Pixel centres are at whole numbers, so the corner of the image is at -0.5.
+            in_frame = (np.array(of_frame[first.trainIdx].pt) + 0.5) * factor - 0.5
+            found.append((of_spikes[first.queryIdx].pt, in_frame))
+    return found
+
+
+def _stretched(image: np.ndarray) -> np.ndarray:
+    """Return an image as uint8, stretched so that 0.5 % of the pixels are black and white each."""
+    low, high = np.percentile(image, (0.5, 99.5))
+    return (255 * np.clip((image - low) / max(high - low, 1e-6), 0, 1)).astype(np.uint8)
+
+
+# ---- The time ---------------------------------------------------------------------------------
 
 
 def with_offset(
@@ -308,22 +393,27 @@ def with_offset(
     views: list[registration.View],
     command: argparse.Namespace,
 ) -> Calibration:
-    """The known calibration, with by how many planes the exposures start later than --planes says.
+    """Return the known calibration with the time offset.
 
-    Raises DataError where the scene moves too little to tell, and where the offset is at the end of
-    what is searched.
+    The offset is the number of planes by which the exposures start later than --planes says. Raises
+    DataError if the scene moves too little to tell, or if the offset is at the end of what is
+    searched.
     """
     CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
-    search, where = command.search_planes, ", ".join(str(frame) for _, frame in command.pairs)
+    search = command.search_planes
+    where = ", ".join(str(frame) for _, frame in command.pairs)
+    # The views are mirrored here, so the matrix must not mirror them again.
     matrix = known.model_copy(update={"mirror": "none"}).to_rgb()
     found = registration.fit(mirrored(views, known.mirror), matrix, command.light, None, search)
-    offset, error = found.offset, found.errors[1]
+    offset = found.offset
+    error = found.errors[1]  # of the offset, in planes
     if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
         raise _wrong(
             f"the scene moves too little: the offset would be {offset:.1f} planes, error "
             f"{error:.1f}",
             where,
         )
+    # An offset at the end of the search may be cut short.
     if abs(offset) > search - registration.LEAST_ROOM:
         raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
     print(
@@ -334,7 +424,11 @@ def with_offset(
     return known.model_copy(update=changes)
 
 
+# ---- Errors and the overlay -------------------------------------------------------------------
+
+
 def _wrong(what: str, where: str) -> DataError:
+    """Return the error for a pair that cannot be calibrated. what: the reason; where: its files."""
     return DataError(
         what=f"the two cameras cannot be calibrated with this pair: {what}",
         where=where,
@@ -346,23 +440,27 @@ def _wrong(what: str, where: str) -> DataError:
 
 
 def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.ndarray:
-    """(2 H, W, 3) uint8: frame magenta and spikes green, grey where they agree; below, squares of
-    one and the other.
+    """Return an image (2 H, W, 3) uint8 that shows whether frame and spikes agree.
+
+    The upper half has the frame in magenta and the spikes in green. Both are grey where they agree.
+    The lower half shows squares of the frame and of the spikes in turn.
     """
     rates, frame = images_of(view, light)
     height, width = frame.shape
-    window = grid.window(Crop(0, 0, height, width))
-    spikes, seen = window.to_rgb(rates[window.crop.slices][None])[0], window.covered
-    # Same mean and contrast where both see.
-    spikes = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6) * frame[
-        seen
-    ].std() + frame[seen].mean()
+    window = grid.window(Crop(0, 0, height, width))  # the whole frame
+    seen = window.covered  # (H, W): the pixels that the spike camera sees
+    spikes = window.to_rgb(rates[window.crop.slices][None])[0]
+    # Give the spikes the mean and the contrast of the frame, where both see.
+    normal = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6)
+    spikes = normal * frame[seen].std() + frame[seen].mean()
     spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
-    y, x = np.mgrid[:height, :width] // TILE
-    squares = np.where((x + y) % 2 == 0, frame, spikes)
-    image = np.concatenate(
-        (np.stack((frame, spikes, frame), axis=2), np.repeat(squares[..., None], 3, axis=2))
-    )
+
+    upper = np.stack((frame, spikes, frame), axis=2)  # red and blue make magenta
+    y, x = np.mgrid[:height, :width] // TILE  # the number of the square of each pixel
+    is_frame = (x + y) % 2 == 0
+    squares = np.where(is_frame, frame, spikes)
+    lower = np.repeat(squares[..., None], 3, axis=2)
+    image = np.concatenate((upper, lower))
     image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
     top, left, rows, cols = grid.region
     cv2.rectangle(image, (left, top), (left + cols - 1, top + rows - 1), (255, 255, 0), 1)
