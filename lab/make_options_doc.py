@@ -1,15 +1,17 @@
-"""Writes docs/options.md, docs/zh/options.md and options/schema.json from the option models and the
+"""Write docs/options.md, docs/zh/options.md and options/schema.json from the option models and the
 registered parts.
 
 python lab/make_options_doc.py
 
-docs/zh/options.json has the translations, by English paragraph (of a docstring) or description of a
-key. An option file names the schema, a JSON Schema, with "$schema"; editors then complete and check
-keys, and show their meaning.
+docs/zh/options.json has the translations: English text -> Chinese text, for each paragraph of a
+docstring and each description of a key. An option file names the JSON Schema with "$schema".
+Editors then complete and check keys, and show their meaning.
+
+A part is a network, a dataset or another class that an option file names. Its section then has the
+parameters of the part as keys, see utils/options/section.py.
 """
 
 import inspect
-import itertools
 import json
 import re
 import sys
@@ -37,34 +39,45 @@ from utils.options.section import Registry, Section, describe
 
 MARK = "Written by lab/make_options_doc.py; edit the models and docstrings instead."
 MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"
-# Keywords of VS Code
+# The schema of a key that only KAIR has. Both words are of VS Code.
 OF_KAIR = {
     "deprecationMessage": "A key of KAIR; no effect here.",
     "doNotSuggest": True,
 }
+# Where a docstring begins to explain keys, at the start of a sentence: "height, width: ...".
 KEYS_IN_TEXT = re.compile(r"(?:^|(?<=[.;)] ))(\w+(?:, \w+)*): ")
 CHINESE = json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8"))
-Schema = dict[str, Any]
-PARTS = {  # where an option file names a part -> the registry of such parts
+Schema = dict[str, Any]  # a JSON Schema of something
+# Where an option file names a part -> the registry of such parts.
+PARTS = {
     "netG": NETWORKS, "netG.fusion": FUSIONS, "datasets.train, datasets.test": DATASETS,
     "datasets.*.spike": SPIKE_SOURCES, "datasets.*.spike.representation": REPRESENTATIONS,
     "datasets.*.camera": CAMERAS, "datasets.*.io_backend": IO_BACKENDS, "train": LOSSES,
 }  # fmt: skip
 
 
-def make_page(known: dict[str, str] | None = None) -> str:
-    """In English, or with the translations `known`.
+# ---- The pages --------------------------------------------------------------------------------
 
-    SystemExit where one is missing or not used any more.
+
+def make_page(known: dict[str, str] | None = None) -> str:
+    """Return docs/options.md, in English or translated.
+
+    Ends the program if a translation is missing, or is not used any more.
+
+    known: English text -> translation; None for the English page
     """
     other = "[English](../options.md)" if known else "[简体中文](zh/options.md)"
     translations = known or {}
-    texts: dict[str, str] = {}
+    texts: dict[str, str] = {}  # each text that the page has -> where it is, for the message
 
     def say(text: str, where: str) -> str:
-        parts = {" ".join(part.split()): part for part in text.strip("\n").split("\n\n")}
-        texts.update(dict.fromkeys(parts, where))
-        return "\n\n".join(translations.get(key, part) for key, part in parts.items())
+        """Return a text translated, paragraph by paragraph."""
+        said = {}  # paragraph in one line -> its translation, or the paragraph
+        for paragraph in text.strip("\n").split("\n\n"):
+            key = " ".join(paragraph.split())
+            said[key] = translations.get(key, paragraph)
+            texts[key] = where
+        return "\n\n".join(said.values())
 
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROOT / "lab"), undefined=jinja2.StrictUndefined,
@@ -77,14 +90,15 @@ def make_page(known: dict[str, str] | None = None) -> str:
         describe=describe, dumps=json.dumps, string=str, key_rows=key_rows, own_keys=own_keys,
         to_read=to_read, is_model=_is_model,
     )  # fmt: skip
-    faults = [
-        f"no translation for {where}: {key}"
-        for key, where in texts.items()
-        if known and key not in known
-    ]
-    if faults := faults + [
-        f"nothing has this text any more: {key}" for key in translations if key not in texts
-    ]:
+
+    faults = []
+    for key, where in texts.items():
+        if known and key not in known:
+            faults.append(f"no translation for {where}: {key}")
+    for key in translations:
+        if key not in texts:
+            faults.append(f"nothing has this text any more: {key}")
+    if faults:
         sys.exit("\n".join(["correct docs/zh/options.json:", *faults]))
     return page
 
@@ -95,71 +109,89 @@ def _is_model(kind: object) -> bool:
 
 
 def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
-    """The keys that are described one by one, each meaning once, whichever parts have it, in its
-    longest form.
+    """Return the keys that have a description, each once for each meaning, whichever parts have it.
+
+    If one description of a key only begins another one, the longer one is returned.
     """
-    rows: dict[tuple[str, str], FieldInfo] = {}
+    rows: dict[tuple[str, str], FieldInfo] = {}  # (key, description) -> field
     for name in registry.names():
         fields = registry.model(name).model_fields
         for key in registry.keys(name):
             text = fields[key].description
             if text:
                 rows.setdefault((key, text), fields[key])
-    return [
-        (key, field)
-        for (key, text), field in rows.items()
-        if not any(
-            k == key and other.startswith(text.rstrip(".")) and other != text for k, other in rows
-        )
-    ]
+
+    found = []
+    for (key, text), field in rows.items():
+        has_longer = False
+        for other_key, other_text in rows:
+            is_longer = other_text.startswith(text.rstrip(".")) and other_text != text
+            if other_key == key and is_longer:
+                has_longer = True
+        if not has_longer:
+            found.append((key, field))
+    return found
 
 
 def own_keys(registry: Registry, name: str) -> list[str]:
-    """The keys of a part that fewer than half of the parts of this kind have, or all that are not
-    in `key_rows`.
+    """Return the keys that the page lists with a part: those that are special to it.
+
+    These are the keys without a description, and the keys that fewer than half of the parts of this
+    kind have.
     """
-    keys = [key for other in registry.names() for key in registry.keys(other)]
+    keys_of_all = []
+    for other in registry.names():
+        keys_of_all += registry.keys(other)
     described = {key for key, _ in key_rows(registry)}
-    return [
-        k
-        for k in registry.keys(name)
-        if k not in described or 2 * keys.count(k) < len(registry.names())
-    ]
+    found = []
+    for key in registry.keys(name):
+        is_rare = 2 * keys_of_all.count(key) < len(registry.names())
+        if key not in described or is_rare:
+            found.append(key)
+    return found
 
 
 def marks_of(text: str, model: type[Section]) -> list[re.Match[str]]:
-    """Where a docstring explains keys of the model, as "key, key: "."""
-    return [
-        mark
-        for mark in KEYS_IN_TEXT.finditer(text)
-        if model.model_fields.keys() >= set(mark[1].split(", "))
-    ]
+    """Return where a docstring explains keys of the model, as "key, key: "."""
+    found = []
+    for mark in KEYS_IN_TEXT.finditer(text):
+        names = mark[1].split(", ")
+        if all(name in model.model_fields for name in names):
+            found.append(mark)
+    return found
 
 
 def to_read(registry: Registry, name: str) -> str:
-    """What a docstring says first, and its paragraphs on option keys; the others are for readers of
-    the code.
+    """Return the docstring of a part for the page: its first paragraph, and those about keys.
+
+    The other paragraphs are for readers of the code.
     """
     model = registry.model(name)
     first, *others = (inspect.getdoc(model.constructor) or "").split("\n\n")
-    starts = ((text, marks_of(text, model)[:1]) for text in others)
-    return "\n\n".join([first, *(text for text, mark in starts if mark and mark[0].start() == 0)])
+    chosen = [first]
+    for text in others:
+        marks = marks_of(text, model)
+        if marks and marks[0].start() == 0:  # it begins with keys
+            chosen.append(text)
+    return "\n\n".join(chosen)
+
+
+# ---- The schema -------------------------------------------------------------------------------
 
 
 def _split_of(dataset: str) -> str:
-    """The split that a data set of this project is for."""
+    """Return the split that a data set is for."""
     constructor: Any = DATASETS.model(dataset).constructor
     return "train" if constructor.is_training else "test"
 
 
 def make_schema() -> str:
-    """The JSON Schema, draft 7, one line for each key and definition.
+    """Return the JSON Schema of option files, draft 7, one line for each key and definition.
 
-    Another pydantic may word it differently.
-
-    Nothing is required: a file may inherit any key from its base; the programs say what is missing.
+    Another version of pydantic may word it differently. No key is required, because a file may
+    inherit any key from its base. The programs say what is missing.
     """
-    shared = {}  # what occurs more than once: keys of parts, and nested parts by kind
+    shared: Schema = {}  # schemas that occur more than once: name -> schema, see `reference`
     keys = keys_of(Options, shared)
     for split in ("train", "test"):
         names = [name for name in DATASETS.names() if _split_of(name) == split]
@@ -177,109 +209,153 @@ def make_schema() -> str:
         "$schema": "http://json-schema.org/draft-07/schema#", "$comment": f"{MARK} {MADE_WITH}",
         "$defs": shared, "type": "object", "properties": keys, "additionalProperties": False,
     }  # fmt: skip
+    lines = []
     for name, value in schema.items():
-        if isinstance(value, dict):
-            text = ",\n".join(
-                f" {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()
-            )
-            schema[name] = f"{{\n{text}\n}}"
-        else:
-            schema[name] = json.dumps(value)
-    return (
-        "{\n" + ",\n".join(f"{json.dumps(name)}: {text}" for name, text in schema.items()) + "\n}\n"
-    )
+        text = json.dumps(value)
+        if isinstance(value, dict):  # a line for each of its keys
+            inner = [f" {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()]
+            text = "{\n" + ",\n".join(inner) + "\n}"
+        lines.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str = "") -> Schema:
-    """A section that names a registered part: its type decides the keys; without a type, those of
-    any part.
+    """Return the schema of a section that names a registered part.
+
+    The type in the section decides which keys it may have. Without a type, it may have the keys of
+    any part, because the file may inherit the type.
+
+    names: the parts that may be named; shared: see `reference`; where: dotted key of the section
     """
-    kind, either, branches, texts = registry.type_key, {}, [], []
+    type_key = registry.type_key
+    branches = []  # if the type is X, then these keys
+    forms_of: dict[str, list[Schema]] = {}  # key -> its different schemas in all parts
+    texts = []  # first paragraph of each docstring
     for name in names:
         text = inspect.getdoc(registry.model(name).constructor) or ""
-        texts.append(" ".join(text.split("\n\n")[0].split()))
-        keys = keys_of(registry.model(name), shared, text, where).items()
-        keys = {key: {} if key == kind else reference(key, value, shared) for key, value in keys}
-        chosen = {"properties": {kind: {"const": name}}, "required": [kind]}
-        branches.append({"if": chosen, "then": {"properties": keys, "additionalProperties": False}})
+        first_paragraph = text.split("\n\n")[0]
+        texts.append(" ".join(first_paragraph.split()))
+        keys: Schema = {}
+        for key, value in keys_of(registry.model(name), shared, text, where).items():
+            # The type itself is checked by `chosen` below.
+            keys[key] = {} if key == type_key else reference(key, value, shared)
+        is_type = {"properties": {type_key: {"const": name}}, "required": [type_key]}
+        then = {"properties": keys, "additionalProperties": False}
+        branches.append({"if": is_type, "then": then})
         for key, value in keys.items():
-            forms = either.setdefault(key, [])
-            forms += [] if value in forms else [value]
-    # A file that inherits the type: if parts differ in the meaning of a key, any of them will do.
-    any_of = {
-        key: forms[0] if len(forms) == 1 else {"anyOf": forms} for key, forms in either.items()
-    }
+            forms = forms_of.setdefault(key, [])
+            if value not in forms:
+                forms.append(value)
+
+    # Without a type: if parts differ in the meaning of a key, any of the meanings will do.
+    any_of: Schema = {}
+    for key, forms in forms_of.items():
+        any_of[key] = forms[0] if len(forms) == 1 else {"anyOf": forms}
     then = {"type": "object", "properties": any_of, "additionalProperties": False}
-    branches.append({"if": {"not": {"required": [kind]}}, "then": then})
+    branches.append({"if": {"not": {"required": [type_key]}}, "then": then})
     chosen = {
         "enum": list(names),
         "enumDescriptions": texts,
         "description": f"The {registry.kind}.",
     }
-    return {"type": "object", "properties": {kind: chosen}, "allOf": branches}
+    return {"type": "object", "properties": {type_key: chosen}, "allOf": branches}
 
 
 def reference(name: str, schema: Schema, shared: Schema) -> Schema:
-    """A reference to the schema, under this name or, where another schema has it, the name and a
-    number.
+    """Put a schema into the definitions, and return a reference to it.
+
+    If another schema has this name already, a number is added to the name: "depths", "depths_2".
+
+    shared: the definitions: name -> schema
     """
-    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-    own = next(name for name in names if shared.setdefault(name, schema) == schema)
-    return {"$ref": f"#/$defs/{own}"}
+    own_name = name
+    number = 1
+    while shared.setdefault(own_name, schema) != schema:
+        number += 1
+        own_name = f"{name}_{number}"
+    return {"$ref": f"#/$defs/{own_name}"}
 
 
 def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "") -> Schema:
-    """The schema of each key of a model, and of KAIR's keys without effect in the section `where`.
+    """Return the schema of each key of a model, and of KAIR's keys without effect in its section.
 
-    text: a docstring, which explains keys that have no description.
+    text: a docstring, which explains keys that have no description
+    shared: see `reference`; where: dotted key of the section
     """
-    text, notes = " ".join(text.split()), {}
-    marks = marks_of(text, model)
-    for mark, end in zip(marks, [*(mark.start() for mark in marks), len(text)][1:], strict=True):
-        for key in mark[1].split(", "):
-            notes[key] = f"{notes.get(key, '')} {text[mark.end() : end].strip(' ;')}".strip()
+    notes = notes_on_keys(text, model)
     whole = model.model_json_schema()
     plain = without_references(whole, whole.get("$defs", {}))["properties"]
-    keys = {key: plain[key] for key, field in model.model_fields.items() if not field.exclude}
-    for key, schema in keys.items():
-        field = model.model_fields[key]
-        if nested := next((m for m in field.metadata if isinstance(m, Registry)), None):
-            section = reference(
-                nested.kind.replace(" ", "_"), part_of(nested, nested.names(), shared), shared
-            )
-            others = nested.names() + ([None] if field.default is None else [])
+    keys: Schema = {}
+    for key, field in model.model_fields.items():
+        if field.exclude:  # no option
+            continue
+        schema = plain[key]
+        keys[key] = schema
+        # A nested part is an object, or the name of a part alone, or null if this is the default.
+        for nested in field.metadata:
+            if not isinstance(nested, Registry):
+                continue
+            name = nested.kind.replace(" ", "_")
+            section = reference(name, part_of(nested, nested.names(), shared), shared)
+            others: list[str | None] = list(nested.names())
+            if field.default is None:
+                others.append(None)
             schema |= {"if": {"type": "object"}, "then": section, "else": {"enum": others}}
+            break
         if key in notes:
             schema.setdefault("description", notes[key])
-    return keys | dict.fromkeys(sorted(KAIR_ONLY.get(where, {}).keys() - keys.keys()), OF_KAIR)
+    for key in sorted(KAIR_ONLY.get(where, {})):
+        if key not in keys:
+            keys[key] = OF_KAIR
+    return keys
+
+
+def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:
+    """Return key -> what a docstring says of it, from "key, key: " up to the next such mark."""
+    text = " ".join(text.split())
+    marks = marks_of(text, model)
+    notes: dict[str, str] = {}
+    for number, mark in enumerate(marks):
+        is_last = number + 1 == len(marks)
+        end = len(text) if is_last else marks[number + 1].start()
+        said = text[mark.end() : end].strip(" ;")
+        for key in mark[1].split(", "):
+            notes[key] = f"{notes.get(key, '')} {said}".strip()
+    return notes
 
 
 def without_references(schema: Any, definitions: Schema) -> Any:
-    """Definitions in their places; without titles, which repeat the keys, and patterns, which
-    differ in JavaScript.
+    """Return a schema of pydantic with each reference replaced by its definition.
+
+    Titles are left out, because they repeat the keys; patterns, because they differ in JavaScript;
+    and lists of required keys.
     """
     if isinstance(schema, list):
         return [without_references(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        schema = definitions[schema["$ref"].rpartition("/")[2]] | {
-            k: v for k, v in schema.items() if k != "$ref"
-        }
-    # Where they are no keys of options, which have an object
-    dropped = (
-        "title",
-        "pattern",
-        "required",
-    )
-    return {
-        k: without_references(v, definitions)
-        for k, v in schema.items()
-        if k not in dropped or isinstance(v, dict)
+        definition = definitions[schema["$ref"].rpartition("/")[2]]
+        others = {key: value for key, value in schema.items() if key != "$ref"}
+        schema = definition | others
+    plain = {}
+    for key, value in schema.items():
+        # An option may have such a name, too. Its value is then a schema, an object.
+        is_dropped = key in ("title", "pattern", "required") and not isinstance(value, dict)
+        if not is_dropped:
+            plain[key] = without_references(value, definitions)
+    return plain
+
+
+def main() -> None:
+    pages = {
+        "docs/options.md": make_page(),
+        "docs/zh/options.md": make_page(CHINESE),
+        "options/schema.json": make_schema(),
     }
+    for name, text in pages.items():
+        write_whole(ROOT / name, text.encode())
 
 
 if __name__ == "__main__":
-    pages = {"docs/options.md": make_page(), "docs/zh/options.md": make_page(CHINESE)}
-    for name, text in (pages | {"options/schema.json": make_schema()}).items():
-        write_whole(ROOT / name, text.encode())
+    main()
