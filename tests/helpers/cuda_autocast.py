@@ -1,8 +1,9 @@
-"""The rules of autocast for CUDA, for tensors of any device: on a CPU, torch's own autocast has
-other rules.
+"""The autocast rules of CUDA, for tensors of any device.
 
-From aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32), torch 2.8 to
-2.15; of their functions, those that a network of this project calls.
+On a CPU, torch's own autocast has other rules. With `CudaAutocast`, a test on a CPU gets the dtypes
+that a GPU would have. The rules are those of aten/src/ATen/autocast_mode.h
+(AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32), torch 2.8 to 2.15; of their functions, those that a
+network of this project calls.
 """
 
 from typing import Any
@@ -13,62 +14,87 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
+# Functions that compute in bfloat16 or float16.
 LOWER = {
-    F.linear, F.conv2d, F.conv3d, F.scaled_dot_product_attention, torch.matmul, torch.bmm,
-    torch.baddbmm, torch.mm, torch.addmm, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__,
-    Tensor.addmm_, torch.conv2d, torch.conv3d,
-}  # fmt: skip
+    F.linear,
+    F.conv2d,
+    F.conv3d,
+    F.scaled_dot_product_attention,
+    torch.matmul,
+    torch.bmm,
+    torch.baddbmm,
+    torch.mm,
+    torch.addmm,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    Tensor.__rmatmul__,
+    Tensor.addmm_,
+    torch.conv2d,
+    torch.conv3d,
+}
+# Functions that compute in float32.
 FLOAT32 = {
-    F.layer_norm, torch.layer_norm, F.softmax, torch.softmax, Tensor.softmax, torch.logsumexp,
-    torch.exp, torch.pow,
-}  # fmt: skip
+    F.layer_norm,
+    torch.layer_norm,
+    F.softmax,
+    torch.softmax,
+    Tensor.softmax,
+    torch.logsumexp,
+    torch.exp,
+    torch.pow,
+}
 
 
 class CudaAutocast(TorchFunctionMode):
-    """Inside, functions get their arguments in the dtypes of CUDA's rules where
-    torch.autocast(device_type) is on.
+    """Give functions their arguments in the dtypes of CUDA's rules.
+
+    It acts where torch.autocast(device_type) is on. torch calls `__torch_function__` in place of
+    each function.
     """
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
         self.device_type = device_type
-        # Leaves are cast once, as autocast does.
+        # Weights are cast once, as autocast does: id of a weight -> the weight, and its cast.
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.backward:
             return self.backward(args[0])
-        rules = (LOWER, FLOAT32)
-        if not torch.is_autocast_enabled(self.device_type) or not any(
-            func in rule for rule in rules
-        ):
+        has_rule = func in LOWER or func in FLOAT32
+        if not torch.is_autocast_enabled(self.device_type) or not has_rule:
             return func(*args, **kwargs)
+
         dtype = torch.get_autocast_dtype(self.device_type) if func in LOWER else torch.float32
-        args = [self.cast(a, dtype) for a in args]
+        args = [self.cast(value, dtype) for value in args]
+        kwargs = {key: self.cast(value, dtype) for key, value in kwargs.items()}
+        # torch's own rules must not act on the result.
         with torch.autocast(self.device_type, enabled=False):
-            return func(*args, **{k: self.cast(a, dtype) for k, a in kwargs.items()})
+            return func(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Tensor.backward without its arguments.
+        """Run Tensor.backward without its arguments.
 
-        The mode holds inside, for what is computed anew.
+        The mode is on within it, because checkpointed branches are computed again there.
         """
         with self:
             Variable._execution_engine.run_backward(
                 (loss,), (torch.ones_like(loss),), False, False, (), True, True
             )
-        self.weights.clear()  # the optimizer changes them
+        self.weights.clear()  # the optimizer changes the weights
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
-        if (
-            not isinstance(value, Tensor)
-            or not value.is_floating_point()
-            or value.dtype in (dtype, torch.float64)
-        ):
+        """Return an argument in this dtype, if it is a tensor that autocast would cast."""
+        if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        if not (value.is_leaf and value.requires_grad and torch.is_grad_enabled()):
+        if value.dtype in (dtype, torch.float64):
+            return value
+        is_weight = value.is_leaf and value.requires_grad and torch.is_grad_enabled()
+        if not is_weight:
             return value.to(dtype)
         if id(value) not in self.weights:
-            self.weights[id(value)] = value, value.to(dtype)
-        return self.weights[id(value)][1]
+            # The weight itself is kept as well, so that no other tensor gets its id.
+            self.weights[id(value)] = (value, value.to(dtype))
+        _, cast = self.weights[id(value)]
+        return cast

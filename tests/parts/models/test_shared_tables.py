@@ -1,4 +1,9 @@
-"""Tables that all networks and threads of a process share: no weights file changes them."""
+"""Tables that all networks and threads of a process share: no weights file changes them.
+
+A network computes tables of positions once, and all networks of a size share them. A weights file
+has the tables too. If loading wrote them, other networks would change. The networks here are small
+VRTs with random weights; a table is changed by reversing its rows.
+"""
 
 import threading
 from typing import Any
@@ -17,112 +22,188 @@ from tests.helpers.weights_files import make_home
 from utils.errors import CheckpointError
 
 SMALL: dict[str, Any] = {
-    "upscale": 1, "img_size": [3, 32, 32], "window_size": [3, 4, 4], "depths": [2] * 8 + [1],
-    "indep_reconsts": [8], "embed_dims": [16] * 9, "num_heads": [2] * 9, "pa_frames": 2,
-    "deformable_groups": 4, "spynet_path": None,
-}  # fmt: skip
+    "upscale": 1,
+    "img_size": [3, 32, 32],
+    "window_size": [3, 4, 4],
+    "depths": [2] * 8 + [1],
+    "indep_reconsts": [8],
+    "embed_dims": [16] * 9,
+    "num_heads": [2] * 9,
+    "pa_frames": 2,
+    "deformable_groups": 4,
+    "spynet_path": None,
+}
+# One of the tables, by its name in a weights file.
 TABLE = "stage1.residual_group1.blocks.0.attn.relative_position_index"
+CLIP = torch.rand(1, 3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def made(seed: int) -> VRT:
+def random_vrt(seed: int) -> VRT:
+    """Return a network with random weights, which changes its frames."""
     torch.manual_seed(seed)
     net = VRT(**SMALL).eval()
     net.conv_last.weight.data.normal_(std=0.1)
     return net
 
 
+def copy_of_state(net: VRT) -> dict[str, Tensor]:
+    """Return a copy of the weights and tables of a network."""
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
 def with_another_table(net: VRT) -> dict[str, Tensor]:
-    state = {key: value.clone() for key, value in net.state_dict().items()}
-    assert TABLE in state
+    """Return the weights of a network, with the rows of one table reversed."""
+    state = copy_of_state(net)
     state[TABLE] = state[TABLE].flip(0)
     return state
 
 
-CLIP = torch.rand(1, 3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+# ---- Weights with another table ----
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("strict", [True, False])
-def test_weights_with_another_table_are_refused_and_change_no_network(strict):
-    net, other = made(0), made(1)
-    state = with_another_table(other)
-    before = {key: value.clone() for key, value in net.state_dict().items()}
-    expected = other(CLIP)
+def test_weights_with_another_table_are_refused(strict):
+    state = with_another_table(random_vrt(1))
 
     with pytest.raises(CheckpointError) as error:
-        load_weights(net, state, "foreign.pth", strict)
+        load_weights(random_vrt(0), state, "foreign.pth", strict)
 
-    assert TABLE in error.value.what and error.value.where == "foreign.pth"
-    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert TABLE in error.value.what
+    assert error.value.where == "foreign.pth"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("strict", [True, False])
+def test_refused_weights_leave_the_network_as_it_was(strict):
+    net = random_vrt(0)
+    before = copy_of_state(net)
+
+    with pytest.raises(CheckpointError):
+        load_weights(net, with_another_table(random_vrt(1)), "foreign.pth", strict)
+
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("strict", [True, False])
+def test_refused_weights_change_no_other_network(strict):
+    other = random_vrt(1)
+    state = with_another_table(other)
+    expected = other(CLIP)
+
+    with pytest.raises(CheckpointError):
+        load_weights(random_vrt(0), state, "foreign.pth", strict)
+
     assert torch.equal(other(CLIP), expected)
 
 
 @torch.no_grad()
 def test_torchs_own_loading_does_not_write_the_table_either():
-    net, other = made(0), made(1)
+    other = random_vrt(1)
     expected = other(CLIP)
 
     with pytest.raises(CheckpointError, match=TABLE):
-        net.load_state_dict(with_another_table(other))
+        random_vrt(0).load_state_dict(with_another_table(other))
 
     assert torch.equal(other(CLIP), expected)
-    assert torch.equal(made(1)(CLIP), expected)
+    assert torch.equal(random_vrt(1)(CLIP), expected)  # a new network, too
+
+
+# ---- Weights with the right table, or without it ----
 
 
 @torch.no_grad()
-def test_weights_load_with_the_table_and_without_it():
-    net, own = made(0), made(1)
+def test_weights_load_with_the_table():
+    net = random_vrt(0)
+    own = random_vrt(1)
     state = own.state_dict()
-    assert TABLE in state and not any(net.load_state_dict(state))
+    assert TABLE in state
+
+    missing, unexpected = net.load_state_dict(state)
+
+    assert not missing
+    assert not unexpected
     assert torch.equal(net(CLIP), own(CLIP))
 
+
+@pytest.fixture
+def without_table() -> dict[str, Tensor]:
+    """Give weights that lack one table."""
+    state = copy_of_state(random_vrt(1))
     del state[TABLE]
-    assert load_weights(made(0), state, "w.pth").missing == [TABLE]
-    assert made(0).load_state_dict(state, strict=False).missing_keys == [TABLE]
+    return state
 
 
-def test_a_weights_file_with_another_table_ends_with_code_3_and_the_name_of_the_table(tmp_path):
+@torch.no_grad()
+def test_weights_load_without_the_table(without_table):
+    assert load_weights(random_vrt(0), without_table, "w.pth").missing == [TABLE]
+
+
+@torch.no_grad()
+def test_torchs_own_loading_takes_weights_without_the_table(without_table):
+    loaded = random_vrt(0).load_state_dict(without_table, strict=False)
+
+    assert loaded.missing_keys == [TABLE]
+
+
+# ---- Programs and threads ----
+
+
+def test_a_weights_file_with_another_table_ends_with_code_3(tmp_path):
     home = make_home(tmp_path)
     write_clip(home, "mine", split="test", frames=4, h=16, w=16)
     content = torch.load(home / "rgb.pth", weights_only=True)
-    name = next(key for key in content["params"] if key.endswith("relative_position_index"))
-    content["params"][name] += 1
-    torch.save(content, tmp_path / "foreign.pth")
+    tables = [name for name in content["params"] if name.endswith("relative_position_index")]
+    content["params"][tables[0]] += 1
+    weights = str(tmp_path / "foreign.pth")
+    torch.save(content, weights)
+    clip = ["--input", str(home / "GOPRO_Large/test/mine/blur"), "--output", str(tmp_path / "out")]
 
-    clip = ("--input", str(home / "GOPRO_Large/test/mine/blur"), "--output", str(tmp_path / "out"))
-    result = run_ranks(1, "main_test_vrt.py", "--weights", str(tmp_path / "foreign.pth"), *clip)
+    result = run_ranks(1, "main_test_vrt.py", "--weights", weights, *clip)
 
-    assert result.exit_codes == [3] and name in result.text, result.text
-    assert str(tmp_path / "foreign.pth") in result.text
+    assert result.exit_codes == [3], result.text
+    assert tables[0] in result.text
+    assert weights in result.text
 
 
-def steps(net: VRT, size: int) -> list[Tensor]:
-    """Outputs and gradients of three training steps without an optimizer."""
+def three_steps(net: VRT, size: int) -> list[Tensor]:
+    """Return outputs and gradients of three training steps without an optimizer.
+
+    size: height and width of the frames.
+    """
     clip = CLIP.repeat(1, 1, 1, 2, 2)[..., :size, :size]
     found = []
     for _ in range(3):
         net.zero_grad()
         y = net(clip)
         y.square().mean().backward()
-        found += [y.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
+        found.append(y.detach())
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                found.append(parameter.grad.clone())
     return found
 
 
 def test_two_networks_in_two_threads_give_what_each_gives_alone():
     sizes = (32, 40)
-    alone = [steps(made(seed), size) for seed, size in enumerate(sizes)]
+    alone = [three_steps(random_vrt(seed), size) for seed, size in enumerate(sizes)]
+    # Both threads are to fill the caches at once.
     for cached in (relative_position_index, window_chunks, pixel_grid):
-        cached.cache_clear()  # so that both threads fill them at once
-    nets = [made(seed) for seed in range(len(sizes))]
+        cached.cache_clear()
+    nets = [random_vrt(seed) for seed in range(len(sizes))]
     together: dict[int, list[Tensor]] = {}
 
-    def in_thread(place: int) -> None:
-        together[place] = steps(nets[place], sizes[place])
+    def run(number: int) -> None:
+        together[number] = three_steps(nets[number], sizes[number])
 
-    threads = [threading.Thread(target=in_thread, args=(place,)) for place in range(len(sizes))]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(sizes))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for place, expected in enumerate(alone):
-        assert all(map(torch.equal, together[place], expected))
+
+    for number, expected in enumerate(alone):
+        for found, tensor in zip(together[number], expected, strict=True):
+            assert torch.equal(found, tensor)
