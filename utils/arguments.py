@@ -1,10 +1,13 @@
-"""Numbers of a command line, as `type` of argparse; a ValueError becomes its message."""
+"""Numbers of a command line, for `type=` of argparse.
+
+argparse turns a ValueError into a message such as "invalid seed value: '-1'".
+"""
 
 import math
 
 
 def frame_rate(text: str) -> float:
-    """Frames per second of a video: above 0, and finite."""
+    """Return the frames per second of a video. It must be above 0 and finite."""
     rate = float(text)
     if not 0 < rate < math.inf:
         raise ValueError(text)
@@ -12,7 +15,7 @@ def frame_rate(text: str) -> float:
 
 
 def seed(text: str) -> int:
-    """A seed of numpy's generators: at least 0."""
+    """Return a seed of numpy's generators. It must be at least 0."""
     number = int(text)
     if number < 0:
         raise ValueError(text)

@@ -1,13 +1,20 @@
 """The errors that a user sees: four parts (what, where, expected, do), and the exit code of the
 run.
+
+For example:
+
+    DataError: the frames differ in size
+      in        trainsets/gopro/clip0
+      expected  frames of one size
+      do        leave out the others
 """
 
 import re
 
-# the authors' weights, those of SpyNet included
+# The weights of the authors of VRT, with those of its flow network SpyNet.
 PUBLISHED = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
-# What the path of a released file or data set has -> where it can be had. docs/links.md names
-# papers, too.
+# A word in the path of a released file or data set -> where it can be downloaded. docs/links.md
+# names the papers, too.
 ADDRESSES = {
     "/meta_info_": "https://github.com/cszn/KAIR/tree/master/data/meta_info",
     "/spynet_sintel": PUBLISHED,
@@ -23,10 +30,14 @@ ADDRESSES = {
 
 
 def address_of(path: object) -> str:
-    """What to add to the advice on a missing file: "; download: <address>", or "" where the path
-    names none.
+    """Return what to add to the advice on a missing file: "; download: <address>".
+
+    Returns "" if the path names no released file.
     """
-    return next((f"; download: {url}" for part, url in ADDRESSES.items() if part in f"/{path}"), "")
+    for word, url in ADDRESSES.items():
+        if word in f"/{path}":  # words begin with "/" where they begin a name
+            return f"; download: {url}"
+    return ""
 
 
 # Control characters but for tab and line feed, and those that turn the direction of writing.
@@ -36,7 +47,8 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 def printable(text: str) -> str:
     """Return `text` with control characters written out, such as \\x1b.
 
-    Names of files and keys of options come from others: a terminal must not obey them.
+    Names of files and keys of options come from other people. A terminal would obey control
+    characters in them, and could then show something else than the text.
     """
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
@@ -44,14 +56,17 @@ def printable(text: str) -> str:
 class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
 
-    A single string is accepted: multiprocessing rebuilds an exception of a DataLoader worker from
-    its message alone.
+    A single string is accepted, because multiprocessing rebuilds an exception of a DataLoader
+    worker from its message alone.
     """
 
-    exit_code = 1
+    exit_code = 1  # of a program that this error ends
 
     def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
-        self.what, self.where, self.expected, self.do = what, where, expected, do
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.do = do
         super().__init__(what, where, expected, do)
 
     def __str__(self) -> str:
@@ -63,8 +78,8 @@ class SpikeVRTError(Exception):
 class OptionError(SpikeVRTError):
     """An option file or a command-line override is wrong.
 
-    found: each of several errors that were found at once, whose first one gives the message; else
-    empty.
+    Several errors may be found at once. Then this error has the message of the first one, and
+    `found` has all of them. Otherwise `found` is empty.
     """
 
     exit_code = 2

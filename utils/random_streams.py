@@ -1,5 +1,6 @@
-"""All random numbers: each purpose has a stream of its own, so that no draw says anything about
-another.
+"""The generators of all random numbers. Each purpose has a stream of its own.
+
+So no draw depends on draws for another purpose, and a new purpose changes no old numbers.
 """
 
 import hashlib
@@ -8,28 +9,28 @@ import numpy as np
 
 
 def random_stream(purpose: str, *key: int) -> np.random.Generator:
-    """The generator of one purpose, for instance ("camera", seed, epoch, index); the same on every
-    machine.
+    """Return the generator of one purpose, e.g. ("camera", seed, epoch, index).
 
-    A list of numbers as the seed would not do: NumPy pads it with zeros, so [0, 5, 7] and [0, 5, 7,
-    0] are one stream.
+    It gives the same numbers on every machine. A list of numbers as the seed of NumPy would not do,
+    because NumPy pads it with zeros: [0, 5, 7] and [0, 5, 7, 0] are one stream.
     """
     return np.random.default_rng(mix_seed(purpose, *key))
 
 
 def published_stream(*key: int) -> np.random.Generator:
-    """Of made scenes, prepared spikes and the order of an epoch, which keep the numbers they had
-    before names.
+    """Return the generator for made scenes, for prepared spikes, or for the order of an epoch.
 
-    So data sets are made as before, and older runs resume. For nothing new: zeros at the end of a
-    key change nothing.
+    These are older than `random_stream` and keep their numbers. So data sets are made as before,
+    and older runs resume. Use it for nothing new, because zeros at the end of a key change nothing.
     """
     return np.random.default_rng(key)
 
 
 def mix_seed(*parts: int | str) -> int:
-    """A 63-bit seed from a few values, the same on every machine (Python's hash() is salted per
-    process).
+    """Return a 63-bit seed from a few values, the same on every machine.
+
+    Python's own hash() differs from process to process.
     """
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    text = "/".join(map(str, parts))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1  # of the 64 bits, the last is left out

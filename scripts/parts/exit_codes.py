@@ -1,5 +1,7 @@
-"""How scripts end, after an error and where nobody reads their output any more; and how far they
-are.
+"""How scripts end, and how they show their progress.
+
+A script ends with a message and an exit code after an error, after Ctrl-C, and if nobody reads its
+output any more.
 """
 
 import errno
@@ -18,17 +20,18 @@ from utils.run.progress import QUIET_S, open_progress
 
 T = TypeVar("T")
 
+# Exit codes, as shells count programs that a signal ended.
 INTERRUPTED = 128 + signal.SIGINT
+READER_GONE = 128 + signal.SIGPIPE  # Python ignores this signal and raises BrokenPipeError
+# Errors of writing that name no file.
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-READER_GONE = 128 + signal.SIGPIPE  # as of programs that this signal ends; Python ignores it
 
 
 def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
-    """Decorator of a script's `main`: an error of the project or of a file is printed, and its exit
-    code is returned.
+    """Decorate the `main` of a script, so that an error becomes a message and an exit code.
 
-    Ctrl-C ends the script with INTERRUPTED and one line, a closed pipe of its output (`| head -1`)
-    with READER_GONE.
+    These are errors of this project and errors of files. Ctrl-C gives one line and INTERRUPTED. A
+    closed pipe of the output (`| head -1`) gives READER_GONE. Any other error keeps its traceback.
     """
 
     @functools.wraps(main)
@@ -41,17 +44,14 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
                 print(e, file=sys.stderr)
                 return e.exit_code
             except OSError as e:
+                # An error of a pipe or a connection names no file.
                 if e.filename is None and e.errno not in DISK_FULL:
-                    raise  # of a pipe or a connection
-                what, needed = (
-                    f"cannot read or write: {e.strerror or e}",
-                    "permission, and room on the disk",
-                )
+                    raise
                 error = DataError(
-                    what,
-                    str(e.filename or "a file"),
-                    needed,
-                    "mend this, then start the command again",
+                    what=f"cannot read or write: {e.strerror or e}",
+                    where=str(e.filename or "a file"),
+                    expected="permission, and room on the disk",
+                    do="mend this, then start the command again",
                 )
                 print(error, file=sys.stderr)
                 return error.exit_code
@@ -59,14 +59,16 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
                 print("Interrupted (Ctrl-C). The same command starts again.", file=sys.stderr)
                 return INTERRUPTED
             finally:
-                sys.stdout.flush()  # while the error can be answered; Python itself flushes later
+                # Here, so that the `except` below sees a closed pipe. Python itself flushes later.
+                sys.stdout.flush()
         except BrokenPipeError:
+            # Ask whether nobody reads stdout. The system reports POLLERR without a request for it.
             poll = select.poll()
-            # POLLERR, that nobody reads stdout, is reported in any case
             poll.register(sys.stdout.fileno(), 0)
-            if not any(event & select.POLLERR for _, event in poll.poll(0)):
+            is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
+            if not is_closed:
                 raise  # the pipe is another one, to a process of the script
-            # For what is still in the buffer
+            # What is still in the buffer goes nowhere. Otherwise Python would fail at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
 
@@ -76,17 +78,21 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
 def shown(
     total: int, name: str, unit: str, quiet_s: float = QUIET_S
 ) -> AbstractContextManager[Any]:
-    """The progress of `total` units: a bar on a terminal, else lines. quiet_s: seconds before the
-    first line.
+    """Return the progress of `total` units: a bar on a terminal, else lines.
+
+    quiet_s: seconds before the first line
     """
-    say = functools.partial(print, flush=True)  # whoever reads a pipe or a file is to see it now
+    say = functools.partial(print, flush=True)  # at once, also into a pipe or a file
     return open_progress("bar", total, name, unit, say=say, quiet_s=quiet_s, is_kept=True)
 
 
 def tracked(
     items: Iterable[T], total: int, name: str, unit: str, size: Callable[[T], int] = lambda _: 1
 ) -> Iterator[T]:  # fmt: skip
-    """The items, while their progress is shown. size: of an item, in units."""
+    """Yield the items, and show the progress.
+
+    total: units of all items; size: gives the units of an item, 1 by default
+    """
     with shown(total, name, unit) as progress:
         for item in items:
             yield item
