@@ -683,13 +683,13 @@ def test_the_launcher_needs_a_number_of_processes(count):
 # ---- What the launchers start: a `python` that prints what it was given ----
 
 
-@pytest.fixture
-def fake_python(tmp_path):
-    """Give the environment of a launcher with a `python` that prints, and ends with exit code 3.
+def environment_of_fake_python(folder):
+    """Return the environment of a launcher with a `python` that prints, and ends with exit code 3.
 
     It prints its variables and its arguments. Variables that the launcher may set are not set.
+    folder: where this `python` is written.
     """
-    python = write_command(tmp_path / "bin/python", 'env\necho "arguments $*"\nexit 3')
+    python = write_command(folder / "bin/python", 'env\necho "arguments $*"\nexit 3')
     unset = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "",
         "OMP_NUM_THREADS": "",
@@ -700,7 +700,13 @@ def fake_python(tmp_path):
         "PYTORCH_CUDA_ALLOC_CONF": "",
     }
     path = f"{python.parent}:{os.environ['PATH']}"
-    return {"VIRTUAL_ENV": str(tmp_path), "PATH": path, **unset}
+    return {"VIRTUAL_ENV": str(folder), "PATH": path, **unset}
+
+
+@pytest.fixture
+def fake_python(tmp_path):
+    """Give the environment of a launcher with a `python` that prints what it was given."""
+    return environment_of_fake_python(tmp_path)
 
 
 def launch(env, count=1, *options):
@@ -708,16 +714,22 @@ def launch(env, count=1, *options):
     return run_command([ROOT / "launch_train.sh", str(count), SAMPLE, *options], 20, env)
 
 
-@pytest.fixture
-def idle_machine(tmp_path, fake_python):
-    """Give the environment of `fake_python` on a machine with so many cores that most are idle."""
-    write_command(tmp_path / "bin/getconf", "echo 100000")
-    return fake_python
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """Give the results of launch_train.sh by the number of ranks: 1 and 2.
+
+    The machine says to have so many cores that most are idle. The user has set two variables.
+    """
+    folder = tmp_path_factory.mktemp("idle")
+    env = environment_of_fake_python(folder)
+    write_command(folder / "bin/getconf", "echo 100000")
+    env |= {"CUDA_DEVICE_MAX_CONNECTIONS": "7", "NCCL_DEBUG": "INFO"}
+    return {count: launch(env, count, "scale=1", "task=a b") for count in (1, 2)}
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_launcher_ends_with_the_code_of_the_run(idle_machine, count):
-    assert launch(idle_machine, count).exit_codes == [3]
+def test_the_launcher_ends_with_the_code_of_the_run(launched, count):
+    assert launched[count].exit_codes == [3]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -730,37 +742,36 @@ def test_the_launcher_ends_with_the_code_of_the_run(idle_machine, count):
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
     ],
 )
-def test_the_launcher_sets_what_the_user_has_not_set(idle_machine, count, line):
-    assert line in launch(idle_machine, count).text.splitlines()
+def test_the_launcher_sets_what_the_user_has_not_set(launched, count, line):
+    assert line in launched[count].text.splitlines()
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_launcher_keeps_what_the_user_has_set(idle_machine, count):
-    own = {"CUDA_DEVICE_MAX_CONNECTIONS": "7", "NCCL_DEBUG": "INFO"}
-
-    lines = launch(idle_machine | own, count).text.splitlines()
+def test_the_launcher_keeps_what_the_user_has_set(launched, count):
+    lines = launched[count].text.splitlines()
 
     assert "CUDA_DEVICE_MAX_CONNECTIONS=7" in lines
     assert "NCCL_DEBUG=INFO" in lines
 
 
-def test_infiniband_is_switched_off_on_a_machine_without_it(idle_machine):
-    lines = launch(idle_machine).text.splitlines()
+@pytest.mark.parametrize("count", [1, 2])
+def test_infiniband_is_switched_off_on_a_machine_without_it(launched, count):
+    lines = launched[count].text.splitlines()
 
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
     assert ("NCCL_IB_DISABLE=1" in lines) == (not has_infiniband)
 
 
 @pytest.mark.parametrize(("count", "is_set"), [(1, True), (2, False)])
-def test_the_threads_of_one_rank_wait_actively_for_a_moment(idle_machine, count, is_set):
-    lines = launch(idle_machine, count).text.splitlines()
+def test_the_threads_of_one_rank_wait_actively_for_a_moment(launched, count, is_set):
+    lines = launched[count].text.splitlines()
 
     assert ("GOMP_SPINCOUNT=3000" in lines) == is_set
 
 
 @pytest.mark.parametrize(("count", "is_set"), [(1, True), (2, False)])
-def test_one_rank_has_all_cores(idle_machine, count, is_set):
-    lines = launch(idle_machine, count).text.splitlines()
+def test_one_rank_has_all_cores(launched, count, is_set):
+    lines = launched[count].text.splitlines()
 
     # torchrun sets the threads of several ranks.
     cores = len(os.sched_getaffinity(0))
@@ -776,8 +787,8 @@ def test_one_rank_has_all_cores(idle_machine, count, is_set):
         ),
     ],
 )
-def test_the_launcher_hands_its_arguments_to_the_program(idle_machine, count, started):
-    lines = launch(idle_machine, count, "scale=1", "task=a b").text.splitlines()
+def test_the_launcher_hands_its_arguments_to_the_program(launched, count, started):
+    lines = launched[count].text.splitlines()
 
     assert f"arguments {started} main_train_vrt.py --opt {SAMPLE} scale=1 task=a b" in lines
 
