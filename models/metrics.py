@@ -234,11 +234,13 @@ def format_score(metric: str, value: float | str | None) -> str:
 
 
 def _ssim_window(image: np.ndarray) -> np.ndarray:
+    """Return the mean over the window around each pixel whose window lies inside the image."""
     filtered = cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)
     return filtered[5:-5, 5:-5]  # the windows inside the image
 
 
 def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:
+    """Raise DataError if two images have different shapes."""
     if a.shape != b.shape:
         raise DataError(
             what=f"two images of different sizes: {a.shape} and {b.shape}",

@@ -1,4 +1,8 @@
-"""The section `train`, with the keys of the registered schedules and optimizers."""
+"""The section `train`, with the keys of the registered schedules and optimizers.
+
+A schedule or an optimizer of one's own may take options that `TrainOptions` does not have, e.g.
+`G_linear_steps`. `TRAIN` is `TrainOptions` with these keys added, so an option file may set them.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -28,6 +32,10 @@ def train_section() -> type[TrainOptions]:
 
 
 def _new_keys(function: Callable[..., Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return the parameters of a function that `TrainOptions` lacks.
+
+    keys: names of its parameters that are options. The result is {key: (annotation, default)}.
+    """
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
     found = {}
@@ -38,11 +46,16 @@ def _new_keys(function: Callable[..., Any], keys: tuple[str, ...]) -> dict[str, 
 
 
 def _choice(key: str, names: tuple[str, ...]) -> tuple[Any, FieldInfo]:
+    """Return the field of an option whose value is one of `names`.
+
+    Default and description stay as in `TrainOptions`.
+    """
     known = TrainOptions.model_fields[key]
     return literal_of(*names), FieldInfo(default=known.default, description=known.description)
 
 
 def _default_of(parameter: inspect.Parameter) -> Any:
+    """Return the default of a parameter as pydantic takes it."""
     is_required = parameter.default is inspect.Parameter.empty
     return ... if is_required else parameter.default  # ...: pydantic's mark of a required key
 
