@@ -48,7 +48,7 @@ from utils import device as devices
 from utils import system
 from utils.dist import gpu, message, process, rendezvous, watchdog
 from utils.dist.beats import FAILURE, claim_failure, read_states, where
-from utils.dist.launchers import processes_said, with_standard_names
+from utils.dist.launchers import process_count, with_standard_names
 from utils.dist.platforms import node_variables, read_launch
 from utils.dist.rendezvous import Round
 from utils.dist.state import RUN, LaunchInfo
@@ -654,7 +654,7 @@ def _is_reporter_without_store(error: BaseException) -> bool:
     A single process always reports. Of several ranks that one launcher has started on this host,
     the first with this error at this place reports. A process that is started later reports again.
     """
-    if processes_said(os.environ) == 1:  # the number of ranks, as the launcher says
+    if process_count(os.environ) == 1:
         return True
     # "rank 3 of 8 on host a" and "rank 5 of 8 on host a" are the same place here.
     place = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))

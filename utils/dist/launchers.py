@@ -1,21 +1,27 @@
-"""Launches of MPI and of cloud platforms, told in torchrun's names.
+"""The environment variables of MPI launchers and cloud platforms, translated to torchrun's names.
 
-A platform starts either one process for each rank, or one for each node (host). It says so in
-environment variables with names of its own. This module has a table of these names, and
-`with_standard_names` adds the standard ones. E.g. Open MPI sets
+A platform starts either one process for each rank, or one process for each node (host). Each
+platform describes a process in environment variables, and each has its own names for them. This
+module has a table of these names. `with_standard_names` looks up the platform in the table, and
+adds torchrun's names, which we call the standard names. E.g. Open MPI sets
 
     OMPI_COMM_WORLD_SIZE=4  OMPI_COMM_WORLD_RANK=2  OMPI_COMM_WORLD_LOCAL_RANK=2  ...
 
-and the result has, beside these,
+and `with_standard_names` adds
 
     WORLD_SIZE=4  RANK=2  LOCAL_RANK=2  MASTER_ADDR=127.0.0.1  MASTER_PORT=17301
 
-`utils.dist.platforms` reads the standard names alone. `utils_dist.ranks` calls both.
+`utils_dist.ranks` calls `with_standard_names`, and gives the result to `utils.dist.platforms`. That
+module reads the standard names and those of SLURM.
 
-The names come from the documentation of the platforms. Open MPI and MPICH were tried with real
-processes, all others with environments as they are documented.
+The names in the table come from the documentation of the platforms. Open MPI and MPICH were tried
+with real processes, all others with environments that were made after their documentation.
 
-A new platform is a new row of the table: see `PerProcess`, `PerNode` and `Unplaced`.
+A new platform is a new row of the table: a `PerProcess`, a `PerNode` or an `Unplaced`. The first
+row that fits is taken, so a new row at the end of its list changes nothing for the platforms before
+it.
+
+Tests: tests/stories/test_launch.py.
 """
 
 import hashlib
@@ -29,12 +35,17 @@ from utils.errors import DistError
 
 Env = Mapping[str, str]
 
-# A cell of the table: takes an environment, and returns a text, e.g. a number. It returns "" if the
-# platform does not say it.
+# A cell of the table is a function that reads one value from an environment, e.g. the number of
+# ranks. It returns a text, and "" if the environment does not have the value.
 Read = Callable[[Env], str]
 
-ONE_HOST = "127.0.0.1"
-PORT = "29500"  # torchrun's own default
+LOOPBACK = "127.0.0.1"  # the address by which a host reaches itself
+DEFAULT_PORT = "29500"  # the default of torchrun as well
+
+# The port of a launch on one host lies in 15000 ... 24999. Linux gives the ports from 32768 on to
+# outgoing connections, and DEFAULT_PORT lies outside too, so neither of them takes such a port.
+FIRST_PORT = 15000
+PORT_COUNT = 10000
 
 
 # ---- Cells of the table ----------------------------------------------------------------------
@@ -45,7 +56,7 @@ def var(name: str) -> Read:
     return lambda env: env.get(name, "").strip()
 
 
-# A cell of what a platform never says.
+# A cell that always returns "", for a value that a platform has in no variable.
 NOWHERE = var("")
 
 
@@ -85,48 +96,51 @@ def count_of(name: str) -> Read:
     return read
 
 
-def place_in(name: str, own: str) -> Read:
-    """Return a cell that reads the position of this host in the list `name`.
+def position_in(name: str, host_name: str) -> Read:
+    """Return a cell that reads the position of this host in the list `name`, from 0.
 
-    own: variable that names this host.
+    host_name: name of the variable that says which host this is.
     """
 
     def read(env: Env) -> str:
         hosts = items(env.get(name, ""))
-        host = env.get(own, "")
+        host = env.get(host_name, "")
         return str(hosts.index(host)) if host in hosts else ""
 
     return read
 
 
 def _flux_ranks_on_one_host(env: Env) -> str:
-    """Read the number of ranks of Flux on this host. It is known only if there is one host."""
+    """Read the number of ranks of Flux on this host. Flux tells it only of a job on one host."""
     if env.get("FLUX_JOB_NNODES") == "1":
         return env.get("FLUX_JOB_SIZE", "")
     return ""
 
 
 def _hydra_size(env: Env) -> str:
-    """Read the number of ranks if Hydra has started them. Other launchers set PMI_SIZE as well."""
+    """Read the number of ranks if the launcher Hydra has started them.
+
+    Other launchers set PMI_SIZE as well, but only Hydra sets MPI_LOCALRANKID.
+    """
     if "MPI_LOCALRANKID" in env:
         return env.get("PMI_SIZE", "")
     return ""
 
 
 def _pmi_size(env: Env) -> str:
-    """Read the number of processes of a launcher that tells no more than PMI_RANK and PMI_SIZE."""
+    """Read the number of processes of a launcher that sets only PMI_RANK and PMI_SIZE."""
     if "PMI_RANK" in env:
         return env.get("PMI_SIZE", "")
     return ""
 
 
 def _lsf_hosts(env: Env) -> str:
-    """Read the number of hosts of LSF, from "hosta 4 hostb 4": each host with its slots.
+    """Read the number of hosts of LSF: 2 from "hosta 4 hostb 4", each host with its slots.
 
-    The slots are cores as well as processes, so they do not tell the number of ranks.
+    A slot may be a core or a process, so the slots do not tell the number of ranks.
     """
     words = env.get("LSB_MCPU_HOSTS", "").split()
-    return str(len(words) // 2)
+    return str(len(words) // 2)  # two words for each host
 
 
 # ---- The table -------------------------------------------------------------------------------
@@ -134,61 +148,47 @@ def _lsf_hosts(env: Env) -> str:
 
 @dataclass(frozen=True)
 class PerProcess:
-    """A launcher that starts one process for each rank.
+    """A launcher that starts one process for each rank."""
 
-    name: name of the launcher, for errors.
-    size: number of ranks.
-    rank: number of this rank.
-    local_rank: its number among the ranks of its host.
-    local_size: number of ranks on this host. If it equals `size`, all ranks are here.
-    address: host of rank 0, if the launcher says it.
-    give: command that tells the ranks of several hosts where rank 0 is. {command} is our own.
-    """
-
-    name: str
-    size: Read
-    rank: Read
-    local_rank: Read
-    local_size: Read
-    address: Read
-    give: str
+    name: str  # name of the launcher, for errors
+    size: Read  # number of ranks
+    rank: Read  # number of this rank
+    local_rank: Read  # number of this rank among the ranks of its host
+    local_size: Read  # number of ranks on this host; if it equals `size`, there is only one host
+    address: Read  # host of rank 0
+    # For an error: the command that passes MASTER_ADDR to the ranks. {command} in this text stands
+    # for what the user typed.
+    advice: str
 
 
 @dataclass(frozen=True)
 class PerNode:
     """A platform that starts one process for each node. torchrun then starts the ranks of the node.
 
-    name: name of the platform.
-    nodes: number of nodes.
-    node_rank: number of this node.
-    gpus: number of ranks on a node. If the platform does not say it, the number of visible GPUs.
-    address: host of node 0.
-    port: a free port of node 0.
+    There is one rank for each GPU.
     """
 
-    name: str
-    nodes: Read
-    node_rank: Read
-    gpus: Read
-    address: Read
-    port: Read
+    name: str  # name of the platform; nothing reads it, it names the row
+    nodes: Read  # number of nodes
+    node_rank: Read  # number of this node, from 0
+    gpus: Read  # number of GPUs of a node; without it the number of visible GPUs is taken
+    address: Read  # host of node 0
+    port: Read  # free port of node 0; without it DEFAULT_PORT is taken
 
 
 @dataclass(frozen=True)
 class Unplaced:
-    """A platform that says that there are several processes, but not which one this is.
+    """A platform that tells the number of processes or hosts, but not which of them this one is.
 
-    name: name of the platform, for errors.
-    several: number of processes or hosts.
-    give: command to type instead. {command} is our own.
+    A run cannot start there by itself, so these rows lead to an error with advice.
     """
 
-    name: str
-    several: Read
-    give: str
+    name: str  # name of the platform, for errors
+    count: Read  # number of processes or hosts
+    advice: str  # command to type instead; {command} stands for what the user typed
 
 
-# The commands of the advice. {command} becomes what the user typed.
+# The texts of `advice`. {command} becomes what the user typed.
 MPIRUN = "mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 {command}"
 MPIEXEC = "mpiexec -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 {command}"
 JSRUN = "jsrun -E MASTER_ADDR=HOST_OF_RANK_0 -E MASTER_PORT=29500 {command}"
@@ -199,7 +199,7 @@ BY_HAND = (
     "--master-addr=FIRST_HOST --master-port=29500 main_train_vrt.py --opt FILE"
 )
 
-# The first row whose `size` is above 1 decides.
+# The first row whose `size` is above 1 is taken.
 PER_PROCESS = (
     PerProcess(
         name="Open MPI",
@@ -209,7 +209,7 @@ PER_PROCESS = (
         local_size=var("OMPI_COMM_WORLD_LOCAL_SIZE"),
         # Azure ML starts Open MPI, and names the host of rank 0.
         address=first_of("AZ_BATCH_MASTER_NODE"),
-        give=MPIRUN,
+        advice=MPIRUN,
     ),
     PerProcess(
         name="MVAPICH2",
@@ -218,7 +218,7 @@ PER_PROCESS = (
         local_rank=var("MV2_COMM_WORLD_LOCAL_RANK"),
         local_size=var("MV2_COMM_WORLD_LOCAL_SIZE"),
         address=NOWHERE,
-        give=MPIEXEC,
+        advice=MPIEXEC,
     ),
     PerProcess(
         name="jsrun",
@@ -227,7 +227,7 @@ PER_PROCESS = (
         local_rank=var("JSM_NAMESPACE_LOCAL_RANK"),
         local_size=var("JSM_NAMESPACE_LOCAL_SIZE"),
         address=NOWHERE,
-        give=JSRUN,
+        advice=JSRUN,
     ),
     PerProcess(
         name="Flux",
@@ -236,9 +236,9 @@ PER_PROCESS = (
         local_rank=var("FLUX_TASK_LOCAL_ID"),
         local_size=_flux_ranks_on_one_host,
         address=NOWHERE,
-        give=FLUX,
+        advice=FLUX,
     ),
-    # Both are started by the launcher Hydra.
+    # The launcher Hydra belongs to MPICH and to Intel MPI, and sets the same names for both.
     PerProcess(
         name="MPICH or Intel MPI",
         size=_hydra_size,
@@ -246,15 +246,15 @@ PER_PROCESS = (
         local_rank=var("MPI_LOCALRANKID"),
         local_size=var("MPI_LOCALNRANKS"),
         address=NOWHERE,
-        give=MPIEXEC,
+        advice=MPIEXEC,
     ),
 )
-# The first row with several nodes, or with one node of several GPUs, decides.
+# The first row with several nodes, or with one node that has several GPUs, is taken.
 PER_NODE = (
     PerNode(
         name="SageMaker",
         nodes=count_of("SM_HOSTS"),
-        node_rank=place_in("SM_HOSTS", "SM_CURRENT_HOST"),
+        node_rank=position_in("SM_HOSTS", "SM_CURRENT_HOST"),
         gpus=var("SM_NUM_GPUS"),
         address=first_of("SM_HOSTS"),
         port=var("SM_MASTER_PORT"),
@@ -311,10 +311,10 @@ PER_NODE = (
     ),
 )
 UNPLACED = (
-    Unplaced(name="Determined", several=count_of("DET_SLOT_IDS"), give=DETERMINED),
-    Unplaced(name="LSF", several=_lsf_hosts, give=BY_HAND),
-    Unplaced(name="PBS", several=var("PBS_NUM_NODES"), give=BY_HAND),
-    Unplaced(name="a launcher with PMI", several=_pmi_size, give=MPIEXEC),
+    Unplaced(name="Determined", count=count_of("DET_SLOT_IDS"), advice=DETERMINED),
+    Unplaced(name="LSF", count=_lsf_hosts, advice=BY_HAND),
+    Unplaced(name="PBS", count=var("PBS_NUM_NODES"), advice=BY_HAND),
+    Unplaced(name="a launcher with PMI", count=_pmi_size, advice=MPIEXEC),
 )
 
 
@@ -322,18 +322,20 @@ UNPLACED = (
 
 
 def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> dict[str, str]:
-    """Return `env` with torchrun's names for what a platform of the table says in its own.
+    """Return a copy of `env`, with torchrun's variables added if the table has the platform.
 
-    An environment that has WORLD_SIZE, or torchrun's variables for a node, comes back as it is. So
-    WORLD_SIZE=1 trains one process anywhere.
+    An environment that has WORLD_SIZE, or torchrun's variables for a node, is copied unchanged. So
+    a user can set WORLD_SIZE=1 on any platform to train in one process.
 
     gpu_count: number of GPUs that this process sees.
     command: what the user typed, for the advice of an error.
 
-    Raises DistError if the platform says that there are several processes, but not where they are.
+    Raises DistError if the platform tells that there are several processes, but not which of them
+    this process is, or not where rank 0 is.
     """
-    # The order of these questions decides if several platforms have set their names, e.g. MPI
-    # within a SLURM job: launchers first, then the schedulers around them.
+    # Several platforms may have set their variables, e.g. MPI within a SLURM job. The order of
+    # these questions decides which of them is taken: first the standard names, then the launchers,
+    # then the schedulers that launchers run in.
     has_standard_names = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
     if has_standard_names or env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE"):
         return dict(env)
@@ -341,26 +343,26 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
         if _number(process.size(env)) > 1:
             return {**env, **_of_process(process, env, command)}
     if "SLURM_PROCID" in env:
-        return dict(env)  # a task of srun, whose variables `utils.dist.platforms` reads itself
+        return dict(env)  # a task of srun: `utils.dist.platforms` reads the variables of SLURM
     for node in PER_NODE:
         nodes = _number(node.nodes(env))
         gpus = _number(node.gpus(env))
         if nodes > 1 or (nodes == 1 and gpus > 1):
             return {**env, **_of_node(node, env, gpu_count)}
     for platform in UNPLACED:
-        if _number(platform.several(env)) > 1:
+        if _number(platform.count(env)) > 1:
             raise _not_placed(platform, env, command)
     return dict(env)
 
 
-def processes_said(env: Env) -> int:
-    """Return how many processes the launcher of this one started, or 1 if it does not say."""
+def process_count(env: Env) -> int:
+    """Return how many processes the launcher has started, or 1 if no variable tells the number."""
     sizes = [env.get("WORLD_SIZE", "")]
     for row in PER_PROCESS:
         sizes.append(row.size(env))
     if "SLURM_PROCID" in env:
         sizes.append(env.get("SLURM_NTASKS", ""))
-    # The first that is set counts.
+    # The first size that is set counts.
     for size in sizes:
         if size.strip():
             return _number(size.strip())
@@ -368,28 +370,29 @@ def processes_said(env: Env) -> int:
 
 
 def _of_process(row: PerProcess, env: Env, command: str) -> dict[str, str]:
-    """Return the standard names of a process that is a rank.
+    """Return the standard variables of a process that is a rank.
 
-    Raises DistError if nothing tells the host of rank 0.
+    Raises DistError if no variable tells the host of rank 0, and there are several hosts.
     """
     size = row.size(env)
     is_one_host = row.local_size(env) == size
     address = env.get("MASTER_ADDR", "").strip() or row.address(env)
     if not address and is_one_host:
-        address = ONE_HOST
+        address = LOOPBACK
     if not address:
         raise DistError(
             what=f"{row.name} started {size} processes, and does not say on which host rank 0 is: "
             "MASTER_ADDR is missing",
             where=f"the environment of rank {row.rank(env)}",
             expected="MASTER_ADDR and MASTER_PORT: the host of rank 0, and a free port there",
-            do=row.give.format(command=command),
+            do=row.advice.format(command=command),
         )
     port = env.get("MASTER_PORT", "").strip()
     if not port:
-        # On one host several jobs may run at once, so each has a port of its own. On several hosts
-        # nothing that all ranks know tells the jobs apart.
-        port = _port_of_job(env) if is_one_host else PORT
+        # Several jobs may run on one host at once, so each job gets a different port. For several
+        # hosts no such port can be computed: no value is known to all ranks and different for each
+        # job.
+        port = _port_of_job(env) if is_one_host else DEFAULT_PORT
     return {
         "RANK": row.rank(env),
         "WORLD_SIZE": size,
@@ -400,23 +403,27 @@ def _of_process(row: PerProcess, env: Env, command: str) -> dict[str, str]:
 
 
 def _of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]:
-    """Return the standard names of a process that stands for a node.
+    """Return the standard variables of a process that stands for a node.
 
-    They are those of the platform PAI-DLC, where RANK and WORLD_SIZE count nodes. See
-    `platforms.node_variables`, which reads them.
+    Their names are those of the platform PAI-DLC, where RANK and WORLD_SIZE count nodes.
+    `platforms.node_variables` reads them.
     """
-    gpus = _number(row.gpus(env)) or max(1, gpu_count)
+    gpus = _number(row.gpus(env))
+    if gpus == 0:  # the platform does not tell it
+        gpus = max(1, gpu_count)
     if gpu_count:
-        gpus = min(gpus, gpu_count)  # CUDA_VISIBLE_DEVICES may hide some
+        gpus = min(gpus, gpu_count)  # CUDA_VISIBLE_DEVICES may hide some GPUs
     found = {
         "RANK": row.node_rank(env),
         "WORLD_SIZE": row.nodes(env),
         "NPROC_PER_NODE": str(gpus),
         "MASTER_ADDR": env.get("MASTER_ADDR", "").strip() or row.address(env),
-        "MASTER_PORT": env.get("MASTER_PORT", "").strip() or row.port(env) or PORT,
+        "MASTER_PORT": env.get("MASTER_PORT", "").strip() or row.port(env) or DEFAULT_PORT,
     }
+    # With one GPU on each of several nodes, this process is the only rank of its node: LOCAL_RANK
+    # says so. On a single node, WORLD_SIZE=1 already says that there is only one process.
     if row.nodes(env) != "1" and gpus == 1:
-        found["LOCAL_RANK"] = "0"  # the process is the only rank of its node
+        found["LOCAL_RANK"] = "0"
     return found
 
 
@@ -425,26 +432,28 @@ def _not_placed(row: Unplaced, env: Env, command: str) -> DistError:
     # An error shows its advice behind 12 characters, so its second line begins with as many blanks.
     blanks = " " * 12
     return DistError(
-        what=f"{row.name} says that there are {row.several(env)} processes or hosts, and not which "
+        what=f"{row.name} says that there are {row.count(env)} processes or hosts, and not which "
         "one this is",
         where="the environment of this process",
         expected="one process for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and "
         "MASTER_PORT",
-        do=f"{row.give.format(command=command)}\n{blanks}one process alone: WORLD_SIZE=1 {command}",
+        do=f"{row.advice.format(command=command)}\n"
+        f"{blanks}one process alone: WORLD_SIZE=1 {command}",
     )
 
 
 def _port_of_job(env: Env) -> str:
-    """Return a port between 15000 and 24999 that all ranks of one launch on this host derive alike.
+    """Return a port for the ranks of one launch on this host, e.g. "17301".
 
-    It comes from a name of the job, or from the process id of the launcher, which is the parent of
-    all ranks.
+    Each rank computes the port by itself, and all ranks must get the same one. So the port is
+    computed from a value that all ranks of a launch share: Open MPI's name of the job, or else the
+    process id of the launcher, which is the parent of all ranks.
     """
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
     digest = hashlib.sha256(job.encode()).digest()
-    return str(15000 + int.from_bytes(digest[:4], "big") % 10000)
+    return str(FIRST_PORT + int.from_bytes(digest[:4], "big") % PORT_COUNT)
 
 
 def _number(text: str) -> int:
-    """Return a number, or 0 for a text that is none."""
+    """Return the number in a text such as "8", or 0 if the text is no number."""
     return int(text) if text.isdigit() else 0

@@ -1,17 +1,22 @@
 """The launch of this process, as the environment describes it.
 
-`read_launch` reads the variables of one rank: which rank it is, of how many, and where rank 0 is.
-It knows torchrun, SLURM (tasks of srun), and platforms or users that set the same variables:
+`read_launch` reads the variables of one rank: the number of this rank, the number of all ranks, and
+the host of rank 0. `read_launch` understands the variables of SLURM (of tasks that srun starts) and
+those of torchrun, which many platforms and users set too:
 
     WORLD_SIZE=8 RANK=3 LOCAL_RANK=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 
-`node_variables` is for platforms that start one process for each node. This process then becomes
-torchrun, which starts the ranks of the node.
+`node_variables` is for platforms that start one process for each node (host). The process of a node
+then becomes torchrun, which starts the ranks of the node.
 
-`utils_dist.ranks` calls both, after `utils.dist.launchers` has added the standard names.
+`utils_dist.ranks` calls `node_variables` and then `read_launch`. Before, `utils.dist.launchers` has
+added these names to an environment that has other names.
 
-Most functions here collect what is wrong in a list `faults`, and return a harmless value in its
-place. So one error can list all variables that are wrong.
+Most functions here append a text to a list `faults` when a variable is wrong, and return a harmless
+value (mostly the least allowed number). They do not raise at once, because one error shall list all
+wrong variables.
+
+Tests: tests/stories/test_launch.py.
 """
 
 import os
@@ -25,30 +30,48 @@ from utils.errors import DistError
 
 Env = Mapping[str, str]
 
-# torchrun's names for a node, which Kubeflow sets in part -> the names that other platforms give
-# the same. If both are set, torchrun's name counts.
+# The variables that describe a node: torchrun's name -> the name on other platforms. Kubeflow sets
+# some of torchrun's names. If an environment has both names of a variable, torchrun's name counts.
 NODE_NAMES = {
-    "PET_NPROC_PER_NODE": "NPROC_PER_NODE",
-    "PET_NNODES": "WORLD_SIZE",
-    "PET_NODE_RANK": "RANK",
-    "PET_MASTER_ADDR": "MASTER_ADDR",
-    "PET_MASTER_PORT": "MASTER_PORT",
+    "PET_NPROC_PER_NODE": "NPROC_PER_NODE",  # number of ranks on this node
+    "PET_NNODES": "WORLD_SIZE",  # number of nodes
+    "PET_NODE_RANK": "RANK",  # number of this node
+    "PET_MASTER_ADDR": "MASTER_ADDR",  # host of node 0
+    "PET_MASTER_PORT": "MASTER_PORT",  # free port of this host
 }
+
+# A piece of a host name in a node list of SLURM: a single character, or a bracket with all that it
+# encloses. A comma is a piece only within a bracket, so the names of "gpu[003-007,9],cpu1" are
+# "gpu[003-007,9]" and "cpu1".
+PIECE_OF_NAME = r"(?:[^,\[]|\[[^\]]*\])"
+
+# The port of rank 0 of a SLURM job without MASTER_PORT lies in 15000 ... 24999: FIRST_PORT plus the
+# last four digits of the job's number. Linux gives the ports from 32768 on to outgoing connections,
+# and torchrun's own default is 29500, so neither of them takes such a port. All ranks must compute
+# the same port, so a change here breaks a job whose ranks run different versions.
+FIRST_PORT = 15000
+PORT_COUNT = 10000
 
 # An error shows its advice behind 12 characters. Further lines of the advice begin with as many
 # blanks.
 BLANKS = " " * 12
 
 
-class Place(NamedTuple):
-    """Where a rank (or node) is among the others, and where they meet.
+class Member(NamedTuple):
+    """A rank (or a node) of a launch: its number, and the address where all ranks meet."""
 
-    number: number of this rank or node, from 0. addr, port: host and port of rank 0.
-    """
+    number: int  # of this rank or node, from 0
+    addr: str  # host of rank 0
+    port: int  # port of rank 0 on this host
 
-    number: int
-    addr: str
-    port: int
+
+class MemberNames(NamedTuple):
+    """The names of the four variables that describe a `Member`, for a rank or for a node."""
+
+    count: str  # number of ranks or nodes, e.g. "WORLD_SIZE"
+    number: str  # number of this rank or node, e.g. "RANK"
+    addr: str  # e.g. "MASTER_ADDR"
+    port: str  # e.g. "MASTER_PORT"
 
 
 # ---- One rank --------------------------------------------------------------------------------
@@ -57,8 +80,11 @@ class Place(NamedTuple):
 def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> LaunchInfo:
     """Return the launch that `env` describes.
 
-    If WORLD_SIZE is above 1, the variables of torchrun count. Else, if SLURM_NTASKS is above 1 and
-    there is a SLURM_PROCID, the variables of SLURM count. Else this is the only process.
+    The first line of this table that fits decides which variables are read:
+
+        WORLD_SIZE above 1                              those of torchrun
+        SLURM_NTASKS above 1, and there is SLURM_PROCID those of SLURM
+        else                                            none: this is the only process
 
     gpu_count: number of GPUs that this process sees. With 0 or 1 of them, LOCAL_RANK has no upper
         bound, because the launcher may have shown each rank its own GPU alone.
@@ -67,29 +93,34 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     Raises one DistError that lists every variable that is missing, no number or out of range.
     """
     faults: list[str] = []
-    # torchrun's own variables win: in an sbatch shell those of SLURM describe the allocation.
-    is_task = "SLURM_PROCID" in env and "TORCHELASTIC_RUN_ID" not in env
+    # torchrun sets TORCHELASTIC_RUN_ID for its ranks. If torchrun runs within a SLURM job, its
+    # ranks have the variables of SLURM too, but these describe the whole job and no rank.
+    is_slurm_task = "SLURM_PROCID" in env and "TORCHELASTIC_RUN_ID" not in env
     if _is_batch_script(env) and env.get("WORLD_SIZE") == "1":
-        is_task = False  # the user wants one process
+        is_slurm_task = False  # the user has set WORLD_SIZE=1 to get a single process
     tasks = 1
-    if is_task:
+    if is_slurm_task:
         tasks = _number(env, "SLURM_NTASKS", faults, default=1, low=1)
+    # Without tasks of SLURM, WORLD_SIZE alone tells the number of ranks.
     world_size = _count(env, "WORLD_SIZE", faults, is_required=tasks == 1)
 
     if world_size > 1:
         mode = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "platform"
-        place = _place(env, ["WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"], faults)
+        names = MemberNames("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
+        member = _member(env, names, faults)
     elif tasks > 1:
         mode = "slurm"
         world_size = tasks
         _refuse_batch_script(env, tasks, command)
         _refuse_idle_gpus(env, tasks, gpu_count, command)
-        place = _place_of_task(env, tasks, faults)
+        member = _member_of_step(env, tasks, faults)
     else:
         _refuse(faults, env)
         return LaunchInfo(mode="single", by_agent=_is_store_of_agent(env))
 
+    # Seconds that the ranks wait for each other at the start.
     join_s = _seconds(env, "SPIKEVRT_JOIN_TIMEOUT", default=300.0)
+    # Time-out of a collective. 0 means that the user has set none.
     timeout_s = _seconds(env, "NCCL_TIMEOUT", default=0.0)
     local_name = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID"
     local_rank = _number(
@@ -101,16 +132,18 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         high=gpu_count - 1 if gpu_count > 1 else None,
         bound="the number of GPUs on this host",
     )
+    # Two ranks on one GPU would be slow or run out of memory, so a missing LOCAL_RANK is no 0 if
+    # there are several GPUs. torchrun and SLURM always set it.
     if mode == "platform" and gpu_count > 1 and not env.get(local_name) and not faults:
-        raise _unknown_local_rank(world_size, place.number, gpu_count, command)
+        raise _unknown_local_rank(world_size, member.number, gpu_count, command)
     _refuse(faults, env)
     return LaunchInfo(
         mode=mode,
-        rank=place.number,
+        rank=member.number,
         local_rank=local_rank,
         world_size=world_size,
-        master_addr=place.addr,
-        master_port=place.port,
+        master_addr=member.addr,
+        master_port=member.port,
         by_agent=_is_store_of_agent(env),
         join_s=join_s,
         timeout_s=timeout_s,
@@ -118,19 +151,23 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
 
 
 def _is_store_of_agent(env: Env) -> bool:
-    """Whether torchrun's agent has opened the store at MASTER_PORT, and not rank 0."""
+    """Whether torchrun's agent (its parent process of the ranks) has opened the store.
+
+    Otherwise rank 0 opens the store at MASTER_PORT.
+    """
     return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _place_of_task(env: Env, tasks: int, faults: list[str]) -> Place:
-    """Return the place of a task of SLURM.
+def _member_of_step(env: Env, tasks: int, faults: list[str]) -> Member:
+    """Return the number of a task of SLURM, and where all tasks of its step meet.
 
-    Address and port are derived alike in every task of a step. The user's own MASTER_ADDR and
-    MASTER_PORT take precedence.
+    Each task computes address and port by itself, and all tasks of one srun must get the same
+    values. MASTER_ADDR and MASTER_PORT count if the user has set them.
     """
     rank = _number(env, "SLURM_PROCID", faults, low=0, high=tasks - 1, bound="SLURM_NTASKS")
-    # The hosts of the step come first: with `srun --nodelist` task 0 need not sit on the first host
-    # of the job.
+    # Task 0 runs on the first host of its step (one srun). With `srun --nodelist` this need not be
+    # the first host of the job, so the list of the step comes first. SLURM_NODELIST is the name
+    # that older versions of SLURM use for the list of the job.
     hosts = (
         env.get("SLURM_STEP_NODELIST")
         or env.get("SLURM_JOB_NODELIST")
@@ -142,9 +179,9 @@ def _place_of_task(env: Env, tasks: int, faults: list[str]) -> Place:
     if env.get("MASTER_PORT"):
         port = _number(env, "MASTER_PORT", faults, low=1, high=65535)
     else:
-        # Two jobs on one host have different numbers, so they seldom share a port.
-        port = 15000 + _number(env, "SLURM_JOB_ID", faults, low=0) % 10000
-    return Place(rank, addr, port)
+        # Two jobs on one host have different numbers, so they seldom get the same port.
+        port = FIRST_PORT + _number(env, "SLURM_JOB_ID", faults, low=0) % PORT_COUNT
+    return Member(rank, addr, port)
 
 
 # ---- One process for each node ---------------------------------------------------------------
@@ -153,10 +190,13 @@ def _place_of_task(env: Env, tasks: int, faults: list[str]) -> Place:
 def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     """Return torchrun's variables for the ranks of this node, or {} if this process is a rank.
 
-    They are returned if a platform starts one process for each node. Such a platform sets
-    NPROC_PER_NODE (PAI-DLC) or PET_NPROC_PER_NODE (Kubeflow), and no LOCAL_RANK. Its RANK counts
-    nodes. So does its WORLD_SIZE, unless it sets PET_NNODES: Kubeflow's WORLD_SIZE counts
-    processes. E.g. from PAI-DLC
+    A platform that starts one process for each node sets no LOCAL_RANK. There are two kinds:
+
+        platform   ranks of a node      number of nodes   number of this node   WORLD_SIZE counts
+        PAI-DLC    NPROC_PER_NODE       WORLD_SIZE        RANK                  nodes
+        Kubeflow   PET_NPROC_PER_NODE   PET_NNODES        RANK                  ranks
+
+    E.g. from PAI-DLC
 
         NPROC_PER_NODE=8 WORLD_SIZE=2 RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 
@@ -166,36 +206,48 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 
     Raises DistError as `read_launch`.
     """
-    # The name under which each variable is looked up, and what it says.
-    names = []
-    found = {}
+    name_of = {}  # torchrun's name of a variable -> the name that this environment uses
+    found = {}  # torchrun's name of a variable -> its value
     for torchruns_name, other_name in NODE_NAMES.items():
         name = torchruns_name if env.get(torchruns_name) else other_name
-        names.append(name)
+        name_of[torchruns_name] = name
         if env.get(name):
             found[torchruns_name] = env[name].strip()
 
-    is_task_of_slurm = "SLURM_PROCID" in env and "WORLD_SIZE" not in env
-    if "PET_NPROC_PER_NODE" not in found or env.get("LOCAL_RANK") or is_task_of_slurm:
-        return {}  # a rank
+    # A rank needs no torchrun. These three facts each show that this process is a rank, or that
+    # it is alone: no number of ranks for a node, a number within the node, a task that srun started
+    # (srun starts one task for each rank).
+    if "PET_NPROC_PER_NODE" not in found or env.get("LOCAL_RANK"):
+        return {}
+    if "SLURM_PROCID" in env and "WORLD_SIZE" not in env:
+        return {}
+
+    # torchrun takes these three words in place of a number.
     if found["PET_NPROC_PER_NODE"] in ("auto", "gpu"):
         found["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
-    elif found["PET_NPROC_PER_NODE"] == "cpu":  # as torchrun counts
+    elif found["PET_NPROC_PER_NODE"] == "cpu":
         found["PET_NPROC_PER_NODE"] = str(os.cpu_count())
-    if "PET_RDZV_ENDPOINT" in env:  # an elastic job, described by torchrun's variables alone
+    # An elastic job may change its number of nodes. torchrun's own variables describe it, and
+    # torchrun checks them.
+    if "PET_RDZV_ENDPOINT" in env:
         return found
 
     faults: list[str] = []
-    ranks_name, nodes_name, *_ = names
-    ranks = _number({ranks_name: found["PET_NPROC_PER_NODE"]}, ranks_name, faults, low=1)
-    nodes = _count(env, nodes_name, faults)
+    ranks = _number_in(found["PET_NPROC_PER_NODE"], name_of["PET_NPROC_PER_NODE"], faults, low=1)
+    nodes = _count(env, name_of["PET_NNODES"], faults)
     if nodes > 1:
-        _place(env, names[1:], faults)  # only to find faults
+        names = MemberNames(
+            count=name_of["PET_NNODES"],
+            number=name_of["PET_NODE_RANK"],
+            addr=name_of["PET_MASTER_ADDR"],
+            port=name_of["PET_MASTER_PORT"],
+        )
+        _member(env, names, faults)  # called for the faults alone; torchrun reads the values itself
     else:
-        found["PET_STANDALONE"] = "1"  # torchrun chooses address and port itself
+        found["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     _refuse(faults, env)
-    # One rank on each node, and a WORLD_SIZE that counts nodes: it counts ranks as well, so this
-    # process can be the rank itself.
+    # With one rank on each node, the number of nodes is the number of ranks. If WORLD_SIZE and RANK
+    # say so, they are right for a rank as well, and this process can be the rank itself.
     if ranks == 1 and env.get("WORLD_SIZE", "1") == str(nodes):
         return {}
     return found
@@ -207,10 +259,10 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 def host_count(nodelist: str) -> int:
     """Return the number of hosts of a SLURM node list: 6 for "gpu[003-007],cpu1"."""
     count = 0
-    # The names are divided by commas, but not by commas within brackets.
-    for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
-        # "rack[1-2]gpu[1-4]" stands for 2 x 4 hosts.
+    for name in re.findall(rf"{PIECE_OF_NAME}+", nodelist):
+        # The brackets of a name multiply: "rack[1-2]gpu[1-4]" stands for 2 x 4 hosts.
         hosts = 1
+        # The text within each bracket, e.g. "003-007,9".
         for numbers in re.findall(r"\[([^\]]*)\]", name):
             hosts *= sum(_numbers_in(text) for text in numbers.split(","))
         count += hosts
@@ -230,9 +282,9 @@ def first_host(nodelist: str) -> str:
 
     The zeros in front of a number stay.
     """
-    # All up to the first comma that is not within brackets.
-    first = re.findall(r"(?:[^,\[]|\[[^\]]*\])*", nodelist.strip())[0]
-    # In place of each bracket, its first number.
+    # The name up to the first comma outside of brackets: "gpu[003-007,9]".
+    first = re.findall(rf"{PIECE_OF_NAME}*", nodelist.strip())[0]
+    # Replace each bracket by its first number, which ends at "-", "," or "]": "gpu003".
     return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first)
 
 
@@ -240,29 +292,30 @@ def first_host(nodelist: str) -> str:
 
 
 def _count(env: Env, name: str, faults: list[str], is_required: bool = True) -> int:
-    """Return the number of ranks or nodes.
+    """Return the variable `name`, which is the number of ranks or nodes.
 
-    If the variable is missing, this is 1. But a RANK with a MASTER_ADDR says that there are others:
-    then the missing variable is a fault, if it is required.
+    A missing variable means 1. But RANK together with MASTER_ADDR shows that other ranks exist, so
+    a missing variable is then a fault.
+
+    is_required: False if a missing variable is no fault in this case either.
     """
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
     default = None if is_required and has_others else 1
     return _number(env, name, faults, default=default, low=1)
 
 
-def _place(env: Env, names: list[str], faults: list[str]) -> Place:
-    """Return the place of a rank or node among several.
+def _member(env: Env, names: MemberNames, faults: list[str]) -> Member:
+    """Return the number of a rank or node, and where all meet.
 
-    names: of the variables of count, number, address and port.
+    The caller has read the count of ranks or nodes, so that variable is a valid number here.
     """
-    count_name, number_name, addr_name, port_name = names
-    last = int(env[count_name]) - 1
-    number = _number(env, number_name, faults, low=0, high=last, bound=count_name)
-    addr = env.get(addr_name, "").strip()
+    last = int(env[names.count]) - 1
+    number = _number(env, names.number, faults, low=0, high=last, bound=names.count)
+    addr = env.get(names.addr, "").strip()
     if not addr:
-        faults.append(f"{addr_name} is missing (host name or address of rank 0)")
-    port = _number(env, port_name, faults, low=1, high=65535)
-    return Place(number, addr, port)
+        faults.append(f"{names.addr} is missing (host name or address of rank 0)")
+    port = _number(env, names.port, faults, low=1, high=65535)
+    return Member(number, addr, port)
 
 
 def _number(
@@ -274,18 +327,35 @@ def _number(
     bound: str = "",
     default: int | None = None,
 ) -> int:
-    """Return a variable as an integer from `low` to `high`.
+    """Return the variable `name` of `env` as an integer. See `_number_in` for the arguments.
 
-    If it is wrong, a text is added to `faults`, and `low` is returned.
-
-    high: the largest number, or None if there is no limit.
-    bound: what the limit comes from, for the text, e.g. "WORLD_SIZE".
     default: returned if the variable is missing. None if a missing variable is a fault.
     """
     text = env.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    return _number_in(text, name, faults, low, high, bound)
+
+
+def _number_in(
+    text: str,
+    name: str,
+    faults: list[str],
+    low: int,
+    high: int | None = None,
+    bound: str = "",
+) -> int:
+    """Return a text as an integer from `low` to `high`.
+
+    A wrong text adds a sentence to `faults`, e.g. "RANK is 8, expected 0 to 7 (below WORLD_SIZE)".
+    `low` is returned in its place.
+
+    text: the value of a variable, without blanks around it; "" if it is missing.
+    name: the name of this variable, for the sentence.
+    high: the largest allowed number, or None if there is no limit.
+    bound: where the limit comes from, for the sentence, e.g. "WORLD_SIZE".
+    """
     if not text:
-        if default is not None:
-            return default
         faults.append(f"{name} is missing")
         return low
     try:
@@ -302,7 +372,7 @@ def _number(
 
 
 def _seconds(env: Env, name: str, default: float) -> float:
-    """Return a variable as seconds. Raises DistError if it is none.
+    """Return a variable as seconds. Raises DistError if its text is no number above 0.
 
     default: returned if the variable is missing or empty.
     """
@@ -311,7 +381,7 @@ def _seconds(env: Env, name: str, default: float) -> float:
         return default
     with suppress(ValueError):
         seconds = float(text)
-        # A million seconds, 11 days, is no limit that anybody means.
+        # Above a million seconds, 11 days, the value is taken for a mistake, e.g. milliseconds.
         if 0 < seconds < 10**6:
             return seconds
     raise DistError(
@@ -340,7 +410,7 @@ def _refuse(faults: list[str], env: Env) -> None:
 
 
 def _unknown_local_rank(world_size: int, rank: int, gpu_count: int, command: str) -> DistError:
-    """Return the error of a process that cannot know which GPU is its own."""
+    """Return the error of a process that cannot know which of the visible GPUs it shall use."""
     return DistError(
         what=f"WORLD_SIZE is {world_size}, LOCAL_RANK and NPROC_PER_NODE are missing, "
         f"{gpu_count} GPUs are visible",
@@ -353,9 +423,9 @@ def _unknown_local_rank(world_size: int, rank: int, gpu_count: int, command: str
 
 
 def _refuse_idle_gpus(env: Env, tasks: int, gpu_count: int, command: str) -> None:
-    """Raise DistError if SLURM started one task on each node of several GPUs.
+    """Raise DistError if each node has several GPUs, but SLURM started only one task on each node.
 
-    All GPUs of a node but one would idle.
+    A task uses one GPU, so the others of the node would idle.
     """
     hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
     nodes = host_count(hosts)
@@ -372,9 +442,10 @@ def _refuse_idle_gpus(env: Env, tasks: int, gpu_count: int, command: str) -> Non
 
 
 def _is_batch_script(env: Env) -> bool:
-    """Whether sbatch started this process, or a process that did, and srun did not.
+    """Whether this process belongs to the batch script of a job, and is no task of srun.
 
-    srun passes the variables of the batch script on to its tasks, and adds SLURM_STEP_ID.
+    sbatch sets ENVIRONMENT=BATCH for its script. srun passes this variable on to its tasks, and
+    adds SLURM_STEP_ID.
     """
     return env.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in env
 
@@ -382,7 +453,7 @@ def _is_batch_script(env: Env) -> bool:
 def _refuse_batch_script(env: Env, tasks: int, command: str) -> None:
     """Raise DistError if this is the batch script of a job of several tasks.
 
-    It would wait in vain for tasks that nobody starts.
+    sbatch runs the script once, so this process would wait in vain for the other tasks.
     """
     if _is_batch_script(env):
         raise DistError(
