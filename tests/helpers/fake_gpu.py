@@ -1,21 +1,46 @@
-"""The network on a GPU that is not there: torch's fake tensors know device, dtype and shape alone.
+"""Counts what a training step needs on a GPU, on a machine without a GPU.
 
     python -m tests.helpers.fake_gpu [--batch 1] [--kept-only] [--shallow] [CASE ...]
     python -m tests.helpers.fake_gpu --align
 
-CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the
-time. --shallow: a quarter of the blocks. --align: instead, [[shape, counted, estimated], ..], what
-`alignment` gives for each shape.
+The step runs on torch's fake tensors. A fake tensor has a shape, a dtype and the device "cuda", but
+no numbers and no memory. An operation on tensors of different devices or dtypes fails as it would
+on a GPU. The step is one of the GoPro recipe: clips of 6 x 192 x 192, the network of NETWORK, and
+the autocast rules of CUDA.
 
-Fails where a tensor of the wrong device or dtype meets another. For a training step on clips of 6 x
-192 x 192 through the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
+The program prints one JSON object, e.g. {"plain, bfloat16": {"kept_gb": 38.5, ...}}. Its keys are
+the cases. These are the figures of a case (1 GB = 10^9 bytes):
 
-    kept_gb       what autograd keeps for the backward pass, weights left out held_gb       all that
-    lives after the forward pass peak_gb       the most that lives at once in the backward pass,
-    gradients of the weights included moved_gb      what kernels read and write, forward and
-    backward: every tensor of every operation once kernels       their number: one for each
-    operation that is not a view copies_from_host  of tensors to the GPU, each of which would wait
-    for it attention     the kernels that scaled_dot_product_attention would choose (see `backend`)
+    kept_gb           what autograd keeps for the backward pass, without the weights
+    held_gb           all that is alive after the forward pass
+    peak_gb           the most that is alive at once in the backward pass, with the gradients of the
+                      weights
+    moved_gb          what kernels read and write, forward and backward; each tensor of each
+                      operation counts once
+    kernels           number of kernels, one for each operation that is not a view
+    copies_from_host  number of operations on tensors of both the CPU and the GPU; a GPU waits for
+                      each of them
+    attention         calls of scaled_dot_product_attention, by the kernel that a GPU would choose
+                      (see `backend`)
+
+The arguments:
+
+    CASE         a name in CASES; default: all
+    --kept-only  prints only kept_gb and attention, in a third of the time; no backward pass is run
+    --shallow    builds a quarter of the blocks
+    --align      prints [[shape, counted, estimated], ...] instead, the bytes that `alignment`
+                 returns for each shape in ALIGNED
+
+How the stand-in for a GPU works, in the order of this file:
+
+    Counter              counts bytes and kernels of all operations
+    backend              chooses the kernel of attention, by the rules of torch
+    network, count       build the network with fake tensors, and run a step of it
+    alignment            runs the deformable alignment alone
+    hidden_device        lets autograd run without a GPU
+    stand_in             replaces functions of torch and of our own that need numbers or a GPU
+
+The exit code is 77 if this version of torch has no fake tensors on a GPU that does not exist.
 """
 
 import argparse
@@ -44,338 +69,80 @@ from models.vrt.attention import MOST_HEADS
 from models.vrt.deform_align import DeformAlign
 from tests.helpers.cuda_autocast import CudaAutocast
 
-NETWORK: dict[str, Any] = {  # of the GoPro recipe
-    "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
-    "pa_frames": 2, "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4,
-    "num_heads": [6] * 11, "deformable_groups": 16,
-}  # fmt: skip
-CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
+# The network of the GoPro recipe.
+NETWORK: dict[str, Any] = {
+    "upscale": 1,
+    "img_size": [6, 192, 192],
+    "window_size": [6, 8, 8],
+    "depths": [8] * 7 + [4] * 4,
+    "pa_frames": 2,
+    "indep_reconsts": [9, 10],
+    "embed_dims": [96] * 7 + [120] * 4,
+    "num_heads": [6] * 11,
+    "deformable_groups": 16,
+}
+SHALLOW_DEPTHS = [2] * 7 + [1] * 4  # a quarter of the blocks
+CLIP = (6, 3, 192, 192)  # frames, channels, height, width
+# Arguments of the network in each case, besides NETWORK.
 CASES: dict[str, dict[str, Any]] = {
     "auto, bfloat16": {},
-    "auto, bfloat16, checkpointed": CHECKPOINTED,
+    "auto, bfloat16, checkpointed": {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},
     "plain, bfloat16": {"kernels": "plain"},
 }
-FAKE = FakeTensorMode()
-DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
-# Without a kernel, though their schema does not say that they are views.
-FREE = (
-    "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
-    "detach", "lift_fresh",
-)  # fmt: skip
-# Place of the input among the arguments, and times that the columns are written or read, in
-# torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu: the samples and their product; backward: zeros,
-# product, read for the input and for the offsets, and the samples and their product again, for the
-# weight.
-COLUMNS = {"torchvision::deform_conv2d": (0, 2), "torchvision::_deform_conv2d_backward": (1, 6)}
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
-
-
-class Counter(TorchDispatchMode):
-    """Bytes and kernels of all operations, and the most bytes that live at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernels, self.now, self.peak, self.copies_from_host = 0, 0, 0, 0
-        self.moved: collections.Counter[str] = collections.Counter()
-        self.alive: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")
-        if name == "_scaled_dot_product_efficient_attention_backward":
-            # The kernel reads `out` (n, heads, T, hd) with the stride of a row that its forward
-            # pass gives it.
-            assert args[5].transpose(1, 2).is_contiguous(), f"out has strides {args[5].stride()}"
-        made = tensors(out)
-        if {t.device.type for t in (*tensors((args, kwargs)), *made)} == {"cpu", "cuda"}:
-            self.copies_from_host += 1
-        for storage in {t.untyped_storage() for t in made}:
-            self.live(storage)
-        is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
-        if name not in FREE and not is_view and made:
-            written = {a.name for a in func._schema.arguments if a.is_out}
-            read = tensors(
-                (args, [value for key, value in (kwargs or {}).items() if key not in written])
-            )
-            sizes = (
-                min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
-                for t in [*read, *made]
-            )
-            self.kernels += 1
-            self.moved[name] += sum(sizes)
-        if name in COLUMNS:
-            self.columns(name, *COLUMNS[name], args)
-        return out
-
-    def columns(self, name: str, place: int, passes: int, args: Any) -> None:
-        """What torchvision's kernel allocates, writes and reads besides: the samples of up to 32
-        images, in float32.
-        """
-        n, c, h, w = args[place].shape
-        size = 9 * c * h * w * args[place].element_size()
-        self.moved[name] += passes * n * size
-        self.peak = max(self.peak, self.now + size * max(k for k in range(1, 33) if n % k == 0))
-
-    def live(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.alive:
-            return
-        self.alive.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self.died, key, size)
-
-    def died(self, key: int, size: int) -> None:
-        self.alive.discard(key)
-        self.now -= size
-
-
+NO_FAKE_GPU = 77  # exit code if this version of torch cannot do it
+GB = 1e9
 HALF = (torch.bfloat16, torch.float16)
+
+# Within this mode torch makes fake tensors.
+FAKE = FakeTensorMode()
+# The operation by which C++ code asks for the device of a tensor. `hidden_device` answers META.
+DEVICE = torch.ops.prim.device.default
+META = torch.device("meta")
+
+# Operations that run no kernel, although their schema does not call them views.
+FREE = {
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """What torchvision's deformable convolution does with its columns.
+
+    The columns are the samples of the input at all 9 taps. torchvision makes them in a buffer that
+    the dispatcher of torch does not see, so `Counter` adds them.
+    """
+
+    # Index of the input image among the arguments of the operation.
+    input_index: int
+    # How often the columns are written or read.
+    passes: int
+
+
+# Counted in torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. Forward writes the samples
+# and reads them for the product. Backward writes zeros and a product, reads it for the gradients of
+# the input and of the offsets, then writes and reads the samples again for the gradient of the
+# weight.
+COLUMNS = {
+    "torchvision::deform_conv2d": Columns(input_index=0, passes=2),
+    "torchvision::_deform_conv2d_backward": Columns(input_index=1, passes=6),
+}
+TAPS = 9  # of a 3 x 3 kernel
+MOST_FRAMES = 32  # torchvision computes at most so many images at once
+
+# Calls of attention in the case that runs: "efficient: head 16, 128 tokens, ..." -> their number.
 CHOSEN: collections.Counter[str] = collections.Counter()
 
 
-def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
-    """What scaled_dot_product_attention runs on a GPU of compute capability 8.0 or more, for q, k,
-    v (n, heads, T, hd).
-
-    The rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
-    can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
-    check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
-    Where versions differ, the stricter rule stands: cuDNN comes first, as since 2.11 on the H100,
-    and storage offsets count, as in 2.15.
-    """
-    enabled = torch.backends.cuda
-    tensors = (q, k, v)
-    if not all(
-        x.stride(-1) == 1 and x.shape[0] == q.shape[0] and x.dtype is q.dtype for x in tensors
-    ):
-        return "math"
-    d = q.shape[-1]
-    suits_cudnn = q.dtype in HALF and d % 8 == 0 and d <= 128 and max(q.shape[:2]) <= 65_535
-    if enabled.cudnn_sdp_enabled() and suits_cudnn and (mask is None or not mask.requires_grad):
-        return "cudnn"
-    if enabled.flash_sdp_enabled() and q.dtype in HALF and mask is None and d <= 256:
-        return "flash"
-    values = 16 // q.element_size()  # minimum_gemm_alignment, with tensor cores
-    is_aligned = d % values == 0 and all(x.storage_offset() % values == 0 for x in tensors)
-    mask_fits = mask is None or mask.stride(-1) == 1
-    if (
-        enabled.mem_efficient_sdp_enabled()
-        and q.dtype in (*HALF, torch.float32)
-        and is_aligned
-        and mask_fits
-    ):
-        return "efficient"
-    return "math"
-
-
-def attention_of_a_gpu(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
-) -> Tensor:
-    if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
-        dtype = torch.get_autocast_dtype("cuda")
-        q, k, v = (x.to(dtype) for x in (q, k, v))
-        attn_mask = None if attn_mask is None else attn_mask.to(dtype)
-    kind, aten = backend(q, k, v, attn_mask), torch.ops.aten
-    gradient = "gradient" if torch.is_grad_enabled() and q.requires_grad else "none"
-    added = (
-        "none" if attn_mask is None else "with gradient" if attn_mask.requires_grad else "constant"
-    )
-    CHOSEN[f"{kind}: head {q.shape[3]}, {q.shape[2]} tokens, {gradient}, mask {added}"] += 1
-    mask = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
-    assert max(q.shape[0] * q.shape[1], 1) <= MOST_HEADS
-    if kind == "efficient":
-        saves = torch.is_grad_enabled()
-        return aten._scaled_dot_product_efficient_attention(
-            q, k, v, mask, saves, 0.0, False, scale=scale
-        )[0]
-    assert kind == "flash", kind  # the others need matrices in float32, or cuDNN
-    return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[0]
-
-
-def on_gpu(t: Tensor) -> Tensor:
-    return torch.empty(t.shape, dtype=t.dtype, device="cuda")
-
-
-@functools.cache
-def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[windows.Chunk, ...]:
-    """window_chunks depends on numbers, so it is made for the CPU."""
-    with unset_fake_temporarily():
-        chunks = windows.window_chunks(size, window, shift, torch.device("cpu"), batch, most)
-    return moved_to_gpu(chunks)
-
-
-def moved_to_gpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return on_gpu(value)
-    if isinstance(value, tuple):
-        return tuple(map(moved_to_gpu, value))
-    if dataclasses.is_dataclass(value):
-        return type(value)(
-            *(moved_to_gpu(getattr(value, f.name)) for f in dataclasses.fields(value))
-        )
-    return value
-
-
-def to_gpu(net: nn.Module) -> None:
-    for module in net.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            setattr(module, name, nn.Parameter(on_gpu(parameter)))
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, on_gpu(buffer))
-
-
-def network(options: dict[str, Any], batch: int) -> tuple[nn.Module, Tensor]:
-    with unset_fake_temporarily():
-        net = VRT(**NETWORK, **options)
-    to_gpu(net)
-    return net, torch.rand(batch, 6, 3, 192, 192, device="cuda")
-
-
-def count(options: dict[str, Any], batch: int, kept_only: bool) -> dict[str, Any]:
-    CHOSEN.clear()
-    with FAKE:
-        kept = kept_bytes(*network(options, batch))
-        attention = dict(sorted(CHOSEN.items()))
-        with contextlib.nullcontext() if kept_only else hidden_device():
-            figures = {} if kept_only else moved(*network(options, batch))
-    return {"kept_gb": kept / 1e9, **figures, "attention": attention}
-
-
-def kept_bytes(net: nn.Module, clip: Tensor) -> int:
-    sizes: dict[int, int] = {}
-    alive: list[Tensor] = []  # an address counts once only while its tensor lives
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        sizes.setdefault(storage._cdata, storage.nbytes())
-        alive.append(tensor)
-        return tensor
-
-    own = {t.untyped_storage()._cdata for t in (*net.parameters(), *net.buffers())}
-    with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
-        torch.autocast("cuda", torch.bfloat16),
-    ):
-        restored = net(clip)
-    assert restored.device.type == "cuda" and restored.shape == clip.shape
-    return sum(size for address, size in sizes.items() if address not in own)
-
-
-def moved(net: nn.Module, clip: Tensor) -> dict[str, Any]:
-    """Counts of a training step without the optimizer. held: activations, and with them the
-    gradients, at the peak.
-    """
-    with Counter() as counter:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = net(clip).float().square().mean()
-        gc.collect()  # tensors in reference cycles are held no longer
-        held = counter.peak = counter.now
-        loss.backward()
-    sizes = {"held_gb": held, "peak_gb": counter.peak, "moved_gb": counter.moved.total()}
-    figures = {name: size / 1e9 for name, size in sizes.items()}
-    return figures | {"kernels": counter.kernels, "copies_from_host": counter.copies_from_host}
-
-
-# (frames, channels, height and width, deformable groups, sources): of network 006, of a batch, of
-# two neighbours.
-ALIGNED = ((5, 96, 192, 16, 1), (40, 96, 96, 16, 1), (5, 120, 96, 12, 2))
-
-
-def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
-    """(counted, estimated) bytes that the backward pass of the alignment holds besides what was
-    saved.
-    """
-    n, d, side, groups, sources = shape
-    with FAKE:
-        with unset_fake_temporarily():
-            module = DeformAlign(d, groups, sources, 10.0)
-        to_gpu(module)
-
-        def made(channels: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(
-                n, channels, side, side, dtype=dtype, device="cuda", requires_grad=True
-            )
-
-        with hidden_device(), torch.autocast("cuda", torch.bfloat16, enabled=amp):
-            images = [made(d, torch.bfloat16 if amp else torch.float32) for _ in range(1 + sources)]
-            flows = [made(2, torch.float32) for _ in range(sources)]
-            with Counter() as counter:
-                out = module(images[1:], images[0], flows)
-                gc.collect()
-                counter.peak = held = counter.now
-                out.sum().backward()
-            return counter.peak - held, module.transient(images[0])
-
-
-@contextlib.contextmanager
-def hidden_device() -> Generator[None]:
-    """Inside, C++ code sees fake tensors on "meta": autograd would ask a GPU that is not there for
-    its streams.
-
-    Operations see the GPU. torch's autocast does not act in here, so tests/helpers/cuda_autocast.py
-    does.
-    """
-    of_tensor, of_mode, inside = FakeTensor.__torch_dispatch__, FakeTensorMode.dispatch, [0]
-
-    def tensor_dispatch(
-        cls: type[FakeTensor], func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        is_hidden = func is DEVICE and not inside[0]
-        return META if is_hidden else of_tensor.__func__(cls, func, types, args, kwargs or {})
-
-    def mode_dispatch(
-        mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func is DEVICE and not inside[0]:
-            return META
-        kwargs = dict(kwargs or {})
-        if kwargs.get("device") == META:  # autograd makes a tensor like another
-            kwargs["device"] = torch.device("cuda", 0)
-        inside[0] += 1
-        try:
-            return of_mode(mode, func, types, args, kwargs)
-        finally:
-            inside[0] -= 1
-
-    with (
-        mock.patch.object(FakeTensor, "__torch_dispatch__", classmethod(tensor_dispatch)),
-        mock.patch.object(FakeTensorMode, "dispatch", mode_dispatch),
-        CudaAutocast("cuda"),
-    ):
-        yield
-
-
-def needs_a_real_gpu() -> str:
-    """Why this torch has no fake tensors on a GPU that is not there, or "" (torch 2.8: indexing
-    starts CUDA).
-    """
-    try:
-        with FAKE:
-            torch.empty(2, 2, device="cuda")[:, :1]
-    except RuntimeError as e:
-        return f"torch {torch.__version__}: {str(e).splitlines()[0]}"
-    return ""
-
-
-def stand_in() -> None:
-    """Replace, to the end of the process, what torch asks of a GPU that is there, and what depends
-    on numbers.
-    """
-    torch.backends.cudnn.enabled = False
-    for owner, name, stands_in in (
-        (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-        (torch.cuda, "is_bf16_supported", lambda *_: True),
-        (F, "scaled_dot_product_attention", attention_of_a_gpu),
-        (block, "window_chunks", fake_chunks),
-    ):
-        mock.patch.object(owner, name, stands_in).start()
-
-
 def main() -> str:
+    """Run the cases of the command line. Returns the JSON text to print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -384,21 +151,464 @@ def main() -> str:
     for flag in ("--kept-only", "--shallow", "--align"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
+
     if args.align:
-        return json.dumps(
-            [[shape, *alignment(shape, amp)] for shape in ALIGNED for amp in (True, False)]
-        )
+        lines = []
+        for shape in ALIGNED:
+            for amp in (True, False):
+                counted, estimated = alignment(shape, amp)
+                lines.append([shape, counted, estimated])
+        return json.dumps(lines)
+
     if args.shallow:
-        NETWORK["depths"] = [2] * 7 + [1] * 4
+        NETWORK["depths"] = SHALLOW_DEPTHS
     found = {name: count(CASES[name], args.batch, args.kept_only) for name in args.cases or CASES}
-    return json.dumps(
-        json.loads(json.dumps(found), parse_float=lambda text: round(float(text), 2)), indent=1
-    )
+    return json.dumps(rounded(found), indent=1)
+
+
+def rounded(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the same figures with two decimals."""
+    text = json.dumps(figures)
+    return json.loads(text, parse_float=lambda number: round(float(number), 2))
+
+
+# ---- Counting bytes and kernels -----------------------------------------------------------------
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested tuples, lists and dicts."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class Counter(TorchDispatchMode):
+    """Counts the bytes and kernels of all operations within a `with` block.
+
+    torch calls `__torch_dispatch__` in place of each operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Number of operations that run a kernel.
+        self.kernels = 0
+        # Number of operations on tensors of both devices.
+        self.copies_from_host = 0
+        # Bytes that are alive now.
+        self.now = 0
+        # The most bytes that were alive at once.
+        self.peak = 0
+        # Bytes that kernels read and write: name of the operation -> bytes.
+        self.moved: collections.Counter[str] = collections.Counter()
+        # Addresses of the storages that are alive.
+        self.alive: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        if name == "_scaled_dot_product_efficient_attention_backward":
+            # The kernel of a GPU reads `out` (n, heads, T, hd) with the row stride that its own
+            # forward pass gives it. Our code must hand it over with the same strides.
+            forward_out = args[5]
+            assert forward_out.transpose(1, 2).is_contiguous(), (
+                f"out has strides {forward_out.stride()}"
+            )
+
+        made = tensors(out)
+        given = tensors((args, kwargs))
+        devices = {tensor.device.type for tensor in (*given, *made)}
+        if devices == {"cpu", "cuda"}:
+            self.copies_from_host += 1
+
+        # Tensors that share a storage share its bytes.
+        for storage in {tensor.untyped_storage() for tensor in made}:
+            self.add_storage(storage)
+
+        if made and name not in FREE and not is_view(func):
+            self.kernels += 1
+            self.moved[name] += sum(bytes_of(tensor) for tensor in inputs_of(func, args, kwargs))
+            self.moved[name] += sum(bytes_of(tensor) for tensor in made)
+        if name in COLUMNS:
+            self.add_columns(name, args)
+        return out
+
+    def add_columns(self, name: str, args: Any) -> None:
+        """Add the columns of torchvision's kernel, for `name`, an operation in COLUMNS."""
+        columns = COLUMNS[name]
+        image = args[columns.input_index]
+        n, c, h, w = image.shape
+        bytes_of_frame = TAPS * c * h * w * image.element_size()
+        self.moved[name] += columns.passes * n * bytes_of_frame
+
+        # torchvision computes as many images at once as the largest divisor of n up to the limit.
+        divisors = [number for number in range(1, MOST_FRAMES + 1) if n % number == 0]
+        self.peak = max(self.peak, self.now + bytes_of_frame * max(divisors))
+
+    def add_storage(self, storage: torch.UntypedStorage) -> None:
+        """Count the bytes of a storage as alive, until Python deletes it."""
+        address = storage._cdata
+        if address in self.alive:
+            return
+        size = storage.nbytes()
+        self.alive.add(address)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self.remove_storage, address, size)
+
+    def remove_storage(self, address: int, size: int) -> None:
+        self.alive.discard(address)
+        self.now -= size
+
+
+def is_view(func: Any) -> bool:
+    """Tell whether an operation returns a view of an argument, which needs no kernel."""
+    for result in func._schema.returns:
+        # An in-place operation returns an alias too, but it writes to it.
+        if result.alias_info and not result.alias_info.is_write:
+            return True
+    return False
+
+
+def inputs_of(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that an operation reads. An argument `out=` is only written."""
+    written = {argument.name for argument in func._schema.arguments if argument.is_out}
+    read = [value for key, value in kwargs.items() if key not in written]
+    return tensors((args, read))
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Return the bytes of memory behind a tensor.
+
+    An expanded tensor has more elements than its storage. A slice has fewer.
+    """
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+# ---- Attention ----------------------------------------------------------------------------------
+
+
+def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
+    """Choose the kernel of scaled_dot_product_attention as torch does on a GPU.
+
+    q, k, v: (n, heads, T, hd). Returns "cudnn", "flash", "efficient" or "math". The GPU has compute
+    capability 8.0 or more.
+
+    The rules are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
+    can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
+    check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
+    Where versions differ, the stricter rule holds: cuDNN comes first, as since 2.11 on the H100,
+    and storage offsets count, as in 2.15.
+    """
+    enabled = torch.backends.cuda
+    for x in (q, k, v):
+        if x.stride(-1) != 1 or x.shape[0] != q.shape[0] or x.dtype is not q.dtype:
+            return "math"
+
+    head_channels = q.shape[-1]
+    is_half = q.dtype in HALF
+    has_mask_gradient = mask is not None and mask.requires_grad
+    fits_grid = max(q.shape[:2]) <= 65_535
+    suits_cudnn = is_half and head_channels % 8 == 0 and head_channels <= 128 and fits_grid
+    if enabled.cudnn_sdp_enabled() and suits_cudnn and not has_mask_gradient:
+        return "cudnn"
+
+    suits_flash = is_half and mask is None and head_channels <= 256
+    if enabled.flash_sdp_enabled() and suits_flash:
+        return "flash"
+
+    # Tensor cores read 16 bytes at once (minimum_gemm_alignment).
+    values = 16 // q.element_size()
+    is_aligned = head_channels % values == 0
+    for x in (q, k, v):
+        is_aligned = is_aligned and x.storage_offset() % values == 0
+    suits_mask = mask is None or mask.stride(-1) == 1
+    suits_dtype = is_half or q.dtype is torch.float32
+    suits_efficient = suits_dtype and is_aligned and suits_mask
+    if enabled.mem_efficient_sdp_enabled() and suits_efficient:
+        return "efficient"
+    return "math"
+
+
+def attention_of_a_gpu(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Call the kernel that a GPU would choose, and count the call in CHOSEN.
+
+    It stands in for scaled_dot_product_attention, which chooses by the device of this machine.
+    """
+    if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
+        dtype = torch.get_autocast_dtype("cuda")
+        q = q.to(dtype)
+        k = k.to(dtype)
+        v = v.to(dtype)
+        if attn_mask is not None:
+            attn_mask = attn_mask.to(dtype)
+    kind = backend(q, k, v, attn_mask)
+
+    has_gradient = torch.is_grad_enabled() and q.requires_grad
+    gradient = "gradient" if has_gradient else "none"
+    if attn_mask is None:
+        mask_kind = "none"
+    elif attn_mask.requires_grad:
+        mask_kind = "with gradient"
+    else:
+        mask_kind = "constant"
+    CHOSEN[f"{kind}: head {q.shape[3]}, {q.shape[2]} tokens, {gradient}, mask {mask_kind}"] += 1
+
+    assert q.shape[0] * q.shape[1] <= MOST_HEADS
+    aten = torch.ops.aten
+    if kind == "efficient":
+        mask = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
+        results = aten._scaled_dot_product_efficient_attention(
+            q, k, v, mask, torch.is_grad_enabled(), 0.0, False, scale=scale
+        )
+        return results[0]
+    # "math" needs matrices in float32, and "cudnn" needs cuDNN. The network must avoid both.
+    assert kind == "flash", kind
+    results = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)
+    return results[0]
+
+
+# ---- A network of fake tensors ------------------------------------------------------------------
+
+
+def network(options: dict[str, Any], batch: int) -> tuple[nn.Module, Tensor]:
+    """Return the network on the GPU, and a batch of clips for it."""
+    # Constructors compute with numbers, so they run on the CPU.
+    with unset_fake_temporarily():
+        net = VRT(**NETWORK, **options)
+    to_gpu(net)
+    return net, torch.rand(batch, *CLIP, device="cuda")
+
+
+def on_gpu(tensor: Tensor) -> Tensor:
+    """Return a fake tensor of the same shape and dtype on the GPU."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+
+
+def to_gpu(net: nn.Module) -> None:
+    """Replace the parameters and buffers of a network by fake tensors on the GPU."""
+    for module in net.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(on_gpu(parameter)))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, on_gpu(buffer))
+
+
+@functools.cache
+def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[windows.Chunk, ...]:
+    """Return `window_chunks` on the GPU. The function needs numbers, so it runs on the CPU."""
+    with unset_fake_temporarily():
+        chunks = windows.window_chunks(size, window, shift, torch.device("cpu"), batch, most)
+    return moved_to_gpu(chunks)
+
+
+def moved_to_gpu(value: Any) -> Any:
+    """Return a value whose tensors are fake tensors on the GPU, also within tuples and records."""
+    if isinstance(value, Tensor):
+        return on_gpu(value)
+    if isinstance(value, tuple):
+        return tuple(moved_to_gpu(element) for element in value)
+    if dataclasses.is_dataclass(value):
+        fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        return type(value)(*(moved_to_gpu(field) for field in fields))
+    return value
+
+
+# ---- A training step ----------------------------------------------------------------------------
+
+
+def count(options: dict[str, Any], batch: int, kept_only: bool) -> dict[str, Any]:
+    """Return the figures of a case, named in the docstring of this module."""
+    CHOSEN.clear()
+    figures: dict[str, Any] = {}
+    with FAKE:
+        net, clip = network(options, batch)
+        figures["kept_gb"] = kept_bytes(net, clip) / GB
+        # Read it now, because the second run below would count each call again.
+        attention = dict(sorted(CHOSEN.items()))
+        del net, clip
+        if not kept_only:
+            with hidden_device():
+                net, clip = network(options, batch)
+                figures |= figures_of_step(net, clip)
+                del net, clip
+    figures["attention"] = attention
+    return figures
+
+
+def kept_bytes(net: nn.Module, clip: Tensor) -> int:
+    """Return the bytes that autograd keeps for the backward pass, without the weights."""
+    # Address of a storage -> its bytes.
+    sizes: dict[int, int] = {}
+    # Another storage may get the address of a deleted storage. So no storage is deleted here.
+    alive: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        sizes.setdefault(storage._cdata, storage.nbytes())
+        alive.append(tensor)
+        return tensor
+
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    weights = (*net.parameters(), *net.buffers())
+    addresses_of_weights = {weight.untyped_storage()._cdata for weight in weights}
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, unpack),
+        torch.autocast("cuda", torch.bfloat16),
+    ):
+        restored = net(clip)
+
+    assert restored.device.type == "cuda" and restored.shape == clip.shape
+    return sum(size for address, size in sizes.items() if address not in addresses_of_weights)
+
+
+def figures_of_step(net: nn.Module, clip: Tensor) -> dict[str, Any]:
+    """Count a training step without the optimizer, within `hidden_device`."""
+    with Counter() as counter:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = net(clip).float().square().mean()
+        gc.collect()  # or tensors in reference cycles would count as alive
+        held = counter.now
+        # From here on, the peak is that of the backward pass.
+        counter.peak = counter.now
+        loss.backward()
+    return {
+        "held_gb": held / GB,
+        "peak_gb": counter.peak / GB,
+        "moved_gb": counter.moved.total() / GB,
+        "kernels": counter.kernels,
+        "copies_from_host": counter.copies_from_host,
+    }
+
+
+# ---- The deformable alignment alone -------------------------------------------------------------
+
+# Shapes for --align: (frames, channels, height and width, deformable groups, aligned neighbours).
+ALIGNED = (
+    (5, 96, 192, 16, 1),  # of network 006
+    (40, 96, 96, 16, 1),  # of a batch
+    (5, 120, 96, 12, 2),  # of two neighbours
+)
+
+
+def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
+    """Return what the backward pass of the alignment needs besides the tensors saved in forward.
+
+    shape: one of ALIGNED. amp: whether the network computes in bfloat16. Returns the counted bytes,
+    and those that `DeformAlign.transient` estimates.
+    """
+    n, d, side, groups, sources = shape
+    image_dtype = torch.bfloat16 if amp else torch.float32
+
+    def image_of(channels: int, dtype: torch.dtype) -> Tensor:
+        size = (n, channels, side, side)
+        return torch.empty(size, dtype=dtype, device="cuda", requires_grad=True)
+
+    with FAKE:
+        with unset_fake_temporarily():
+            module = DeformAlign(d, groups, sources, 10.0)
+        to_gpu(module)
+        with hidden_device(), torch.autocast("cuda", torch.bfloat16, enabled=amp):
+            target = image_of(d, image_dtype)
+            neighbours = [image_of(d, image_dtype) for _ in range(sources)]
+            flows = [image_of(2, torch.float32) for _ in range(sources)]
+            with Counter() as counter:
+                out = module(neighbours, target, flows)
+                gc.collect()  # as in figures_of_step
+                held = counter.now
+                counter.peak = counter.now
+                out.sum().backward()
+            return counter.peak - held, module.transient(target)
+
+
+# ---- In place of a GPU --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def hidden_device() -> Generator[None]:
+    """Let autograd run a backward pass of fake tensors without a GPU.
+
+    Autograd asks each tensor for its device, and the device for its streams. A GPU that does not
+    exist has no streams. So autograd is told that the tensors are on "meta". Operations still see
+    "cuda". torch's own autocast does not act here, so CudaAutocast applies its rules.
+    """
+    tensor_dispatch = FakeTensor.__torch_dispatch__
+    mode_dispatch = FakeTensorMode.dispatch
+    # How many operations are running, one within another. If some are, they ask for the device.
+    depth = 0
+
+    def tensor_dispatch_without_device(
+        cls: type[FakeTensor], func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is DEVICE and depth == 0:
+            return META
+        return tensor_dispatch.__func__(cls, func, types, args, kwargs or {})
+
+    def mode_dispatch_without_device(
+        mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        nonlocal depth
+        if func is DEVICE and depth == 0:
+            return META
+        kwargs = dict(kwargs or {})
+        # Autograd makes a tensor like another one, on the device that it was told.
+        if kwargs.get("device") == META:
+            kwargs["device"] = torch.device("cuda", 0)
+        depth += 1
+        try:
+            return mode_dispatch(mode, func, types, args, kwargs)
+        finally:
+            depth -= 1
+
+    as_classmethod = classmethod(tensor_dispatch_without_device)
+    with (
+        mock.patch.object(FakeTensor, "__torch_dispatch__", as_classmethod),
+        mock.patch.object(FakeTensorMode, "dispatch", mode_dispatch_without_device),
+        CudaAutocast("cuda"),
+    ):
+        yield
+
+
+def stand_in() -> None:
+    """Replace functions that need a GPU or numbers, until the process ends."""
+
+    def no(*_: Any) -> bool:
+        return False
+
+    def yes(*_: Any) -> bool:
+        return True
+
+    torch.backends.cudnn.enabled = False
+    # torch would say that there is no GPU.
+    mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", no).start()
+    mock.patch.object(torch.cuda, "is_bf16_supported", yes).start()
+    # torch would choose the kernel of a CPU.
+    mock.patch.object(F, "scaled_dot_product_attention", attention_of_a_gpu).start()
+    # Needs numbers, which fake tensors do not have.
+    mock.patch.object(block, "window_chunks", fake_chunks).start()
+
+
+def reason_without_fake_gpu() -> str:
+    """Return why this torch has no fake tensors on a GPU that does not exist, or "" if it has.
+
+    In torch 2.8 indexing such a tensor starts CUDA.
+    """
+    try:
+        with FAKE:
+            tensor = torch.empty(2, 2, device="cuda")
+            _ = tensor[:, :1]
+    except RuntimeError as e:
+        first_line = str(e).splitlines()[0]
+        return f"torch {torch.__version__}: {first_line}"
+    return ""
 
 
 if __name__ == "__main__":
-    if reason := needs_a_real_gpu():
+    reason = reason_without_fake_gpu()
+    if reason:
         print(reason, file=sys.stderr)
-        sys.exit(77)
+        sys.exit(NO_FAKE_GPU)
     stand_in()
     print(main())

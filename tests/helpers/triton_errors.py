@@ -1,15 +1,21 @@
-"""Relative errors of our Triton kernels against float64, as a program: one line of JSON.
+"""Measures the relative errors of our Triton kernels against float64, as a program.
 
-usage: python -m tests.helpers.triton_errors [cuda]
+    python -m tests.helpers.triton_errors [cuda]
 
-Without a GPU it runs in Triton's interpreter (TRITON_INTERPRET=1), at small sizes and in float16 or
-float32, because the interpreter truncates products of bfloat16. torch.empty gives NaN here, so an
-output that a kernel leaves unwritten is found.
+It prints one line of JSON: the name of a case -> its errors, first that of the output, then those
+of the gradients, e.g. {"layer norm 96 torch.float16": [2e-4, 3e-4, ...], ...}.
+tests/parts/models/test_triton.py starts it and compares the errors with limits.
+
+Without an argument the kernels run in Triton's interpreter on the CPU (TRITON_INTERPRET=1 must be
+set). There the sizes are small, and the dtype is float16, because the interpreter truncates
+products of bfloat16. On both devices torch.empty gives NaN, so an output that a kernel leaves
+unwritten shows as an error of NaN.
 """
 
 import json
 import sys
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -19,17 +25,36 @@ from torch import Tensor
 from models.vrt import attention, triton_attention, triton_rows
 from models.vrt.windows import Span, window_chunks
 
-# T, channels of a head, mutual, whether windows are masked.
+
+class Shape(NamedTuple):
+    """A case of window attention."""
+
+    # Tokens of one attention matrix.
+    t: int
+    # Channels of a head.
+    channels: int
+    # Whether the two halves of a window attend to each other (mutual attention). Such a window has
+    # 2 t tokens and no bias.
+    mutual: bool
+    # Whether some windows have a mask, as after a shift.
+    is_masked: bool
+
+
 SHAPES = [
-    (64, 16, True, False),
-    (64, 16, True, True),
-    (64, 20, False, True),
-    (128, 16, False, True),
-    (128, 30, False, False),
-    (192, 16, False, True),
-    (256, 16, False, True),
-    (384, 20, False, True),
+    Shape(64, 16, mutual=True, is_masked=False),
+    Shape(64, 16, mutual=True, is_masked=True),
+    Shape(64, 20, mutual=False, is_masked=True),
+    Shape(128, 16, mutual=False, is_masked=True),
+    Shape(128, 30, mutual=False, is_masked=False),
+    Shape(192, 16, mutual=False, is_masked=True),
+    Shape(256, 16, mutual=False, is_masked=True),
+    Shape(384, 20, mutual=False, is_masked=True),
 ]
+# The interpreter takes seconds for each shape, so it leaves out these numbers of tokens.
+ON_A_GPU_ONLY = (192, 256)
+# A GPU computes this shape as well.
+LARGE = Shape(512, 16, mutual=False, is_masked=True)
+# Number of tokens of a window -> frames, height, width.
 WINDOWS = {
     64: (1, 8, 8),
     128: (2, 8, 8),
@@ -38,45 +63,52 @@ WINDOWS = {
     384: (6, 8, 8),
     512: (8, 8, 8),
 }
+# Rows of the inputs. They fill no whole number of tiles, so the last tile of a kernel is not full.
+NORM_ROWS = 333
+GATED_ROWS = 130
+EPS = 1e-5  # of layer norm, as torch has it by default
 
 
 def main(device: str) -> None:
+    """Print the errors of all cases on a device, "cpu" or "cuda"."""
+    # With this setting torch.empty gives NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    is_gpu = device == "cuda"
-    if not is_gpu:
-        # Few programs, so that each of them walks over windows.
+    if device == "cuda":
+        dtypes = [torch.bfloat16, torch.float16]
+        shapes = [*SHAPES, LARGE]
+    else:
+        dtypes = [torch.float16]
+        shapes = [shape for shape in SHAPES if shape.t not in ON_A_GPU_ONLY]
+        # With few programs, each program computes several windows, as for large inputs on a GPU.
         mock.patch.object(triton_attention, "PROGRAMS", 12).start()
         mock.patch.object(triton_rows, "PROGRAMS", 3).start()
-    dtypes = [torch.bfloat16, torch.float16] if is_gpu else [torch.float16]
-    # The interpreter takes seconds a shape: it gets the smallest and the largest alone.
-    shapes = [shape for shape in SHAPES if shape[0] not in (192, 256)]
-    if is_gpu:
-        shapes = [*SHAPES, (512, 16, False, True)]
+
     found = {}
     for dtype in dtypes:
-        for number, (t, channels, mutual, is_masked) in enumerate(shapes):
-            name = f"attention {t} {channels} {mutual} {is_masked} {dtype}"
-            found[name] = attention_errors(t, channels, mutual, is_masked, dtype, number, device)
+        for seed, shape in enumerate(shapes):
+            name = f"attention {shape.t} {shape.channels} {shape.mutual} {shape.is_masked} {dtype}"
+            found[name] = attention_errors(shape, dtype, seed, device)
         for channels in (96, 120):
             found[f"layer norm {channels} {dtype}"] = norm_errors(channels, dtype, device)
             found[f"gated {channels} {dtype}"] = gated_errors(channels, dtype, device)
     print(json.dumps(found))
 
 
-def attention_errors(
-    t: int, channels: int, mutual: bool, is_masked: bool, dtype: torch.dtype, seed: int, device: str
-) -> list[float]:
+def attention_errors(shape: Shape, dtype: torch.dtype, seed: int, device: str) -> list[float]:
     """Return the errors of the output and of the gradients of qkv and bias."""
+    t, channels, mutual, is_masked = shape
     generator = torch.Generator().manual_seed(seed)
     heads = 6 if device == "cuda" else 2
     tokens = 2 * t if mutual else t
     spans = _spans(WINDOWS[tokens], is_masked, device)
-    n = spans[-1].stop
+    n = spans[-1].stop  # number of windows
+
     qkv = torch.randn(n, tokens, 3, heads, channels, generator=generator)
     inputs = [qkv.to(device, dtype)]
     if not mutual:
-        inputs.append(0.5 * torch.randn(heads, tokens, tokens, generator=generator).to(device))
-    # A gradient as it comes from the first half of two concatenated outputs.
+        bias = 0.5 * torch.randn(heads, tokens, tokens, generator=generator)
+        inputs.append(bias.to(device))
+    # The network concatenates two outputs, so the gradient of each is one half of a wider tensor.
     wide = torch.randn(n, tokens, 2 * heads * channels, generator=generator).to(device, dtype)
     grad = wide[..., : heads * channels]
     scale = channels**-0.5
@@ -93,15 +125,15 @@ def attention_errors(
 def norm_errors(channels: int, dtype: torch.dtype, device: str) -> list[float]:
     """Return the errors of the output and of the gradients of x, weight and bias."""
     generator = torch.Generator().manual_seed(channels)
-    x = 3 * torch.randn(333, channels, generator=generator) + 1
+    x = 3 * torch.randn(NORM_ROWS, channels, generator=generator) + 1
     weight, bias = torch.randn(2, channels, generator=generator)
-    grad = torch.randn(333, channels, generator=generator).to(device, dtype)
+    grad = torch.randn(NORM_ROWS, channels, generator=generator).to(device, dtype)
 
     def kernel(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return triton_rows.layer_norm(x, weight, bias, 1e-5)
+        return triton_rows.layer_norm(x, weight, bias, EPS)
 
     def exact(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(x, (channels,), weight, bias, 1e-5)
+        return F.layer_norm(x, (channels,), weight, bias, EPS)
 
     return _errors(kernel, exact, [x.to(device, dtype), weight.to(device), bias.to(device)], grad)
 
@@ -110,10 +142,16 @@ def gated_errors(channels: int, dtype: torch.dtype, device: str) -> list[float]:
     """Return the errors of the output and of the gradients of x, w11, b11, w12 and b12."""
     generator = torch.Generator().manual_seed(channels)
     hidden = 2 * channels
-    shapes = [(130, channels), (hidden, channels), (hidden,), (hidden, channels), (hidden,)]
+    shapes = [
+        (GATED_ROWS, channels),  # x
+        (hidden, channels),  # w11
+        (hidden,),  # b11
+        (hidden, channels),  # w12
+        (hidden,),  # b12
+    ]
     inputs = [0.1 * torch.randn(shape, generator=generator) for shape in shapes]
-    inputs[0] *= 10
-    grad = torch.randn(130, hidden, generator=generator).to(device, dtype)
+    inputs[0] *= 10  # x has a standard deviation of 1, the weights of 0.1
+    grad = torch.randn(GATED_ROWS, hidden, generator=generator).to(device, dtype)
 
     def exact(x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
         return F.gelu(F.linear(x, w11, b11)) * F.linear(x, w12, b12)
@@ -127,7 +165,12 @@ def _errors(
     inputs: Sequence[Tensor],
     grad: Tensor,
 ) -> list[float]:
-    """Return the relative error of the output and of each gradient, in the norm of Frobenius."""
+    """Return the relative error of the output and of each gradient.
+
+    kernel: the function under test. exact: the same function by plain operations, which runs on the
+    inputs in float64. grad: the gradient of the output. An error is the Frobenius norm of the
+    difference, divided by that of the exact result.
+    """
 
     def results(function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
         leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
@@ -137,12 +180,15 @@ def _errors(
 
     found = results(kernel, inputs)
     expected = results(exact, [tensor.double() for tensor in inputs])
-    pairs = zip(found, expected, strict=True)
-    return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
+    errors = []
+    for result, exact_result in zip(found, expected, strict=True):
+        difference = (result.double() - exact_result).norm()
+        errors.append(float(difference / exact_result.norm()))
+    return errors
 
 
 def _spans(window: tuple[int, int, int], is_masked: bool, device: str) -> tuple[Span, ...]:
-    """Return the spans of a few windows."""
+    """Return the spans of a clip of 2 x 3 windows. window: frames, height, width."""
     frames, height, width = window
     shift = (frames // 2, 4, 4) if is_masked else (0, 0, 0)
     size = (frames, 2 * height, 3 * width)
