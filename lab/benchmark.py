@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
-"""Time and memory of the network and of the data. Prints tables; --json FILE writes the numbers.
+"""Measure time and memory of the network and of the data. Prints tables.
 
-    python lab/benchmark.py net --quick python lab/benchmark.py train --config 006 --crop 64
-    --against naive --threads 1 --json train.json python lab/benchmark.py data --crop 128 --repeats
-    20
-
-net: restoring one clip. train: one training step. data: samples of GoPro size, from files and from
-the clip cache. start: the first and the second start of a training on a large data set.
-
+    python lab/benchmark.py net --quick
+    python lab/benchmark.py train --config 006 --crop 64 --against naive --threads 1 \\
+        --json train.json
+    python lab/benchmark.py data --crop 128 --repeats 20
     python lab/benchmark.py start --clips 4000
+
+net: restoring one clip.
+train: one training step.
+data: reading training samples of GoPro size, from files and from the clip cache.
+start: the first and the second start of a training on a large data set.
+
+--json FILE also writes the numbers to a new file. docs/benchmarks has the results.
 """
 
 import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +45,52 @@ from scripts.make_sample_data import texture
 from tests.helpers.naive_vrt import NaiveVRT
 from utils.results import markdown_table as table
 
+# Values of --dtype. float32 means no autocast.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
 
 
 def main(argv: list[str]) -> int:
+    args = parse(argv)
+    assert not (args.json and args.json.exists()), f"{args.json} exists already"
+
+    if args.command == "data":
+        numbers = run_data(args)
+    elif args.command == "start":
+        numbers = run_start(args)
+    else:
+        numbers = run_network(args)
+
+    if args.json:
+        content = {"command": " ".join(argv), **environment(), **numbers}
+        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the arguments of the command line. `command` is net, train, data or start."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
+    json_help = "write the numbers to this new file"
+
     add = commands.add_parser("start").add_argument
     add("--clips", type=int, default=500, help="clips of 8 frames, of three files each")
     add("--folder", type=Path, help="where the set is made, and removed (default: a temporary one)")
-    add("--json", type=Path, help="write the numbers to this new file")
-    for name in ("net", "train", "data"):
+    add("--json", type=Path, help=json_help)
+
+    add = commands.add_parser("data").add_argument
+    add("--frames", type=int, default=6)
+    add("--repeats", type=int, default=10)
+    add("--json", type=Path, help=json_help)
+    add("--crop", type=int, default=192, help="side of the crop, in RGB pixels")
+    add("--clips", type=int, default=2)
+
+    for name in ("net", "train"):
         add = commands.add_parser(name).add_argument
         add("--frames", type=int, default=6)
-        add("--repeats", type=int, default=10 if name == "data" else 3)
-        add("--json", type=Path, help="write the numbers to this new file")
-        if name == "data":
-            add("--crop", type=int, default=192, help="side of the crop, in RGB pixels")
-            add("--clips", type=int, default=2)
-            continue
+        add("--repeats", type=int, default=3)
+        add("--json", type=Path, help=json_help)
         add(
             "--config",
             default="006",
@@ -79,240 +108,382 @@ def main(argv: list[str]) -> int:
             help="also run the unoptimised tests/helpers/naive_vrt.py",
         )
         add("--quick", action="store_true", help="the small network on 2 x 32 x 32, once")
-    args = parser.parse_args(argv)
-    assert not (args.json and args.json.exists()), f"{args.json} exists already"
-    runs = {"data": run_data, "start": run_start}
-    numbers = runs.get(args.command, run)(args)
-    if args.json:
-        args.json.write_text(
-            json.dumps({"command": " ".join(argv), **environment(), **numbers}, indent=2) + "\n"
-        )
-    return 0
+    return parser.parse_args(argv)
 
 
-class Clip:
-    """A random clip, and the runs of a network on it."""
-
-    def __init__(
-        self, args: argparse.Namespace, options: dict[str, Any], size: tuple[int, int, int]
-    ) -> None:
-        """size: frames, height, width."""
-        generator = torch.Generator().manual_seed(0)
-        self.size = batch, frames, height, width = (args.batch, *size)
-        channels = 3 if options.get("fusion", "none") != "none" else options.get("in_chans") or 3
-        counts = (
-            channels + int(options.get("nonblind_denoising", False)),
-            options.get("spike_channels", 0),
-        )
-        self.device, self.amp = torch.device(args.device), DTYPES[args.dtype]
-        sizes = [(batch, frames, count, height, width) for count in counts if count]
-        self.inputs = [torch.rand(size, generator=generator).to(self.device) for size in sizes]
-
-    def __call__(self, net: nn.Module) -> Tensor:
-        with torch.autocast(self.device.type, self.amp, enabled=self.amp is not torch.float32):
-            return net(*self.inputs)
-
-    @torch.no_grad()
-    def restore(self, net: nn.Module) -> Tensor:
-        return self(net)
-
-    def train_step(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        (self(net).float() - 0.5).square().add(1e-9).sqrt().mean().backward()
-        optimizer.step()
+# ---- net and train: the network --------------------------------------------------------------
 
 
-def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.Module]:
-    """The network ("ours") and, with --against naive, the naive VRT with the same weights."""
-    torch.manual_seed(0)
-    # On a CPU stochastic depth skips branches, and all of them are to be measured.
-    changes: dict[str, Any] = {"drop_path_rate": 0.0} | (CHECKPOINTED if args.checkpoint else {})
-    net = VRT(**(options | changes))
-    nn.init.normal_(net.conv_last.weight, std=0.01)  # zero weights would hide every difference
-    found: dict[str, nn.Module] = {"ours": net}
-    if args.against:
-        found["naive"] = NaiveVRT(**options)
-        found["naive"].load_state_dict(net.state_dict())
-    return {name: each.to(args.device) for name, each in found.items()}
+def run_network(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure restorations (command net) or training steps (command train). Prints a table.
 
-
-def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
-    """FLOPs (two per multiply-add) of a forward pass on (batch, frames, height, width), without
-    fusion and sampling.
+    Returns the numbers for --json: the setting, `runs` with the figures of each network (see
+    lab.tools.compared), and with --against naive also their difference and their ratio.
     """
-    batch, frames, height, width = size
-    without = {"in_chans": 3, "nonblind_denoising": False, "fusion": "none", "spike_channels": 0}
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        # And its tables, which are made on the CPU
-        naive = NaiveVRT(**{**options, **without}).to("meta")
-        naive(torch.rand(batch, frames, 3, height, width))
-    return counter.get_total_flops()
-
-
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    warmup = 0 if args.quick else 1
+    warmup = 1
     if args.quick:
         args.config, args.frames, args.crop, args.repeats = "small", 2, [32], 1
+        warmup = 0
     if args.threads:
         torch.set_num_threads(args.threads)
-    trains, options = args.command == "train", dict(NAMED.get(args.config, ()))
-    if not options:
-        from main_train_vrt import read_options  # takes a second
+    is_training = args.command == "train"
 
-        opt = read_options(["--opt", args.config])
-        options = {**opt.netG.plain(), "spike_channels": opt.spike_channels}
-        assert options.pop("net_type") == "vrt", "only vrt is measured"
-    nets = {name: net.train(trains) for name, net in networks(args, options).items()}
-    clip = Clip(args, options, (args.frames, args.crop[0], args.crop[-1]))
+    # The networks, "ours" and perhaps "naive", and the clip that all of them get.
+    options = network_options(args.config)
+    nets = networks(args, options)
+    for net in nets.values():
+        net.train(is_training)
+    height, width = args.crop[0], args.crop[-1]  # --crop has one number or two
+    clip = Clip(args, options, (args.frames, height, width))
+
+    # What is timed: a call of one of these functions.
     jobs: dict[str, Callable[[], Any]] = {}
     for name, net in nets.items():
-        optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=clip.device.type == "cuda")
-        jobs[name] = (
-            partial(clip.train_step, net, optimizer) if trains else partial(clip.restore, net)
-        )
+        if is_training:
+            is_on_gpu = clip.device.type == "cuda"
+            optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=is_on_gpu)
+            jobs[name] = partial(clip.train_step, net, optimizer)
+        else:
+            jobs[name] = partial(clip.restore, net)
+
     found: dict[str, Any] = {
         "config": args.config,
         "dtype": args.dtype,
-        "training": trains,
+        "training": is_training,
         "size": clip.size,
     }
     if args.against:
-        a, b = (clip.restore(net).double() for net in nets.values())
-        found["largest_difference"] = float((a - b).abs().max() / b.abs().max())
+        # Compare the outputs before a training step changes the weights.
+        found["largest_difference"] = relative_difference(
+            clip.restore(nets["ours"]), clip.restore(nets["naive"])
+        )
     found["runs"] = compared(jobs, clip.device, args.repeats, warmup)
-    # A backward pass takes two more products for each.
-    found["model_flops"] = (3 if trains else 1) * flops(options, clip.size)
+
+    # Which share of the device's speed a run uses. `flops` counts each product once, also if
+    # --checkpoint computes it again, because the second time is no useful work.
+    found["model_flops"] = flops(options, clip.size)
+    if is_training:
+        # For each matrix product of the forward pass, the backward pass has two: one gives the
+        # gradient of the input, one that of the weights.
+        found["model_flops"] *= 3
     found["matmul_flops_per_s"] = matmul_rate(clip.device, clip.amp)
     for figures in found["runs"].values():
         figures["flops_per_s"] = found["model_flops"] / figures["median_s"]
         figures["share_of_matmul_rate"] = figures["flops_per_s"] / found["matmul_flops_per_s"]
-    print(
-        f"{args.config}, {args.command}, {args.dtype}, "
-        f"batch x frames x height x width = {clip.size}"
-    )
-    keys = list(found["runs"]["ours"])
-    print(
-        table(
-            [[name, *(each[key] for key in keys)] for name, each in found["runs"].items()],
-            ["", *keys],
-        )
-    )
+
+    _print_network_figures(args, found)
     if args.against:
-        runs = found["runs"]
-        found["ratio"] = {
-            key: runs["ours"][key] / runs["naive"][key]
-            for key in ("median_s", "min_s", "process_mb")
-        }
+        ours = found["runs"]["ours"]
+        naive = found["runs"]["naive"]
+        found["ratio"] = {}
+        for key in ("median_s", "min_s", "process_mb"):
+            found["ratio"][key] = ours[key] / naive[key]
         print("ours / naive:", found["ratio"], "largest difference", found["largest_difference"])
     return found
 
 
+def _print_network_figures(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Print a table with a row for each network and a column for each figure."""
+    print(
+        f"{args.config}, {args.command}, {args.dtype}, "
+        f"batch x frames x height x width = {found['size']}"
+    )
+    keys = list(found["runs"]["ours"])
+    rows = []
+    for name, figures in found["runs"].items():
+        rows.append([name, *(figures[key] for key in keys)])
+    print(table(rows, ["", *keys]))
+
+
+def network_options(config: str) -> dict[str, Any]:
+    """Return the arguments of VRT. config: a name in lab.tools.NAMED, or an option file."""
+    if config in NAMED:
+        return dict(NAMED[config])
+    from main_train_vrt import read_options  # takes a second
+
+    opt = read_options(["--opt", config])
+    options = {**opt.netG.plain(), "spike_channels": opt.spike_channels}
+    assert options.pop("net_type") == "vrt", "only vrt is measured"
+    return options
+
+
+def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.Module]:
+    """Return {"ours": network}, and with --against naive also "naive", with the same weights.
+
+    args: its `against`, `checkpoint` and `device` are used.
+    options: arguments of VRT.
+    """
+    torch.manual_seed(0)
+    # Stochastic depth skips branches on a CPU. All branches are to be measured.
+    ours_options: dict[str, Any] = {**options, "drop_path_rate": 0.0}
+    if args.checkpoint:
+        ours_options |= CHECKPOINTED
+    ours = VRT(**ours_options)
+    # The last layer begins with zero weights. They would hide every difference of the networks.
+    nn.init.normal_(ours.conv_last.weight, std=0.01)
+
+    found: dict[str, nn.Module] = {"ours": ours}
+    if args.against:
+        naive = NaiveVRT(**options)
+        naive.load_state_dict(ours.state_dict())
+        found["naive"] = naive
+    for net in found.values():
+        net.to(args.device)
+    return found
+
+
+class Clip:
+    """A random clip as a network gets it, and what a network does with it."""
+
+    def __init__(
+        self, args: argparse.Namespace, options: dict[str, Any], size: tuple[int, int, int]
+    ) -> None:
+        """Draw the clip.
+
+        args: its `batch`, `device` and `dtype` are used.
+        options: arguments of VRT, which say how many channels the network expects.
+        size: frames, height, width.
+        """
+        frames, height, width = size
+        self.size = (args.batch, frames, height, width)
+        self.device = torch.device(args.device)
+        self.amp = DTYPES[args.dtype]  # dtype of autocast
+
+        # A network with a fusion takes RGB frames; `in_chans` says what comes after the fusion.
+        has_fusion = options.get("fusion", "none") != "none"
+        frame_channels = 3
+        if not has_fusion:
+            frame_channels = options.get("in_chans") or 3
+        if options.get("nonblind_denoising", False):
+            frame_channels += 1  # the map of the noise level
+        spike_channels = options.get("spike_channels", 0)
+
+        # Inputs of the network: frames (B, T, C, H, W), and spikes (B, T, S, H, W) if it has them.
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = []
+        for channels in (frame_channels, spike_channels):
+            if channels:
+                shape = (args.batch, frames, channels, height, width)
+                self.inputs.append(torch.rand(shape, generator=generator).to(self.device))
+
+    def __call__(self, net: nn.Module) -> Tensor:
+        """Return the output of a network, computed under autocast if --dtype has 16 bits."""
+        has_autocast = self.amp is not torch.float32
+        with torch.autocast(self.device.type, self.amp, enabled=has_autocast):
+            return net(*self.inputs)
+
+    @torch.no_grad()
+    def restore(self, net: nn.Module) -> Tensor:
+        """Return the output of a network without gradients."""
+        return self(net)
+
+    def train_step(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Train for one step with the Charbonnier loss; the target is a grey picture."""
+        optimizer.zero_grad(set_to_none=True)
+        error = self(net).float() - 0.5
+        loss = error.square().add(1e-9).sqrt().mean()
+        loss.backward()
+        optimizer.step()
+
+
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference of two outputs, divided by the largest value of b."""
+    a = a.double()
+    b = b.double()
+    return float((a - b).abs().max() / b.abs().max())
+
+
+def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
+    """Count the FLOPs of a forward pass, two for each multiplication with addition.
+
+    options: arguments of VRT. size: batch, frames, height, width.
+
+    Fusion and deformable sampling are not counted. The naive network is counted, because it
+    computes each product once.
+    """
+    batch, frames, height, width = size
+    without_fusion: dict[str, Any] = {
+        "in_chans": 3,
+        "nonblind_denoising": False,
+        "fusion": "none",
+        "spike_channels": 0,
+    }
+    # On the device "meta" tensors have a shape and no values. So counting takes little time.
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        naive = NaiveVRT(**{**options, **without_fusion})
+        naive = naive.to("meta")  # moves tables too, which the constructor makes on the CPU
+        naive(torch.rand(batch, frames, 3, height, width))
+    return counter.get_total_flops()
+
+
+# ---- data: samples of a training -------------------------------------------------------------
+
+# Sizes as in GoPro with spikes.
+HEIGHT = 720
+WIDTH = 1280
+RATIO = 2  # RGB pixels along a side of a spike pixel
+PLANES = 88  # spike planes of a frame
+
+
 def run_data(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds per sample: decoding its PNGs, RGB, RGB + spikes, and both from the cache."""
-    cv2.setNumThreads(0)  # one thread, as in a loader worker
+    """Measure how long a training sample takes, for each way to read it. Prints a table.
+
+    The ways are PNG files without and with spike files, and the clip cache without and with
+    spikes. The time to decode the PNGs of a sample is measured too, because it is most of the work.
+
+    Returns {"samples": way -> milliseconds of a sample}.
+    """
+    # One thread, as in a worker process of the loader.
+    cv2.setNumThreads(0)
     torch.set_num_threads(1)
+
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        for clip in range(args.clips):
-            make_clip(root, f"GOPR{clip:04d}_11_00", 2 * args.frames, clip)
-        rgb = {"dataset_type": "VideoRecurrentTrainDataset"}
-        size = {"h": HEIGHT // RATIO, "w": WIDTH // RATIO}
-        spikes = {
-            "dataset_type": "TrainDatasetRGBSpike",
-            "dataroot_spike": str(root / "GOPRO_Large_spike_seq/train"),
-            "spike": {"type": "dat", **size, "representation": "voxel"},
-        }
-        both: dict[str, Any] = {
-            "dataroot_gt": str(root / "GOPRO_Large/train"),
-            "dataroot_lq": str(root / "GOPRO_Large/train"),
-            "num_frame": args.frames,
-            "gt_size": args.crop,
-            "use_hflip": True,
-            "use_rot": True,
-            "random_reverse": True,
-        }
-        options = DATASETS.resolve(both | spikes, "datasets.train")
-        build_cache(options.constructor.sources_of(options)[0], str(root / "cache"))
-        cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
-        kinds = {
-            "png": rgb,
-            "png + .dat": spikes,
-            "cache, RGB": rgb | cached,
-            "cache, RGB + spikes": spikes | cached,
-        }
-        datasets = {}
-        for name, changes in kinds.items():
-            dataset = build_dataset(both | changes, "train", 0)
-            assert isinstance(dataset, TrainClips)
-            datasets[name] = dataset
-        clip, turn = datasets["png"].clips[0], iter(range(10**9))
-        paths = [*clip.lq[: args.frames], *clip.gt[: args.frames]]
+        for number in range(args.clips):
+            # Twice the frames of a sample, so that a sample may begin at different frames.
+            make_clip(root, f"GOPR{number:04d}_11_00", frames=2 * args.frames, seed=number)
+        datasets = make_datasets(root, args)
+
+        clip = datasets["png"].clips[0]
+        pngs = [*clip.lq[: args.frames], *clip.gt[: args.frames]]
         runs: dict[str, Callable[[], Any]] = {
-            "OpenCV decodes the PNGs": lambda: [cv2.imread(p) for p in paths]
+            "OpenCV decodes the PNGs": lambda: [cv2.imread(path) for path in pngs]
         }
+        numbers = count()  # all ways share it, so that no sample is read twice in succession
         for name, dataset in datasets.items():
-            runs[name] = lambda d=dataset: d[(0, next(turn) % len(d))]
+            runs[name] = partial(_read_next_sample, dataset, numbers)
         found = compared(runs, torch.device("cpu"), args.repeats, 2)
-    best = {name: 1e3 * figures["median_s"] for name, figures in found.items()}
-    decode = best["OpenCV decodes the PNGs"]
+
+    ms = {name: 1e3 * figures["median_s"] for name, figures in found.items()}
+    decoding_ms = ms["OpenCV decodes the PNGs"]
     print(
         f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, "
         f"{PLANES} planes of 640 x 360 each"
     )
-    rows = [
-        [name, f"{ms:.1f}", f"{1e3 / ms:.1f}", f"{ms / decode:.3f}"] for name, ms in best.items()
-    ]
-    print(table(rows, ["", "ms", "samples/s", "of decoding"]))
-    print(f"spikes add {100 * (best['png + .dat'] / best['png'] - 1):.1f} % to the PNG path")
-    return {"samples": best}
-
-
-def run_start(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds, memory and calls of a first start of a training, and of a second one."""
-    few = large_set.costs(2, args.folder)
-    found = large_set.costs(args.clips, args.folder)
-    files = args.clips * large_set.FILES
     rows = []
-    for name, costs in found.items():
-        row = [name, f"{costs['seconds']:.1f}", f"{costs['cpu_seconds']:.1f}", f"{costs['gb']:.2f}"]
-        for kind in large_set.CALLS:
-            if kind in costs:  # without strace there are none
-                # What a set of two clips asks for is asked by the imports.
-                costs[kind] -= few[name][kind]
-                row.append(f"{costs[kind] / files:.3f}")
-        if "slow_seconds" in costs:
-            costs["slow_seconds"] -= few[name]["slow_seconds"]
-            row.append(f"{costs['slow_seconds']:.1f}")
-        rows.append(row)
-    print(f"\n{args.clips} clips, {files} files")
-    kinds = [f"{kind} a file" for kind in large_set.CALLS]
-    heads = ["start", "s", "CPU s", "GB", *kinds, "s more at 0.5 ms a call"]
-    print(table(rows, heads[: len(rows[0])]))
-    return {"clips": args.clips, "files": files, "starts": found}
+    for name, of_way in ms.items():
+        rows.append([name, f"{of_way:.1f}", f"{1e3 / of_way:.1f}", f"{of_way / decoding_ms:.3f}"])
+    print(table(rows, ["", "ms", "samples/s", "of decoding"]))
+    more = ms["png + .dat"] / ms["png"] - 1
+    print(f"spikes add {100 * more:.1f} % to the PNG path")
+    return {"samples": ms}
+
+
+def _read_next_sample(dataset: TrainClips, numbers: Iterator[int]) -> Any:
+    """Read a sample of a data set. numbers: counts the samples that have been read."""
+    index = next(numbers) % len(dataset)
+    return dataset[(0, index)]  # (epoch, index)
+
+
+def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]:
+    """Return a training set for each way to read the clips in `root`. Writes the clip cache.
+
+    args: its `frames` and `crop` are the size of a sample.
+    """
+    # Keys of an option file's section datasets.train.
+    of_all: dict[str, Any] = {
+        "dataroot_gt": str(root / "GOPRO_Large/train"),
+        "dataroot_lq": str(root / "GOPRO_Large/train"),
+        "num_frame": args.frames,
+        "gt_size": args.crop,
+        "use_hflip": True,
+        "use_rot": True,
+        "random_reverse": True,
+    }
+    rgb = {"dataset_type": "VideoRecurrentTrainDataset"}
+    spikes = {
+        "dataset_type": "TrainDatasetRGBSpike",
+        "dataroot_spike": str(root / "GOPRO_Large_spike_seq/train"),
+        "spike": {
+            "type": "dat",
+            "h": HEIGHT // RATIO,
+            "w": WIDTH // RATIO,
+            "representation": "voxel",
+        },
+    }
+    cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
+
+    section = DATASETS.resolve(of_all | spikes, "datasets.train")
+    [source] = section.constructor.sources_of(section)
+    build_cache(source, str(root / "cache"))
+
+    ways = {
+        "png": rgb,
+        "png + .dat": spikes,
+        "cache, RGB": rgb | cached,
+        "cache, RGB + spikes": spikes | cached,
+    }
+    datasets = {}
+    for name, of_way in ways.items():
+        dataset = build_dataset(of_all | of_way, "train", 0)
+        assert isinstance(dataset, TrainClips)
+        datasets[name] = dataset
+    return datasets
 
 
 def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
-    """A clip of GoPro size and layout, whose PNGs compress about as much as those of GoPro."""
+    """Write a clip of GoPro size: blurry and sharp PNGs and spike files.
+
+    The scene is a texture that moves to the right. Noise makes the PNGs compress about as much as
+    those of GoPro, because the time of decoding depends on the size of a file.
+    """
     rng = np.random.default_rng(seed)
     picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)
-    light = cv2.resize(
-        to_grey(to_linear(picture / np.float32(255))), (WIDTH // RATIO, HEIGHT // RATIO)
-    )
-    sensor, rgb = (
-        IntegrateAndFire(*light.shape, rate=0.5, rng=rng),
-        root / "GOPRO_Large/train" / name,
-    )
+
+    # The spike camera sees the texture in grey, at half the resolution.
+    grey = to_grey(to_linear(picture / np.float32(255)))
+    light = cv2.resize(grey, (WIDTH // RATIO, HEIGHT // RATIO))
+    sensor = IntegrateAndFire(*light.shape, rate=0.5, rng=rng)
+
+    rgb = root / "GOPRO_Large/train" / name
     spikes = root / "GOPRO_Large_spike_seq/train" / name / "spike"
     for folder in (rgb / "blur", rgb / "sharp", spikes):
         folder.mkdir(parents=True)
+
     for frame in range(frames):
-        grain = rng.normal(0, 2.0, picture.shape).astype(np.float32)
-        noisy = np.clip(np.roll(picture, 4 * frame, axis=1) + grain, 0, 255).astype(np.uint8)
+        noise = rng.normal(0, 2.0, picture.shape).astype(np.float32)
+        moved = np.roll(picture, 4 * frame, axis=1)
+        noisy = np.clip(moved + noise, 0, 255).astype(np.uint8)
+        # Blur does not matter here. Both files have the same picture.
         for kind in ("blur", "sharp"):
             cv2.imwrite(str(rgb / kind / f"{frame:06d}.png"), noisy)
-        write_spikes(
-            spikes / f"{frame:06d}.dat", sensor.run([light] * PLANES), SpikeGeometry(*light.shape)
-        )
+        planes = sensor.run([light] * PLANES)
+        write_spikes(spikes / f"{frame:06d}.dat", planes, SpikeGeometry(*light.shape))
+
+
+# ---- start: a training on a large set --------------------------------------------------------
+
+
+def run_start(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure a first start of a training on many clips, and a second one. Prints a table.
+
+    If strace is installed, the table also says how often a start asks the file system, for each
+    file of the set, and how many seconds longer it takes on a slow file system.
+    """
+    # A set of two clips shows what the imports cost. Their calls are subtracted below.
+    of_two_clips = large_set.costs(2, args.folder)
+    found = large_set.costs(args.clips, args.folder)
+    files = args.clips * large_set.FILES_OF_CLIP
+
+    rows = []
+    for name, costs in found.items():  # "first", "again"
+        row = [name, f"{costs['seconds']:.1f}", f"{costs['cpu_seconds']:.1f}", f"{costs['gb']:.2f}"]
+        for kind in large_set.CALLS:
+            if kind in costs:
+                costs[kind] -= of_two_clips[name][kind]
+                row.append(f"{costs[kind] / files:.3f}")
+        if "slow_seconds" in costs:
+            costs["slow_seconds"] -= of_two_clips[name]["slow_seconds"]
+            row.append(f"{costs['slow_seconds']:.1f}")
+        rows.append(row)
+
+    print(f"\n{args.clips} clips, {files} files")
+    heads = ["start", "s", "CPU s", "GB"]
+    heads += [f"{kind} a file" for kind in large_set.CALLS]
+    heads += ["s more at 0.5 ms a call"]
+    columns = len(rows[0])  # only the first four without strace
+    print(table(rows, heads[:columns]))
+    return {"clips": args.clips, "files": files, "starts": found}
 
 
 if __name__ == "__main__":

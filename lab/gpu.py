@@ -1,13 +1,21 @@
 #!/usr/bin/env python3
-"""How fast a GPU trains and restores with network 006, and how much memory that takes: one command,
-5 minutes.
+"""Measure how fast a GPU trains and restores with network 006, and how much memory that takes.
 
     python lab/gpu.py --out gpu.json
     python lab/gpu.py --out gpu.json --only "step, batch 8, no checkpointing"
+    python lab/gpu.py --out try.json --device cpu      tiny sizes, to try the program itself
 
-The step comes first. A measurement that fails or runs out of memory is noted, and the next begins.
-FILE is written after each. Whether the results are right: pytest -m cuda. --device cpu: tiny sizes,
-to try it.
+All measurements take 5 minutes. The training step comes first. If a measurement fails or runs out
+of memory, the file says so, and the next measurement begins. The file is written after each one:
+
+    {"gpu": "NVIDIA H200", ..., "figures": {"step, batch 1, no checkpointing":
+        {"s": 0.67, "peak GB": 5.1}, "naive step, batch 1, float32": {"failed": "out of memory"}}}
+
+The exit code is 1 if a measurement failed. This program measures speed and memory. `pytest -m cuda`
+tests whether the results are right. docs/gpu.md has figures of an H200.
+
+The program runs as several processes: `main` starts itself again with `--here NAME ...`, and each
+of these processes measures some of MEASUREMENTS.
 """
 
 import argparse
@@ -19,10 +27,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -35,133 +43,313 @@ from models.vrt.fit_memory import MARGIN, fit_memory
 from models.vrt.layers import tf32
 from tests.helpers.tensor_clip import restore_clip
 
-BUDGET_S = 300.0  # of all measurements
+BUDGET_S = 300.0  # seconds of all measurements together
+
+# The figures of one measurement, e.g. {"s": 0.67, "peak GB": 5.1}.
 Figures = dict[str, Any]
 
 
-def made(
-    device: str, net: str = "ours", small: bool = False, **how: Any
-) -> tuple[Any, Clip, torch.optim.Optimizer]:
-    """(network, clip, optimizer) of benchmark.py, as in the GoPro recipe on a GPU; small on a CPU.
+# ---- The command -----------------------------------------------------------------------------
 
-    how: batch, dtype, checkpoint, as there.
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="new file for the figures, JSON", metavar="FILE")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--only", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS)
+    )
+    parser.add_argument("--here", nargs="+", help="measure these here, print a line of JSON each")
+    args = parser.parse_args(argv)
+
+    # One of the processes that `in_process` starts, see the top of this file.
+    if args.here:
+        for name in args.here:
+            print(json.dumps({name: measured_here(name, args.device)}), flush=True)
+        return 0
+
+    if not args.out or args.out.exists():
+        parser.error("--out needs a new file")
+    if args.only:
+        names_of_processes = [[args.only]]
+    else:
+        names_of_processes = processes()
+
+    found: Figures = {**environment(), "figures": {}}
+    end = time.monotonic() + BUDGET_S
+    for names in names_of_processes:
+        for name, figures in in_process(names, args.device, limit_s=end - time.monotonic()):
+            found["figures"][name] = figures
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
+            # The table of the profile is long. The file has all of it.
+            print(f"{name}: {json.dumps(figures)[:150]}", flush=True)
+    has_failed = any("failed" in figures for figures in found["figures"].values())
+    return int(has_failed)
+
+
+def processes() -> list[list[str]]:
+    """Return for each process the names of the measurements that it makes, in their order."""
+    found: list[list[str]] = []
+    for name in MEASUREMENTS:
+        if name in FIRST_OF_PROCESS:
+            found.append([])
+        found[-1].append(name)
+    return found
+
+
+def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[str, Figures]]:
+    """Start a process that makes some measurements. Yields each name with its figures.
+
+    limit_s: seconds after which the process is killed.
+
+    The figures of a measurement that the process did not finish are {"failed": the last line of its
+    error output, "code": its exit code}.
     """
-    options, size = (
-        (NAMED["006"], (6, 192, 192))
-        if device == "cuda" and not small
-        else (NAMED["small"], (2, 32, 32))
+    command = [sys.executable, __file__, "--device", device, "--here", *names]
+    unfinished = list(names)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        # At least a second, so that the time of the measurements before cannot make it negative.
+        limit = threading.Timer(max(1.0, limit_s), process.kill)
+        limit.start()
+
+        # Each result is a line {name: figures}. Other lines are messages of libraries.
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                [(name, figures)] = json.loads(line).items()
+                unfinished.remove(name)
+                yield name, figures
+
+        limit.cancel()
+        messages = process.stderr.read().splitlines()
+
+    reason = messages[-1] if messages else "no message"
+    # The timer above kills, and so does the system if memory runs out. Neither leaves a message.
+    if process.returncode == -signal.SIGKILL:
+        reason = f"killed, by the limit of {limit_s:.0f} s for all or for want of memory"
+    for name in unfinished:
+        yield name, {"failed": reason, "code": process.returncode}
+
+
+def measured_here(name: str, device: str) -> Figures:
+    """Make a measurement in this process. Returns its figures, or {"failed": the reason}."""
+    # Memory that the measurement before has used must not be missing in this one.
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    try:
+        return MEASUREMENTS[name](device)
+    except RuntimeError as e:
+        # E.g. out of memory. The next measurement may need less.
+        return {"failed": str(e).splitlines()[0]}
+
+
+# ---- What is measured: network, clip, optimizer ----------------------------------------------
+
+
+class Setup(NamedTuple):
+    """What a training step needs."""
+
+    net: Any
+    clip: Clip  # a random clip on the device
+    optimizer: torch.optim.Optimizer
+
+
+def prepared(
+    device: str,
+    net: str = "ours",
+    small: bool = False,
+    batch: int = 1,
+    dtype: str = "bfloat16",
+    checkpoint: bool = False,
+) -> Setup:
+    """Return a network, a clip and an optimizer.
+
+    device: "cuda" or "cpu". On a CPU, network and clip are always small, to try the program.
+    net: "ours", or "naive" for the unoptimised tests/helpers/naive_vrt.py.
+    small: whether a GPU too gets the small network of lab/tools.py.
+    batch: number of clips.
+    dtype: "float32", or the dtype of autocast.
+    checkpoint: whether every block is computed again in the backward pass.
+    """
+    # The size of the GoPro recipe: frames, height, width.
+    options = NAMED["006"]
+    size = (6, 192, 192)
+    if device == "cpu" or small:
+        options = NAMED["small"]
+        size = (2, 32, 32)
+    if device == "cpu":
+        batch = 1
+        dtype = "float32"  # torchvision has no deformable convolution in bfloat16 on a CPU
+
+    # `networks` and `Clip` take the arguments of the command line of lab/benchmark.py.
+    args = argparse.Namespace(
+        device=device, batch=batch, dtype=dtype, checkpoint=checkpoint, against=net == "naive"
     )
-    usual = {"batch": 1, "dtype": "bfloat16", "checkpoint": False, "against": net == "naive"}
-    if device == "cpu":  # torchvision has no deformable convolution in bfloat16 there
-        how = {**how, "batch": 1, "dtype": "float32"}
-    args = argparse.Namespace(device=device, **usual | how)
     chosen = networks(args, options)[net].train()
-    return (
-        chosen,
-        Clip(args, options, size),
-        torch.optim.Adam(chosen.parameters(), lr=1e-4, fused=device == "cuda"),
-    )
+    clip = Clip(args, options, size)
+    optimizer = torch.optim.Adam(chosen.parameters(), lr=1e-4, fused=device == "cuda")
+    return Setup(chosen, clip, optimizer)
 
 
-def figures_of(run: Any, device: str, repeats: int = 3) -> Figures:
-    """Median seconds, and peak GB: of tensors on a GPU, else of the process."""
+def figures_of(run: Callable[[], Any], device: str, repeats: int = 3) -> Figures:
+    """Call a function several times, once without measuring. Returns {"s", "peak GB"}.
+
+    s: median wall time in seconds. peak GB: peak memory of the tensors on a GPU. On a CPU it is the
+    peak memory of the process, because torch does not count its tensors there.
+    """
     found = compared({"": run}, torch.device(device), repeats, 1)[""]
-    return {
-        "s": found["median_s"],
-        "peak GB": found.get("allocated_mb", found["process_mb"]) * 2**20 / 1e9,
-    }
+    peak_mb = found["allocated_mb"] if "allocated_mb" in found else found["process_mb"]
+    return {"s": found["median_s"], "peak GB": peak_mb * 2**20 / 1e9}
 
 
-def ceilings(device: str) -> Figures:
-    """What no kernel can exceed: GB/s of a copy, TFLOP/s of a matrix product."""
-    place = torch.device(device)
-    source = torch.empty(2**28 if place.type == "cuda" else 2**20, device=place)
-    target = torch.empty_like(source)
-    copy_s = min(seconds(lambda: target.copy_(source), place) for _ in range(5))
-    found = {"copy GB/s": 2 * source.nbytes / copy_s / 1e9}
-    # A CPU may take half a minute for a product in 16 bits.
-    for dtype in (torch.float32, torch.bfloat16, torch.float16)[: 3 if place.type == "cuda" else 1]:
-        found[f"{dtype} TFLOP/s"] = matmul_rate(place, dtype) / 1e12
-    with tf32(True):
-        return {**found, "TF32 TFLOP/s": matmul_rate(place, torch.float32) / 1e12}
+# ---- The measurements ------------------------------------------------------------------------
 
 
-def step(device: str, **how: Any) -> Figures:
-    """A training step."""
-    net, clip, optimizer = made(device, **how)
+def step(device: str, **settings: Any) -> Figures:
+    """Measure a training step. settings: arguments of `prepared`."""
+    net, clip, optimizer = prepared(device, **settings)
     return figures_of(partial(clip.train_step, net, optimizer), device)
 
 
+def ceilings(device: str) -> Figures:
+    """Measure what no kernel can exceed: GB/s of a copy, TFLOP/s of a matrix product."""
+    place = torch.device(device)
+    is_gpu = place.type == "cuda"
+
+    source = torch.empty(2**28 if is_gpu else 2**20, device=place)
+    target = torch.empty_like(source)
+    copy_s = min(seconds(lambda: target.copy_(source), place) for _ in range(5))
+    bytes_moved = 2 * source.nbytes  # each byte is read and written
+    found = {"copy GB/s": bytes_moved / copy_s / 1e9}
+
+    dtypes = [torch.float32]
+    if is_gpu:  # a CPU may take half a minute for a product in 16 bits
+        dtypes += [torch.bfloat16, torch.float16]
+    for dtype in dtypes:
+        found[f"{dtype} TFLOP/s"] = matmul_rate(place, dtype) / 1e12
+    with tf32(True):  # float32 factors, rounded to a mantissa of 10 bits by newer GPUs
+        found["TF32 TFLOP/s"] = matmul_rate(place, torch.float32) / 1e12
+    return found
+
+
 def counted(device: str, checkpoint: bool) -> Figures:
-    """The GB of a step on one clip that netG.checkpoint "auto" counts, without its margin."""
-    net, clip, _ = made(device, checkpoint=checkpoint)
-    with torch.autocast(device, torch.bfloat16):  # as in training: blocks are counted one by one
-        return {
-            "counted GB": fit_memory(net, partial(clip, net), 0.0 if checkpoint else math.inf)
-            / MARGIN
-        }
+    """Return the GB of a step on one clip as netG.checkpoint "auto" counts them, without margin.
+
+    checkpoint: whether every block is computed again in the backward pass.
+    """
+    net, clip, _ = prepared(device, checkpoint=checkpoint)
+    # No memory: every block is computed again. Unlimited memory: none is.
+    budget_gb = 0.0 if checkpoint else math.inf
+    # Under autocast, as in training: the tensors that autograd keeps then have 16 bits.
+    with torch.autocast(device, torch.bfloat16):
+        with_margin_gb = fit_memory(net, partial(clip, net), budget_gb)
+    return {"counted GB": with_margin_gb / MARGIN}
 
 
 def profile(device: str) -> Figures:
-    """The costliest operations of a training step, by the time of each operation itself."""
+    """Profile a training step. Returns the table of the 30 costliest operations.
+
+    They are sorted by the time of an operation without the operations that it calls.
+    """
     is_gpu = device == "cuda"
-    net, clip, optimizer = made(device, batch=8 if is_gpu else 1)
-    clip.train_step(net, optimizer)
-    with torch.profiler.profile(
-        activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu
-    ) as profiled:
+    activities = [ProfilerActivity.CPU]
+    time_key = "self_cpu_time_total"
+    if is_gpu:
+        activities.append(ProfilerActivity.CUDA)
+        time_key = "self_device_time_total"
+
+    net, clip, optimizer = prepared(device, batch=8 if is_gpu else 1)
+    clip.train_step(net, optimizer)  # not profiled, because the first step compiles kernels
+    with torch.profiler.profile(activities=activities) as profiled:
         clip.train_step(net, optimizer)
-    key = "self_device_time_total" if is_gpu else "self_cpu_time_total"
-    table = profiled.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=60)
+
+    averages = profiled.key_averages()
+    table = averages.table(sort_by=time_key, row_limit=30, max_name_column_width=60)
     return {"table": table.splitlines()}
 
 
 @torch.no_grad()
 def restore(device: str, side: int, dtype: str) -> Figures:
-    """12 frames of 1280 x 720, in tiles of `side` pixels; 0: whole."""
-    size, (net, _, _) = (12, 3, 720, 1280) if device == "cuda" else (2, 3, 48, 64), made(device)
+    """Measure restoring 12 frames of 1280 x 720.
+
+    side: height and width of a tile in pixels; 0 restores whole frames.
+    dtype: "bfloat16" for autocast, else "float32".
+    """
+    frames = (12, 3, 720, 1280)
+    if device == "cpu":
+        frames = (2, 3, 48, 64)
+        side = min(side, 32)
+    net = prepared(device).net.eval()
+    clip = torch.rand(1, *frames, device=device)
     tiling = {
-        "size_patch_testing": side if device == "cuda" else min(side, 32),
-        "size_patch_overlapping": 16, "window_size": net.input_spec.window_size,
+        "size_patch_testing": side,
+        "size_patch_overlapping": 16,
+        "window_size": net.input_spec.window_size,
         "least_size": net.input_spec.least_size,
-    }  # fmt: skip
-    net, frames = net.eval(), torch.rand(1, *size, device=device)
+    }
     with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-        found = figures_of(lambda: restore_clip(net, frames, **tiling), device, 2)
-    return {**found, "s a frame": found["s"] / size[0]}
+        found = figures_of(lambda: restore_clip(net, clip, **tiling), device, 2)
+    found["s a frame"] = found["s"] / frames[0]
+    return found
 
 
 @torch.no_grad()
 def restore_small(device: str, net: str) -> Figures:
-    """12 frames of 256 x 256 at once, the clip that the published code restores as one tile."""
-    size = (12, 3, 256, 256) if device == "cuda" else (2, 3, 32, 32)
-    chosen, _, _ = made(device, net=net)
-    frames = torch.rand(1, *size, device=device)
+    """Measure restoring 12 frames of 256 x 256 at once.
+
+    The published code restores such a clip as one tile, so this size serves to compare. net: "ours"
+    or "naive".
+    """
+    frames = (12, 3, 256, 256) if device == "cuda" else (2, 3, 32, 32)
+    chosen = prepared(device, net=net).net.eval()
+    clip = torch.rand(1, *frames, device=device)
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        return figures_of(partial(chosen.eval(), frames), device, 3)
+        return figures_of(partial(chosen, clip), device, 3)
 
 
 def curve(device: str, dtype: str, seed: int) -> Figures:
-    """Mean loss of every 25 of 300 steps of the small network on moving random textures."""
-    net, _, optimizer = made(device, small=True)
+    """Train the small network for 300 steps. Returns the mean loss of every 25 steps.
+
+    The curves of two dtypes show whether training in 16 bits is as good. The curves of two seeds
+    show how much a curve changes by chance.
+
+    dtype: "bfloat16" for autocast, else "float32". seed: of the textures that it is trained on.
+    """
+    net, _, optimizer = prepared(device, small=True)
     optimizer.param_groups[0]["lr"] = 1e-3
-    losses, generator = [], torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    losses = []
     for _ in range(300 if device == "cuda" else 2):
+        # A smooth random texture, and 48 moments at which it is shifted further and further.
         coarse = torch.rand(1, 3, 20, 20, generator=generator)
         texture = torch.nn.functional.interpolate(coarse, scale_factor=4)[..., :64, :64].to(device)
-        moments = torch.stack(
-            [texture.roll((i, 2 * i), (2, 3)) for i in range(48)], dim=1
-        ).unflatten(1, (6, 8))
+        shifted = [texture.roll((i, 2 * i), (2, 3)) for i in range(48)]  # (1, 3, 64, 64) each
+        moments = torch.stack(shifted, dim=1).unflatten(1, (6, 8))  # (1, frame, moment, 3, 64, 64)
+
+        # A frame is exposed for 7 of its 8 moments. Its target is the moment in the middle.
+        blurry = moments[:, :, :7].mean(2)
+        sharp = moments[:, :, 3]
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-            restored = net(moments[:, :, :7].mean(2))
-        loss = (restored.float() - moments[:, :, 3]).square().add(1e-6).sqrt().mean()
+            restored = net(blurry)
+        loss = (restored.float() - sharp).square().add(1e-6).sqrt().mean()  # Charbonnier
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return {"loss": [round(float(part.mean()), 5) for part in torch.stack(losses).split(25)]}
+
+    means = []
+    for of_25_steps in torch.stack(losses).split(25):
+        means.append(round(float(of_25_steps.mean()), 5))
+    return {"loss": means}
 
 
+# Name of a measurement -> function of the device. The order is the order of measuring. The first
+# ones are the most wanted, because the time may not suffice for all.
 MEASUREMENTS: dict[str, Any] = {
     "step, batch 8, no checkpointing": partial(step, batch=8),
     "step, batch 1, no checkpointing": partial(step, batch=1),
@@ -183,80 +371,10 @@ MEASUREMENTS: dict[str, Any] = {
     "curve, float32, seed 1": partial(curve, dtype="float32", seed=1),
     "curve, bfloat16, seed 0": partial(curve, dtype="bfloat16", seed=0),
 }
-# A process measures the names from one of these to the next. It loads torch and compiles kernels
-# once; a process that fails costs its own part alone.
+# A new process begins with each of these measurements. One process for several saves time, because
+# a process loads torch and compiles kernels once. Several processes save figures, because a process
+# that fails loses only its own.
 FIRST_OF_PROCESS = ("step, batch 8, no checkpointing", "ceilings", "step, batch 1, float32")
-
-
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, help="new file for the figures, JSON", metavar="FILE")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--only", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS)
-    )
-    parser.add_argument("--here", nargs="+", help="measure these here, print a line of JSON each")
-    args = parser.parse_args(argv)
-    if args.here:
-        for name in args.here:
-            print(json.dumps({name: measured_here(name, args.device)}), flush=True)
-        return 0
-    if not args.out or args.out.exists():
-        parser.error("--out needs a new file")
-    found: Figures = {**environment(), "figures": {}}
-    end = time.monotonic() + BUDGET_S
-    for names in [[args.only]] if args.only else processes():
-        for name, figures in in_process(names, args.device, end - time.monotonic()):
-            found["figures"][name] = figures
-            args.out.write_text(json.dumps(found, indent=1) + "\n")
-            print(f"{name}: {json.dumps(figures)[:150]}", flush=True)
-    return int(any("failed" in figures for figures in found["figures"].values()))
-
-
-def processes() -> list[list[str]]:
-    """Return the names of the measurements of each process."""
-    found: list[list[str]] = []
-    for name in MEASUREMENTS:
-        if name in FIRST_OF_PROCESS:
-            found.append([])
-        found[-1].append(name)
-    return found
-
-
-def measured_here(name: str, device: str) -> Figures:
-    """Return the figures of a measurement, or why it failed: the next ones go on."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    try:
-        return MEASUREMENTS[name](device)
-    except RuntimeError as e:  # out of memory, for example
-        return {"failed": str(e).splitlines()[0]}
-
-
-def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[str, Figures]]:
-    """Yield each name with its figures, as one process of its own measures them."""
-    command = [sys.executable, __file__, "--device", device, "--here", *names]
-    left = list(names)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        limit = threading.Timer(max(1.0, limit_s), process.kill)
-        limit.start()
-        assert process.stdout is not None and process.stderr is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                (item,) = json.loads(line).items()
-                left.remove(item[0])
-                yield item
-        limit.cancel()
-        last = (process.stderr.read().splitlines() or ["no message"])[-1]
-    if process.returncode == -signal.SIGKILL:
-        last = f"killed, by the limit of {limit_s:.0f} s for all or for want of memory"
-    for name in left:
-        yield name, {"failed": last, "code": process.returncode}
 
 
 if __name__ == "__main__":

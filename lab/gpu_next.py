@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor, nn
 
-from lab.gpu import made
+from lab.gpu import prepared
 from lab.tools import compared
 from models.vrt.deform_align import TAPS
 from models.vrt.deform_align import deform_conv as present_form
@@ -145,7 +145,7 @@ def graph(device: str) -> dict[str, Any]:
     modules whose output was not finite within the graph. On a CPU there are no graphs: the steps
     run one by one.
     """
-    net, clip, _ = made(device)
+    net, clip, _ = prepared(device)
     start = copy.deepcopy(net.state_dict())
     without = _losses(_plain_step(net, clip, _adam(net)))
 

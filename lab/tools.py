@@ -1,5 +1,14 @@
-"""Shared by the measurements: the networks, timing of runs in turn, peak memory, the matmul rate of
-a device.
+"""What the measurements of lab/ share: networks by name, timing, peak memory, speed of a device.
+
+lab/benchmark.py, lab/gpu.py and lab/gpu_next.py time functions with `compared`. It gives figures
+such as
+
+    compared({"ours": step, "naive": other_step}, device, repeats=3, warmup=1)
+    -> {"ours": {"median_s": 7.5, "median_cpu_s": 7.4, "min_s": 7.3, "runs": 3,
+                 "process_mb": 4300.0},
+        "naive": ...}
+
+`compared` calls `measured` for one run, and `measured` calls `seconds`.
 """
 
 import ctypes
@@ -16,62 +25,113 @@ import torch
 from utils.system import peak_process_gb
 
 ROOT = Path(__file__).resolve().parent.parent
-MB = 2**20
-# 006: the deblurring network of the GoPro options; 006-half: with half the blocks, as a training
-# step of the naive VRT takes 16 GB at 6x64x64; small: similar to the sample run.
+MB = 2**20  # bytes
+
+# ---- Networks --------------------------------------------------------------------------------
+
+# Arguments of models.network_vrt.VRT by the name of the network.
 NAMED: dict[str, dict[str, Any]] = {
+    # The deblurring network of the GoPro option files, options/vrt/006_*.json.
     "006": {
         "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8],
         "depths": [8] * 7 + [4] * 4, "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4,
         "num_heads": [6] * 11, "pa_frames": 2, "deformable_groups": 16,
     },
+    # A network that is about as small as the one of `make sample`.
     "small": {
         "upscale": 1, "img_size": [6, 32, 32], "window_size": [6, 4, 4], "depths": [2] * 7 + [1, 1],
         "indep_reconsts": [8], "embed_dims": [32] * 9, "num_heads": [4] * 9, "pa_frames": 2,
         "deformable_groups": 4,
     },
 }  # fmt: skip
+# 006 with half the blocks. Use it to compare with the naive VRT, because a training step of the
+# naive 006 takes 16 GB on a clip of 6 x 64 x 64.
 NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
+
+# Arguments of VRT that compute the activations of every block again in the backward pass.
 CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
 
 
+# ---- Conditions of a measurement -------------------------------------------------------------
+
+
 def environment() -> dict[str, Any]:
-    """Device, versions and commit of a measurement."""
-    command = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    about_cpu = Path("/proc/cpuinfo").read_text().splitlines()
+    """Return the conditions of a measurement: commit, GPU, CPU, threads, version of torch.
+
+    E.g. {"commit": "a5bc65a-dirty", "gpu": None, "cpu": "model name : AMD EPYC", ...}. "-dirty"
+    says that the checkout has changes that are not committed.
+    """
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    commit = git.stdout.strip()
+
+    gpu = None
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_name()
+
     return {
-        "commit": commit or None, "gpu": gpu,
-        "cpu": next(line for line in about_cpu if line.startswith("model name")),
-        "threads": torch.get_num_threads(), "torch": torch.__version__,
-    }  # fmt: skip
+        "commit": commit or None,  # None if this is no git checkout
+        "gpu": gpu,
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _cpu_name() -> str | None:
+    """Return the first line of /proc/cpuinfo that names the processor. None if no line does."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line
+    return None  # e.g. on ARM
+
+
+# ---- Timing ----------------------------------------------------------------------------------
 
 
 def seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one run."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
+    """Call a function once. Returns the wall time in seconds."""
+    _wait_for(device)
     start = time.perf_counter()
     run()
-    wait()
+    _wait_for(device)
     return time.perf_counter() - start
 
 
+def _wait_for(device: torch.device) -> None:
+    """Wait until the device has done its work: a GPU works on after the call has returned."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Of one run: seconds, CPU seconds of all threads, peak memory of the process in MB, and that
-    on a GPU.
+    """Call a function once, and measure its time and its peak memory.
+
+    Returns
+    s: wall time in seconds,
+    cpu_s: CPU seconds, the sum over all threads of this process,
+    process_mb: peak memory of this process, in MB,
+    allocated_mb: peak memory of the tensors on the GPU, in MB; only on a GPU.
     """
+    # Give the memory that the run before this one has freed back to the system. It would count in
+    # the peak of this run.
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # the next run must not count what this one freed
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    # In Linux, writing 5 to this file sets the peak memory of the process to its present memory.
+    Path("/proc/self/clear_refs").write_text("5")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    used = time.process_time()
-    wall, used = seconds(run, device), time.process_time() - used
-    figures = {"s": wall, "cpu_s": used, "process_mb": peak_process_gb() * 1e9 / MB}
+
+    cpu_before = time.process_time()
+    wall_s = seconds(run, device)
+    cpu_s = time.process_time() - cpu_before
+
+    figures = {"s": wall_s, "cpu_s": cpu_s, "process_mb": peak_process_gb() * 1e9 / MB}
     if device.type == "cuda":
         figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
     return figures
@@ -80,26 +140,60 @@ def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
 def compared(
     runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
 ) -> dict[str, dict[str, float]]:
-    """Median and least seconds, median CPU seconds and largest memory of each run.
+    """Measure several functions in turn. Returns the figures of each.
 
-    In turn, so that all runs have the same load on a shared machine; CPU seconds compare runs even
-    on a busy one.
+    runs: name -> function.
+    repeats: number of measured calls of each function.
+    warmup: number of calls of each function before them, whose figures are not used.
+
+    The figures of a function are the median and the least wall time (median_s, min_s), the median
+    of the CPU seconds (median_cpu_s), the number of calls (runs), and the largest memory
+    (process_mb, allocated_mb).
+
+    The functions take turns (a, b, a, b, ...), so that all have the same load on a shared machine.
+    On a busy machine compare the CPU seconds: they do not count the time of other programs.
     """
-    turns = [
-        {name: measured(run, device) for name, run in runs.items()} for _ in range(warmup + repeats)
-    ][warmup:]
+    rounds = []
+    for number in range(warmup + repeats):
+        of_round = {}
+        for name, run in runs.items():
+            of_round[name] = measured(run, device)
+        if number >= warmup:
+            rounds.append(of_round)
+
     found = {}
     for name in runs:
-        of_run = {key: [turn[name][key] for turn in turns] for key in turns[0][name]}
-        medians = {f"median_{key}": statistics.median(of_run[key]) for key in ("s", "cpu_s")}
-        memory = {key: max(values) for key, values in of_run.items() if key.endswith("_mb")}
-        found[name] = {**medians, "min_s": min(of_run["s"]), "runs": repeats, **memory}
+        found[name] = _summary([of_round[name] for of_round in rounds])
     return found
 
 
+def _summary(calls: list[dict[str, float]]) -> dict[str, float]:
+    """Return the figures of a function from those of its calls, see `compared` and `measured`."""
+    wall = [call["s"] for call in calls]
+    cpu = [call["cpu_s"] for call in calls]
+    summary = {
+        "median_s": statistics.median(wall),
+        "median_cpu_s": statistics.median(cpu),
+        "min_s": min(wall),
+        "runs": len(calls),
+    }
+    for key in ("process_mb", "allocated_mb"):
+        if key in calls[0]:
+            summary[key] = max(call[key] for call in calls)
+    return summary
+
+
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large square matrix product on this device: best of several."""
+    """Return how many FLOP/s this device reaches in a large matrix product: the best of 8 runs."""
+    # The product should take some milliseconds, so that the start of the kernel does not count.
     size = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    times = [seconds(lambda: a @ b, device) for _ in range(9)]
-    return 2 * size**3 / min(times[1:])
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+
+    times = []
+    for _ in range(9):
+        times.append(seconds(lambda: a @ b, device))
+    times_after_warmup = times[1:]
+
+    flops = 2 * size**3  # each of size^2 results takes size multiplications and size additions
+    return flops / min(times_after_warmup)
