@@ -1,11 +1,20 @@
-"""This checkout against another one, in turn: network 006 and its peak memory, samples, start of
-training.
+"""Compare this checkout with another one: time and memory of the network, samples, start.
 
     python lab/against.py OTHER_CHECKOUT [--rounds 4] [--only network|samples|start]
 
-Prints the least figures of all rounds, and their ratio: process seconds of one thread, GB of a
-step, and the sum of its gradients' sizes: are the numbers the same? Samples (of one threshold) and
-start need trainsets/sample.
+Each of PROGRAMS runs in both checkouts in turn, as a process of its own, and prints figures:
+
+network: CPU seconds of a training step and of a restoration with network 006, in float32 and
+    bfloat16; peak memory of the step in GB. `gradients` is the sum of the absolute values of all
+    gradients. If it is equal in both, both compute the same numbers.
+samples: CPU seconds of reading eight training samples.
+start: CPU seconds of a training of one step, with its imports.
+
+For each figure, the least value of all rounds is printed for both checkouts, and their ratio:
+
+    step s: other 26.81, this 24.55, ratio 0.9157
+
+samples and start need the data of `make sample` in trainsets/sample.
 """
 
 import argparse
@@ -19,13 +28,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.tools import NAMED, ROOT
 
-# Run in each checkout, with the arguments of main_train_vrt.py; each prints its figures, as JSON,
-# at the end.
+# ---- The programs ----------------------------------------------------------------------------
+
+# The begin of each program. `least` gives the least CPU seconds of a function. A program gets the
+# arguments of main_train_vrt.py, and the last line that it prints is its figures as JSON.
 HEAD = """
 import json, os, sys, time
-sys.path.insert(0, "")
+sys.path.insert(0, "")  # the checkout in which the program is started
 import torch
 torch.set_num_threads(1)
+
 def least(run, repeats=2):
     times = []
     for _ in range(repeats):
@@ -34,45 +46,70 @@ def least(run, repeats=2):
         times.append(time.process_time() - start)
     return min(times)
 """
-PROGRAMS = {
-    "network": """
+
+NETWORK = """
 from models.network_vrt import VRT
 torch.manual_seed(0)
-net = VRT(**NETWORK, drop_path_rate=0.0)
+net = VRT(**ARGUMENTS, drop_path_rate=0.0)
+# The last layer begins with zero weights, which would make all other gradients zero.
 torch.nn.init.normal_(net.conv_last.weight, std=0.1)
 x = torch.rand(1, 6, 3, 64, 64)
+
 def step():
     net.zero_grad(set_to_none=True)
     net(x).square().mean().backward()
-figures = {"step s": least(step), "inference s": least(lambda: torch.no_grad()(net)(x))}
+
+@torch.no_grad()
+def restore():
+    net(x)
+
+figures = {"step s": least(step), "inference s": least(restore)}
 with torch.autocast("cpu", torch.bfloat16):
     figures["bfloat16 step s"] = least(step)
-    figures["bfloat16 inference s"] = least(lambda: torch.no_grad()(net)(x))
+    figures["bfloat16 inference s"] = least(restore)
+
 net.zero_grad(set_to_none=True)
 step()
 gradients = [p.grad for p in net.parameters() if p.grad is not None]
 figures["gradients"] = sum(float(gradient.abs().sum()) for gradient in gradients)
+
+# The profiler notes each allocation (bytes > 0) and each release (bytes < 0). Their running sum is
+# the memory in use, and its maximum is the peak.
 net.zero_grad(set_to_none=True)
 kinds = [torch.profiler.ProfilerActivity.CPU]
 with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
     step()
 events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
-sizes = torch.tensor([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
-print(json.dumps({**figures, "peak GB": int(sizes.cumsum(0).max()) / 1e9}))
-""".replace("NETWORK", repr(NAMED["006"])),
-    "samples": """
+events.sort(key=lambda e: e.start_ns())
+changes = torch.tensor([e.nbytes() for e in events])
+figures["peak GB"] = int(changes.cumsum(0).max()) / 1e9
+print(json.dumps(figures))
+""".replace("ARGUMENTS", repr(NAMED["006"]))
+
+SAMPLES = """
 import main_train_vrt
 from data.select_dataset import build_dataset
-dataset = build_dataset(main_train_vrt.read_options(sys.argv[1:]).datasets.train, "train", 0)
-samples = lambda: [dataset[(0, i % len(dataset))] for i in range(8)]
-print(json.dumps({"8 samples s": least(samples, 5)}))
-""",
-    "start": """
+section = main_train_vrt.read_options(sys.argv[1:]).datasets.train
+dataset = build_dataset(section, "train", 0)
+
+def read_samples():
+    return [dataset[(0, i % len(dataset))] for i in range(8)]  # (epoch, index)
+
+print(json.dumps({"8 samples s": least(read_samples, 5)}))
+"""
+
+START = """
 import main_train_vrt
 main_train_vrt.main(sys.argv[1:])
-print(json.dumps({"training of one step s": sum(os.times()[:4])}))
-""",
-}
+# User and system time of this process and of its children.
+cpu_times = os.times()[:4]
+print(json.dumps({"training of one step s": sum(cpu_times)}))
+"""
+
+PROGRAMS = {"network": NETWORK, "samples": SAMPLES, "start": START}
+
+
+# ---- The comparison --------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -83,41 +120,50 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", choices=PROGRAMS)
     args = parser.parse_args()
-    data, options = (
-        Path("trainsets/sample").resolve(),
-        ["--opt", "options/vrt/000_train_vrt_sample_rgbspike.json"],
-    )
-    options += [
+
+    names = [args.only] if args.only else list(PROGRAMS)
+    for name in names:
+        # In turn, so that both checkouts have the same load on a shared machine.
+        of_other = []
+        of_this = []
+        for _ in range(args.rounds):
+            of_other.append(figures_of(name, args.other))
+            of_this.append(figures_of(name, ROOT))
+
+        for key in of_other[0]:
+            other = min(figures[key] for figures in of_other)
+            this = min(figures[key] for figures in of_this)
+            ratio = this / other
+            print(f"{key}: other {other:.4g}, this {this:.4g}, ratio {ratio:.4f}", flush=True)
+
+
+def figures_of(name: str, checkout: Path) -> dict[str, float]:
+    """Run one of PROGRAMS in a checkout. Returns its figures, e.g. {"8 samples s": 0.51}."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", HEAD + PROGRAMS[name], *training_arguments(folder)]
+        done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
+    last_line = done.stdout.splitlines()[-1]  # a training prints its log before it
+    return json.loads(last_line)
+
+
+def training_arguments(folder: str) -> list[str]:
+    """Return arguments of main_train_vrt.py: one step on the sample set, written to a folder.
+
+    Both checkouts read the same files: trainsets/sample of the working directory. The range of
+    thresholds is one value, so the spikes of every sample are read with the same threshold.
+    """
+    arguments = [
+        "--opt",
+        "options/vrt/000_train_vrt_sample_rgbspike.json",
         "datasets.test=null",
         "train.total_iter=1",
         "datasets.train.camera.threshold_range=[0.7,0.7]",
     ]
-    for kind, name in {
-        "gt": "GOPRO_Large",
-        "lq": "GOPRO_Large",
-        "spike": "GOPRO_Large_spike_seq",
-    }.items():
-        options.append(f"datasets.train.dataroot_{kind}={data / name / 'train'}")
-    for program in [args.only] if args.only else PROGRAMS:
-        turns = []
-        for root in (args.other, ROOT) * args.rounds:
-            with tempfile.TemporaryDirectory() as folder:
-                command = [
-                    sys.executable,
-                    "-c",
-                    HEAD + PROGRAMS[program],
-                    *options,
-                    f"path.root={folder}",
-                ]
-                done = subprocess.run(
-                    command, cwd=root, stdout=subprocess.PIPE, text=True, check=True
-                )
-            turns.append(json.loads(done.stdout.splitlines()[-1]))
-        for name in turns[0]:
-            other, this = (min(turn[name] for turn in turns[first::2]) for first in (0, 1))
-            print(
-                f"{name}: other {other:.4g}, this {this:.4g}, ratio {this / other:.4f}", flush=True
-            )
+    data = Path("trainsets/sample").resolve()
+    folder_of_kind = {"gt": "GOPRO_Large", "lq": "GOPRO_Large", "spike": "GOPRO_Large_spike_seq"}
+    for kind, name in folder_of_kind.items():
+        arguments.append(f"datasets.train.dataroot_{kind}={data / name / 'train'}")
+    return [*arguments, f"path.root={folder}"]
 
 
 if __name__ == "__main__":

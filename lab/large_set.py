@@ -1,7 +1,17 @@
-"""A data set of many clips for little room on the disk, and what a start of a training on it costs.
+"""Make a data set of many clips that needs little room, and measure starts of a training on it.
 
-All clips are hard links of one clip of 8 frames: for each frame a blurry picture, a sharp one and a
-spike file.
+`lab/benchmark.py start` calls `costs`, which makes a set with `make_set`, starts a training on it
+twice, and removes it. docs/benchmarks/data.md has the results.
+
+All clips are hard links of one clip of 8 frames. For each frame there are a blurry picture, a sharp
+picture and a spike file:
+
+    original/blur/000000.png                                     the only files that need room
+    GOPRO_Large/train/clip00000/blur/000000.png                  a second name of this file
+    GOPRO_Large_spike_seq/train/clip00000/spike/000000.dat
+    GOPRO_Large_spike_seq/dataset.json                           what the spike files contain
+    options.json                                                 the option file of the training
+    experiments/                                                 what the training writes
 """
 
 import json
@@ -24,39 +34,48 @@ from lab.tools import ROOT
 from scripts.make_sample_data import texture
 from tests.helpers.train_files import network
 
-FRAMES = 8
-SIDE, SPIKE_SIDE, PLANES = 128, 64, 24
-FILES = 3 * FRAMES  # of a clip
-# A file may have 65,000 names on ext4.
-MOST_CLIPS = 60_000
-RGB, SPIKES = "GOPRO_Large", "GOPRO_Large_spike_seq"
+FRAMES = 8  # of a clip
+FILES_OF_CLIP = 3 * FRAMES
+SIDE = 128  # of a frame, in pixels
+SPIKE_SIDE = 64  # of a spike plane, in spike pixels
+PLANES = 24  # spike planes of a frame
+RATE = 0.5  # spikes per plane and pixel at full light
+MOST_CLIPS = 60_000  # because ext4 allows 65,000 names of one file
+
+# Folders of a set.
 ORIGINAL = "original"
-# Calls that ask for the state of a file, that open one, and that list a folder.
-CALLS = {
-    "states": {"stat", "lstat", "fstat", "newfstatat", "statx"},
-    "opens": {"open", "openat"},
-    "lists": {"getdents64"},
-}
-LATENCY_US = 500  # of a call on a network file system
+RGB = "GOPRO_Large"
+SPIKES = "GOPRO_Large_spike_seq"
+
+# ---- The set ---------------------------------------------------------------------------------
 
 
 def make_set(folder: Path, clips: int) -> Path:
-    """Make the set of `clips` clips. Returns the option file of a training on it."""
+    """Make a set of `clips` clips in a folder. Returns the option file of a training on it."""
     assert 2 <= clips <= MOST_CLIPS, f"2 to {MOST_CLIPS} clips"
     _write_clip(folder / ORIGINAL)
     for number in range(clips):
         _link_clip(folder, f"clip{number:05d}")
-    about = {
-        "format": 1, "h": SPIKE_SIDE, "w": SPIKE_SIDE, "flip": True, "planes": PLANES, "rate": 0.5,
-        "light": "linear", "gt_plane": PLANES // 2,
-    }  # fmt: skip
-    (folder / SPIKES / "dataset.json").write_text(json.dumps(about))
-    path = folder / "options.json"
-    path.write_text(json.dumps(_options(folder)))
-    return path
+
+    spike_info = {
+        "format": 1,
+        "h": SPIKE_SIDE,
+        "w": SPIKE_SIDE,
+        "flip": True,
+        "planes": PLANES,
+        "rate": RATE,
+        "light": "linear",
+        "gt_plane": PLANES // 2,  # the sharp frame shows the middle of the exposure
+    }
+    (folder / SPIKES / "dataset.json").write_text(json.dumps(spike_info))
+
+    option_file = folder / "options.json"
+    option_file.write_text(json.dumps(_options(folder)))
+    return option_file
 
 
 def _write_clip(folder: Path) -> None:
+    """Write the clip that all others are links of: a texture that moves to the right."""
     rng = np.random.default_rng(0)
     picture = (255 * texture(rng, SIDE)).astype(np.uint8)
     for kind in ("blur", "sharp", "spike"):
@@ -65,22 +84,28 @@ def _write_clip(folder: Path) -> None:
         moved = np.roll(picture, 2 * frame, axis=1)
         cv2.imwrite(str(folder / f"sharp/{frame:06d}.png"), moved)
         cv2.imwrite(str(folder / f"blur/{frame:06d}.png"), cv2.blur(moved, (5, 1)))
-        light = cv2.resize(to_grey(to_linear(moved / np.float32(255))), (SPIKE_SIDE, SPIKE_SIDE))
-        sensor = IntegrateAndFire(*light.shape, rate=0.5, rng=rng)
-        spikes = sensor.run([light] * PLANES)
-        write_spikes(folder / f"spike/{frame:06d}.dat", spikes, SpikeGeometry(*light.shape))
+
+        # The spike camera sees the frame in grey, and the scene stands still for all its planes.
+        grey = to_grey(to_linear(moved / np.float32(255)))
+        light = cv2.resize(grey, (SPIKE_SIDE, SPIKE_SIDE))
+        sensor = IntegrateAndFire(*light.shape, rate=RATE, rng=rng)
+        planes = sensor.run([light] * PLANES)
+        write_spikes(folder / f"spike/{frame:06d}.dat", planes, SpikeGeometry(*light.shape))
 
 
 def _link_clip(folder: Path, name: str) -> None:
-    for kind, root in (("blur", RGB), ("sharp", RGB), ("spike", SPIKES)):
-        place = folder / root / "train" / name / kind
-        place.mkdir(parents=True)
+    """Make the folders of a clip, and give each file of the original clip a name in them."""
+    root_of_kind = {"blur": RGB, "sharp": RGB, "spike": SPIKES}
+    for kind, root in root_of_kind.items():
+        clip_folder = folder / root / "train" / name / kind
+        clip_folder.mkdir(parents=True)
         for file in os.scandir(folder / ORIGINAL / kind):
-            os.link(file.path, place / file.name)
+            os.link(file.path, clip_folder / file.name)
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    section = {
+    """Return the options of a training of a tiny network on the set in a folder."""
+    training_set = {
         "dataset_type": "TrainDatasetRGBSpike",
         "num_frame": 2,
         "gt_size": 32,
@@ -88,100 +113,150 @@ def _options(folder: Path) -> dict[str, Any]:
         "dataroot_lq": str(folder / RGB / "train"),
         "dataroot_spike": str(folder / SPIKES / "train"),
         "spike": {"type": "dat", "representation": {"type": "voxel", "num_bins": 2}},
+        "dataloader_num_workers": 1,
+        "dataloader_batch_size": 1,
     }
-    loader = {"dataloader_num_workers": 1, "dataloader_batch_size": 1}
+    train = {
+        "total_iter": 4,
+        "G_lossfn_type": "charbonnier",
+        "G_optimizer_lr": 1e-3,
+        "G_scheduler_periods": 100,
+        "checkpoint_print": 1,
+        "checkpoint_test": 1000,  # no validation: there is no test set
+        "checkpoint_save": 2,
+    }
     return {
         "task": "run",
         "path": {"root": str(folder / "experiments")},
-        "datasets": {
-            "train": section | loader,
-        },
+        "datasets": {"train": training_set},
         "netG": network(),
-        "train": {
-            "total_iter": 4, "G_lossfn_type": "charbonnier", "G_optimizer_lr": 1e-3,
-            "G_scheduler_periods": 100, "checkpoint_print": 1, "checkpoint_test": 1000,
-            "checkpoint_save": 2,
-        },
+        "train": train,
         "logging": {"use_tensorboard": False, "progress": "line"},
-    }  # fmt: skip
+    }
 
 
 # ---- Starts ----------------------------------------------------------------------------------
 
+# System calls that are counted, by kind: they ask for the state of a file, open a file, or list a
+# folder. Which call of a kind is used depends on the C library.
+CALLS = {
+    "states": {"stat", "lstat", "fstat", "newfstatat", "statx"},
+    "opens": {"open", "openat"},
+    "lists": {"getdents64"},
+}
+LATENCY_US = 500  # microseconds of a call on a network file system
+
+# A training on the set is measured twice. The first one ends after 4 steps. The second one repeats
+# the command and resumes, so that it needs a larger number of steps.
+STEPS_OF_START = {"first": 4, "again": 6}
+
 
 def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]:
-    """Make a set of `clips` clips, start on it twice, and remove it.
+    """Make a set of `clips` clips, measure a first and a second start on it, and remove it.
 
-    Returns {"first", "again": seconds, seconds of the processor, peak memory, calls by kind,
-    seconds on a slow file system}.
+    folder: where the set is made; None for the folder of temporary files.
+
+    Returns {"first": {"seconds": ..., "cpu_seconds": ..., "gb": ..., "states": ..., "opens": ...,
+    "lists": ..., "slow_seconds": ...}, "again": ...}, see `start`, `counted` and `slowed`. The
+    last four are missing if strace is not installed.
     """
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, float]] = {"first": {}, "again": {}}
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         options = make_set(Path(temporary), clips)
+        # Each measure has its own pair of starts, because strace makes a start slower.
         for measure in (start, counted, slowed):
+            # The run of the measure before would make the first start a second one.
             shutil.rmtree(Path(temporary, "experiments"), ignore_errors=True)
-            for name, steps in (("first", 4), ("again", 6)):
-                found.setdefault(name, {}).update(measure(options, steps))
+            for name, steps in STEPS_OF_START.items():
+                found[name].update(measure(options, steps))
     return found
 
 
 def start(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
-    """Train up to `steps`. Returns seconds, seconds of the processor and peak memory.
+    """Train until step `steps`, and measure the process.
 
+    options: the option file.
     program: the repository whose main_train_vrt.py runs.
+
+    Returns seconds (wall time), cpu_seconds (of all threads), and gb (peak memory).
     """
     began = time.perf_counter()
     process = subprocess.Popen(_command(options, steps), cwd=program, env=_environment())
+    # wait4 also gives the memory and the CPU seconds. Popen.wait does not.
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     assert status == 0, f"the training ended with status {status}"
-    cpu_seconds = usage.ru_utime + usage.ru_stime
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "gb": usage.ru_maxrss * 1024 / 1e9}
+    peak_bytes = usage.ru_maxrss * 1024  # Linux counts it in KiB
+    return {
+        "seconds": seconds,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "gb": peak_bytes / 1e9,
+    }
 
 
 def counted(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
-    """As `start`, under strace. Returns the number of calls of each kind; {} without strace."""
-    if not shutil.which("strace"):
-        return {}
-    summary = options.parent / "calls.txt"
-    traced = ["strace", "-f", "-c", "-U", "name,calls", "-o", str(summary), "-e", f"trace={_all()}"]
-    command = [*traced, *_command(options, steps)]
-    subprocess.run(command, cwd=program, env=_environment(), check=True)
-    calls = {}
-    for line in summary.read_text().splitlines():
-        name, _, count = line.strip().partition(" ")
-        if count.strip().isdecimal():
-            calls[name] = int(count)
-    return {kind: sum(calls.get(n, 0) for n in names) for kind, names in CALLS.items()}
+    """Train until step `steps`, and count the system calls. Arguments as in `start`.
 
-
-def slowed(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
-    """As `start`, and each call takes LATENCY_US more, those of the imports too.
-
-    Returns the seconds; {} without strace.
+    Returns the number of calls of each kind in CALLS; {} if strace is not installed.
     """
     if not shutil.which("strace"):
         return {}
-    delay = f"inject={_all()}:delay_enter={LATENCY_US}"
-    traced = ["strace", "-f", "-o", os.devnull, "-e", f"trace={_all()}", "-e", delay]
+    # -f: of all threads and child processes. -c: write a table of counts in place of the calls.
+    table = options.parent / "calls.txt"
+    strace = ["strace", "-f", "-c", "-U", "name,calls", "-o", str(table)]
+    strace += ["-e", f"trace={_names_of_calls()}"]
+    command = strace + _command(options, steps)
+    subprocess.run(command, cwd=program, env=_environment(), check=True)
+
+    # A line of the table is "openat 1234". There are also headings and rules.
+    count_of_call = {}
+    for line in table.read_text().splitlines():
+        name, _, count = line.strip().partition(" ")
+        if count.strip().isdecimal():
+            count_of_call[name] = int(count)
+    counts = {}
+    for kind, names in CALLS.items():
+        counts[kind] = sum(count_of_call.get(name, 0) for name in names)
+    return counts
+
+
+def slowed(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
+    """Train until step `steps` while each call in CALLS takes LATENCY_US longer.
+
+    Arguments as in `start`. Calls of imports take longer too.
+
+    Returns slow_seconds (wall time); {} if strace is not installed.
+    """
+    if not shutil.which("strace"):
+        return {}
+    names = _names_of_calls()
+    strace = ["strace", "-f", "-o", os.devnull, "-e", f"trace={names}"]
+    strace += ["-e", f"inject={names}:delay_enter={LATENCY_US}"]
+    command = strace + _command(options, steps)
     began = time.perf_counter()
-    command = [*traced, *_command(options, steps)]
     subprocess.run(command, cwd=program, env=_environment(), check=True)
     return {"slow_seconds": time.perf_counter() - began}
 
 
-def _all() -> str:
-    """Return the names of all calls that are counted, as strace takes them."""
-    return ",".join(f"?{name}" for kind in CALLS.values() for name in sorted(kind))
+def _names_of_calls() -> str:
+    """Return the names of all calls in CALLS as strace takes them: "?stat,?lstat,...".
+
+    The question mark lets strace ignore a call that this processor does not have.
+    """
+    names = []
+    for names_of_kind in CALLS.values():
+        names += sorted(names_of_kind)
+    return ",".join(f"?{name}" for name in names)
 
 
 def _command(options: Path, steps: int) -> list[str]:
-    return [
-        sys.executable, "main_train_vrt.py", "--opt", str(options), f"train.total_iter={steps}",
-    ]  # fmt: skip
+    """Return the command of a training until step `steps`."""
+    program = [sys.executable, "main_train_vrt.py"]
+    return [*program, "--opt", str(options), f"train.total_iter={steps}"]
 
 
 def _environment() -> Mapping[str, str]:
+    """Return the environment variables of a training: one thread, so that figures compare."""
     return {**os.environ, "OMP_NUM_THREADS": "1"}
