@@ -1,4 +1,10 @@
-"""Reading, checking and keeping options."""
+"""Option files: how they are read, checked, saved, and kept free of secrets.
+
+The tests read TEXT, a small option file, with parts that are registered here in place of the real
+networks, data sets and losses: a network `small`, two fusion operators, two data sets and two
+losses. A part is what a section of an option file chooses by name. Its constructor arguments are
+the other keys of the section.
+"""
 
 import json
 import re
@@ -17,9 +23,13 @@ from utils.options.models import LoaderOptions, Options, TrainOptions
 from utils.options.secrets import KEY, redact
 from utils.options.section import Registry
 
-NETWORKS, FUSIONS = Registry("network", "net_type"), Registry("fusion operator")
+# ---- Parts that an option file may choose ----
+
+NETWORKS = Registry("network", "net_type")
+FUSIONS = Registry("fusion operator")
 DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
 LOSSES = Registry("loss", "G_lossfn_type", base=TrainOptions)
+# Section of an option file -> the parts that it may choose.
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
@@ -53,6 +63,9 @@ def charbonnier(G_charbonnier_eps: float = 1e-9) -> None: ...
 def l1() -> None: ...
 
 
+# ---- The option file ----
+
+# Tests quote its line numbers: "task" is in line 3, "checkpoint_print" in line 18.
 TEXT = """{
   // A comment; the URL below survives.
   "task": "trial",
@@ -78,311 +91,312 @@ TEXT = """{
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
+    """Give the path of an option file with TEXT, which the test may change."""
     path = tmp_path / "trial.json"
     path.write_text(TEXT)
     return path
 
 
 def load(path: Path, *overrides: str) -> Options:
+    """Return the options of a file. overrides: "section.key=value", as on the command line."""
     return load_options(path, overrides, PARTS)
 
 
 def refusal(path: Path, *overrides: str) -> str:
+    """Return the message with which options are refused."""
     with pytest.raises(OptionError) as error:
         load(path, *overrides)
     return str(error.value)
 
 
-def test_comments_go_urls_stay_and_defaults_are_filled_in(file):
+# ---- Reading ----
+
+
+def test_a_url_is_no_comment(file):
     opt = load(file)
+
     assert opt.path.root == "http://host//runs"
+
+
+def test_keys_that_the_file_leaves_out_have_their_defaults(file):
+    opt = load(file)
+
+    data = of_part(opt.datasets.train)
     assert opt.path.resume == "auto"
-    data, train = of_part(opt.datasets.train), of_part(opt.train)
     assert data.gt_size == 16
     assert data.dataloader_persistent_workers is False
+    assert opt.train.G_optimizer_betas == [0.9, 0.99]
+
+
+def test_the_keys_of_a_chosen_part_are_read(file):
+    opt = load(file)
+
+    train = of_part(opt.train)
+    assert train.G_charbonnier_eps == 1e-6
     assert opt.netG.plain() == {
-        "net_type": "small", "width": 4, "upscale": 1, "fusion": {"type": "gated", "features": 16},
-    }  # fmt: skip
-    assert (train.G_charbonnier_eps, train.G_optimizer_betas) == (1e-6, [0.9, 0.99])
-    assert opt.folder == Path("http://host//runs") / "trial"
-    assert opt.opt_path == str(file)
-
-
-def test_overrides_are_json_or_text_and_may_name_a_part(file):
-    opt = load(
-        file,
-        "netG.fusion=none",
-        "train.G_optimizer_betas=[0.5, 0.6]",
-        "path.root=x",
-        "train.amp.enable=true",
-    )
-    assert opt.netG.plain()["fusion"] == {"type": "none"}
-    assert opt.path.root == "x"
-    assert opt.train.G_optimizer_betas == [0.5, 0.6] and opt.train.amp.plain() == {
-        "enable": True,
-        "dtype": "auto",
+        "net_type": "small",
+        "width": 4,
+        "upscale": 1,
+        "fusion": {"type": "gated", "features": 16},
     }
+
+
+def test_the_folder_of_a_run_has_the_name_of_its_task(file):
+    opt = load(file)
+
+    assert opt.folder == Path("http://host//runs") / "trial"
+
+
+def test_options_know_their_file(file):
+    assert load(file).opt_path == str(file)
+
+
+def test_an_override_is_json_if_it_can_be(file):
+    opt = load(file, "train.G_optimizer_betas=[0.5, 0.6]", "train.amp.enable=true")
+
+    assert opt.train.G_optimizer_betas == [0.5, 0.6]
+    assert opt.train.amp.plain() == {"enable": True, "dtype": "auto"}
+
+
+def test_another_override_is_a_text(file):
+    assert load(file, "path.root=x").path.root == "x"
+
+
+@pytest.mark.parametrize("override", ["netG.fusion=none", "netG.fusion.type=none"])
+def test_an_override_may_name_a_part(file, override):
+    assert load(file, override).netG.plain()["fusion"] == {"type": "none"}
+
+
+def test_an_override_may_set_a_key_of_a_part_that_another_override_names(file):
     net = load(file, "netG.fusion=gated", "netG.fusion.features=3").netG
+
     assert net.plain()["fusion"]["features"] == 3
-    assert load(file, "netG.fusion.type=none").netG.plain()["fusion"] == {"type": "none"}
 
 
-def test_choosing_another_part_drops_the_keys_it_does_not_have(file):
-    assert not hasattr(load(file, "train.G_lossfn_type=l1").train, "G_charbonnier_eps")
+def test_a_loss_chosen_by_an_override_drops_the_keys_of_the_former_loss(file):
+    train = load(file, "train.G_lossfn_type=l1").train
+
+    assert not hasattr(train, "G_charbonnier_eps")
+
+
+def test_a_data_set_chosen_by_an_override_drops_only_the_keys_that_it_does_not_have(file):
     train = of_part(load(file, "datasets.train.dataset_type=rgb").datasets.train)
+
     assert not hasattr(train, "spike")
-    assert (train.dataroot_gt, train.dataloader_batch_size) == ("there", 2)
-    # What is said of the new part itself is not dropped in silence.
-    assert "datasets.train.spike" in refusal(
-        file, "datasets.train.dataset_type=rgb", "datasets.train.spike={}"
-    )
+    assert train.dataroot_gt == "there"
+    assert train.dataloader_batch_size == 2
 
 
-@pytest.mark.parametrize(("before", "after", "texts"), [
-    ('"checkpoint_print": 5', '"checkpoint_prnt": 5',
-     ["unknown option train.checkpoint_prnt", "line 18",
-      "the nearest is checkpoint_print (int >= 1)"]),
-    ('"checkpoint_print": 5', '"checkpoint_print": "5"',
-     ["train.checkpoint_print is '5'", "line 18", "expected  int >= 1"]),
-    ('"checkpoint_print": 5', '"checkpoint_print": 0',
-     ["train.checkpoint_print is 0", "expected  int >= 1"]),
-    ('"checkpoint_print": 5', '"amp": { "enabled": true }',
-     ["unknown option train.amp.enabled", "line 18"]),
-    ('"checkpoint_print": 5', '"amp": true', ["train.amp is True", "expected  an object"]),
-    ('"checkpoint_print": 5', '"G_optimizer_lr": 1',
-     ["G_optimizer_lr is given twice", "line 18", "line 17"]),
-    ('"checkpoint_print": 5', '"G_optimizer_type": "sgd"', ['expected  "adam" | "adamw"']),
-    ('"features": 16', '"feature": 16',
-     ["unknown option netG.fusion.feature", "line 13", "nearest is features"]),
-    ('"dataloader_batch_size": 2', '"dataloader_batch_siz": 2',
-     ["nearest is dataloader_batch_size (int >= 1)"]),
-    ('"dataloader_batch_size": 2', '"dataloader_batch_size": 0',
-     ["batch_size is 0", "line 10", "int >= 1"]),
-    ('"dataroot_gt": "there",', "", ["datasets.train.dataroot_gt is missing", "line 6"]),
-    ('"task": "trial",', "", ["task is missing", "trial.json"]),
-    ('"net_type": "small"', '"net_type": "smal"',
-     ["a registered network: small; the nearest is small"]),
-    ('"train": {\n    "G_l', '"trian": {\n    "G_l',
-     ["unknown option trian", "the nearest is train"]),
-    ('"spike": { "h": 2 },', '"spike": { "h": 2 , "h": 3},',
-     ["datasets.train.spike.h is given twice"]),
-    ('"checkpoint_print": 5', '"checkpoint_print": ,', ["no valid JSON", "line 18"]),
-    ('"checkpoint_print": 5', f'"fix_keys": {"[" * 3000}', ["no valid JSON", "fewer brackets"]),
-])  # fmt: skip
+def test_a_key_that_an_override_gives_the_new_part_is_not_dropped_silently(file):
+    message = refusal(file, "datasets.train.dataset_type=rgb", "datasets.train.spike={}")
+
+    assert "datasets.train.spike" in message
+
+
+# ---- Refusals ----
+
+# Name of the case, a text of the file, what replaces it, and what the message says.
+WRONG_FILES = [
+    (
+        "an unknown key",
+        '"checkpoint_print": 5',
+        '"checkpoint_prnt": 5',
+        [
+            "unknown option train.checkpoint_prnt",
+            "line 18",
+            "the nearest is checkpoint_print (int >= 1)",
+        ],
+    ),
+    (
+        "a text in place of a number",
+        '"checkpoint_print": 5',
+        '"checkpoint_print": "5"',
+        ["train.checkpoint_print is '5'", "line 18", "expected  int >= 1"],
+    ),
+    (
+        "a number below its limit",
+        '"checkpoint_print": 5',
+        '"checkpoint_print": 0',
+        ["train.checkpoint_print is 0", "expected  int >= 1"],
+    ),
+    (
+        "an unknown key of a nested section",
+        '"checkpoint_print": 5',
+        '"amp": { "enabled": true }',
+        ["unknown option train.amp.enabled", "line 18"],
+    ),
+    (
+        "a value in place of a section",
+        '"checkpoint_print": 5',
+        '"amp": true',
+        ["train.amp is True", "expected  an object"],
+    ),
+    (
+        "a key given twice",
+        '"checkpoint_print": 5',
+        '"G_optimizer_lr": 1',
+        ["G_optimizer_lr is given twice", "line 18", "line 17"],
+    ),
+    (
+        "an unknown choice",
+        '"checkpoint_print": 5',
+        '"G_optimizer_type": "sgd"',
+        ['expected  "adam" | "adamw"'],
+    ),
+    (
+        "an unknown key of a part",
+        '"features": 16',
+        '"feature": 16',
+        ["unknown option netG.fusion.feature", "line 13", "nearest is features"],
+    ),
+    (
+        "an unknown key of a loader",
+        '"dataloader_batch_size": 2',
+        '"dataloader_batch_siz": 2',
+        ["nearest is dataloader_batch_size (int >= 1)"],
+    ),
+    (
+        "a number of a loader below its limit",
+        '"dataloader_batch_size": 2',
+        '"dataloader_batch_size": 0',
+        ["batch_size is 0", "line 10", "int >= 1"],
+    ),
+    (
+        "a missing key of a part",
+        '"dataroot_gt": "there",',
+        "",
+        ["datasets.train.dataroot_gt is missing", "line 6"],
+    ),
+    (
+        "a missing key of the file",
+        '"task": "trial",',
+        "",
+        ["task is missing", "trial.json"],
+    ),
+    (
+        "an unknown part",
+        '"net_type": "small"',
+        '"net_type": "smal"',
+        ["a registered network: small; the nearest is small"],
+    ),
+    (
+        "an unknown section",
+        '"train": {\n    "G_l',
+        '"trian": {\n    "G_l',
+        ["unknown option trian", "the nearest is train"],
+    ),
+    (
+        "a nested key given twice",
+        '"spike": { "h": 2 },',
+        '"spike": { "h": 2 , "h": 3},',
+        ["datasets.train.spike.h is given twice"],
+    ),
+    (
+        "no JSON",
+        '"checkpoint_print": 5',
+        '"checkpoint_print": ,',
+        ["no valid JSON", "line 18"],
+    ),
+    (
+        "more brackets than Python's stack holds",
+        '"checkpoint_print": 5',
+        f'"fix_keys": {"[" * 3000}',
+        ["no valid JSON", "fewer brackets"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "texts"),
+    [pytest.param(*case, id=name) for name, *case in WRONG_FILES],
+)
 def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after, texts):
     assert TEXT.count(before) == 1
     file.write_text(TEXT.replace(before, after))
+
     message = refusal(file)
+
     for text in [*texts, "trial.json"]:
         assert text in message
 
 
-@pytest.mark.parametrize(("overrides", "texts"), [
-    (["train.G_optimiser_lr=1"],
-     ["unknown option train.G_optimiser_lr", "command line (train.G_optimiser_lr=1)",
-      "nearest is G_optimizer_lr (float > 0)"]),
-    (["bla"], ["cannot read 'bla'", "section.key=value"]),
-    ([f"train.fix_keys={'[' * 3000}"], ["train.fix_keys is '[[[", "expected  list of str"]),
-    (["scale.x=1"], ["scale is {'x': 1}", "command line (scale.x=1)", "int >= 1"]),
-    (["use_static_graph=true", "find_unused_parameters=true"], ["are both true"]),
-    (["use_static_graph=true", "train.accumulation_steps=2"],
-     ["accumulation_steps is 2 and use_static_graph"]),
-    (["scale=2"], ["netG.upscale is 1, scale is 2"]),
-    (["train.G_scheduler_type=MultiStepLR"], ["G_scheduler_milestones is []"]),
-    (["train.G_scheduler_type=MultiStepLR", "train.G_scheduler_milestones=[20,10]"],
-     ["G_scheduler_milestones is [20, 10]", "rising steps"]),
-    (["train.total_iter=0", "val.saveimg=1"],
-     ["unknown option val.saveimg", "then also: train.total_iter"]),
-])  # fmt: skip
+# Name of the case, overrides, and what the message says.
+WRONG_OVERRIDES = [
+    (
+        "an unknown key",
+        ["train.G_optimiser_lr=1"],
+        [
+            "unknown option train.G_optimiser_lr",
+            "command line (train.G_optimiser_lr=1)",
+            "nearest is G_optimizer_lr (float > 0)",
+        ],
+    ),
+    (
+        "no equals sign",
+        ["bla"],
+        ["cannot read 'bla'", "section.key=value"],
+    ),
+    (
+        "more brackets than Python's stack holds",
+        [f"train.fix_keys={'[' * 3000}"],
+        ["train.fix_keys is '[[[", "expected  list of str"],
+    ),
+    (
+        "a section in place of a number",
+        ["scale.x=1"],
+        ["scale is {'x': 1}", "command line (scale.x=1)", "int >= 1"],
+    ),
+    (
+        "two options of DDP that exclude each other",
+        ["use_static_graph=true", "find_unused_parameters=true"],
+        ["are both true"],
+    ),
+    (
+        "a static graph with accumulated gradients",
+        ["use_static_graph=true", "train.accumulation_steps=2"],
+        ["accumulation_steps is 2 and use_static_graph"],
+    ),
+    (
+        "another scale than the network has",
+        ["scale=2"],
+        ["netG.upscale is 1, scale is 2"],
+    ),
+    (
+        "a schedule without its steps",
+        ["train.G_scheduler_type=MultiStepLR"],
+        ["G_scheduler_milestones is []"],
+    ),
+    (
+        "a schedule whose steps fall",
+        ["train.G_scheduler_type=MultiStepLR", "train.G_scheduler_milestones=[20,10]"],
+        ["G_scheduler_milestones is [20, 10]", "rising steps"],
+    ),
+    (
+        "two faults, of which the second is named too",
+        ["train.total_iter=0", "val.saveimg=1"],
+        ["unknown option val.saveimg", "then also: train.total_iter"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "texts"),
+    [pytest.param(*case, id=name) for name, *case in WRONG_OVERRIDES],
+)
 def test_a_wrong_override_is_refused(file, overrides, texts):
     message = refusal(file, *overrides)
+
     for text in texts:
         assert text in message
 
 
-def test_a_base_gives_what_the_file_does_not(file, tmp_path):
-    child = tmp_path / "child.json"
-    child.write_text(
-        '{"base": "trial.json", "task": "child", '
-        '"netG": {"fusion": "none"}, "train": {"total_iter": 7}}'
-    )
-    opt = load(child)
-    assert (opt.task, opt.train.total_iter, opt.train.checkpoint_print) == ("child", 7, 5)
-    assert opt.netG.plain()["fusion"] == {"type": "none"}
-
-    grandchild = tmp_path / "grandchild.json"
-    grandchild.write_text('{"base": "child.json", "task": "x"}')
-    assert "a base has a base" in refusal(grandchild)
-    grandchild.write_text('{"base": "trail.json", "task": "x"}')
-    assert "the nearest is " + str(file) in refusal(grandchild)
-    assert str(file) in refusal(tmp_path / "trail.json")
-
-
-def test_checks_of_the_caller_get_the_place_added(file):
+def test_an_error_of_a_check_of_the_caller_gets_the_line_of_its_key(file):
     def check(opt: Options) -> None:
         raise OptionError("too wide", "netG.width", "4", "do")
 
+    # netG is in line 13. Its key `width` is a default.
     with pytest.raises(OptionError, match=r"trial\.json, line 13 \(netG\.width\)"):
         load_options(file, [], PARTS, [check])
-
-
-def test_secrets_reach_neither_the_saved_options_nor_a_message(file, tmp_path):
-    opt = load(file, "logging.wandb_api_key=canary0123")
-    assert opt.logging.wandb_api_key == "canary0123"
-    saved = opt.save(tmp_path / "options")
-    assert "canary" not in saved.read_text()
-    assert redact({"a": [{"WANDB_API_KEY": "x"}]}) == {"a": [{"WANDB_API_KEY": None}]}
-    for override in (
-        "logging.wandb_api_key=123456", "logging.wandb_api_kye=123456",
-        'logging={"wandb_tokne": "123456"}',
-    ):  # fmt: skip
-        message = refusal(file, override, "train.total_iter=1")
-        assert "123456" not in message and "***" in message and "wandb_" in message
-
-
-KEYS_OF_SECRETS = (
-    "private_key", "ssh_key", "auth", "authorization", "bearer", "pwd", "db_passwd", "passphrase",
-    "credentials", "slack_webhook", "webhook_url", "sentry_dsn", "cookie", "session_id", "pat",
-    "github_pat", "jwt", "hf_token", "hfToken", "refresh_token", "connection_string", "sas",
-    "API-KEY", "aws_secret_access_key",
-)  # fmt: skip
-# Made up for this test, in the forms that such services use.
-TEXTS = (
-    "https://bob:canary123@host/x", "s3://AK:canary123@bucket",
-    "Authorization: Bearer canary123canary123", "ghp_canary123canary123canary123",
-    "https://h/x?sig=canary123&a=1", "hf_canary123canary123canary123",
-    "-----BEGIN RSA PRIVATE KEY-----\ncanary123\n-----END RSA PRIVATE KEY-----",
-    "eyJhbGciOiJIUzI1.eyJjYW5hcnkxMjMi.canary123", "sk-canary123canary123canary",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("key", KEYS_OF_SECRETS)
-def test_a_key_that_says_secret_keeps_its_value_to_itself(key):
-    assert redact({"writer": {key: "canary"}}) == {"writer": {key: None}}
-    assert redact({key: 12345678}) == {key: None}
-    assert "canary" not in redact(f"--{key} canary", shown="***")
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_secret_is_known_by_its_form_under_any_key(text):
-    found = redact({"note": [text]})["note"][0]
-    assert "canary" not in found.lower() and "***" in found
-
-
-@pytest.mark.parametrize(
-    "text", ["git@host:a/b.git", "https://host:8080/a@b", "tokens are 3", "/data/auth/x", "a:b"]
-)
-def test_other_texts_stay_as_they_are(text):
-    assert redact({"note": text}) == {"note": text}
-
-
-def test_counts_of_tokens_are_no_secrets_nor_is_any_option_of_ours(file):
-    assert redact({"num_tokens": 400_000, "token": 7, "pass": 3, "path": "p"}) == {
-        "num_tokens": 400_000, "token": 7, "pass": 3, "path": "p"
-    }  # fmt: skip
-    options = Path("docs/options.md").read_text(encoding="utf-8")
-    keys = re.findall(r"`((?:\w+\.)*\w+)`", options)
-    assert len(keys) > 100
-    assert {key for key in keys if KEY.search(key)} == {"wandb_api_key"}
-
-
-def test_long_texts_are_searched_in_proportion_to_their_length():
-    for text in (
-        "a_" * 100_000,
-        "--" + "a-" * 100_000 + "token x",
-        "https://" * 30_000,
-        "token " * 40_000,
-    ):
-        redact({text: text, "b": text}, shown="***")
-
-
-def test_saved_options_can_be_run_again_and_have_the_same_digest(file, tmp_path):
-    opt = load(file)
-    again = load(opt.save(tmp_path / "options"))
-    assert again.plain() == opt.plain()
-    assert json.dumps(opt.plain())  # plain types only
-    assert opt.digest() == load(file, "logging.wandb_api_key=k").digest()
-    assert opt.digest() != load(file, "train.total_iter=3").digest()
-
-
-def test_a_task_that_the_locale_cannot_write_is_refused(file):
-    file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
-    program = "import sys; from tests.parts.utils.test_option import refusal; "
-    program += "print(ascii(refusal(sys.argv[1])))"
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-
-    said = run_command([sys.executable, "-c", program, file], env=ascii_only)
-
-    assert said.exit_codes == [0] and "in the locale's encoding, ascii" in said.text, said.text
-    assert load(file).task == "d\u00e9fi"
-
-
-def test_the_command_line_has_short_flags_for_the_commonest_options():
-    path, overrides = parse_command_line(
-        ["--opt", "f.json", "a.b=1", "--use_amp", "--batch_size", "4", "--learning_rate=1e-3",
-         "--epochs", "2", "c=2", "--num_workers", "0", "--resume", "none"]
-    )  # fmt: skip
-    assert path == "f.json" and overrides == [
-        "a.b=1", "c=2", "train.amp.enable=true", "datasets.train.dataloader_batch_size=4",
-        "train.G_optimizer_lr=1e-3", "train.epochs=2", "datasets.train.dataloader_num_workers=0",
-        "path.resume=null", "train.total_iter=null",
-    ]  # fmt: skip
-    both = parse_command_line(["--opt", "f.json", "--epochs", "2", "train.total_iter=9"])
-    assert both[1] == ["train.total_iter=9", "train.epochs=2"]
-    with pytest.raises(OptionError, match="--optt"):
-        parse_command_line(["--opt", "f", "--optt", "3"])
-    with pytest.raises(OptionError, match="required"):
-        parse_command_line([])
-
-
-PARTS_OF_CODE = Registry("part", "kind")
-
-
-@PARTS_OF_CODE.register("box", given=("channels",))
-class Box:
-    def __init__(
-        self,
-        width: int,
-        fusion: Annotated[dict[str, Any] | str, FUSIONS] = "gated",
-        channels: int = 1,
-    ):
-        self.width, self.fusion, self.channels = width, fusion, channels
-
-
-def test_a_part_is_built_with_its_options_and_what_code_supplies():
-    resolved = PARTS_OF_CODE.resolve({"kind": "box", "width": 2}, "x")
-    assert resolved.plain() == {
-        "kind": "box",
-        "width": 2,
-        "fusion": {"type": "gated", "features": 8},
-    }
-    assert PARTS_OF_CODE.keys("box") == ["width", "fusion"]
-    box = PARTS_OF_CODE.build({"kind": "box", "width": 2}, "x", channels=5, other=7)
-    assert (box.width, box.fusion.features, box.channels) == (2, 8, 5)
-    with pytest.raises(OptionError, match=r"unknown option x\.channels"):  # of the code alone
-        PARTS_OF_CODE.resolve({"kind": "box", "width": 1, "channels": 2}, "x")
-    with pytest.raises(OptionError, match=r"x\.kind is \['box'\]"):
-        PARTS_OF_CODE.resolve({"kind": ["box"], "width": 1}, "x")
-    with pytest.raises(ValueError, match="twice"):
-        PARTS_OF_CODE.register("box")(Box)
-
-
-SENDERS = Registry("sender")
-
-
-@SENDERS.register("mailer")
-class Mailer:
-    def __init__(self, mailbox: SecretStr, subject: str = "done"):
-        self.mailbox, self.subject = mailbox, subject
-
-
-def test_a_key_that_its_class_marks_as_a_secret_is_shown_and_saved_nowhere():
-    section = SENDERS.resolve({"type": "mailer", "mailbox": "canary"}, "logging.mail")
-    assert SENDERS.build(section, "logging.mail").mailbox.get_secret_value() == "canary"
-    assert redact(section.plain())["mailbox"] is None and "canary" not in repr(section)
-    with pytest.raises(OptionError) as error:
-        SENDERS.resolve({"type": "mailer", "mailbox": ["canary"]}, "logging.mail")
-    assert "canary" not in str(error.value)
 
 
 @pytest.mark.parametrize("character", ["\0", "\\u0000"], ids=["itself", "escaped"])
@@ -397,3 +411,378 @@ def test_a_file_that_holds_no_object_is_refused(file, content):
     file.write_text(content)
 
     assert "the option file holds no object" in refusal(file)
+
+
+# A program that prints the refusal of the file that is its argument.
+PRINT_REFUSAL = """
+import sys
+from tests.parts.utils.test_option import refusal
+print(ascii(refusal(sys.argv[1])))
+"""
+
+
+def test_a_task_that_the_locale_cannot_write_is_refused(file):
+    # The task names a folder. Here it is "défi", with an e that ASCII does not have.
+    file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    said = run_command([sys.executable, "-c", PRINT_REFUSAL, file], env=ascii_only)
+
+    assert said.exit_codes == [0], said.text
+    assert "in the locale's encoding, ascii" in said.text
+
+
+def test_a_task_that_the_locale_can_write_is_taken(file):
+    file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
+
+    assert load(file).task == "d\u00e9fi"
+
+
+# ---- A file that is based on another ----
+
+
+def test_a_base_gives_what_the_file_does_not(file, tmp_path):
+    child = tmp_path / "child.json"
+    child.write_text(
+        '{"base": "trial.json", "task": "child", '
+        '"netG": {"fusion": "none"}, "train": {"total_iter": 7}}'
+    )
+
+    opt = load(child)
+
+    # Of the file itself.
+    assert opt.task == "child"
+    assert opt.train.total_iter == 7
+    assert opt.netG.plain()["fusion"] == {"type": "none"}
+    # Of its base.
+    assert opt.train.checkpoint_print == 5
+
+
+@pytest.mark.usefixtures("file")
+def test_a_base_that_has_a_base_is_refused(tmp_path):
+    (tmp_path / "child.json").write_text('{"base": "trial.json", "task": "child"}')
+    grandchild = tmp_path / "grandchild.json"
+    grandchild.write_text('{"base": "child.json", "task": "x"}')
+
+    assert "a base has a base" in refusal(grandchild)
+
+
+def test_a_missing_base_is_refused_with_the_nearest_file(file, tmp_path):
+    child = tmp_path / "child.json"
+    child.write_text('{"base": "trail.json", "task": "x"}')
+
+    assert f"the nearest is {file}" in refusal(child)
+
+
+def test_a_missing_option_file_is_refused_with_the_nearest_file(file, tmp_path):
+    assert str(file) in refusal(tmp_path / "trail.json")
+
+
+# ---- Secrets ----
+
+
+def test_the_program_itself_gets_a_secret(file):
+    opt = load(file, "logging.wandb_api_key=canary0123")
+
+    assert opt.logging.wandb_api_key == "canary0123"
+
+
+def test_saved_options_hold_no_secret(file, tmp_path):
+    opt = load(file, "logging.wandb_api_key=canary0123")
+
+    saved = opt.save(tmp_path / "options")
+
+    assert "canary" not in saved.read_text()
+
+
+def test_a_secret_is_found_in_a_nested_list():
+    assert redact({"a": [{"WANDB_API_KEY": "x"}]}) == {"a": [{"WANDB_API_KEY": None}]}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        pytest.param("logging.wandb_api_key=123456", id="a number in place of a text"),
+        pytest.param("logging.wandb_api_kye=123456", id="a key with a typing error"),
+        pytest.param('logging={"wandb_tokne": "123456"}', id="a key within JSON"),
+    ],
+)
+def test_a_message_hides_a_secret_but_names_its_key(file, override):
+    # The second override is right. The message lists both.
+    message = refusal(file, override, "train.total_iter=1")
+
+    assert "123456" not in message
+    assert "***" in message
+    assert "wandb_" in message
+
+
+KEYS_OF_SECRETS = [
+    "private_key",
+    "ssh_key",
+    "auth",
+    "authorization",
+    "bearer",
+    "pwd",
+    "db_passwd",
+    "passphrase",
+    "credentials",
+    "slack_webhook",
+    "webhook_url",
+    "sentry_dsn",
+    "cookie",
+    "session_id",
+    "pat",
+    "github_pat",
+    "jwt",
+    "hf_token",
+    "hfToken",
+    "refresh_token",
+    "connection_string",
+    "sas",
+    "API-KEY",
+    "aws_secret_access_key",
+]
+
+
+@pytest.mark.parametrize("key", KEYS_OF_SECRETS)
+def test_the_value_of_a_key_that_says_secret_is_hidden(key):
+    assert redact({"writer": {key: "canary"}}) == {"writer": {key: None}}
+    assert redact({key: 12345678}) == {key: None}
+
+
+@pytest.mark.parametrize("key", KEYS_OF_SECRETS)
+def test_the_value_of_a_flag_that_says_secret_is_hidden(key):
+    assert "canary" not in redact(f"--{key} canary", shown="***")
+
+
+# Made up for this test, in the forms that such services use.
+TEXTS_WITH_SECRETS = [
+    pytest.param("https://bob:canary123@host/x", id="password in a URL"),
+    pytest.param("s3://AK:canary123@bucket", id="password of a bucket"),
+    pytest.param("Authorization: Bearer canary123canary123", id="header of HTTP"),
+    pytest.param("ghp_canary123canary123canary123", id="token of GitHub"),
+    pytest.param("https://h/x?sig=canary123&a=1", id="signature in a URL"),
+    pytest.param("hf_canary123canary123canary123", id="token of Hugging Face"),
+    pytest.param(
+        "-----BEGIN RSA PRIVATE KEY-----\ncanary123\n-----END RSA PRIVATE KEY-----",
+        id="private key",
+    ),
+    pytest.param("eyJhbGciOiJIUzI1.eyJjYW5hcnkxMjMi.canary123", id="JSON web token"),
+    pytest.param("sk-canary123canary123canary", id="key of an API"),
+]
+
+
+@pytest.mark.parametrize("text", TEXTS_WITH_SECRETS)
+def test_a_secret_is_known_by_its_form_under_any_key(text):
+    found = redact({"note": [text]})["note"][0]
+
+    assert "canary" not in found.lower()
+    assert "***" in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("git@host:a/b.git", id="address of a repository"),
+        pytest.param("https://host:8080/a@b", id="URL with a port"),
+        pytest.param("tokens are 3", id="sentence"),
+        pytest.param("/data/auth/x", id="path"),
+        pytest.param("a:b", id="colon"),
+    ],
+)
+def test_other_texts_stay_as_they_are(text):
+    assert redact({"note": text}) == {"note": text}
+
+
+def test_counts_of_tokens_are_no_secrets():
+    values = {"num_tokens": 400_000, "token": 7, "pass": 3, "path": "p"}
+
+    assert redact(values) == values
+
+
+def test_of_all_documented_options_only_one_is_a_secret():
+    page = Path("docs/options.md").read_text(encoding="utf-8")
+    # A key stands between backquotes, e.g. `train.amp.enable`.
+    keys = re.findall(r"`((?:\w+\.)*\w+)`", page)
+
+    secrets = {key for key in keys if KEY.search(key)}
+
+    # Else the page was not read as this test expects.
+    assert len(keys) > 100
+    assert secrets == {"wandb_api_key"}
+
+
+# A search in quadratic time would take hours for these texts, so the test would time out.
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("a_" * 100_000, id="parts of a key"),
+        pytest.param("--" + "a-" * 100_000 + "token x", id="a long flag"),
+        pytest.param("https://" * 30_000, id="beginnings of URLs"),
+        pytest.param("token " * 40_000, id="keys without a value"),
+    ],
+)
+def test_long_texts_are_searched_in_proportion_to_their_length(text):
+    redact({text: text, "b": text}, shown="***")
+
+
+SENDERS = Registry("sender")
+
+
+@SENDERS.register("mailer")
+class Mailer:
+    """A part with a secret, which its annotation SecretStr marks."""
+
+    def __init__(self, mailbox: SecretStr, subject: str = "done"):
+        self.mailbox = mailbox
+        self.subject = subject
+
+
+def test_a_part_gets_the_secret_that_its_class_marks():
+    section = SENDERS.resolve({"type": "mailer", "mailbox": "canary"}, "logging.mail")
+
+    mailer = SENDERS.build(section, "logging.mail")
+
+    assert mailer.mailbox.get_secret_value() == "canary"
+
+
+def test_a_secret_that_a_class_marks_is_not_shown():
+    section = SENDERS.resolve({"type": "mailer", "mailbox": "canary"}, "logging.mail")
+
+    assert redact(section.plain())["mailbox"] is None
+    assert "canary" not in repr(section)
+
+
+def test_a_wrong_value_of_a_marked_secret_is_refused_without_the_value():
+    with pytest.raises(OptionError) as error:
+        SENDERS.resolve({"type": "mailer", "mailbox": ["canary"]}, "logging.mail")
+
+    assert "canary" not in str(error.value)
+
+
+# ---- Saved options ----
+
+
+def test_saved_options_can_be_run_again(file, tmp_path):
+    opt = load(file)
+
+    again = load(opt.save(tmp_path / "options"))
+
+    assert again.plain() == opt.plain()
+
+
+def test_plain_options_can_be_written_as_json(file):
+    assert json.dumps(load(file).plain())
+
+
+def test_a_secret_does_not_change_the_digest_of_options(file):
+    assert load(file).digest() == load(file, "logging.wandb_api_key=k").digest()
+
+
+def test_another_value_changes_the_digest_of_options(file):
+    assert load(file).digest() != load(file, "train.total_iter=3").digest()
+
+
+# ---- The command line ----
+
+
+def test_the_command_line_has_short_flags_for_the_commonest_options():
+    flags = ["--use_amp", "--batch_size", "4", "--learning_rate=1e-3", "--epochs", "2"]
+    more_flags = ["--num_workers", "0", "--resume", "none"]
+
+    path, overrides = parse_command_line(["--opt", "f.json", "a.b=1", *flags, "c=2", *more_flags])
+
+    assert path == "f.json"
+    assert overrides == [
+        # First the overrides, as they were given.
+        "a.b=1",
+        "c=2",
+        # Then those of the flags.
+        "train.amp.enable=true",
+        "datasets.train.dataloader_batch_size=4",
+        "train.G_optimizer_lr=1e-3",
+        "train.epochs=2",
+        "datasets.train.dataloader_num_workers=0",
+        "path.resume=null",
+        # --epochs sets the length of the run, so a number of steps in the file no longer counts.
+        "train.total_iter=null",
+    ]
+
+
+def test_a_number_of_steps_beside_a_number_of_epochs_is_kept():
+    _, overrides = parse_command_line(["--opt", "f.json", "--epochs", "2", "train.total_iter=9"])
+
+    assert overrides == ["train.total_iter=9", "train.epochs=2"]
+
+
+def test_an_unknown_flag_is_refused():
+    with pytest.raises(OptionError, match="--optt"):
+        parse_command_line(["--opt", "f", "--optt", "3"])
+
+
+def test_a_command_line_without_an_option_file_is_refused():
+    with pytest.raises(OptionError, match="required"):
+        parse_command_line([])
+
+
+# ---- Registered parts ----
+
+BOXES = Registry("part", "kind")
+
+
+@BOXES.register("box", given=("channels",))
+class Box:
+    """A part whose argument `channels` is given by code, not by an option file."""
+
+    def __init__(
+        self,
+        width: int,
+        fusion: Annotated[dict[str, Any] | str, FUSIONS] = "gated",
+        channels: int = 1,
+    ):
+        self.width = width
+        self.fusion = fusion
+        self.channels = channels
+
+
+def test_a_part_within_a_part_has_its_defaults():
+    resolved = BOXES.resolve({"kind": "box", "width": 2}, "x")
+
+    assert resolved.plain() == {
+        "kind": "box",
+        "width": 2,
+        "fusion": {"type": "gated", "features": 8},
+    }
+
+
+def test_arguments_that_code_gives_are_no_keys_of_a_part():
+    assert BOXES.keys("box") == ["width", "fusion"]
+
+
+def test_a_part_is_built_with_its_options():
+    box = BOXES.build({"kind": "box", "width": 2}, "x")
+
+    assert box.width == 2
+    assert box.fusion.features == 8
+
+
+def test_a_part_is_built_with_those_values_of_the_code_that_it_takes():
+    # A Box has no argument `other`.
+    box = BOXES.build({"kind": "box", "width": 2}, "x", channels=5, other=7)
+
+    assert box.channels == 5
+
+
+def test_an_argument_that_code_gives_is_refused_in_an_option_file():
+    with pytest.raises(OptionError, match=r"unknown option x\.channels"):
+        BOXES.resolve({"kind": "box", "width": 1, "channels": 2}, "x")
+
+
+def test_the_name_of_a_part_must_be_a_text():
+    with pytest.raises(OptionError, match=r"x\.kind is \['box'\]"):
+        BOXES.resolve({"kind": ["box"], "width": 1}, "x")
+
+
+def test_a_name_can_be_registered_only_once():
+    with pytest.raises(ValueError, match="twice"):
+        BOXES.register("box")(Box)

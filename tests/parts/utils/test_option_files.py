@@ -1,8 +1,12 @@
-"""The option files that come with the project, against the real networks and datasets."""
+"""The option files that come with the project, their schema, and the pages about options.
 
-import functools
+The files are read with the real networks and data sets. options/schema.json is a JSON schema: an
+editor shows with it which keys an option file may have, and marks wrong ones.
+"""
+
 import json
 from pathlib import Path
+from typing import Any
 
 import json5
 import jsonschema
@@ -20,100 +24,199 @@ FILES = sorted((ROOT / "options").glob("*/*.json"))
 SAMPLE = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
 SCHEMA = json.loads((ROOT / "options/schema.json").read_text(encoding="utf-8"))
 CHECK = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
-GOPRO = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro"
 
 
 def faults(values: dict[str, object]) -> set[str]:
-    """The dotted places where the values of an option file break the schema."""
+    """Return the dotted keys at which the values of an option file break the schema."""
     found = set()
     for error in CHECK.iter_errors(values):
-        keys = {""}
+        section = ".".join(str(key) for key in error.absolute_path)
         if error.validator == "additionalProperties":
+            # The place of the error is the section. The keys at fault are those it does not have.
             assert isinstance(error.schema, dict)
-            keys = error.instance.keys() - error.schema["properties"].keys()
-        found |= {".".join([*map(str, error.absolute_path), key]).strip(".") for key in keys}
+            unknown = error.instance.keys() - error.schema["properties"].keys()
+            found |= {f"{section}.{key}".strip(".") for key in unknown}
+        else:
+            found.add(section)
     return found
+
+
+def values_of(file: Path) -> dict[str, Any]:
+    """Return the content of an option file, which may have comments."""
+    return json5.loads(file.read_text(encoding="utf-8"))
+
+
+# ---- Option files of the project ----
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_an_option_file_of_the_project_is_valid(file):
     opt = main_train_vrt.read_options(["--opt", str(file)])
+
     assert opt.task == file.stem
 
 
-def test_the_rgb_ablation_differs_from_the_reference_in_the_spikes_alone():
-    rgb, both = (
-        main_train_vrt.read_options(["--opt", f"{GOPRO}{end}.json"]) for end in ("", "_rgbspike")
-    )
-    assert (rgb.spike_channels, both.spike_channels) == (0, 12)
-    assert of_part(rgb.netG).fusion.type == "none"
-    assert {**rgb.netG.plain(), "fusion": 0} == {**both.netG.plain(), "fusion": 0}
-    for section in ("train", "val", "logging"):
-        assert getattr(rgb, section) == getattr(both, section)
+@pytest.fixture(scope="module")
+def ablation():
+    """Give the options of the training without spikes, for comparison with `reference`."""
+    file = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro.json"
+    return main_train_vrt.read_options(["--opt", str(file)])
 
 
-def test_the_pages_and_the_schema_of_options_are_up_to_date(tmp_path):
-    # In a process of its own: other tests register parts that no user has.
-    (tmp_path / "make.py").write_text("""import json; from lab.make_options_doc import *
-print(json.dumps({"made": [make_page(), make_page(CHINESE), make_schema()]}))""")
-    names = ("docs/options.md", "docs/zh/options.md", "options/schema.json")
-    pages = [(ROOT / name).read_text(encoding="utf-8") for name in names]
-    made = run_ranks(1, tmp_path / "make.py").json["made"]
-    assert made[:2] == pages[:2], "run python lab/make_options_doc.py"
+@pytest.fixture(scope="module")
+def reference():
+    """Give the options of the reference, a training with frames and spikes."""
+    file = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"
+    return main_train_vrt.read_options(["--opt", str(file)])
+
+
+def test_the_rgb_ablation_reads_no_spikes(ablation, reference):
+    assert ablation.spike_channels == 0
+    assert of_part(ablation.netG).fusion.type == "none"
+    assert reference.spike_channels == 12
+
+
+def test_the_network_of_the_rgb_ablation_differs_in_its_fusion_alone(ablation, reference):
+    without_fusion = {**ablation.netG.plain(), "fusion": None}
+
+    assert without_fusion == {**reference.netG.plain(), "fusion": None}
+
+
+@pytest.mark.parametrize("section", ["train", "val", "logging"])
+def test_the_rgb_ablation_is_trained_as_the_reference(ablation, reference, section):
+    assert getattr(ablation, section) == getattr(reference, section)
+
+
+# ---- Pages and schema are made of the code ----
+
+# A process of its own makes them, because other tests register parts that no user has.
+MAKE_PAGES = """
+import json
+from lab.make_options_doc import *
+print(json.dumps({"made": [make_page(), make_page(CHINESE), make_schema()]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Give the English page, the Chinese page and the schema, as the code makes them now."""
+    script = tmp_path_factory.mktemp("made") / "make.py"
+    script.write_text(MAKE_PAGES)
+    return run_ranks(1, script).json["made"]
+
+
+# The number of the page in `made`, and its file.
+@pytest.mark.parametrize(("number", "name"), [(0, "docs/options.md"), (1, "docs/zh/options.md")])
+def test_the_pages_of_options_are_up_to_date(made, number, name):
+    page = (ROOT / name).read_text(encoding="utf-8")
+
+    assert made[number] == page, "run python lab/make_options_doc.py"
+
+
+def test_the_schema_of_options_is_up_to_date(made):
+    schema = (ROOT / "options/schema.json").read_text(encoding="utf-8")
+
+    # Another version of pydantic words the schema in another way, so only the same one is compared.
     if SCHEMA["$comment"].endswith(MADE_WITH):
-        assert made[2] == pages[2], "run python lab/make_options_doc.py"
+        assert made[2] == schema, "run python lab/make_options_doc.py"
 
 
-def test_a_key_without_translation_and_an_outdated_translation_are_named():
+@pytest.fixture(scope="module")
+def complaints():
+    """Give the lines that are said of two translations: one has its text, one does not."""
+    translations = {"Optimizer.": "优化器。", "A sentence of the past.": "过去的句子。"}
     with pytest.raises(SystemExit) as error:
-        make_page({"Optimizer.": "优化器。", "A sentence of the past.": "过去的句子。"})
-    lines = str(error.value).splitlines()
-    assert "no translation for train.G_optimizer_lr: Full learning rate." in lines
-    assert [line for line in lines if "any more" in line] == [
-        "nothing has this text any more: A sentence of the past."
-    ]
-    assert not [line for line in lines if "Optimizer." in line]
+        make_page(translations)
+    return str(error.value).splitlines()
 
 
-def test_the_option_files_of_the_project_and_of_kair_follow_the_schema(tmp_path):
-    ours = {file: json5.loads(file.read_text(encoding="utf-8")) for file in FILES}
-    for file, values in ours.items():
-        assert (file.parent / values["$schema"]).resolve() == ROOT / "options/schema.json"
-    of_kair = {
-        n: json5.loads(write_file(tmp_path / f"{n}.json", options_of(n)).read_text())
-        for n in ("001", "008")
-    }
-    for name, values in {**ours, **of_kair}.items():
-        assert not faults(values), name
-    # The schema that a file names is no option.
-    assert "schema" not in json.dumps(main_train_vrt.read_options(["--opt", str(SAMPLE)]).plain())
+def test_a_key_without_translation_is_named(complaints):
+    assert "no translation for train.G_optimizer_lr: Full learning rate." in complaints
+
+
+def test_an_outdated_translation_is_named(complaints):
+    outdated = [line for line in complaints if "any more" in line]
+
+    assert outdated == ["nothing has this text any more: A sentence of the past."]
+
+
+def test_a_translation_that_is_used_is_not_named(complaints):
+    assert [line for line in complaints if "Optimizer." in line] == []
+
+
+# ---- The schema ----
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_option_file_of_the_project_names_the_schema(file):
+    schema = values_of(file)["$schema"]
+
+    assert (file.parent / schema).resolve() == ROOT / "options/schema.json"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_option_file_of_the_project_follows_the_schema(file):
+    assert not faults(values_of(file))
+
+
+@pytest.mark.parametrize("number", ["001", "008"])
+def test_an_option_file_of_kair_follows_the_schema(tmp_path, number):
+    file = write_file(tmp_path / f"{number}.json", options_of(number))
+
+    assert not faults(values_of(file))
+
+
+def test_the_schema_that_a_file_names_is_no_option():
+    opt = main_train_vrt.read_options(["--opt", str(SAMPLE)])
+
+    assert "schema" not in json.dumps(opt.plain())
+
+
+def test_the_schema_cannot_be_set_on_the_command_line():
     with pytest.raises(OptionError, match="schema"):
         main_train_vrt.read_options(["--opt", str(SAMPLE), "$schema=../schema.json"])
 
 
-@pytest.mark.parametrize(("key", "value", "place"), [
-    ("tsak", "a", "tsak"), ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),
+REPRESENTATION = "datasets.train.spike.representation"
+# A key, its wrong value, and the key at fault.
+WRONG_VALUES = [
+    ("tsak", "a", "tsak"),
+    ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),
     ("train.G_optimizer_lr", "fast", "train.G_optimizer_lr"),
     ("train.amp", {"enable": 1}, "train.amp.enable"),
+    # The loss l1 has no such key.
     ("train.G_lossfn_type", "l1", "train.G_charbonnier_eps"),
-    ("train.checkpoint_save", 0, "train.checkpoint_save"), ("netG.depths", "8", "netG.depths"),
+    ("train.checkpoint_save", 0, "train.checkpoint_save"),
+    ("netG.depths", "8", "netG.depths"),
     ("netG.fusion", {"type": "concat", "features": 32}, "netG.fusion.features"),
-    ("netG.fusion", "gate", "netG.fusion"), ("datasets.test.gt_size", 64, "datasets.test.gt_size"),
+    ("netG.fusion", "gate", "netG.fusion"),
+    ("datasets.test.gt_size", 64, "datasets.test.gt_size"),
     ("datasets.train.dataset_type", "TrainDataset", "datasets.train.dataset_type"),
-    ("datasets.train.spike.representation.num_bin", 8,
-     "datasets.train.spike.representation.num_bin"),
-    ("datasets.train.spike.representation.num_bins", 8.5,
-     "datasets.train.spike.representation.num_bins"),
-])  # fmt: skip
-def test_the_schema_and_the_programs_refuse_the_same_wrong_keys_and_types(
-    tmp_path, key, value, place
-):
-    values = json5.loads(SAMPLE.read_text(encoding="utf-8"))
-    *sections, last = key.split(".")
-    section = functools.reduce(dict.__getitem__, sections, values)
+    (f"{REPRESENTATION}.num_bin", 8, f"{REPRESENTATION}.num_bin"),
+    (f"{REPRESENTATION}.num_bins", 8.5, f"{REPRESENTATION}.num_bins"),
+]
+
+
+def sample_with(key, value):
+    """Return the options of the sample with another value of a dotted key."""
+    values = values_of(SAMPLE)
+    *names, last = key.split(".")
+    section = values
+    for name in names:
+        section = section[name]
     section[last] = value
-    assert place in faults(values)
+    return values
+
+
+@pytest.mark.parametrize(("key", "value", "place"), WRONG_VALUES)
+def test_the_schema_finds_a_wrong_key_or_type(key, value, place):
+    assert place in faults(sample_with(key, value))
+
+
+@pytest.mark.parametrize(("key", "value", "place"), WRONG_VALUES)
+def test_the_programs_refuse_what_the_schema_finds(tmp_path, key, value, place):
     file = tmp_path / "wrong.json"
-    file.write_text(json.dumps(values), encoding="utf-8")
+    file.write_text(json.dumps(sample_with(key, value)), encoding="utf-8")
+
     with pytest.raises(OptionError):
         main_train_vrt.read_options(["--opt", str(file)])
