@@ -1,9 +1,18 @@
 """Look at a file for the data check: open it once, and return what was seen as a `Look`.
 
 A look tells the size and time of change of the file, the size of the picture in it, and what is
-wrong with it. It is the costly part of a first check, so it reads as little as possible: header and
-end of a PNG, the whole of another picture, the beginning of a spike file.
-data/clips/preflight.py calls `look_at_picture` and `look_at_spikes` in threads.
+wrong with the file. Looking at files is the costly part of a first check, so as little as possible
+is read:
+
+    PNG                    its header and its end; all of the file if `decode` is set
+    other pictures         all of the file, which is decoded
+    packed spike planes    the first 64 bytes
+    spike arrays (.npy)    nothing: only size and time of change are looked up
+
+data/clips/preflight.py calls `look_at_picture` and `look_at_spikes` in threads, so the functions
+here share no state.
+
+Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py
 """
 
 import os
@@ -32,7 +41,8 @@ class Look(NamedTuple):
     place: (device, inode) of a file on disk. Two names of one file have the same place.
     shape: (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
     flaw: why the file cannot be read; "" if it can.
-    cut: how a PNG is cut short; "" if it is whole.
+    cut: a message if the end of a PNG is missing, else "". This is no `flaw`, because the header
+    can be read: the data check tells a wrong size first, and the cut only if the size is right.
     is_reduced: whether reading the picture as 8-bit RGB loses something, see `files.reduction`.
     """
 
@@ -44,22 +54,99 @@ class Look(NamedTuple):
     is_reduced: bool = False
 
 
+# ---- Pictures --------------------------------------------------------------------------------
+
+
 def look_at_picture(path: str, decode: bool = False, known: FileEntry | None = None) -> Look:
-    """Look at a picture: at header and end of a PNG, at all of another picture.
+    """Look at a picture: at header and end of a PNG, at the whole file of any other format.
 
     decode: whether to decode a PNG, too, which finds flipped bits.
     known: size and time of a file in an LMDB; None for a file on disk.
     Raises DataError for a link whose target is gone.
     """
     if known is None:
-        return _opened(path, lambda descriptor, look: _look_at_picture(descriptor, look, decode))
+        return _inspect_file(path, lambda file, look: _look_at_open_picture(file, look, decode))
     look = Look(known)
     try:
         # A value of an LMDB is read as a whole anyway.
         content = files.read_bytes(path)
-        return _with_form(look, content[: files.HEAD_BYTES], lambda: content, decode)
+        head = content[: files.HEAD_BYTES]
+        return _with_shape(look, head, read_all=lambda: content, decode=decode)
     except DataError as e:
         return look._replace(flaw=e.what)
+
+
+def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
+    """Return the look at an open picture.
+
+    descriptor: descriptor of the file, at the beginning of the file.
+    look: the look so far, with size and time. decode: see `look_at_picture`.
+    """
+    head = os.read(descriptor, files.HEAD_BYTES)
+    look = _with_shape(look, head, read_all=lambda: head + rest_of(descriptor), decode=decode)
+    is_png = head.startswith(files.PNG_SIGNATURE)
+    # `_with_shape` has decoded every picture that is not a PNG, and decoding finds a missing end.
+    was_decoded = decode or not is_png
+    if was_decoded:
+        return look
+
+    # Of this PNG only the header was read, so look for its end.
+    size = look.entry.size
+    offset = max(0, size - len(PNG_END))
+    if os.pread(descriptor, len(PNG_END), offset) != PNG_END:
+        return look._replace(cut=f"PNG of {size} bytes is cut short")
+    return look
+
+
+def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: bool) -> Look:
+    """Return the look with `shape` and `is_reduced`, and with `flaw` if pixels are damaged.
+
+    head: the beginning of the file. read_all: a function that returns the content of the file.
+    decode: see `look_at_picture`.
+    Raises DataError if the picture cannot be read and its size is not known either.
+    """
+    if head.startswith(files.PNG_SIGNATURE):
+        return _with_shape_of_png(look, head, read_all, decode)
+    # Damage of these formats shows only when the whole picture is decoded.
+    content = read_all()
+    header = read_header(content)
+    shape = files.decode_bgr(content, look.entry.path).shape[:2]
+    is_reduced = header is not None and (header.bits > 8 or header.is_grey)
+    return look._replace(shape=shape, is_reduced=is_reduced)
+
+
+def _with_shape_of_png(
+    look: Look, head: bytes, read_all: Callable[[], bytes], decode: bool
+) -> Look:
+    """Do the work of `_with_shape` for a PNG. Its arguments and its result are the same."""
+    content = b""
+    header = read_header(head)
+    # A long text or colour profile may stand before the pixels, so that the header does not end
+    # within `head`. Then look for the header in the whole file.
+    if header is None or decode:
+        content = read_all()
+        header = read_header(content)
+
+    path = look.entry.path
+    flaw = ""
+    if header is None:
+        # There is no header, so decoding fails, and its error says why.
+        shape = files.decode_bgr(content, path).shape[:2]
+        return look._replace(shape=shape)
+    files.refuse_header(header, path)
+    shape = header.size
+    if decode:
+        # If the header is sound, the picture has this size, whatever is wrong with its pixels.
+        # So the shape is kept, and the error becomes the flaw.
+        try:
+            shape = files.decode_bgr(content, path).shape[:2]
+        except DataError as e:
+            flaw = e.what
+    is_reduced = header.bits > 8 or header.is_grey
+    return look._replace(shape=shape, flaw=flaw, is_reduced=is_reduced)
+
+
+# ---- Spike files -----------------------------------------------------------------------------
 
 
 def look_at_spikes(
@@ -67,31 +154,51 @@ def look_at_spikes(
 ) -> Look:
     """Look at a spike file: at the beginning of packed planes.
 
-    Other formats are only asked for size and time, because `ClipCheck` reads their headers.
-    geometry, remainder: how the planes lie in the file.
+    Only size and time of other formats are looked up, because `ClipCheck` reads their headers.
+    geometry: size and layout of a plane, as the options say.
+    remainder: the option spike.remainder, "error" or "truncate": what to do with bytes after the
+    last whole plane.
     known: size and time of a file in an LMDB, whose spikes are not read.
     Raises DataError for a link whose target is gone.
     """
     if known is not None:
         return Look(known)
-    if formats.is_array(path) or geometry.layout != "raster":
+    is_raster = geometry.layout == "raster"
+    if formats.is_array(path) or not is_raster:
         return Look(files.entry_of(path))
     if formats.SPS100_SIDE in (geometry.height, geometry.width):
-        # Files of an SPS100 sensor number the lines of each plane. Opening the file checks them.
+        # Planes of 1000 pixels may come from an SPS100 sensor, whose files are not raster planes:
+        # each line ends with a word of the sensor. Opening such a file as raster planes fails, and
+        # the error names the option to change.
         look = Look(files.entry_of(path))
         try:
             formats.open_spikes(path, geometry, remainder)
         except formats.SpikeFileError as e:
             return look._replace(flaw=e.what)
         return look
-    return _opened(path, _look_at_planes, "cannot read spike file")
+    return _inspect_file(path, _look_at_open_planes, cannot="cannot read spike file")
 
 
-def _opened(path: str, inspect: Callable[[int, Look], Look], cannot: str = "cannot read") -> Look:
-    """Open a file, look up its state, and inspect it. Returns what was seen.
+def _look_at_open_planes(descriptor: int, look: Look) -> Look:
+    """Return the look at an open file of packed planes. Raises SpikeFileError for other formats.
+
+    Arguments: see `_look_at_open_picture`.
+    """
+    formats.refuse_header(os.read(descriptor, SPIKE_HEAD), look.entry.path)
+    return look
+
+
+# ---- Opening ---------------------------------------------------------------------------------
+
+
+def _inspect_file(
+    path: str, inspect: Callable[[int, Look], Look], cannot: str = "cannot read"
+) -> Look:
+    """Open a file, look up its size and time, and let `inspect` look into it. Returns the look.
 
     inspect: called with the descriptor of the open file and the look so far; returns the full look.
-    cannot: how the flaw begins if the system refuses to read.
+    cannot: beginning of the flaw if the system refuses to read.
+    Errors become the `flaw` of the look, so that one bad file does not end the check of the others.
     """
     try:
         descriptor, about = plain_descriptor(path)
@@ -107,53 +214,3 @@ def _opened(path: str, inspect: Callable[[int, Look], Look], cannot: str = "cann
         return look._replace(flaw=e.what)
     finally:
         os.close(descriptor)
-
-
-def _look_at_picture(descriptor: int, look: Look, decode: bool) -> Look:
-    """Inspect an open picture. Arguments: see `_opened` and `look_at_picture`."""
-    head = os.read(descriptor, files.HEAD_BYTES)
-    look = _with_form(look, head, lambda: head + rest_of(descriptor), decode)
-    # Decoding finds a cut by itself, and other pictures than PNG have been decoded.
-    if decode or not head.startswith(files.PNG_SIGNATURE):
-        return look
-    size = look.entry.size
-    offset = max(0, size - len(PNG_END))
-    if os.pread(descriptor, len(PNG_END), offset) != PNG_END:
-        return look._replace(cut=f"PNG of {size} bytes is cut short")
-    return look
-
-
-def _with_form(look: Look, head: bytes, read: Callable[[], bytes], decode: bool) -> Look:
-    """Return the look with shape and `is_reduced`. Raises DataError for what cannot be read.
-
-    head: the beginning of the file. read: returns all of the file.
-    """
-    is_png = head.startswith(files.PNG_SIGNATURE)
-    header = read_header(head) if is_png else None
-    content = b""
-    if header is None or decode:
-        # Much may stand before the pixels of a PNG. Damage of other pictures shows only in the
-        # whole content.
-        content = read()
-        header = read_header(content)
-    flaw = ""
-    if header is None or not is_png:
-        shape = files.decode_bgr(content, look.entry.path).shape[:2]
-    else:
-        files.refuse_header(header, look.entry.path)
-        shape = header.size
-        if decode:
-            # If the header is sound, the picture has this size, whatever is wrong with its pixels.
-            # So the shape is kept, and the error becomes the flaw.
-            try:
-                shape = files.decode_bgr(content, look.entry.path).shape[:2]
-            except DataError as e:
-                flaw = e.what
-    is_reduced = header is not None and (header.bits > 8 or header.is_grey)
-    return look._replace(shape=shape, flaw=flaw, is_reduced=is_reduced)
-
-
-def _look_at_planes(descriptor: int, look: Look) -> Look:
-    """Inspect an open file of packed planes: refuse the header of another format."""
-    formats.refuse_header(os.read(descriptor, SPIKE_HEAD), look.entry.path)
-    return look
