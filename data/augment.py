@@ -4,6 +4,12 @@
 `CameraPerturb` (option `camera`) draws a simulated camera, a `CameraDraw`. It changes the spikes of
 a sample, and maybe its blurry frames, as another camera would have recorded them. Another simulated
 camera is a new file data/camera_<name>.py whose class registers itself in `CAMERAS`.
+
+Which random numbers are drawn, and in which order, decides every sample of a seed. A resumed run
+must see the same samples, so a new draw comes from a generator of its own and never between two
+existing draws.
+
+Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/parts/data/test_spike_simulate.py
 """
 
 from dataclasses import dataclass
@@ -87,7 +93,7 @@ class Augment(Crop):
     def crop(self, frame: np.ndarray, scale: int = 1) -> np.ndarray:
         """Return the crop of a frame (scale H, scale W, ...), as a view.
 
-        scale: size of the frame over the size of lq.
+        scale: how many times as large as lq the frame is; 4 for gt of a fourfold upscaling.
         """
         top = self.top * scale
         left = self.left * scale
@@ -108,32 +114,32 @@ class Augment(Crop):
 
 @dataclass(frozen=True)
 class CameraDraw:
-    """A simulated camera, the same for all frames of a sample.
+    """A simulated camera, the same for all frames of a sample."""
 
-    seed: seed of the random numbers of this camera.
-    threshold: threshold of a pixel over the threshold of the real camera. At 2, half as many spikes
-    come.
-    drop: fraction of the planes that are lost.
-    hot, dead: fraction of the pixels that always fire, and that never fire.
-    known_rate_factor: the representation divides by the data's rate times this factor. 1 if the
-    user does not know of the other threshold.
-    dark: spikes per plane without light.
-    rgb: noise and JPEG of the blurry frames; None: frames as recorded.
-    """
-
+    # Seed of the random numbers of this camera, such as (seed of the dataset, epoch, index).
     seed: tuple[int, ...]
+    # Threshold of a pixel relative to the real camera, whose threshold is 1. A pixel with threshold
+    # 2 needs twice as much light for a spike, so it fires half as often.
     threshold: float
+    # Fraction of the planes that are lost.
     drop: float
+    # Fraction of the pixels that fire in every plane.
     hot: float
+    # Fraction of the pixels that never fire.
     dead: float
+    # The rate that the representation divides by, relative to the rate of the data. With threshold
+    # 2 the true value is 0.5. The value 1 hides the changed threshold from the network.
     known_rate_factor: float
+    # Spikes per plane of a pixel without light.
     dark: float = 0.0
+    # Noise and JPEG of the blurry frames. None: the frames stay as recorded.
     rgb: RgbCamera | None = None
 
     def apply(self, stream: np.ndarray, frame: int) -> np.ndarray:
         """Return the spikes of a frame as this camera records them.
 
-        stream: (T, h, w) uint8 in {0, 1}, as is the result. frame: number of the frame.
+        stream: recorded spikes, (T, h, w) uint8 in {0, 1}. The result has the same form.
+        frame: number of the frame.
         The result depends only on the stream, the seed and `frame`.
         """
         rng = random_stream("frame of a camera", *self.seed, frame)
@@ -144,9 +150,10 @@ class CameraDraw:
             factors = is_there.astype(np.uint8)[:, None, None]  # (T, 1, 1), 0 or 1
             stream = stream * factors
         if self.hot or self.dead:
-            # A stream without `frame`, so that the same pixels are stuck in all frames.
-            random_pixels = random_stream("stuck pixels", *self.seed)
-            draws = random_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
+            # These random numbers do not depend on `frame`, so that the same pixels are stuck in
+            # all frames.
+            rng_of_pixels = random_stream("stuck pixels", *self.seed)
+            draws = rng_of_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
             is_hot = draws < self.hot
             is_dead = draws >= 1.0 - self.dead
             stream = np.where(is_dead, np.uint8(0), stream)
@@ -156,14 +163,16 @@ class CameraDraw:
     def photograph(self, picture: np.ndarray, frame: int) -> np.ndarray:
         """Return a blurry frame as this camera records it, with noise and JPEG.
 
-        picture: (H, W, 3) uint8 in B, G, R, as is the result. frame: number of the frame.
+        picture: (H, W, 3) uint8 in B, G, R. The result has the same form.
+        frame: number of the frame.
         The result depends only on the picture, the seed and `frame`.
         """
         assert self.rgb is not None  # only called for a camera that records frames
         rgb = picture[..., ::-1] / np.float32(255)
         linear = to_linear(rgb)  # noise is added to linear light
         rng = random_stream("noise of a frame", *self.seed, frame)
-        return self.rgb.frame(linear, rng)[..., ::-1]
+        recorded = self.rgb.frame(linear, rng)
+        return recorded[..., ::-1]  # R, G, B -> B, G, R
 
 
 @CAMERAS.register("perturb")
@@ -171,40 +180,49 @@ class CameraDraw:
 class CameraPerturb:
     """A random camera for each sample.
 
-    threshold_prob: probability of another threshold. threshold_range: range from which the factor
-    of the threshold is drawn, log-uniformly; the firing rate is divided by the factor. known_rate:
-    whether the representation divides by the changed rate, as after a new measurement; if false, it
-    divides by the rate of the data, so that the network learns to handle an unknown threshold.
-    drop_prob, hot_prob, dead_prob: probability that planes are lost, that pixels always fire, and
-    that pixels never fire. drop_max, hot_max, dead_max: largest fraction of lost planes, of pixels
-    that always fire and that never fire; the fraction is drawn uniformly between 0 and this value.
+    threshold_prob: probability that the threshold of the pixels is changed. threshold_range: range
+    from which the factor of the threshold is drawn, log-uniformly; factor 2 halves the firing rate.
+
+    known_rate: if true, spikes are divided by the changed firing rate, as if the rate of the new
+    camera had been measured. If false, spikes are divided by the rate of the data, which is wrong
+    for the changed threshold, so that the network learns to handle an unknown threshold.
+
+    drop_prob: probability that planes are lost. drop_max: largest fraction of lost planes.
+    hot_prob: probability that some pixels always fire. hot_max: largest fraction of these pixels.
+    dead_prob: probability that some pixels never fire. dead_max: largest fraction of these pixels.
+    A fraction is drawn uniformly between 0 and its largest value.
+
     dark_prob: probability of a dark current. dark_max: largest dark current in spikes per plane.
-    rgb_prob: probability of noise in the blurry frames. rgb_shot_max, rgb_read_max: largest
-    standard deviation of this noise in linear light, at full light and in darkness. jpeg_prob:
-    probability that the blurry frames are compressed as JPEG. jpeg_min: lowest quality of the JPEG;
-    the quality is drawn between this value and 100.
+
+    rgb_prob: probability of noise in the blurry frames. rgb_shot_max: largest standard deviation of
+    the noise at full light, in linear light from 0 to 1. rgb_read_max: largest standard deviation
+    of the noise in darkness. jpeg_prob: probability that the blurry frames are compressed as JPEG.
+    jpeg_min: lowest quality of the JPEG; the quality is drawn between this value and 100.
     """
 
+    # Every probability is 0 by default, so that only the changes that a user asks for happen.
+    # The largest values below have an effect only together with their probability.
     threshold_prob: Share = 0.0
-    threshold_range: Range = (0.5, 4.0)
+    threshold_range: Range = (0.5, 4.0)  # twice as many to a quarter of the spikes
     known_rate: bool = False
     drop_prob: Share = 0.0
-    drop_max: Share = 0.1
+    drop_max: Share = 0.1  # one plane in ten
     hot_prob: Share = 0.0
-    hot_max: Share = 0.002
+    hot_max: Share = 0.002  # one pixel in 500
     dead_prob: Share = 0.0
     dead_max: Share = 0.002
     dark_prob: Share = 0.0
-    dark_max: Share = 0.005
+    dark_max: Share = 0.005  # a dark pixel fires once in 200 planes
     rgb_prob: Share = 0.0
     rgb_shot_max: Share = 0.02
     rgb_read_max: Share = 0.005
     jpeg_prob: Share = 0.0
-    jpeg_min: Annotated[int, Field(ge=1, le=100)] = 85
+    jpeg_min: Annotated[int, Field(ge=1, le=100)] = 85  # OpenCV's scale, 100 is best
 
     def __post_init__(self) -> None:
         found = list(self.threshold_range)
-        if len(found) != 2 or not 0 < found[0] <= found[1]:
+        is_pair = len(found) == 2
+        if not is_pair or not 0 < found[0] <= found[1]:
             raise OptionError(
                 what=f"camera.threshold_range is {found}",
                 where="camera.threshold_range",
@@ -213,15 +231,15 @@ class CameraPerturb:
             )
 
     def draw(self, seed: list[int]) -> CameraDraw:
-        """Draw the camera of one sample. It follows from `seed` alone.
+        """Draw the camera of one sample. The same `seed` gives the same camera.
 
         For each change, one random number decides whether it happens, and another one how large it
         is. All numbers are drawn in any case, so that one option does not change another draw.
         """
         # The order of the random numbers fixes the samples of existing runs: do not change it.
         rng = random_stream("camera", *seed)
-        chance = rng.random(4)  # for threshold, drop, hot, dead
-        size = rng.random(4)  # likewise
+        chance = rng.random(4)  # whether it happens: threshold, drop, hot, dead
+        size = rng.random(4)  # how large it is, in the same order
         threshold = 1.0
         if chance[0] < self.threshold_prob:
             low, high = np.log(self.threshold_range)
@@ -232,8 +250,8 @@ class CameraPerturb:
 
         # A second generator, so that these later options did not change the draws above.
         rng = random_stream("dark current and frames of a camera", *seed)
-        chance = rng.random(3)  # for dark, rgb, jpeg
-        size = rng.random(4)  # for dark, shot, read, jpeg
+        chance = rng.random(3)  # whether it happens: dark, rgb, jpeg
+        size = rng.random(4)  # how large it is: dark, shot, read, jpeg
         dark = _amount(chance[0], self.dark_prob, size[0], self.dark_max)
         # Both kinds of noise come together.
         shot = _amount(chance[1], self.rgb_prob, size[1], self.rgb_shot_max)

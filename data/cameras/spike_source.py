@@ -17,6 +17,11 @@ It puts together what four other modules know:
 
 "Light" below means the amount of light, linear. "Display values" are what a picture file holds,
 light to the power 1 / 2.2.
+
+The result of `read` is what a network sees. A resumed run must see the same numbers, so the order
+of the steps in `read` is fixed: planes, simulated camera, rate, representation, RGB grid.
+
+Tests: tests/parts/data/test_spike_source.py, tests/parts/data/test_dataset_video_rgbspike.py
 """
 
 import copy
@@ -65,7 +70,8 @@ SAME_DISTANCE = 0.51
 # A channel of another representation is a single plane, too few spikes for a picture. So the
 # channels are averaged whose distance is larger than the smallest one by up to 10 planes.
 NEAR = 10
-# Smallest firing rate and light that "match" divides by. They keep black frames finite.
+# "match" divides the mean firing rate by the mean brightness. Each of the two is at least this
+# large, so that black frames or planes without a spike give no rate of 0 and no division by 0.
 LEAST_FIRED = 1e-4
 LEAST_SEEN = 1e-3
 
@@ -91,18 +97,22 @@ class DatSpikes:
     an error. rate: spikes per plane at full light, 1 if it is given nowhere; "match" measures it
     from the brightness of the blurry frame. light: what the sensor integrated, "linear" light (the
     default) or "display" values.
+
     head_columns: number of columns without image at the end of each line. bit_order: whether the
     first pixel is the least ("little") or the most significant bit ("big") of a byte.
     layout: "sps100" for files of an SPS100 sensor. remainder: "truncate" ignores bytes after the
     last whole plane.
+
     first, count: the planes that are read of each file; with first "central", the planes in its
     middle. exposure: the planes of each frame, if one file holds a whole clip. context: number of
     planes that are read before and after the planes of a frame.
     center: the plane of the sharp frame: "gt" (from dataset.json), "file" (the middle of the planes
-    that are read) or a number. gamma: light and ratios are raised to 1 / gamma (2.2: display
-    values). resize: interpolation to the RGB grid; "nearest" keeps raw planes binary.
-    calibration: a file of scripts/calibrate.py; "recorded" uses the calibrations of dataset.json,
-    and takes a clip without one as aligned; "auto" finds the calibration from each clip itself.
+    that are read) or a number.
+
+    gamma: light and ratios are raised to 1 / gamma (2.2: display values). resize: interpolation to
+    the RGB grid; "nearest" keeps raw planes binary. calibration: a file of scripts/calibrate.py;
+    "recorded" uses the calibrations of dataset.json, and takes a clip without a calibration as
+    aligned; "auto" estimates the calibration of each clip from its own frames and spikes.
     A key that has no effect on the chosen representation is an error.
     """
 
@@ -275,11 +285,11 @@ class DatSpikes:
         """Return the planes of each frame of a clip.
 
         The planes are checked: they lie in their file and can be represented.
-        clip: its name.
+        clip: name of the clip.
         files: (path, number of planes) of each spike file: one file per frame, or one for all.
         frames: number of frames.
         times: when the frames were taken; needed if one file holds all planes, see `Timing.shares`.
-        None: the frames follow one another at one distance.
+        None: the frames follow one another at equal distances.
         Raises OptionError if the plane of the sharp frame is unknown, DataError for all else.
         """
         is_one_file = len(files) == 1
@@ -302,11 +312,12 @@ class DatSpikes:
             before, pieces = self._with_context(files, number, span)
             found.append(Exposure(own, pieces, before, center, span.origin))
 
-            # Try whether the representation can be made of so many planes. Most exposures are
-            # alike, and a trial takes longer than all the rest, so each kind is tried once.
-            kind = (span.count, center)
-            if kind not in checked:
-                checked.add(kind)
+            # Try whether the representation can be made of so many planes. Most exposures have
+            # equal numbers, and a trial takes longer than all the rest, so equal ones are tried
+            # once.
+            count_and_center = (span.count, center)
+            if count_and_center not in checked:
+                checked.add(count_and_center)
                 self._refuse_too_few_planes(path, span.count, center)
         return tuple(found)
 
@@ -351,10 +362,12 @@ class DatSpikes:
         planes that are read.
         """
         last = span.origin + span.count - 1
-        # A representation that does not use it gets the middle, which is always inside.
+        # A representation that ignores the center gets the middle of the planes that are read,
+        # which always lies among them. `span.middle` may lie outside if the file lacks planes.
         if "center" in self.ignored:
             return (span.origin + last) / 2
         if self.center == "gt":
+            # `span.length` counts all planes of the frame, also those that are not read.
             center = self.info.gt_plane_of(clip, span.length)
         elif self.center == "file":
             center = span.middle
@@ -369,9 +382,9 @@ class DatSpikes:
     def _refuse_too_few_planes(self, path: str, count: int, center: float) -> None:
         """Raise DataError if the representation cannot be made of `count` planes.
 
-        It is tried on one pixel without spikes.
-        path: of the spike file. center: the plane of the sharp frame, counted from the first of
-        these planes.
+        The representation is tried on one pixel without spikes.
+        path: path of the spike file, for the message.
+        center: the plane of the sharp frame, counted from the first of these planes.
         """
         one_pixel = np.zeros((count, 1, 1), np.uint8)
         try:
@@ -412,7 +425,7 @@ class DatSpikes:
         exposure = clip.exposures[frame]
         with spike_errors_as_data_errors():
             pieces = [files.stream(clip, piece, window.crop) for piece in exposure.pieces]
-        stream = np.concatenate(pieces)  # (before + count + after, h, w)
+        stream = np.concatenate(pieces)  # (before + count + after, h, w) planes
         if camera:
             stream = camera.apply(stream, frame)
 
@@ -421,30 +434,35 @@ class DatSpikes:
         count = exposure.own.count
         after = len(stream) - before - count
         rate = self.rate_of(stream[before : before + count], image, window)
+        # A rate of the options is the rate of the real camera. A measured rate ("match") comes from
+        # the changed spikes, so it has the threshold of the simulated camera already.
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
         channels = self.represent(stream, exposure.center, rate, reverse, (before, after))
         return window.to_rgb(channels)
 
-    def rate_of(self, stream: np.ndarray, frame: np.ndarray, window: Window) -> float:
+    def rate_of(self, stream: np.ndarray, image: np.ndarray, window: Window) -> float:
         """Return the spikes per plane at full light.
 
-        stream: the planes of a frame (T, h, w). frame: its blurry frame at the same place,
-        (H, W, 3) uint8, B, G, R. window: which spike pixel lies at which RGB pixel.
+        stream: the planes of a frame (T, h, w).
+        image: the blurry frame at the same place, (H, W, 3) uint8, B, G, R.
+        window: which spike pixel lies at which RGB pixel.
 
-        With rate "match" it is measured: mean firing rate over mean brightness of the frame. During
-        the exposure both cameras recorded the same light, the frame as display values of gamma 2.2,
-        the spikes as `light` says. So the threshold and the gain of the spike camera may be
-        unknown.
+        With rate "match" the rate is measured: the mean firing rate divided by the mean brightness
+        of the blurry frame. For example, 0.2 spikes per plane at brightness 0.4 give the rate 0.5.
+        The division is right because both cameras recorded the same light during the exposure: the
+        frame as display values of gamma 2.2, the spikes as `light` says. The rate contains the
+        threshold and the gain of the spike camera, so nobody needs to know these two.
         """
         if self.rate != "match":
             return self.rate
         if self.light == "display":
-            values = frame
+            values = image
             full = 255.0
         else:
-            values = cv2.LUT(frame, DISPLAY_TO_LIGHT)
+            values = cv2.LUT(image, DISPLAY_TO_LIGHT)
             full = 1.0
+        # Mean firing rate, and mean (B, G, R) of the frame, of the pixels that both cameras see.
         fired, colour = window.brightness(stream, values)
         luma_bgr = LUMA[::-1]  # LUMA is for R, G, B
         seen = float(colour @ luma_bgr) / full
@@ -460,9 +478,9 @@ class DatSpikes:
     ) -> np.ndarray:
         """Turn a stream (T, h, w) of one frame, in the order of recording, into (S, h, w) float32.
 
-        center: the plane of the sharp frame, counted in the frame's own planes. rate: see
-        `rate_of`. reverse: whether the clip is played backwards. outside: numbers of planes in the
-        stream before and after those of the frame.
+        center: the plane of the sharp frame, counted in the frame's own planes.
+        rate: see `rate_of`. reverse: whether the clip is played backwards.
+        outside: number of context planes in the stream (before, after) the planes of the frame.
         """
         return rp.represent(
             self.name,
@@ -553,11 +571,11 @@ def user_spikes(
     section: the spike section of the network.
     trained: `ClipDataset.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
     None: it is not known.
-    info: what is known of the user's spikes. clip: its name, for the warnings.
+    info: what is known of the user's spikes. clip: name of the clip, for the warnings.
 
-    If neither the user nor dataset.json gives the light, it is the light of the training. If they
-    do not give the rate, it is measured ("match"). A network that learned from undivided firing
-    rates needs none.
+    If neither the user nor dataset.json gives the light, the light of the training is taken. If
+    neither gives the rate, the rate is measured ("match"). A network that learned from undivided
+    firing rates needs no rate, so 1 is taken.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     is_calibrated = source.calibration or source.is_auto
