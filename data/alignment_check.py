@@ -8,6 +8,10 @@ instant is left in it.
 one sample; scripts/show_sample.py shows its result. A comparison turns both pictures into gradients
 (edges) on the grid of the spike pixels. If they show the same, the edges correlate. If they show
 the same at another place, a phase correlation finds the shift between them.
+
+The result is only said and never stops a run, because a clip without texture looks wrong, too.
+
+Tests: tests/parts/data/test_two_cameras.py, tests/parts/data/test_dataset_video_rgbspike.py
 """
 
 import dataclasses
@@ -38,8 +42,12 @@ BLURRY_TOLERANCE = 2.0
 SAMPLES = 4
 FRAMES = 2
 # Share of the samples that must be wrong for a warning. A clip without texture cannot be judged and
-# looks wrong, so a single sample proves nothing.
+# looks wrong.
 LEAST_WRONG = 0.75
+# Fewest samples for a warning. A single sample proves nothing, because it may lack texture.
+LEAST_SAMPLES = 2
+# Samples of this epoch are compared. Any epoch would do; the first one needs no other state.
+EPOCH = 0
 # Standard deviation of gradients below which a picture has no texture, of values 0 to 1.
 NO_TEXTURE = 1e-6
 # A smaller shift along one axis is not named in the sentence about a shift, in RGB pixels.
@@ -70,8 +78,9 @@ class Measures(NamedTuple):
 class Shown(NamedTuple):
     """The middle frame of a sample, to show.
 
-    name: its kind and stem, such as "gt 000012". frame: (sH, sW, 3) uint8.
-    spikes: what the spikes show, (H, W) display values.
+    name: kind and stem of the frame, such as "gt 000012".
+    frame: the frame, (sH, sW, 3) uint8; s is the scale.
+    spikes: picture of the spikes at the sharp instant, (H, W) display values.
     """
 
     name: str
@@ -107,8 +116,9 @@ class Comparison:
 class _Sample(NamedTuple):
     """A sample to compare.
 
-    dataset: reads it. draw: its choices. index: its number in a training set; None for a frame of a
-    user's clip.
+    dataset: the dataset that reads the sample.
+    draw: which frames and which crop are read.
+    index: number of the sample in a training set; None for a frame of a user's clip.
     """
 
     dataset: Any
@@ -134,7 +144,7 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
         found = compare(sample.dataset, sample.draw, FRAMES)
         if not found.is_right:
             wrong.append((sample, found.sentence))
-    if len(samples) < 2 or len(wrong) < LEAST_WRONG * len(samples):
+    if len(samples) < LEAST_SAMPLES or len(wrong) < LEAST_WRONG * len(samples):
         return None
 
     # The warning describes the first wrong sample.
@@ -144,7 +154,7 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
     if sample.index is None:
         name = f"{draw.clip.name}/{draw.clip.stems[frame]}"
         advice = (
-            f"What the spikes may be: python scripts/spike_tool.py info {draw.clip.spike[frame]}"
+            f"To see which formats fit: python scripts/spike_tool.py info {draw.clip.spike[frame]}"
         )
     else:
         name = f"Sample {sample.index}"
@@ -164,7 +174,8 @@ def _samples_of_training(dataset: Any) -> list[_Sample]:
         return []
     samples = []
     for index in _spread(len(dataset), SAMPLES):
-        samples.append(_Sample(dataset, dataset.draw((0, index)), index))
+        draw = dataset.draw((EPOCH, index))
+        samples.append(_Sample(dataset, draw, index))
     return samples
 
 
@@ -178,7 +189,7 @@ def _samples_of_user(readers: Sequence[Any]) -> list[_Sample]:
     samples = []
     for number in _spread(len(frames), SAMPLES):
         reader, frame = frames[number]
-        draw = reader.dataset.draw(reader.index, frame, 1)
+        draw = reader.dataset.draw(reader.index, first=frame, count=1)
         samples.append(_Sample(reader.dataset, draw, None))
     return samples
 
@@ -204,7 +215,8 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """
     grid = draw.clip.grid
     # The whole region that both cameras see: a crop would show less.
-    region = Augment(*grid.region)
+    top, left, height, width = grid.region
+    region = Augment(top, left, height, width)
     kind = "gt" if draw.clip.gt else "lq"
     if kind == "lq":
         draw = _with_mean_of_exposure(draw)
@@ -222,16 +234,19 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         spike_picture = spikes.sharp_image(item["spike"][0].numpy(), exposure, is_backwards)
         image = item[kind][0, :3]  # (3, sH, sW); lq may have a noise map as channel 3
         grey = to_grey(image.permute(1, 2, 0).numpy())
-        size = (region.width, region.height)  # OpenCV's order
+        size = (width, height)  # OpenCV's order
         pairs.append((spike_picture, cv2.resize(grey, size, interpolation=cv2.INTER_AREA)))
         if number == middle:
             name = f"{kind} {draw.clip.stems[frame]}"
             shown = Shown(name, tensor_to_uint8(image), spike_picture)
 
+    # `grid.pixel` is the number of RGB pixels along a spike pixel, so the tolerance is turned from
+    # spike pixels into RGB pixels.
     measures = measure(pairs, grid.pixel)
     distance = float(np.hypot(*measures.shift))
     tolerance = SHARP_TOLERANCE if kind == "gt" else BLURRY_TOLERANCE
-    is_right = measures.correlation >= LEAST_CORRELATION and distance <= grid.pixel * tolerance
+    is_near = distance <= grid.pixel * tolerance
+    is_right = measures.correlation >= LEAST_CORRELATION and is_near
     if is_right:
         # Without the limit, the text would say 0.0 px for a very small distance.
         sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
@@ -244,14 +259,14 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
 def _with_mean_of_exposure(draw: Draw) -> Draw:
     """Return the draw with one spike channel: the mean of all planes of the exposure.
 
-    It is as blurry as the blurry frame.
+    This mean is as blurry as the blurry frame, so their edges can be compared.
     """
     spikes = draw.clip.spikes.changed(
         name="voxel", options={"num_bins": 1}, channels=1, ignored=frozenset(), rate=1.0
     )
     exposures = []
     for exposure in draw.clip.exposures:
-        # The frame's own planes alone, without context, and with the sharp instant in their middle.
+        # Only the planes of the exposure, without context, and the sharp instant in their middle.
         own = exposure.own
         center = (own.count - 1) / 2
         exposures.append(Exposure(own, (own,), 0, center, exposure.origin))
@@ -279,7 +294,7 @@ def _what_differs(
         if correlation < LEAST_CORRELATION <= other:
             return f"the spikes are {name}; correlation {correlation:.2f}, turned {other:.2f}"
 
-    # A clear peak of the phase correlation: they fit if they are shifted.
+    # A clear peak of the phase correlation means: spikes and frame fit if the spikes are shifted.
     if measures.response >= LEAST_RESPONSE:
         keys = (
             "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, "
