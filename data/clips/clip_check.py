@@ -9,9 +9,15 @@
 4. Do the sizes of blurry frame, sharp frame and spike plane fit?
 
 Everything that is wrong becomes a `Problem` in `problems`, so that one run can show all of it.
-The check reads names, file sizes, and the header of the first image, but no whole file. Called for
-data sets by data/clips/manifest.py and data/clips/preflight.py, for stored results by
-data/clips/kept.py, and for a user's own files by data/clips/clip_reader.py.
+The check reads names, file sizes, and the header of the first image, but no whole file.
+
+Callers are data/clips/manifest.py and data/clips/preflight.py (data sets), data/clips/kept.py
+(stored results) and data/clips/clip_reader.py (a user's own files). If `problems` is empty, they
+rely on a complete clip: every tuple of the `Clip` has an entry for each frame. A new rule must also
+raise FORMAT in data/clips/kept.py, because results that were stored before do not know the rule.
+
+Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py,
+tests/parts/data/test_user_folders.py
 """
 
 import itertools
@@ -40,7 +46,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 
 Size = tuple[int, int]  # height, width
 Exposures = tuple[Exposure, ...]  # the planes of each frame
-# Many names would make a message unreadable: at most so many are shown, then their number.
+# Largest number of names in a message. More names would make the message unreadable.
 MOST_NAMES = 5
 
 
@@ -63,9 +69,8 @@ class ClipCheck:
 
     name: name of the clip. source: where its data set is, and how its spikes are read.
     files: {kind: {stem: file}}; None in place of the files if the folder is missing.
-    sizes: (height, width) of lq and gt, if they are known. None: they are read from the first
-    frame.
-    size_of: function that returns the size of the picture in a file.
+    sizes: sizes of lq and gt, if they are known. None: the sizes of the first frames are looked up.
+    size_of: a function path -> size of the picture in this file.
     problems: what is wrong with the clip.
     stems: {kind: {frame: stem}}, filled by `run`. Kinds whose files are not matched by their names
     are left out: gt_instants, and one spike file for all frames.
@@ -82,16 +87,17 @@ class ClipCheck:
     def __post_init__(self) -> None:
         self.kinds: dict[str, Kind] = self.source.kinds()
         # Whether one spike file holds the planes of all frames.
-        self.one_file: bool = self.source.has_one_spike_file
+        self.has_one_spike_file: bool = self.source.has_one_spike_file
         # How the spikes of this clip are read. None: the data set has no spikes.
         self.spikes: DatSpikes | None = self.source.own_spikes.get(self.name, self.source.spikes)
         # `files` without the missing folders, which are reported.
         self.found: dict[str, dict[str, FileEntry]] = {}
 
     def run(self, listed: Sequence[Any] | None) -> Clip | None:
-        """Check the clip. Returns it, or None if no frame is complete.
+        """Check the clip. Returns the clip, or None if no frame is complete.
 
-        listed: (number of frames, number of the first one) from the meta file; None without one.
+        listed: (number of frames, number of the first frame) from the meta file, e.g. (100, 0).
+        None: there is no meta file, so all frames of the folder belong to the clip.
         """
         self._find_files()
         if self.problems:
@@ -110,7 +116,7 @@ class ClipCheck:
         stems = tuple(self.stems["lq"][key] for key in keys)
         # The times divide the planes of one spike file among the frames.
         times = None
-        if self.one_file:
+        if self.has_one_spike_file:
             times = self.source.times or times_of_names(stems)
         spike_files = self._spike_files(keys)
         planes: tuple[int, ...] = ()
@@ -169,11 +175,12 @@ class ClipCheck:
                 self._report(f"{kind} has no {where}", kind)
             else:
                 self._report(f"{kind} holds no {' or '.join(place.endings)} file", kind)
-        if self.problems or self.one_file or "spike" not in self.found:
+        if self.problems or self.has_one_spike_file or "spike" not in self.found:
             return
 
-        # One spike file beside many frames: probably it holds the planes of the whole clip, and
-        # the option that says so is missing. That says more than "frames are missing".
+        # If there are many frames and one spike file, this file probably holds the planes of the
+        # whole clip, and the option spike.exposure is missing. This message helps more than a
+        # message about missing spike files would.
         frames = len(self.found["lq"])
         spike_files = list(self.found["spike"].values())
         if len(spike_files) == 1 and frames > 1:
@@ -192,16 +199,16 @@ class ClipCheck:
         has_whole_names = self.source.is_user_clip or are_values(self.found["lq"])
         for kind, files in self.found.items():
             # The instants of a frame have names of their own, and one spike file has all frames.
-            if kind == "gt_instants" or (kind == "spike" and self.one_file):
+            if kind == "gt_instants" or (kind == "spike" and self.has_one_spike_file):
                 continue
             stems: dict[FrameKey, str] = {}
             for stem in files:
                 key = FrameKey(stem, -1, "") if has_whole_names else frame_key(stem)
-                # The first file of a frame stays: "other" is this first file.
-                other = stems.setdefault(key, stem)
-                if other != stem:
-                    what = f"{kind} has two files of one number: {some([other, stem])}"
-                    self._report(what, kind)
+                # The first file of a frame keeps its place in `stems`.
+                first_stem = stems.setdefault(key, stem)
+                if first_stem != stem:
+                    names = names_in_short([first_stem, stem])
+                    self._report(f"{kind} has two files of one number: {names}", kind)
             self.stems[kind] = stems
 
     def _paths(self, kind: str, keys: Sequence[FrameKey]) -> tuple[str, ...]:
@@ -215,12 +222,12 @@ class ClipCheck:
 
         listed: see `run`.
         """
-        # The name of each frame that has any file. Names in lq, the first kind, are preferred, so
-        # lq comes last and overwrites the others.
+        # The name of each frame that has any file. If the names differ between kinds, the name in
+        # lq counts. lq is the first kind, so in reversed order it comes last and overwrites.
         known: dict[FrameKey, str] = {}
         for stems in reversed(self.stems.values()):
             known.update(stems)
-        # All frames that the clip should have.
+        # All frames that the clip should have. Without a meta file: all that have any file.
         every = set(known)
         if listed is not None:
             every = self._listed_frames(listed)
@@ -230,6 +237,7 @@ class ClipCheck:
         if is_any_missing and self._report_other_numbers():
             return [key for key in self.stems["lq"] if self._is_complete(key)]
         self._report_missing(every, names)
+        # The order of the frames: 2 before 10, and names that are times by their value.
         order = order_of(names.values())
         keys = sorted(every, key=lambda key: order(names[key]))
         self._report_gaps(keys, names)
@@ -278,7 +286,9 @@ class ClipCheck:
                 # A missing file would have the ending of the first file. A key in an LMDB has none.
                 first = next(iter(self.found[kind].values()))
                 ending = os.path.splitext(first.path)[1] or self.kinds[kind].endings[0]
-                files = some(f"{stem}{ending}" for stem in sorted(missing, key=natural_key))
+                files = names_in_short(
+                    f"{stem}{ending}" for stem in sorted(missing, key=natural_key)
+                )
                 self._report(f"{kind} lacks {len(missing)} of {len(every)} frames: {files}", kind)
 
     def _report_gaps(self, keys: Sequence[FrameKey], names: Mapping[FrameKey, str]) -> None:
@@ -292,7 +302,7 @@ class ClipCheck:
             if following.number != key.number + 1:
                 gaps.append(f"{names[key]}-{names[following]}")
         if gaps:
-            self._report(f"frame numbers jump at {some(gaps)}", "lq")
+            self._report(f"frame numbers jump at {names_in_short(gaps)}", "lq")
 
     def _report_odd_names(self, keys: Sequence[FrameKey]) -> None:
         """Report names that do not follow filename_tmpl, such as "08d"."""
@@ -303,21 +313,21 @@ class ClipCheck:
             odd = []
             for key in keys:
                 stem = stems.get(key, "")
-                # "47" is not "00000047", the number in the form of the template "08d".
+                # With the template "08d", the name "47" is wrong, because it should be "00000047".
                 if stem.isdecimal() and format(int(stem), template) != stem:
                     odd.append(stem)
             if odd:
                 what = f"{len(odd)} names of {kind} do not follow filename_tmpl {template!r}: "
-                self._report(what + some(odd), kind)
+                self._report(what + names_in_short(odd), kind)
 
     def _report_other_numbers(self) -> bool:
         """Report kinds of file that number or name the same frames in another way than lq.
 
-        For example, lq counts 0, 1, 2 and gt counts 1, 2, 3. Then no single file is missing.
-        Returns whether there are such kinds.
+        For example, lq has the numbers 0, 1, 2 and gt has 1, 2, 3. Then the user must rename files,
+        and a message about missing files would mislead. Returns whether there are such kinds.
         """
-        first_keys = {}
-        distances = {}  # of each number from the first number
+        first_keys = {}  # {kind: key of its first frame}
+        distances = {}  # {kind: distance of each number from the first number}, e.g. [0, 1, 2]
         for kind, stems in self.stems.items():
             keys = sorted(frame_key(stem) for stem in stems.values())
             first = keys[0]
@@ -329,7 +339,7 @@ class ClipCheck:
             distances[kind] = [key.number - first.number for key in keys]
         others = []
         for kind in self.stems:
-            # Other distances: single files are missing, which another report says.
+            # If the distances differ, single files are missing. `_report_missing` reports them.
             if distances[kind] != distances["lq"]:
                 return False
             if first_keys[kind] != first_keys["lq"]:
@@ -350,21 +360,21 @@ class ClipCheck:
     def _spike_files(self, keys: Sequence[FrameKey]) -> list[FileEntry]:
         """Return the spike file of each frame.
 
-        If one file holds the planes of all frames, it is listed for each of them. Returns [] if
-        there are no spikes, or if it is not clear which planes belong to which frame.
+        A file with the planes of all frames is listed for each frame. Returns [] if there are no
+        spikes, or if it is not clear which planes belong to which frame.
         """
         if "spike" in self.stems:
             stems = self.stems["spike"]
             return [self.found["spike"][stems[key]] for key in keys]
-        if not self.one_file:
+        if not self.has_one_spike_file:
             return []
         files = list(self.found["spike"].values())
-        # The first frame of the folder. A meta file may list only later ones.
+        # The first frame of the folder. A meta file may list only later frames.
         lq = self.stems["lq"]
         order = order_of(lq.values())
         first = min(lq, key=lambda key: order(lq[key]))
         if len(files) > 1:
-            shown = some(self.found["spike"])
+            shown = names_in_short(self.found["spike"])
             what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"
             self._report(what, "spike")
         elif keys[0] != first:
@@ -383,8 +393,8 @@ class ClipCheck:
     ) -> tuple[tuple[int, ...], Exposures]:
         """Return the number of planes in the file of each frame, and the planes of each frame.
 
-        files: the spike file of each frame. spikes: how they are read.
-        times: times of the frames, if one file holds the planes of all.
+        files: the spike file of each frame. spikes: how these files are read.
+        times: times of the frames, if one file holds the planes of all frames.
         """
         planes: dict[FileEntry, int] = {}
         # Each file once, in the order of the frames.
@@ -397,7 +407,7 @@ class ClipCheck:
                 if self.source.is_user_clip:
                     raise
                 self._report(f"{e.what}; {e.expected}", file.path)
-        if planes and not self.one_file and not self.source.is_user_clip:
+        if planes and not self.has_one_spike_file and not self.source.is_user_clip:
             self._report_other_lengths(planes, last=files[-1], spikes=spikes)
 
         exposures: Exposures = ()
@@ -406,7 +416,8 @@ class ClipCheck:
             try:
                 exposures = self._exposures(known, len(files), spikes, times)
             except (DataError, OptionError) as e:
-                # It proposes exposures for spike.exposure, which a table could not show.
+                # This error proposes values of spike.exposure in many lines, which the table of
+                # problems could not show.
                 if self.source.is_user_clip and isinstance(e, UnknownPlanes):
                     raise
                 self._report(f"{e.what}; expected {e.expected}", files[0].path)
@@ -417,8 +428,9 @@ class ClipCheck:
     ) -> None:
         """Report files that do not have as many planes as the others.
 
-        planes: {file: its planes}. last: the file of the last frame. It may lack the last
-        interpolated planes, see `DatasetInfo.planes_of`.
+        planes: {file: its number of planes}.
+        last: the file of the last frame. This file may lack the last interpolated planes, see
+        `DatasetInfo.planes_of`.
         """
         usual = most_frequent(planes.values())
         expected, fewest_in_last = spikes.info.planes_of(self.name, usual)
@@ -448,15 +460,16 @@ class ClipCheck:
         except OptionError:
             if not self.source.is_user_clip:
                 raise
-        # How long is an exposure? The first frame tells it.
+        # The number of planes of an exposure. All exposures have about the same number, so the
+        # first frame is enough.
         _, planes = known[0]
         ranges = None
         if times:
-            # One file: the times give (first plane, plane after the last) of each frame.
+            # In one file, the times give (first plane, plane after the last) of each frame.
             ranges = spikes.shares(self.name, planes, times)
         length = spikes.timing.span(self.name, 0, planes, ranges).length
         trained = self.source.trained
-        # A center of exposures of another length says nothing of these exposures.
+        # The center of the training is a plane number, so it fits only exposures of equal length.
         if trained and trained["planes"] == length and trained["gt_plane"] is not None:
             center = trained["gt_plane"]
             used = f"plane {center} is used, as in training"
@@ -472,7 +485,7 @@ class ClipCheck:
     def _instants(self, keys: Sequence[FrameKey]) -> tuple[str, ...]:
         """Return the paths of the sharp frames <frame>_0, <frame>_1, ... of each frame in turn.
 
-        Each frame has the same odd number K of them. The middle one is gt.
+        Each frame must have the same odd number K of sharp frames, because the middle one is gt.
         """
         # {frame: {number of the instant: path}}
         found: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}
@@ -493,7 +506,7 @@ class ClipCheck:
             self._report(what + "must be odd", "gt_instants")
         elif odd:
             what = f"gt_instants has other files than _0 ... _{count - 1} for {len(odd)} frames"
-            self._report(f"{what}, such as {some(odd, 3)}", "gt_instants")
+            self._report(f"{what}, such as {names_in_short(odd, 3)}", "gt_instants")
         in_order = []
         for paths in found.values():
             in_order += [paths[number] for number in sorted(paths)]
@@ -542,12 +555,12 @@ def frame_key(stem: str) -> FrameKey:
 
 def most_frequent(values: Iterable[int]) -> int:
     """Return the value that comes most often. Of several such values, the first one."""
-    [(value, _)] = Counter(values).most_common(1)
+    value, _ = Counter(values).most_common(1)[0]
     return value
 
 
-def some(names: Iterable[str], limit: int = MOST_NAMES) -> str:
-    """Return the first `limit` names in a row, and how many there are if there are more.
+def names_in_short(names: Iterable[str], limit: int = MOST_NAMES) -> str:
+    """Return the first `limit` names, separated by commas, and the number of names if it is larger.
 
     ["a", "b", "c"] with limit 2 -> "a, b, ... (3 in all)".
     """

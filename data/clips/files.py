@@ -15,6 +15,9 @@ Files in an LMDB have paths as well, for example "/data/train.lmdb::clip_a/00000
 "::" is the root, the text after it is the key.
 
 The stem of a frame is the name of its file without the ending: "000000" for "000000.png".
+
+Tests: tests/parts/data/test_files.py, tests/parts/data/test_pictures.py,
+tests/parts/data/test_any_bytes.py
 """
 
 import logging
@@ -47,7 +50,8 @@ logger = logging.getLogger(__name__)
 # A path with this text names a file in an LMDB.
 LMDB_MARK = ".lmdb::"
 LMDB_FILES = ("data.mdb", "meta_info.txt")
-# Files that lie beside frames and films, and are no frames.
+# Endings of files that often lie beside frames and films. A warning names every other file that is
+# left out.
 BESIDE_FRAMES = (
     *FORMATS, ".json", ".txt", ".md", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".log",
     ".srt", ".vtt", ".ass", ".wav", ".mp3", ".m4a", ".aac", ".flac", ".mdb", ".sha256", ".md5",
@@ -82,8 +86,8 @@ CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
 _LMDB_END = re.compile(r"\)(?: \d+)?$")
 # Advice for a missing root.
 _FIND = "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
-# The ratio of height to width may differ between frame and spike plane by this share. A plane that
-# differs by more was probably read with a wrong size.
+# Largest relative difference between the ratio height / width of a frame and of a spike plane. A
+# plane that differs by more was probably read with a wrong size.
 _RATIO_TOLERANCE = 0.02
 
 # {root: open database} of the LMDBs that this process has open. lmdb calls them environments.
@@ -127,7 +131,7 @@ class FileEntry:
 class Folder(Mapping[str, FileEntry]):
     """The files of one clip and kind, as {stem: file}.
 
-    A folder holds only names. The size and the time of change of a file are read when the file is
+    The object holds only names. The size and the time of change of a file are read when the file is
     asked for. The names are one text, because objects for the 904,568 files of Vimeo-90K would take
     too much memory.
 
@@ -154,7 +158,10 @@ class Folder(Mapping[str, FileEntry]):
         return [self.prefix + name for name in self.names]
 
     def entries(self) -> dict[str, FileEntry]:
-        """Return {stem: file}. Raises DataError for a link whose target is gone."""
+        """Return {stem: file}. Raises DataError for a link whose target is gone.
+
+        Files on disk are looked up at each call, which is slow on a network file system.
+        """
         if self.known is not None:
             found: Iterable[FileEntry] = self.known
         else:
@@ -283,7 +290,8 @@ def list_root(
     suffixes: endings of the files' names, e.g. (".png", ".jpg"). A clip has files with the first
     ending that fits any of them.
     single_files: whether the file <root>/<clip><suffix> is a clip, too, if it has no folder.
-    names: list only these clips. Names with a slash are looked up below the root. None: every clip.
+    names: list only these clips. A name such as "a/b" is looked up in the folder "a" of the root.
+    None: every clip.
     Raises DataError if the root cannot be read or holds no clip, and for names that cannot be used
     as names of output files.
     """
@@ -325,14 +333,14 @@ def _list_folders(
         listing.states.update(states)
 
     # Files that lie directly in the root.
-    single = []
+    names_in_root = []
     for entry in visible:
         if entry.name.lower().endswith(suffixes) and entry.is_file():
-            single.append(entry)
+            names_in_root.append(entry.name)
     if single_files:
-        _add_single_files(listing, root, suffixes, [entry.name for entry in single])
+        _add_single_files(listing, root, suffixes, names_in_root)
     if not listing:
-        raise _no_clip(root, folder, [entry.name for entry in single])
+        raise _no_clip(root, folder, names_in_root)
     return listing
 
 
@@ -350,22 +358,25 @@ def _add_single_files(
                 listing[stem] = Folder(os.path.join(root, ""), f"{name}/")
 
 
-def _no_clip(root: str, folder: str, single: Sequence[str]) -> DataError:
-    """Return the error for a root without clips. single: names of files that lie in it."""
+def _no_clip(root: str, folder: str, names_in_root: Sequence[str]) -> DataError:
+    """Return the error for a root without clips.
+
+    folder: see `list_root`. names_in_root: names of the files that lie directly in the root.
+    """
     what = "the data folder holds no clip"
     do = "correct the dataroot"
-    if single:
-        some = ", ".join(single[:3])
-        if len(single) > 3:
-            some += ", ..."
-        what += f", but {len(single)} files ({some})"
+    if names_in_root:
+        shown = ", ".join(names_in_root[:3])
+        if len(names_in_root) > 3:
+            shown += ", ..."
+        what += f", but {len(names_in_root)} files ({shown})"
         do = "put the files of each clip into a folder of its own, or correct the dataroot"
         # One spike file for a whole clip is read only if spike.exposure divides it.
         if folder == "spike":
-            each = (
+            advice = (
                 "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
             )
-            do = f"{each}; otherwise {do}"
+            do = f"{advice}; otherwise {do}"
     return DataError(what, root, "one folder per clip", do)
 
 
@@ -374,9 +385,9 @@ def _list_clip(
 ) -> tuple[dict[str, Folder], dict[str, State]]:
     """List the folder `name` in a root.
 
-    Returns {clip: its files}, and {path: state} of the folders that were listed. There is no clip
-    if there is no such folder. If the folder holds folders and no files, the folders in it are the
-    clips. Arguments: see `list_root`.
+    Returns {clip: its files}, and {path: state} of the folders that were listed. The first dict is
+    empty if there is no such folder. If the folder "a" holds folders "b" and "c" and no files, the
+    clips are "a/b" and "a/c". Arguments: see `list_root`.
     """
     states: dict[str, State] = {}
     path = os.path.join(root, name)
@@ -430,7 +441,8 @@ def _list_files(
             else:
                 is_clip = True
 
-    # The files with the first ending that any file has.
+    # Take the files with the first ending that any file has: .png before .jpg. A folder with both
+    # endings would have two files for a frame.
     names: list[str] = []
     for suffix in suffixes:
         if names_with[suffix]:
@@ -438,7 +450,8 @@ def _list_files(
             break
     text = "".join(f"{name}/" for name in names)
     files = Folder(os.path.join(place, ""), text)
-    # A folder "blur" or "sharp" in it shows that `clip` is a clip, too.
+    # A folder with a name such as "blur" or "sharp" shows that `clip` is a clip, too: its folders
+    # hold kinds of files, and are no clips.
     if names or is_clip or not CLIP_FOLDERS.isdisjoint(folders):
         return files, []
     return files, folders
@@ -454,9 +467,12 @@ def _suffix_of(name: str, suffixes: tuple[str, ...]) -> str | None:
 
 
 def _entries_in(folder: str, states: dict[str, State]) -> list[os.DirEntry[str]] | None:
-    """Return what a folder holds, or None if it is no folder. states: gets its state."""
+    """Return the entries of a folder, or None if `folder` is no folder.
+
+    states: gets the state of the folder.
+    """
     try:
-        # Read before the list, for the reason in `_list_folders`.
+        # The state is read before the list, for the reason in `_list_folders`.
         state = state_of(folder)
         with os.scandir(folder) as entries:
             found = list(entries)
@@ -553,6 +569,7 @@ def _transaction(root: str) -> Generator[Any]:
 
 
 def _damaged_lmdb(root: str, error: Exception) -> DataError:
+    """Return the error for an LMDB that cannot be read. error: what the reader found."""
     return DataError(
         what=f"the LMDB is damaged: {error}",
         where=root,
@@ -562,7 +579,7 @@ def _damaged_lmdb(root: str, error: Exception) -> DataError:
 
 
 def _environment(root: str) -> Any:
-    """Return the open LMDB; it is opened at the first use in this process.
+    """Return the open LMDB. The first call in a process opens the LMDB.
 
     Raises OptionError if the package lmdb is not installed, DataError for a damaged file.
     """
@@ -775,7 +792,8 @@ def _png_header(path: str) -> Header | None:
 def reduction(path: str) -> str:
     """Return in words what is lost when a picture is read as 8-bit RGB; "" if nothing is lost.
 
-    Cameras often use only 10, 12 or 14 of 16 bits. Then the values must be read to tell.
+    Cameras often use only 10, 12 or 14 of 16 bits. The header does not tell how many, so all pixels
+    of a 16-bit picture are read.
     """
     header = _png_header(path)
     content = b""
@@ -854,6 +872,7 @@ class FrameSource:
             self._warn()
 
     def _open_video(self, go_on: Callable[[], object]) -> None:
+        """Open the video, and name its frames by their numbers."""
         self._video = VideoReader(self.path, go_on)
         self.fps = self._video.fps
         self.times = self._video.times
@@ -865,6 +884,7 @@ class FrameSource:
         self.stems = [f"{number:0{digits}d}" for number in range(count)]
 
     def _list_images(self) -> None:
+        """List the images of the folder, or take the one image. Raises DataError for no image."""
         self.files = files_in(self.path) if self.path.is_dir() else [self.path]
         self.stems = [file.stem for file in self.files]
         if not self.files:
@@ -876,6 +896,7 @@ class FrameSource:
             )
 
     def _size_of_first(self) -> tuple[int, int]:
+        """Return (H, W) of the first frame, which is decoded, so that damage shows at once."""
         first = self._video.read(0) if self.is_video else read_bgr(str(self.files[0]))
         height, width = first.shape[:2]
         return height, width
@@ -907,7 +928,8 @@ class FrameSource:
 def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
     """Return the files of a folder with these endings, by default its images.
 
-    They are in the order of their names, see `utils.files.order_of`. Hidden files are left out.
+    The files are in the order of their names, see `utils.files.order_of`. Hidden files are left
+    out.
     """
     found = []
     for path in folder.iterdir():
@@ -942,9 +964,10 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
 
 
 def _may_be_frames(path: Path) -> bool:
-    """Whether a file may be a picture or a film that we cannot read. A folder may hold such files.
+    """Whether a file may be a picture or a film that we cannot read.
 
-    We know the endings of files that lie beside frames. Any other ending may be a picture.
+    A folder is true if it holds such a file. BESIDE_FRAMES has the endings of files that lie beside
+    frames. A file with any other ending may be a picture.
     """
     if path.is_dir():
         return any(_may_be_frames(inner) for inner in path.iterdir() if not inner.is_dir())
@@ -955,12 +978,13 @@ def _may_be_frames(path: Path) -> bool:
 
 
 def _warn_left_out(folder: Path, names: Sequence[str]) -> None:
+    """Warn of files that are left out. names: their names; the first five are shown."""
     if not names:
         return
-    some = ", ".join(names[:5])
+    shown = ", ".join(names[:5])
     if len(names) > 5:
-        some += f", ... ({len(names)} in all)"
-    logger.warning("%s: left out, as no film or picture that is read: %s", folder, some)
+        shown += f", ... ({len(names)} in all)"
+    logger.warning("%s: left out, as no film or picture that is read: %s", folder, shown)
 
 
 def clip_place(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
@@ -980,7 +1004,7 @@ def clip_place(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
 
 
 def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str) -> None:
-    """Refuse a spike plane whose ratio of height to width differs from that of the frame.
+    """Refuse a spike plane whose ratio of height to width differs from the ratio of the frame.
 
     frame: (H, W) of a frame. spikes: (h, w) of a plane. where: the spikes, for the message.
     Raises DataError if the ratios differ by more than `_RATIO_TOLERANCE`.

@@ -5,8 +5,9 @@
 * "cache" (`CacheReader`) reads a clip cache: every clip as raw arrays on disk. A sample then reads
   only its frames and its crop, and decodes nothing. `build_cache` makes a clip cache.
 
-Each has three methods. `clips(source)` lists the clips of a data root. `images(...)` reads crops of
-frames. `stream(...)` reads planes of a spike file. data/clip_dataset.py calls them.
+Each class has three methods, which data/clip_dataset.py calls: `clips(source)` lists the clips of a
+data root, `images(...)` reads crops of frames, and `stream(...)` reads planes of a spike file. All
+classes return the same numbers for the same data, so a run can change its io_backend.
 
 Files of a clip cache:
 
@@ -16,6 +17,10 @@ Files of a clip cache:
     <path>/<clip>/gt.u8            likewise, and gt_instants.u8 (frames K, H, W, 3)
     <path>/<clip>/spike.u8         (planes, bytes of a plane) uint8: the planes of all spike files
                                    of the clip one after the other, packed as in a .dat
+
+Whoever changes these files must raise `FORMAT`, so that old caches are refused.
+
+Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_clip_cache.py
 """
 
 import json
@@ -105,7 +110,8 @@ class DiskFiles:
     def clips(self, source: Source) -> Sequence[Clip]:
         """Return the clips of the source.
 
-        If this run has checked the data, its result is used. Else the files are checked now.
+        If this run has checked the data already, the result of the check is used. Otherwise the
+        files are checked now.
         Raises DataError with all problems.
         """
         clips: Sequence[Clip] | None = checked_clips(source)
@@ -120,9 +126,10 @@ class DiskFiles:
     def _allocate_memory(self, clips: Sequence[Clip]) -> None:
         """Reserve memory for the decoded images of these clips, if the host has enough.
 
-        The system gives the memory page by page when an image is written into it. Forked loader
-        workers inherit it, so all of them fill and read one copy.
+        The system gives the memory page by page, when an image is written. Forked loader workers
+        inherit the memory, so all workers fill and read one copy.
         """
+        # {(clip, kind): shape of its array}, see `_kept`.
         shapes = {}
         for clip in clips:
             for kind in clip.image_kinds:
@@ -130,7 +137,7 @@ class DiskFiles:
                 height, width = clip.size_of(kind)
                 shapes[clip.name, kind] = (frames, 1 + height * width * 3)
         total = sum(math.prod(shape) for shape in shapes.values())
-        # Images of the roots before this one.
+        # `clips` is called once for each root. Add the images of the roots before this root.
         total += sum(kept.size for kept in self._kept.values())
         memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
         if total > MOST_MEMORY * memory:
@@ -152,7 +159,8 @@ class DiskFiles:
         kind: "lq", "gt" or "gt_instants". frames: numbers of the images within the clip.
         """
         height = clip.size_of(kind)[0]
-        scale = height // clip.size[0]  # of this kind over lq; `aug` counts pixels of lq
+        # `aug` counts pixels of lq. Images of this kind may be larger, such as gt for scale 4.
+        scale = height // clip.size[0]
         crops = []
         for number in frames:
             crops.append(aug.crop(self._image(clip, kind, number), scale))
@@ -160,7 +168,8 @@ class DiskFiles:
 
     def _image(self, clip: Clip, kind: str, number: int) -> np.ndarray:
         """Return image `number` of one kind, (H, W, 3) uint8 in B, G, R."""
-        if clip.opened:  # a user's clip, maybe a film
+        # A user's clip, which may be a film, has its own reader, which returns R, G, B.
+        if clip.opened:
             return clip.opened[kind].read(number)[..., ::-1]
         path = getattr(clip, kind)[number]
         size = clip.size_of(kind)
@@ -168,8 +177,8 @@ class DiskFiles:
             return files.read_bgr(path, size)
         kept = self._kept[clip.name, kind][number]
         if not kept[0]:
-            # Two workers may do this at once. Both write the same bytes, so no lock is needed. The
-            # mark comes after the image, so that nobody reads half an image.
+            # Two workers may do this at once. They write the same bytes, so no lock is needed. The
+            # first byte is set after the image, so that no worker reads half an image.
             kept[1:] = files.read_bgr(path, size).ravel()
             kept[0] = 1
         return kept[1:].reshape(*size, 3)
@@ -257,7 +266,7 @@ class CacheReader:
             )
 
     def _clip_of(self, record: dict[str, Any], source: Source) -> Clip:
-        """Return a clip without its exposures. record: its entry in the index."""
+        """Return a clip without its exposures. record: the entry of the clip in the index."""
         kinds = source.kinds()
         values: dict[str, Any] = {}
         for key in STORED:
@@ -283,14 +292,14 @@ class CacheReader:
     def _with_exposures(self, clip: Clip, source: Source) -> Clip:
         """Return the clip with the planes of each frame, which follow from the spike options."""
         is_one_file = len(clip.spike_files) < len(clip)
-        # In a clip of one frame, one file is both: the file of the clip and of its frame.
+        # A clip of one frame has one file in either case, so the two cases cannot differ.
         if len(clip) > 1 and is_one_file != source.has_one_spike_file:
             held = "one spike file" if is_one_file else "a spike file of each frame"
             raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
         known = list(clip.spike_files.items())
         return replace(clip, exposures=clip.spikes.exposures(clip.name, known, len(clip)))
 
-    # `images` and `stream` return the same as those of `DiskFiles`, from the raw arrays.
+    # `images` and `stream` return the same as the methods of `DiskFiles`, but from the raw arrays.
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
         stored = self._map(clip, kind)
@@ -300,13 +309,14 @@ class CacheReader:
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         geometry = clip.spikes.geometry.stored_as_raster
         stored = self._map(clip, "spike")
-        # The planes of the files before this one come first in the array.
+        # The array holds the planes of all files of the clip. Skip the files before this file.
         first = piece.first
         for file, planes in clip.spike_files.items():
             if file == piece.file:
                 break
             first += planes
-        return SpikeFile(piece.file, geometry, len(stored), stored).read(first, piece.count, crop)
+        file_in_cache = SpikeFile(piece.file, geometry, len(stored), stored)
+        return file_in_cache.read(first, piece.count, crop)
 
     def arrays_of(self, clip: Clip) -> list[str]:
         """Return the files of the cache that hold a clip."""
@@ -318,7 +328,8 @@ class CacheReader:
         shape = _arrays(clip)[kind]
         try:
             return np.memmap(path, np.uint8, "r", shape=shape)
-        except (OSError, ValueError) as e:  # ValueError: the file is shorter than the shape
+        # np.memmap raises ValueError if the file is shorter than the shape.
+        except (OSError, ValueError) as e:
             raise DataError(
                 what=f"cannot map cached clip: {e}",
                 where=str(path),
@@ -368,7 +379,8 @@ def build_cache(
     for clip in track(left):
         _write_clip(clip, partial)
     if target.exists():
-        # Look again before removing it, because somebody may have put files there meanwhile.
+        # Check the old cache again before it is removed, because somebody may have put files into
+        # its folder while the new cache was written.
         _cached_clips(target)
         shutil.rmtree(target)
     publish_folder(partial, target)
@@ -408,7 +420,8 @@ def _has_begun(partial: Path, index: str) -> bool:
 def _refuse_cache_of_others(cached: set[str], clips: Sequence[Clip], target: Path) -> None:
     """Refuse to replace a cache that has no clip in common with the new one.
 
-    It is probably the cache of the other split. cached: names of the clips in it.
+    Such a cache is probably the cache of the other split ("train" or "test").
+    cached: names of the clips in the cache.
     """
     names = {clip.name for clip in clips}
     if cached and cached.isdisjoint(names):

@@ -14,6 +14,11 @@ picture, and what is wrong with it (data/clips/look.py).
 
 The result is stored under <path.root>/.preflight (data/clips/kept.py). While no folder changes, a
 repeated start reads the stored result and looks at only some of the files.
+
+The order of problems and warnings is part of the output, which tests compare.
+
+Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_kept.py,
+tests/stories/test_bad_input.py
 """
 
 import logging
@@ -68,8 +73,10 @@ class Report:
     clips: its clips without problems.
     problems: what forbids a run. warnings: what the log should say.
     note: what the log says in place of the counts, if no file was read.
-    question, mark: name and checksum of the stored result, see data/clips/kept.py. "" and None if
+    question: name of the stored result, a digest of the options that were checked with it; "" if
     nothing is stored.
+    mark: (name, checksum) of the stored result, by which other ranks find it; None if nothing is
+    stored. See data/clips/kept.py for both.
     """
 
     name: str
@@ -165,6 +172,7 @@ def check_source(
     if record:
         known = record.read(share)
         if known:
+            # The other ranks get `question` and `mark`, and read the same stored result.
             note = f"{known.counts}, as checked before"
             report = Report(name, source, known.clips, warnings=known.warnings, note=note)
             report.question = record.question
@@ -224,6 +232,7 @@ class _Check:
         """Check all clips. Arguments: see `check_source`."""
         source = self.source
         self.listing = manifest.list_source(source)
+        # `states` of the listing of a kind: {folder: its state} of all folders that were listed.
         for of_kind in self.listing.values():
             self.states |= of_kind.states
         # {clip: number of its files}, for the progress bar and for groups of one size.
@@ -249,7 +258,8 @@ class _Check:
         source = self.source
         report = Report(name, source, clips, self.of_clips, source.notes(len(clips)))
         report.problems += manifest.other_scales(clips)
-        # With another scale, gt that is lq has a wrong size, which says more of the cause.
+        # For a scale of 4, gt that is the same files as lq fails the check of the size already, and
+        # that message says more about the cause.
         if scale == 1:
             report.problems += self.same_files
             if not report.problems and manifest.have_same_content(source, clips):
@@ -283,6 +293,8 @@ class _Check:
                     jobs.append(_Job(clip, kind, path, entry))
         looks = {}
         try:
+            # `go_on` tells the watchdog that this process still works. Without it, a long check on
+            # a slow file system would be ended as a hang.
             found = mapped(self._look_at, jobs, go_on=watchdog.go_on)
             for job, look in zip(jobs, found, strict=True):
                 looks[job.path] = look
@@ -313,7 +325,7 @@ class _Check:
         listed = self.source.listed
         good = []
         for name in names:
-            # None in place of the files if the clip has no folder of this kind.
+            # {kind: {stem: file}}, or {kind: None} if the clip has no folder of this kind.
             files: dict[str, dict[str, FileEntry] | None] = dict.fromkeys(self.listing)
             for kind, folder in self._folders(name):
                 entries = [looks[path].entry for path in folder.paths]

@@ -25,6 +25,10 @@ spikes, have these columns:
 
 The path of a file is root + place + name: "<root>" + "/clip_a/blur/" + "00.png".
 A column of texts is an array of bytes: the texts in UTF-8, with a zero byte after each.
+
+"Kind" means a kind of file here: "lq", "gt", "gt_instants" or "spike".
+
+Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """
 
 from array import array
@@ -397,16 +401,16 @@ class TableBuilder:
         self.source = source
         self.kinds = kinds_of(source)
         self.roots = roots_of(source)
-        self.clips = 0  # number of clips so far
+        self.clips = 0  # number of clips that were added
         # The columns so far: columns of texts, and columns of numbers.
         self.texts: dict[str, bytearray] = {}
         self.numbers: dict[str, array[Any]] = {}
-        for name, kind in types_of(self.kinds).items():
-            if kind is np.uint8:
+        for name, dtype in types_of(self.kinds).items():
+            if dtype is np.uint8:
                 self.texts[name] = bytearray()
             else:
-                self.numbers[name] = array(_CODES[kind])
-        # {row with its center: number of the row}, to store equal rows once.
+                self.numbers[name] = array(_CODES[dtype])
+        # {(*row of an exposure, its center): number of the row}, to store equal rows once.
         self.numbers_of_rows: dict[tuple[Any, ...], int] = {}
 
     def __len__(self) -> int:
@@ -441,9 +445,9 @@ class TableBuilder:
     def table(self) -> tuple[ClipTable, Columns]:
         """Return the table of all added clips, and its columns."""
         columns = {}
-        for name, kind in types_of(self.kinds).items():
-            values = self.texts[name] if kind is np.uint8 else self.numbers[name]
-            columns[name] = np.array(values, kind)
+        for name, dtype in types_of(self.kinds).items():
+            values = self.texts[name] if dtype is np.uint8 else self.numbers[name]
+            columns[name] = np.array(values, dtype)
         return ClipTable(self.source, columns), columns
 
     def _add_texts(self, column: str, texts: Sequence[str]) -> None:
@@ -452,16 +456,21 @@ class TableBuilder:
 
     def _add_exposures(self, clip: Clip) -> None:
         """Add planes and exposures of a clip. `_exposure_of` is the inverse."""
+        # `spike_files` is {spike file: its number of planes}.
         self.numbers["planes"].extend(clip.spike_files.values())
         numbers_of_files = {file: number for number, file in enumerate(clip.spike_files)}
         for exposure in clip.exposures:
             own_file = numbers_of_files[exposure.own.file]
-            pieces = [0] * (ROW - PIECES)
+            # (first plane, number of planes) of previous, own and next file, one after the other.
+            # A file of which nothing is read has 0, 0.
+            pieces = [0, 0] * 3
             for piece in exposure.pieces:
                 # 0 for the previous file, 1 for the frame's own file, 2 for the next file.
                 index = numbers_of_files[piece.file] - own_file + 1
                 pieces[2 * index] = piece.first
                 pieces[2 * index + 1] = piece.count
+            # A stored center is a float. If it was an int, it must become an int again, because
+            # messages say "plane 20" and not "plane 20.0".
             is_whole = isinstance(exposure.center, int)
             # The order of FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE and PIECES.
             row = (
@@ -503,17 +512,20 @@ def _place_of(path: str, root: str) -> str:
 
 
 def types_of(kinds: Iterable[str]) -> dict[str, Any]:
-    """Return {column: the type of its values} of a table with these kinds of files."""
+    """Return {column: dtype} of a table with these kinds of files, e.g. {"lq_bytes": np.int64}.
+
+    uint8 means a column of texts.
+    """
     types: dict[str, Any] = dict(CLIP_COLUMNS)
     for kind in kinds:
-        for name, value_type in FILE_COLUMNS.items():
-            types[f"{kind}_{name}"] = value_type
+        for name, dtype in FILE_COLUMNS.items():
+            types[f"{kind}_{name}"] = dtype
     if "spike" in kinds:
         types.update(SPIKE_COLUMNS)
     return types
 
 
-# The same types for Python's `array`, which grows faster than a numpy array.
+# {dtype: letter of the same type in Python's `array`}. An `array` can grow, a numpy array cannot.
 _CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
 
 
@@ -529,10 +541,10 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     kinds = kinds_of(source)
     types = types_of(kinds)
     _demand(columns.keys() == types.keys(), "other columns")
-    for name, kind in types.items():
+    for name, dtype in types.items():
         column = columns[name]
-        _demand(column.dtype == kind and column.ndim == 1, name)
-        if kind is np.uint8:
+        _demand(column.dtype == dtype and column.ndim == 1, name)
+        if dtype is np.uint8:
             _demand(bytes(column[-1:]) == END, name)
             # Raises UnicodeDecodeError, which is a ValueError, if it is not UTF-8.
             column.tobytes().decode()
@@ -608,7 +620,7 @@ def _refuse_files(columns: Columns, kind: str, frames: np.ndarray, in_lmdb: bool
     else:
         _demand_all(counts == frames, kind)
 
-    # Names, sizes and times are one for each file.
+    # Each file has a name, a size and a time.
     count = int(counts.sum())
     _refuse_names(columns[f"{kind}_names"], count)
     for name in ("bytes", "times"):
