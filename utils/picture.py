@@ -108,19 +108,19 @@ def read_header(content: bytes) -> Header | None:
 
 
 def has_whole_chunks(png: bytes) -> bool:
-    """Return whether a PNG is complete, and each frame of an animation lies in its picture.
+    """Return whether a PNG is complete, and no frame of an animation is larger than the picture.
 
     Each chunk must end within the file. OpenCV takes memory for the length that a chunk states,
     before it looks whether the file has so many bytes.
     See `_read_png` for the layout.
     """
-    size_of_picture = png[16:24]
+    size_of_picture = png[16:24]  # width and height in the first chunk, 4 bytes each
     at = PNG_FIRST_CHUNK
-    while at + PNG_CHUNK_FRAME <= len(png):
+    while at + PNG_CHUNK_OVERHEAD <= len(png):
         length = int.from_bytes(png[at : at + 4], "big")
         kind = png[at + 4 : at + 8]
         data = png[at + 8 : at + 8 + length]
-        end = at + PNG_CHUNK_FRAME + length
+        end = at + PNG_CHUNK_OVERHEAD + length
         if end > len(png):
             return False
         if kind == b"IEND":
@@ -156,8 +156,8 @@ def _lies_within(frame: bytes, size_of_picture: bytes) -> bool:
 
 # The chunks of a PNG begin after 8 bytes that every PNG has.
 PNG_FIRST_CHUNK = 8
-# Bytes of a chunk beside its data: length, kind and checksum.
-PNG_CHUNK_FRAME = 12
+# Bytes of a chunk beside its data: length, kind and checksum, 4 bytes each.
+PNG_CHUNK_OVERHEAD = 12
 # Colour types of a PNG that are grey: without and with opacity.
 PNG_GREY = (0, 4)
 
@@ -185,7 +185,7 @@ def _read_png(content: bytes) -> Header | None:
         if content[at + 4 : at + 8] == b"eXIf":
             data = content[at + 8 : at + 8 + length]
             orientation = _exif_orientation(data)
-        at += PNG_CHUNK_FRAME + length
+        at += PNG_CHUNK_OVERHEAD + length
     return Header("PNG", height, width, bits, is_grey=is_grey, orientation=orientation)
 
 

@@ -99,21 +99,24 @@ class Recipe(Section):
     gamma: float = Field(2.2, gt=0, description="exponent from display values to light")
     light: Literal["linear", "display"] = Field("linear", description="what the sensor integrates")
     # At most 1, because a pixel fires once per plane at most.
-    rate: float = Field(
-        0.5, gt=0, le=1, description="spikes per plane at full light (gain / threshold)"
-    )
+    rate: float = Field(0.5, gt=0, le=1, description="spikes per plane at full light")
     threshold: float = Field(
-        1.0, gt=0, description="threshold of the sensor; noise values are relative to it"
+        1.0,
+        gt=0,
+        description="charge at which a pixel fires; rate, noise and first charge are relative to "
+        "it, so it hardly changes the spikes",
     )
     initial_charge: float = Field(
-        1.0, ge=0, description="upper end of the uniform first charge, in thresholds"
+        1.0,
+        ge=0,
+        description="largest first charge of a pixel, in thresholds; drawn uniformly from 0 on",
     )
     shot_noise: float = Field(
         0.0, ge=0, description="standard deviation per plane at full light, in thresholds"
     )
     dark_rate: float = Field(0.0, ge=0, description="spikes per plane without light")
     threshold_mismatch: float = Field(
-        0.0, ge=0, description="relative standard deviation between pixels"
+        0.0, ge=0, description="relative standard deviation of the threshold between pixels"
     )
     seed: int = Field(0, ge=0, description="seed of the sensor's noise and first charge")
     instants: int = Field(
@@ -123,14 +126,18 @@ class Recipe(Section):
     rig: str = Field(
         "none",
         description="two cameras record any video or photograph: ideal, rig, dim, other, or random "
-        "for each clip; also with other values of data/cameras/rig.py: rig,parallax=0,rate=0.2",
+        "for each clip (what they are: data/cameras/rig.py, NAMED); also with other values of its "
+        "fields: rig,parallax=0,rate=0.2",
     )  # fmt: skip
     side: int = Field(
         288, ge=16, description="with a rig: shorter side that videos and photographs are scaled to"
     )
-    crop: int = Field(192, ge=16, description="with a rig: side of the frames, a part that moves")
+    crop: int = Field(
+        192, ge=16, description="with a rig: side of the frames, a crop that moves over the source"
+    )
     clips: int = Field(4, ge=1, description="with a rig: largest number of clips of one source")
     frames: int = Field(8, ge=1, description="with a rig: frames of a clip")
+    # 88 = 8 * 11: as many planes as 11 averaged raw frames of GoPro give with `interpolate` 8.
     planes: int = Field(88, ge=2, description="with a rig: spike planes per frame")
 
     @property
@@ -140,8 +147,8 @@ class Recipe(Section):
     def record(self) -> dict[str, Any]:
         """Return the settings with an effect, as JSON.
 
-        Two recipes with equal records give equal clips. `instants` is left out if it is 0, because
-        clips that were made before this setting existed can then still be continued.
+        Two recipes with equal records give equal clips. A new setting must be left out while it has
+        its default, as `instants` is: otherwise clips that were made before could not be continued.
         """
         unused = set(RAW_ONLY if self.has_rig else RIG_ONLY)
         if not self.instants:
@@ -149,8 +156,10 @@ class Recipe(Section):
         return {key: value for key, value in self.plain().items() if key not in unused}
 
     def rig_of(self, clip: str) -> Rig:
-        """Return the rig that records a clip; without a rig, what is known of the sensor.
+        """Return the rig that records a clip.
 
+        Without --rig, the result stands for the simulated sensor alone: only its rate and light
+        have a meaning, and dataset.json gets these two.
         Raises OptionError if --rig names no rig.
         """
         if self.has_rig:
