@@ -6,6 +6,11 @@ computed again, so an interrupted test goes on where it stopped.
 
     restore_clips -> claim_folder -> plan_work -> restore_share -> finish (each clip)
     write_report  -> metrics.json, table.txt, report.html
+
+A clip may be cut between several ranks. The results must not depend on the number of ranks, bit for
+bit.
+
+Tests: tests/stories/test_main_test.py, tests/parts/utils/test_results.py, test_output_folder.py
 """
 
 import json
@@ -39,11 +44,12 @@ from utils.image import ERROR, data_uri, imread_rgb, render
 from utils.results import json_bytes
 from utils.run.progress import open_progress
 
-# The report shows pictures of so many clips, and their videos up to this size in bytes. A page of
-# more than some tens of megabytes opens slowly.
+# Limits of the report: the number of clips whose pictures it shows, and the bytes of a video in it.
+# A page of more than some tens of megabytes opens slowly.
 MAX_CLIPS = 24
 MAX_VIDEO = 2**20
-LPIPS = "; LPIPS: AlexNet, version 0.1"
+# Put behind the metrics in the protocol if LPIPS is computed: network and version of LPIPS.
+LPIPS_NOTE = "; LPIPS: AlexNet, version 0.1"
 # Lines of the protocol that the log shows. A method has weights or a name, not both. table.txt and
 # metrics.json have the whole protocol.
 SHOWN = ("weights", "method", "tile", "speed")
@@ -55,12 +61,15 @@ logger = logging.getLogger(__name__)
 class Job:
     """What is restored, how, and where the results go.
 
-    clips: in the order of their names.
-    lpips: files of weights, empty without LPIPS.
-    overwrite: see `claim_folder`.
+    method: what restores a frame: a network, or a classical reconstruction from spikes.
+    clips: the clips to restore, in the order of their names.
+    outputs: the output folder, and what is saved there.
+    lpips: files of the weights of LPIPS, or empty to leave LPIPS out.
+    overwrite: whether existing results are removed, see `claim_folder`.
+    title: the heading of the report, and the first line of the results in the log.
     expected: number of clips that there should be. Averages over fewer clips are marked.
     section: the resolved options that say what is read of the files and how.
-    frames_note: which frames of a clip are restored, for the protocol.
+    frames_note: which frames of a clip are restored, in words, for the protocol.
     """
 
     method: Method
@@ -87,7 +96,10 @@ class Work:
     """Consecutive frames of one clip, for one rank.
 
     clip: index in Job.clips.
-    is_whole: whether no other rank has a part of the clip.
+    frames: indices of the frames to restore. Empty: all frames are there, and only the scores of
+    the clip are missing.
+    is_whole: whether this is all that is left of the clip. If not, other ranks have the other
+    parts.
     """
 
     clip: int
@@ -119,10 +131,12 @@ def restore_clips(job: Job) -> None:
             claim_folder_of(job)
 
     plan = shared_plan(job)
-    share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())  # every n-th item
+    # Of n ranks, rank r takes the items r, r + n, r + 2 n, ...
+    share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[share], more_scores)
-    # Several ranks have restored parts of the remaining clips. Only now are all parts there.
+    # The clips that were cut are scored now, because all ranks have finished their parts: the
+    # context above waits for them.
     cut_clips = sorted({work.clip for work in plan if not work.is_whole})
     with utils_dist.all_ranks_or_none():
         for index in cut_clips[share]:
@@ -131,14 +145,14 @@ def restore_clips(job: Job) -> None:
 
 def claim_folder_of(job: Job) -> None:
     """Take the output folder, see `claim_folder`. Rank 0 only."""
-    # Reads every result of an earlier run; each file counts as progress.
+    # Reading all input files may take minutes, so the watchdog is told of each clip.
     watchdog.phase("check results")
     inputs = {}
     for clip in job.clips:
         inputs[clip.name] = clip.digest()
         watchdog.go_on()
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-    # Size and time stand for the content of the LPIPS weights.
+    # The LPIPS weights are recorded by name, size and time of change, not by their content.
     lpips = []
     for name in job.lpips:
         if os.path.exists(name):
@@ -154,7 +168,8 @@ def claim_folder_of(job: Job) -> None:
         "metric.values": outputs.metric.values,
         "metric.more": outputs.metric.more,
     }
-    # They are compared with the settings in the file of an earlier run, where tuples are lists.
+    # The settings are compared with the run.json of an earlier test, and JSON has no tuples: they
+    # became lists there.
     as_read_back = json.loads(json.dumps(settings))
     claim_folder(outputs, as_read_back, inputs, stems, job.overwrite)
     watchdog.phase("start")
@@ -162,9 +177,12 @@ def claim_folder_of(job: Job) -> None:
 
 def shared_plan(job: Job) -> list[Work]:
     """Return the plan of rank 0 on every rank. Collective."""
-    own_plan = plan_work(job) if utils_dist.is_main_process() else []
+    # Only rank 0 looks at the files, because another rank might see the folder in another state.
+    plan_of_this_rank = plan_work(job) if utils_dist.is_main_process() else []
     # Plain numbers, because objects of our own classes are not sent between ranks.
-    rows = [(work.clip, work.frames.start, work.frames.stop, work.is_whole) for work in own_plan]
+    rows = []
+    for work in plan_of_this_rank:
+        rows.append((work.clip, work.frames.start, work.frames.stop, work.is_whole))
     plan = []
     for clip, start, stop, is_whole in utils_dist.from_rank(0, rows):
         plan.append(Work(clip, range(start, stop), is_whole))
@@ -174,8 +192,9 @@ def shared_plan(job: Job) -> list[Work]:
 def plan_work(job: Job) -> list[Work]:
     """Return the frames still to be restored, the longest part first.
 
-    Rank r takes the parts r, r + world size, ... of the plan. If there are fewer clips than ranks,
-    clips are cut in time. The restored frames do not depend on the cuts, bit for bit.
+    The longest parts come first, so that all ranks end at nearly the same time. If there are fewer
+    clips than ranks, clips are cut in time. E.g. 1 clip of 100 frames on 4 ranks -> 4 parts of 25.
+    The restored frames do not depend on the cuts, bit for bit.
     """
     outputs = job.outputs
 
@@ -189,7 +208,7 @@ def plan_work(job: Job) -> list[Work]:
     if done:
         logger.info("%d of %d clips are finished already", done, len(job.clips))
 
-    # Cut each clip into as many pieces as give each rank at least one.
+    # The number of pieces per clip, so that each rank has at least one piece.
     pieces = 1
     if unfinished and job.method.can_cut:
         pieces = math.ceil(utils_dist.get_world_size() / len(unfinished))
@@ -203,14 +222,21 @@ def plan_work(job: Job) -> list[Work]:
             files += outputs.exact_files(clip.name, [stem])
             if not all(path.exists() for path in files):
                 missing.append(number)
-        # From the first to the last missing frame, because a part is one range.
-        left = range(missing[0], missing[-1] + 1) if missing else range(0)
-        size = max(1, math.ceil(len(left) / pieces))
-        cuts = [left[first : first + size] for first in range(0, len(left), size)]
+        # All frames from the first to the last missing one, because a part is one range. Frames
+        # between them that are there already are computed again, to the same values.
+        if missing:
+            to_restore = range(missing[0], missing[-1] + 1)
+        else:
+            to_restore = range(0)
+        size = max(1, math.ceil(len(to_restore) / pieces))
+        cuts = []
+        for first in range(0, len(to_restore), size):
+            cuts.append(to_restore[first : first + size])
         if not cuts:  # all frames are there, and the clip only has to be scored
-            cuts = [left]
+            cuts = [to_restore]
         is_whole = len(cuts) == 1
         plan += [Work(index, cut, is_whole) for cut in cuts]
+    # The further keys make the order the same in every run.
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
 
 
@@ -219,12 +245,13 @@ def restore_share(
 ) -> None:
     """Restore the parts of this rank.
 
-    Each frame is written as soon as it is restored. A clip that no other rank has a part of is
-    scored at once.
+    Each frame is written as soon as it is restored, so that an interrupted test loses one frame. A
+    clip that was not cut between ranks is scored at once.
 
     mine: the parts. more_scores: see `metrics.add_scores`.
     """
     total = sum(len(work.frames) for work in mine)
+    # Time and number of the frames restored so far, over all parts of this rank.
     seconds = 0.0
     count = 0
     logger.info("restoring %d frames of %d clips (%s)", total, len(mine), restorer.describe())
@@ -239,17 +266,18 @@ def restore_share(
                 count += 1
                 watchdog.phase(f"restore: {clip.name}", count)
             seconds += time.perf_counter() - begin
-            pace = seconds / max(count, 1)  # seconds per frame
+            mean_pace = seconds / max(count, 1)  # seconds per frame; no frame may be restored yet
             if work.is_whole:
-                finish(job, restorer, clip, more_scores, pace if work.frames else None)
+                was_restored = len(work.frames) > 0
+                finish(job, restorer, clip, more_scores, mean_pace if was_restored else None)
             logger.info(
                 "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left",
                 clip.name,
                 work.frames.start + 1,
                 work.frames.stop,
-                pace,
+                mean_pace,
                 devices.name(utils_dist.get_device()),
-                pace * (total - count),
+                mean_pace * (total - count),
             )
 
 
@@ -258,14 +286,15 @@ def finish(
     restorer: FrameRestorer,
     clip: ClipReader,
     more: MoreScores | None,
-    pace_s: float | None,
+    mean_pace: float | None,
 ) -> None:
-    """Finish a clip, see `finish_clip`.
+    """Score a clip whose frames are all there, and write its strips and videos: `finish_clip`.
 
-    pace_s: seconds per frame, or None if this rank has not restored the whole clip.
+    mean_pace: seconds per frame, the mean over the frames that this rank has restored so far. None
+    if the clip was cut between ranks, or if no frame of the clip was missing.
     """
     watchdog.phase(f"score: {clip.name}")
-    notes = {"s_per_frame": pace_s, "tile": restorer.describe()}
+    notes = {"s_per_frame": mean_pace, "tile": restorer.describe()}
     finish_clip(clip, job.frames_of(clip), job.outputs, more, notes, job.method.is_grey)
 
 
@@ -315,7 +344,7 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
             about[kind] = f"{paths[0]} and {len(paths) - 1} more"
         elif paths:
             about[kind] = paths[0]
-    about.setdefault("frames", job.frames_note)
+    about.setdefault("frames", job.frames_note)  # a method may have said more about its frames
     about["crop"] = "none"
     about["border"] = "nothing excluded"
     about["tile"] = ", or ".join(sorted({entry["tile"] for entry in entries}))
@@ -323,7 +352,7 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
     metric = job.outputs.metric
     about["metrics"] = protocol_text(metric.values, metric.mean)
     if job.lpips:
-        about["metrics"] += LPIPS
+        about["metrics"] += LPIPS_NOTE
     if metric.more:
         about["further metrics"] = metrics_in_words(metric.more)
     about["device"] = devices.name(utils_dist.get_device())
@@ -334,11 +363,14 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
 
 
 def example_panels(job: Job, clip: ClipReader, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the example frame of a finished clip beside its input, spikes and sharp frame."""
+    """Return the example frame of a finished clip beside its input, spikes and sharp frame.
+
+    entry: the content of the clip's JSON.
+    """
     index = list(clip.stems).index(entry["example"])
     restored = imread_rgb(job.outputs.file("example", clip.name))
     panels = comparison_of(clip, index, clip.frame(index), restored)
-    panels.pop(ERROR, None)
+    panels.pop(ERROR, None)  # the report compares with a slider, without a picture of the error
     return panels
 
 
@@ -359,12 +391,12 @@ def build_report(
     videos: name -> data URI of the comparison.
     """
     head, rows = score_table(results)
-    # The plots show PSNR, of grey frames PSNR-Y, and "" without sharp frames.
+    # The metric of the plots: PSNR, or PSNR-Y for grey frames. Without sharp frames there is none.
     metric = ""
     for name in ("psnr", "psnr_y"):
         if not metric and COLUMNS[name].title in head:
             metric = name
-    plots = {}
+    plots = {}  # name of a clip -> its plot
     for name, clip in results["clips"].items():
         per_frame = clip.get("per_frame")
         if per_frame:
@@ -401,19 +433,23 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     if not finite:
         finite = [0.0]
     low = int(np.floor(min(finite)))
-    high = int(np.ceil(max(finite))) or 1
+    high = int(np.ceil(max(finite)))
+    if high == 0:
+        high = 1
     high = max(high, low + 1)
 
-    # Pixels of the picture. The axes leave room for their numbers: 44 on the left and 10 on the
-    # right, 10 above and 24 below.
+    # Size of the picture in pixels. The template of the report draws the axes in the margins.
     width = 760
     height = 150
+    # The margins leave room for the numbers of the axes: 44 pixels on the left and 10 on the right
+    # (54 in total), 10 above and 24 below (34 in total).
     count = max(len(values) for values in lines.values())
     points = {}
     for kind, values in lines.items():
         above = (np.minimum(values, high) - low) / (high - low)  # 0 to 1
         x = 44 + (width - 54) * np.arange(len(values)) / max(count - 1, 1)  # count - 1 steps
         y = 10 + (height - 34) * (1 - above)
+        # The form of an SVG polyline: "44.0,75.2 58.6,70.1 ..."
         points[kind] = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     return {
         "width": width,

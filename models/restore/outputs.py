@@ -10,6 +10,11 @@ Each test has a folder of its own, which `claim_folder` takes. E.g. for a clip "
     metrics.json, table.txt, report.html    results of all clips
 
 `Outputs` says where each file is. `finish_clip` scores a clip once its frames are there.
+
+Names and contents of these files are part of the format: an interrupted test is continued from
+them, and tests of older versions are, too.
+
+Tests: tests/parts/utils/test_output_folder.py, test_results.py, tests/stories/test_main_test.py
 """
 
 import itertools
@@ -28,7 +33,8 @@ from models.metrics import OF_TESTS, Metric, Scores, add_scores, chosen_metrics
 from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
-from utils.files import MARK, RESULTS, refuse_links, remove_files, write_whole
+from utils.files import MARK as TRAINING_MARK  # the file that marks the folder of a training run
+from utils.files import RESULTS, refuse_links, remove_files, write_whole  # RESULTS is "run.json"
 from utils.image import (
     ERROR,
     comparison,
@@ -62,6 +68,7 @@ PLACES = {
     "slowmotion": "{clip}_slowmotion.mp4",
 }
 MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # see `add_scores`
+# Files that a test writes once, not per clip.
 OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 
 
@@ -84,9 +91,11 @@ class Outputs:
     metric: MetricOptions = field(default_factory=MetricOptions)
 
     def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
-        """Return the place of a file. kind: a key of PLACES.
+        """Return the place of a file, e.g. kind "frame", clip "street", stem "000001".
 
-        Without "frames" in `save`, frames are removed once their clip is finished.
+        kind: a key of PLACES. k: number of the instant, for the kind "instant".
+
+        Without "frames" in `save`, frames lie in .work and are removed once their clip is finished.
         """
         place = PLACES[kind].format(clip=clip, stem=stem, k=k)
         if kind in ("frame", "instant") and "frames" not in self.save:
@@ -118,7 +127,10 @@ class Outputs:
         return frames + videos
 
     def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Return every file written for a clip with these frames, each once."""
+        """Return every file written for a clip with these frames, each once.
+
+        stems: names of the frames. (): only the files of the clip itself, such as its videos.
+        """
         files = [
             *self.results(clip, stems),
             *self.frame_files(clip, stems),
@@ -137,7 +149,8 @@ class Outputs:
     def write_frame(self, clip: str, stem: str, frame: torch.Tensor) -> None:
         """Write a restored frame (3 K, H, W) and its K instants.
 
-        The file of the frame is written last. If it is there, the others are there too.
+        The file of the frame must be written last, because a resumed test takes it as the sign that
+        all files of the frame are there.
         """
         instants = frame.unflatten(0, (self.instants, -1))  # (K, 3, H, W)
         for path in self.exact_files(clip, [stem]):
@@ -164,85 +177,97 @@ def claim_folder(
 ) -> None:
     """Take the output folder for one test.
 
-    Earlier results of this test are kept. Results of another test are refused.
+    Results that this test wrote before an interruption are kept. Results of another test are
+    refused.
 
-    The file run.json marks the folder as ours. It holds settings, inputs and the names of all
-    results.
+    The file run.json marks the folder as one of ours. It holds settings, inputs and the names of
+    all results. It is written only after all checks, so a refused test changes nothing.
 
     settings: everything that the results depend on.
     inputs: name of a clip -> digest of its files.
     stems: name of a clip -> names of the frames to restore.
     overwrite: whether existing results are removed.
 
-    Raises OptionError for results of other settings or inputs and for the folder of a training run,
-    DataError for a folder with other files, for links under the names of results, and for two
-    results of the same name.
+    Raises OptionError if the folder is that of a training run, or
+                       if it holds results of other settings or inputs.
+    Raises DataError   if the folder holds files that no test wrote,
+                       if a result would replace a symbolic link, or
+                       if two results would have one name.
     """
     folder = outputs.folder
-    mark = folder / RESULTS
+    run_json = folder / RESULTS
     _refuse_training_run(folder)
-    known = _read_mark(mark)
-    # The files that this test writes, by what they belong to.
+    earlier = _read_run_json(run_json)
+    # The files that this test will write, by what they belong to.
     planned = {name: outputs.planned(name, names) for name, names in stems.items()}
     owners = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
     for name, files in planned.items():
         owners[f"clip {name}"] = files
 
-    if known is None:  # not a folder of ours, so it must be new or empty
+    files_of_clips = {}  # name of a clip -> names of its files, for run.json
+    if earlier is None:  # without a run.json of ours, the folder must be new or empty
         if folder.is_dir():
             _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
         _refuse_occupied(owners, set(), folder)
     else:
-        made = _made(outputs, known, stems)
-        _refuse_occupied(owners, made, folder)
+        written = _files_of_earlier_tests(outputs, earlier, stems)
+        _refuse_occupied(owners, written, folder)
         if overwrite:
-            remove_files(folder, made - {mark})
+            remove_files(folder, written - {run_json})
         else:
-            _refuse_another_test(known, settings, inputs, folder)
-            # Clips of the earlier test that are not in this one stay, so their names are taken.
-            for name in sorted(known["inputs"].keys() - stems):
+            _refuse_another_test(earlier, settings, inputs, folder)
+            # Clips of the earlier test that this test does not restore stay in the folder. So their
+            # names are taken, and names are compared once more, with these clips.
+            for name in sorted(earlier["inputs"].keys() - stems):
                 owners[f"clip {name}, which is there already"] = outputs.planned(name, ())
             _refuse_same_names(owners, folder)
-            inputs = known["inputs"] | inputs
+            inputs = earlier["inputs"] | inputs
+            files_of_clips = earlier.get("files", {})
 
-    # Name of a clip -> its files, for run.json.
-    files_of = {} if overwrite or known is None else known.get("files", {})
     for name, files in planned.items():
-        files_of[name] = [str(path.relative_to(folder)) for path in files]
-    write_whole(mark, json_bytes({"settings": settings, "inputs": inputs, "files": files_of}))
+        files_of_clips[name] = [str(path.relative_to(folder)) for path in files]
+    content = {"settings": settings, "inputs": inputs, "files": files_of_clips}
+    write_whole(run_json, json_bytes(content))
 
 
-def _read_mark(mark: Path) -> dict[str, Any] | None:
-    """Return what run.json holds, or None if it is no file of ours."""
-    if not mark.is_file() or mark.is_symlink():
+def _read_run_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of run.json, or None if a test of this program did not write the file."""
+    if not path.is_file() or path.is_symlink():
         return None
-    known = read_json(mark)
-    if not isinstance(known, dict):
+    content = read_json(path)
+    if not isinstance(content, dict):
         return None
-    is_ours = all(isinstance(known.get(key), dict) for key in ("settings", "inputs"))
-    return known if is_ours else None
+    is_ours = all(isinstance(content.get(key), dict) for key in ("settings", "inputs"))
+    return content if is_ours else None
 
 
-def _made(outputs: Outputs, known: dict[str, Any], stems: Mapping[str, Sequence[str]]) -> set[Path]:
+def _files_of_earlier_tests(
+    outputs: Outputs, earlier: dict[str, Any], stems: Mapping[str, Sequence[str]]
+) -> set[Path]:
     """Return the files that earlier tests in this folder wrote.
 
-    known: the content of run.json. An earlier version did not write the files of its clips there.
-    For such clips they follow from the settings and the frames.
+    earlier: the content of run.json. stems: the frames of this test, see `claim_folder`.
     """
-    files = known.get("files", {})
-    made = {outputs.folder / file for file in OF_ALL_CLIPS}
-    for of_clip in files.values():
-        made |= {outputs.folder / file for file in of_clip}
-    older = replace(outputs, save=tuple(known["settings"].get("save", ())))
-    for name in known["inputs"].keys() - files.keys():
+    files_of_clips = earlier.get("files", {})
+    written = {outputs.folder / file for file in OF_ALL_CLIPS}
+    for files in files_of_clips.values():
+        written |= {outputs.folder / file for file in files}
+
+    # Older versions of SpikeVRT wrote a run.json without "files". For their clips, the names are
+    # worked out from what that test saved, and from the frames of the clip.
+    outputs_then = replace(outputs, save=tuple(earlier["settings"].get("save", ())))
+    for name in earlier["inputs"].keys() - files_of_clips.keys():
         finished = outputs.load_clip(name)
-        its_stems = stems.get(name, ()) if finished is None else finished["stems"]
-        made |= {*older.planned(name, its_stems)}
-    return made
+        if finished is None:
+            stems_then = stems.get(name, ())
+        else:
+            stems_then = finished["stems"]
+        written |= set(outputs_then.planned(name, stems_then))
+    return written
 
 
 def _refuse_training_run(folder: Path) -> None:
-    if (folder / MARK).is_file():
+    if (folder / TRAINING_MARK).is_file():
         raise OptionError(
             what="--output is the folder of a training run",
             where=f"--output {folder}",
@@ -251,19 +276,29 @@ def _refuse_training_run(folder: Path) -> None:
         )
 
 
-def _refuse_occupied(owners: Mapping[str, Sequence[Path]], made: set[Path], folder: Path) -> None:
-    """Refuse links and files that are not ours under the names of results.
+def _refuse_occupied(
+    owners: Mapping[str, Sequence[Path]], written: set[Path], folder: Path
+) -> None:
+    """Raise DataError if this test cannot write one of its files without harm.
 
-    owners: owner -> its files. made: the files that earlier tests wrote.
+    Two results of one name, links, and files that no earlier test wrote are refused.
+
+    owners: owner, e.g. "clip street" -> its files. written: the files that earlier tests wrote.
     """
-    every = [path for files in owners.values() for path in files]
+    planned = []
+    for files in owners.values():
+        planned += files
     _refuse_same_names(owners, folder)
-    refuse_links(folder, every)
-    foreign = [path for path in every if path not in made and path.exists()]
-    _refuse_foreign([str(path.relative_to(folder)) for path in foreign], folder)
+    refuse_links(folder, planned)
+    foreign = []
+    for path in planned:
+        if path not in written and path.exists():
+            foreign.append(str(path.relative_to(folder)))
+    _refuse_foreign(foreign, folder)
 
 
 def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
+    """Raise DataError if there is a file that no test wrote. foreign: names of such files."""
     if foreign:
         raise DataError(
             what="the output folder holds files that no test of this program made: "
@@ -275,13 +310,15 @@ def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
 
 
 def _refuse_another_test(
-    known: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
+    earlier: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
 ) -> None:
-    # Older tests did not record these settings. They had these values.
+    """Raise OptionError if settings or input files are not those of the earlier test."""
+    # Older versions of SpikeVRT did not record these settings. They always had these values.
     defaults = {"metric.values": "uint8", "metric.more": []}
-    changed = _differences(defaults | known["settings"], defaults | settings)
-    for name, digest in known["inputs"].items():
-        if inputs.get(name, digest) != digest:
+    changed = _differences(defaults | earlier["settings"], defaults | settings)
+    # A clip that only one of the tests restores may be added or left out.
+    for name, digest_then in earlier["inputs"].items():
+        if name in inputs and inputs[name] != digest_then:
             changed.append(f"the files of clip {name} have changed")
     if changed:
         raise OptionError(
@@ -322,7 +359,9 @@ def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> N
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
     """Return "key was OLD, is NEW" for every value that differs, with dotted keys."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-        return [] if old == new else [f"{key} was {old}, is {new}"]
+        if old == new:
+            return []
+        return [f"{key} was {old}, is {new}"]
     found = []
     only_old = [name for name in old if name not in new]
     for name in [*new, *only_old]:
@@ -344,9 +383,9 @@ def finish_clip(
 ) -> None:
     """Score the restored frames of a clip, write strips and videos, then the JSON of the clip.
 
-    The JSON marks the clip as finished. The input is scored too if it has the size of the sharp
-    frame, and each instant if it has a sharp frame of its own. Each image, and the end of each
-    video, counts as progress for the watchdog.
+    The JSON marks the clip as finished, so it is written after all other files of the clip. The
+    input is scored too if it has the size of the sharp frame, and each instant if it has a sharp
+    frame of its own. Each image, and the end of each video, counts as progress for the watchdog.
 
     indices: the restored frames.
     more_scores: see `add_scores`.
@@ -354,17 +393,19 @@ def finish_clip(
     is_grey: whether the luma alone is scored.
     """
     scorer = _Scorer(outputs.metric, more_scores, is_grey)
-    strips = {indices[i] for i in spaced(len(indices))}
-    example = indices[len(indices) // 2]
+    frames_of_strips = {indices[position] for position in spaced(len(indices))}
+    example = indices[len(indices) // 2]  # the middle frame
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
             stem = clip.stems[index]
             item = clip.frame(index)
             files = outputs.frame_files(clip.name, [stem])
-            # The files are the instants, if there are several, and then the frame.
-            *instants, restored = (imread_rgb(path) for path in files)
-            scored: Any = instants or [restored]
+            # If a frame has several instants, their files come first, and the frame comes last.
+            images = [imread_rgb(path) for path in files]
+            instants = images[:-1]
+            restored = images[-1]
+            scored: Any = instants if instants else [restored]
             # There is at most one file of exact values. It replaces the rounded ones for scoring.
             for path in outputs.exact_files(clip.name, [stem]):
                 scored = scored_values(torch.from_numpy(np.load(path)), outputs.metric.values)
@@ -377,9 +418,9 @@ def finish_clip(
             if "slowmotion" in videos:
                 for image in instants:
                     videos["slowmotion"].write(image)
-            if "comparison" in videos or index in strips:
+            if "comparison" in videos or index in frames_of_strips:
                 panels = comparison_of(clip, index, item, restored)
-                if index in strips:
+                if index in frames_of_strips:
                     imwrite_rgb(outputs.file("strip", clip.name, stem), comparison_strip(panels))
                 if "comparison" in videos:
                     panels.pop(ERROR, None)  # a video has no panel of the error
@@ -410,6 +451,7 @@ class _Scorer:
     ) -> None:
         self.values = metric.values
         self.more_scores = more_scores
+        # The metrics of the blurry input, of the restored frame, and of each instant.
         self.of_input = chosen_metrics(OF_TESTS, metric.more)
         self.of_restored = self.of_input
         if is_grey:  # such frames have a luma alone
@@ -455,7 +497,7 @@ def comparison_of(
 def spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
     """Return at most `most` positions, evenly spaced over `count` frames or clips.
 
-    Strips are written at these positions.
+    Strips are written at these positions. E.g. 7 frames -> 0, 3, 6.
     """
     return np.linspace(0, count - 1, min(most, count)).round().astype(int).tolist()
 
@@ -482,6 +524,8 @@ def _open_videos(
             outputs.file(kind, clip.name),
             clip.fps or outputs.fps,
             times=stamps or None,
+            # A comparison is for players everywhere, and many play 4:2:0 alone. The other videos
+            # are results, so their color keeps its full resolution.
             chroma="420" if kind == "comparison" else "444",
             pixel_aspect=clip.pixel_aspect,
         )
@@ -492,16 +536,17 @@ def _open_videos(
 
 
 def _slow_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
-    """Return the times of slow motion, [] if there are fewer than two times.
+    """Return the times of the instants in slow motion, or [] if there are fewer than two times.
 
-    Every instant is shown for as long as its frame was, the last frame as long as the one before.
+    Every instant is shown for as long as its frame was. The last frame lasts as long as the frame
+    before. E.g. times 0, 1 and 2 instants -> 0, 1, 2, 3.
     """
     if len(times) < 2:
         return []
     end = 2 * times[-1] - times[-2]
     stamps = []
-    # The video is slower by the factor `instants`: a frame from `begin` to `after` is shown from
-    # instants * begin to instants * after, in equal parts.
+    # The whole video is slower by the factor `instants`: a frame from `begin` to `after` is shown
+    # from instants * begin to instants * after, in equal parts.
     for begin, after in itertools.pairwise([*times, end]):
         for i in range(instants):
             stamps.append(instants * begin + i * (after - begin))

@@ -14,6 +14,12 @@ no visible seam.
 
 Networks that interpolate (VRT with pa_frames 0) take the frames around a gap and make a new frame
 in the gap: see Restorer.frames, InterpolatedClip and LeftOutFrames.
+
+The blend "kair" has to give the published numbers, and results of clips that are cut between
+processes must equal those of a single process bit for bit. So the order in which tiles are added
+must stay.
+
+Tests: tests/parts/models/test_tiling.py, tests/stories/test_main_test.py
 """
 
 import itertools
@@ -42,6 +48,9 @@ from utils.options.models import ValOptions
 Moment = tuple[int, bool]
 # A function that reads n moments: lq (B, n, C, H, W), then spike (B, n, S, H, W) if there are any.
 Reader = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
+# The value of num_frame_testing or size_patch_testing for a single tile: the whole clip in time, or
+# the whole frame in space.
+WHOLE = 0
 # The tile for "auto". It is the same on every machine, so that no score depends on the memory of a
 # machine, see docs/testing.md.
 AUTO = {"num_frame_testing": 12, "size_patch_testing": 256}
@@ -56,9 +65,9 @@ class Tiling:
     Sizes are in input pixels, lengths in frames.
 
     spec: what the network requires. Tiles are padded accordingly.
-    num_frame_testing, size_patch_testing: length and side of a tile, or 0 for the whole.
+    num_frame_testing, size_patch_testing: length and side of a tile, or WHOLE.
     num_frame_overlapping, size_patch_overlapping: overlap of neighbouring tiles.
-    blend: "kair" or "smooth".
+    blend: "kair" or "smooth", see `_blend_weights`.
     flip_seq: whether the time-reversed clip is put behind the clip, with reversed spikes. Each
     frame is then the mean of its two results.
     pad_seq: whether the last frame is repeated before restoring. The result for the repetition is
@@ -70,9 +79,9 @@ class Tiling:
     """
 
     spec: InputSpec
-    num_frame_testing: int = 0
+    num_frame_testing: int = WHOLE
     num_frame_overlapping: int = 2
-    size_patch_testing: int = 0
+    size_patch_testing: int = WHOLE
     size_patch_overlapping: int = 20
     blend: str = "kair"
     flip_seq: bool = False
@@ -85,7 +94,7 @@ class Tiling:
         for what in ("num_frame", "size_patch"):
             size = getattr(self, f"{what}_testing")
             overlap = getattr(self, f"{what}_overlapping")
-            if 0 < size <= overlap:
+            if 0 < size <= overlap:  # 0 is WHOLE, which overlaps nothing
                 raise OptionError(
                     what=f"tiles of {size} that overlap by {overlap}",
                     where=f"val.{what}_testing, val.{what}_overlapping",
@@ -115,6 +124,8 @@ class Tiling:
         for key, multiple in multiples.items():
             if fields[key] == "auto":
                 fields[key] = _rounded_up(AUTO[key], multiple)
+                # Who leaves the tile to us wants a result without seams, and no out-of-memory
+                # error. Who gives the tile may want the published result, of just this tile.
                 fields.setdefault("blend", "smooth")
                 fields.setdefault("is_halved", True)
         if spec.interpolates:  # each window of frames around a gap is one tile in time
@@ -123,7 +134,10 @@ class Tiling:
         return cls(spec, **fields)
 
     def describe(self) -> str:
-        """Return the tiles in words, for the log and the protocol."""
+        """Return the tiles in words, for the log and the protocol.
+
+        E.g. "tiles of 12 frames x 256 px, overlap 2 frames, 20 px, smooth blend".
+        """
         frames = f"{self.num_frame_testing} frames" if self.num_frame_testing else "the whole clip"
         side = f"{self.size_patch_testing} px" if self.size_patch_testing else "the whole frame"
         parts = [f"tiles of {frames} x {side}"]
@@ -143,6 +157,11 @@ class Tiling:
 def _rounded_up(size: int, multiple: int) -> int:
     """Return the least multiple that is not below `size`, e.g. 12 and 8 -> 16."""
     return math.ceil(size / multiple) * multiple
+
+
+def _rounded_down(size: int, multiple: int) -> int:
+    """Return the largest multiple that is not above `size`, e.g. 12 and 8 -> 8."""
+    return size // multiple * multiple
 
 
 # ---- Time ------------------------------------------------------------------------------------
@@ -171,9 +190,10 @@ def stream_clip(
     if not tiling.flip_seq:
         yield from _stream_sequence(net, read, order, tiling, wanted, tick)
         return
+    # The clip, and then the clip in reversed time. E.g. the frames 0 1 2 2 1 0: frame i is also at
+    # position len(both) - 1 - i.
     both = order + [(index, True) for index, _ in reversed(order)]
-    # Frame i of the clip is also the frame at len(both) - 1 - i. The second result of the first
-    # frame comes last, so all frames wait in a file.
+    # The second result of the first frame comes last, so all results wait in a file.
     with tempfile.TemporaryFile() as store:
         frame = torch.empty(0)
         for frame in _stream_sequence(net, read, both, tiling, range(len(both)), tick):
@@ -216,9 +236,11 @@ def _stream_sequence(
 ) -> Iterator[Tensor]:
     """Yield the restored frames at positions `wanted` of the sequence, tile by tile in time."""
     length = len(order)
-    size = min(tiling.num_frame_testing or length, length)
+    size = length
+    if tiling.num_frame_testing != WHOLE:
+        size = min(tiling.num_frame_testing, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)
-    # KAIR trims the borders in space, not in time.
+    # The blend "kair" trims the borders of tiles in space, not in time.
     overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
     # The tiles that contain a wanted frame.
     needed = []
@@ -227,12 +249,12 @@ def _stream_sequence(
             needed.append((number, start))
 
     # For each frame from `start` on: the weighted sum over the tiles so far, and the sum of the
-    # weights. A frame is complete when the next tile begins behind it.
+    # weights. A frame is complete if the next tile begins behind this frame.
     pending: deque[tuple[Tensor, float]] = deque()
     for number, start in needed:
         inputs = read(order[start : start + size])
         clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed)))
-        del inputs
+        del inputs  # the tile in time is restored, so its input can leave the memory
         weights = _blend_weights(starts, number, size, overlap, tiling.blend)
         for position, weight in enumerate(weights.tolist()):
             frame = clip[:, position] * weight
@@ -263,25 +285,30 @@ def restore_space(
     inputs: see `Reader`.
     """
     height, width = inputs[0].shape[-2:]
-    patch = tiling.size_patch_testing  # 0: the whole frame
     s = tiling.spec.scale
-    rows = min(patch or height, height)  # of a tile
-    cols = min(patch or width, width)
+    # The tile in pixels: rows x cols, or the whole frame.
+    rows = height
+    cols = width
+    if tiling.size_patch_testing != WHOLE:
+        rows = min(tiling.size_patch_testing, height)
+        cols = min(tiling.size_patch_testing, width)
     tops = tile_starts(height, rows, tiling.size_patch_overlapping)
     lefts = tile_starts(width, cols, tiling.size_patch_overlapping)
     if len(tops) == len(lefts) == 1:
         whole = _run(net, inputs, tiling)
-        tick(1)
+        tick(1)  # all of the work is done
         return whole
 
-    # KAIR trims overlap / 2 output pixels at any scale. A ramp must span the whole overlap, which
-    # is `s` times as many output pixels as input pixels.
+    # The overlap in output pixels. "kair": the published rule takes the number of input pixels as
+    # output pixels, at any scale. "smooth": the ramp spans the whole overlap, which is `s` times as
+    # many output pixels as input pixels.
     overlap = tiling.size_patch_overlapping
     if tiling.blend == "smooth":
         overlap *= s
+    clips = len(inputs[0])  # B
     total = torch.empty(0)  # weighted sum; its size follows from the first output
     total_weight = torch.zeros(height * s, width * s)
-    # A tile is ((row number, top), (column number, left)).
+    # A tile is ((number among the rows of tiles, top), (number among the columns, left)).
     tiles = list(itertools.product(enumerate(tops), enumerate(lefts)))
     for first in range(0, len(tiles), tiling.batch_tiles):
         batch = tiles[first : first + tiling.batch_tiles]
@@ -290,7 +317,7 @@ def restore_space(
         for (_, top), (_, left) in batch:
             cuts.append((..., slice(top, top + rows), slice(left, left + cols)))
         stacked = tuple(torch.cat([x[cut] for cut in cuts]) for x in inputs)
-        outs = _run(net, stacked, tiling).split(len(inputs[0]))
+        outs = _run(net, stacked, tiling).split(clips)  # one result (B, n, C', ...) per tile
         if first == 0:
             total = outs[0].new_zeros(*outs[0].shape[:-2], height * s, width * s)
         for ((row, top), (col, left)), out in zip(batch, outs, strict=True):
@@ -299,19 +326,23 @@ def restore_space(
             place = (..., slice(top * s, (top + rows) * s), slice(left * s, (left + cols) * s))
             total[place] += out * weight.to(out.dtype)
             total_weight[place] += weight
-        tick(len(batch) / len(tiles))
+        tick(len(batch) / len(tiles))  # the share of the tiles that this batch was
     return total.div_(total_weight.to(total.dtype))
 
 
 def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blend: str) -> Tensor:
     """Return the weights (size,) of tile `number` along one axis.
 
-    They are 1 but for the ends of the tile that overlap a neighbour. There the blend "kair" has 0
-    over half of the overlap, rounded down at the start of the tile and up at its end. The blend
-    "smooth" has a raised cosine over the whole overlap. It is never 0, so that no sum of weights is
-    0.
+    The weights are 1, except where the tile overlaps a neighbour:
 
-    starts: of all tiles along the axis. size, overlap: in the pixels or frames of the result.
+    "kair"      0 over half of the overlap. Half of an odd overlap is rounded down at the start of
+                a tile and up at its end, so that one of two neighbours has 1 and the other one 0.
+                E.g. overlap 5: 0 0 1 1 ... 1 0 0 0.
+    "smooth"    half a period of a cosine over the whole overlap, from nearly 0 to nearly 1. The
+                weight is never 0, because the sum of the weights is a divisor.
+
+    starts: starts of all tiles along the axis. size: size of the tile. overlap: overlap of
+    neighbours. The last two count pixels or frames of the result.
     """
     if blend == "smooth":
         overlap = min(overlap, size)
@@ -338,12 +369,15 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
     _, frames, _, height, width = inputs[0].shape
     window_frames, window_height, window_width = spec.window_size
 
-    # Length and sides become multiples of these steps. In time only two tiles are padded to whole
-    # windows: a whole clip, and with the blend "smooth" a clip that is shorter than a tile.
+    # In time, a clip that is restored whole is padded to whole windows of the network. A tile of
+    # the length that the options ask for is not padded: the length for "auto" is a multiple of the
+    # window already. If the clip is shorter than a tile, the blend "smooth" pads it like a whole
+    # clip, and "kair" runs it at its own length, as in the published tiling.
+    is_whole_clip = tiling.num_frame_testing == WHOLE
     is_shorter = frames < tiling.num_frame_testing and tiling.blend == "smooth"
-    pads_time = tiling.num_frame_testing == 0 or is_shorter
-    step_in_time = window_frames if pads_time else 1
+    step_in_time = window_frames if is_whole_clip or is_shorter else 1
     padded_frames = max(_rounded_up(frames, step_in_time), spec.least_frames)
+    # Height and width become multiples of the window and of the stride of the network.
     step_in_height = math.lcm(window_height, spec.stride)
     step_in_width = math.lcm(window_width, spec.stride)
     least_height, least_width = spec.least_size
@@ -357,6 +391,8 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
         x = _mirrored(x, 4, padded_width)
         padded.append(x)
     out = net(*padded)[:, :frames, :, : height * spec.scale, : width * spec.scale].cpu()
+    # Tests compare in float64, so this dtype is kept. All others become float32, in which the
+    # weighted tiles are summed.
     if out.dtype == torch.float64:
         return out
     return out.float()
@@ -382,12 +418,16 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """
     if tiling.batch_tiles > 1:
         return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
-    step = tiling.spec.multiple
+    step = tiling.spec.multiple  # common multiple of stride, window height and window width
     least = _rounded_up(max(tiling.spec.least_size), step)
-    side = tiling.size_patch_testing or max(height, width)
-    half = max(least, side // 2 // step * step)
+    side = tiling.size_patch_testing
+    if side == WHOLE:
+        side = max(height, width)
+    half = max(least, _rounded_down(side // 2, step))
+    # A tile must be larger than its overlap with the next tile.
     if half < side and half > tiling.size_patch_overlapping:
         return replace(tiling, size_patch_testing=half)
+    # Tiles of the whole length are not halved: 0 // 2 is not below 0.
     half = max(tiling.spec.least_frames, tiling.num_frame_testing // 2)
     if half < tiling.num_frame_testing and half > tiling.num_frame_overlapping:
         return replace(tiling, num_frame_testing=half)
@@ -395,9 +435,9 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
 
 
 class FrameCache:
-    """The frames `numbers` of a clip. The last ones read are kept.
+    """The frames `numbers` of a clip. The frames that were read last are kept in memory.
 
-    Where tiles overlap, a frame is decoded once.
+    So a frame that lies in two overlapping tiles is decoded once.
     """
 
     def __init__(
@@ -414,6 +454,10 @@ class FrameCache:
         self._frame = lru_cache(capacity)(clip.frame)
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
+        """Return the tensors of a frame: "lq", and "spike" if the clip has spikes.
+
+        index: position in `numbers`. reverse: whether the spikes are those of reversed time.
+        """
         return self._frame(self._numbers[index], reverse)
 
 
@@ -447,17 +491,22 @@ class Restorer:
         self.do = do
 
     def describe(self) -> str:
+        """Return the tiles in use, in words."""
         return self.tiling.describe()
 
     def cached(self, reader: FrameReader) -> FrameReader:
         """Return the reader with a cache for the frames of one tile in time.
 
-        After `frames`, the cache has the last input.
+        A caller that passes the cached reader to `frames` finds the input of the last tile in the
+        cache afterwards, e.g. to compare with it.
         """
-        # A reader for a network that interpolates has a cache of its own.
+        # For a network that interpolates, `_interpolated` makes a cache.
         if isinstance(reader, FrameCache) or self.tiling.spec.interpolates:
             return reader
-        capacity = (self.tiling.num_frame_testing or len(reader.stems)) + 2
+        frames_of_tile = self.tiling.num_frame_testing
+        if frames_of_tile == WHOLE:
+            frames_of_tile = len(reader.stems)
+        capacity = frames_of_tile + 2
         return FrameCache(reader, capacity)
 
     def frames(self, reader: Any, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
@@ -482,9 +531,11 @@ class Restorer:
             gap = reader.gaps[index]
             if gap is not None:
                 first = gap + 1 - length // 2
-                for place in range(first, first + length):
-                    inside = min(max(place, 0), last_given)
+                for position in range(first, first + length):
+                    inside = min(max(position, 0), last_given)
                     numbers.append(reader.given[inside])
+        # Windows of neighbouring gaps share all frames but one, so the cache holds one window and
+        # the next frames.
         windows = FrameCache(reader.clip, length + 2, numbers)
         restored = self._restored(
             windows, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers))
@@ -500,8 +551,10 @@ class Restorer:
     def _restored(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
 
-        If the tiles are halved, smaller tiles follow an out-of-memory error. All tiles of a clip
-        have the same size, so if memory suffices for the first frame, it does for the last.
+        With `Tiling.is_halved`, the clip is tried again with smaller tiles after an out-of-memory
+        error, until its first frame is there. All tiles of a clip have the same size, so memory
+        that suffices for the first frame suffices for the last. An error after the first frame is
+        raised, because frames of two tilings in one clip would not fit together.
         """
         cache = self.cached(reader)
         is_started = False
@@ -552,6 +605,7 @@ class Restorer:
         return lq, torch.stack([item["spike"] for item in items])[None]
 
     def _refuse_nonfinite(self, frame: Tensor, clip: str) -> None:
+        """Raise DataError if a restored frame has NaN or Inf. clip: name of its clip."""
         if self.finite_only and not torch.isfinite(frame).all():
             raise DataError(
                 what=f"the network gave NaN or Inf for clip {clip}",
@@ -608,7 +662,7 @@ class InterpolatedClip:
 
 
 def _with_middles(times: Sequence[Fraction]) -> list[Fraction]:
-    """Return times with the middle of each two neighbours between them."""
+    """Insert the middle between neighbouring times, e.g. 0, 2, 6 -> 0, 1, 2, 4, 6."""
     found = [times[0]]
     for before, after in itertools.pairwise(times):
         found += [(before + after) / 2, after]
@@ -618,8 +672,9 @@ def _with_middles(times: Sequence[Fraction]) -> list[Fraction]:
 class LeftOutFrames:
     """A clip whose every second frame is given, to score an interpolation.
 
-    The frames between are made and compared. Only the frames with `length` / 2 given frames on
-    either side count: im4 of im1 ... im7 for length 4, as published for Vimeo-90K.
+    The frames between the given frames are made and compared with the frames that were left out.
+    Only frames with `length` / 2 given frames on either side count. E.g. Vimeo-90K has clips
+    im1 ... im7: for length 4, im1, im3, im5 and im7 are given, and im4 is scored, as published.
 
     given, gaps: see InterpolatedClip.
     """

@@ -8,7 +8,11 @@ The same layer can have several forms:
                       where Triton compiles, outside of torch.compile
     torch's operators everywhere else, and for windows of a size that our kernels do not know
 
-The log says once which form runs, and why if it is torch's.
+The log says once which form runs. If torch's operators run, the log says why.
+
+All forms compute the same function, up to rounding. A new form must give the same gradients too.
+
+Tests: tests/parts/models/test_fake_gpu.py, test_triton.py, test_cuda.py (on a GPU)
 """
 
 import logging
@@ -25,19 +29,23 @@ from utils import utils_dist
 
 logger = logging.getLogger(__name__)
 
-# Kinds of devices (torch.device.type):
-CPU_FORM = ("cpu",)  # that have the form of a CPU
-DEVICES = ("cuda",)  # for which our kernels are
-# With torchvision's deformable convolution. On mps it has a forward pass as well, but no backward
-# pass (torchvision 0.23).
+# Each of the next four names lists device types, as in torch.device.type.
+# Device types that use the CPU form.
+CPU_FORM = ("cpu",)
+# Device types that our kernels are written for.
+KERNEL_DEVICES = ("cuda",)
+# Device types that use torchvision's deformable convolution. On mps, torchvision 0.23 has its
+# forward pass, but no backward pass.
 DEFORM_CONV = ("cuda",)
-NO_BORDER_PADDING = ("mps",)  # on which grid_sample lacks padding_mode "border"
-# Dtypes and the oldest GPU that our kernels take.
+# Device types whose grid_sample lacks padding_mode "border".
+NO_BORDER_PADDING = ("mps",)
+# Dtypes that our kernels compute in.
 HALF = (torch.bfloat16, torch.float16)
-OLDEST = (8, 0)  # compute capability of Ampere
-# torch's fused attention on a GPU takes heads whose size in bytes is a multiple of this number. It
-# computes other heads, such as 20 channels in bfloat16, by the slow way, with T x T matrices in
-# float32.
+# The oldest GPU that our kernels run on: compute capability 8.0, which is Ampere.
+OLDEST = (8, 0)
+# torch's fused attention on a GPU takes heads whose size in bytes is a multiple of this number. For
+# other heads, such as 20 channels in bfloat16 (40 bytes), torch takes a slow form, which writes the
+# T x T matrix of each window of T tokens in float32.
 HEAD_BYTES = {"cuda": 16}
 # Forms of torch's attention on a GPU. cuDNN's form is left out, because its gradients are reported
 # to be NaN for windows of 64 tokens with a mask.
@@ -63,14 +71,14 @@ def head_multiple(x: Tensor) -> int:
     """Return the number of which the channels of a head must be a multiple.
 
     torch's fused attention needs this, e.g. a multiple of 8 in bfloat16 on a GPU. Returns 1 if any
-    number will do.
+    number of channels will do.
     """
     multiple_in_bytes = HEAD_BYTES.get(x.device.type, 0)
     return max(1, multiple_in_bytes // x.element_size())
 
 
 def fused_attention(x: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which torch chooses among the forms of its attention that are right.
+    """Return a context in which torch uses only attention whose gradients are correct: BACKENDS.
 
     x: a tensor on the device.
     """
@@ -80,17 +88,23 @@ def fused_attention(x: Tensor) -> AbstractContextManager[None]:
 
 
 def log_device(device: torch.device) -> None:
-    """Say in one line of the log on which device the network computes, and what stands in there."""
+    """Log the device on which the network computes, and which operations are replaced on it.
+
+    All in one line. The notes also depend on the number of processes.
+    """
     notes = devices.notes(device, utils_dist.get_world_size(), stand_ins(device))
     logger.info("device: %s", "; ".join([devices.name(device), *notes]))
 
 
 def stand_ins(device: torch.device) -> list[str]:
-    """Return what runs in another form on the device, each in a few words."""
+    """Return what runs in another form than on NVIDIA's GPUs, one sentence per operation.
+
+    Returns [] for a CPU, because its own form is the normal one there.
+    """
     if device.type == "cpu":
         return []
     found = []
-    if device.type not in DEVICES:
+    if device.type not in KERNEL_DEVICES:
         found.append("torch's operators stand in for our kernels, which are for NVIDIA's GPUs")
     if device.type not in DEFORM_CONV:
         found.append("our own sampling stands in for torchvision's deformable convolution")
@@ -99,7 +113,9 @@ def stand_ins(device: torch.device) -> list[str]:
 
 def has_kernels(x: Tensor) -> bool:
     """Whether our kernels compute with tensors like x."""
-    if x.device.type not in DEVICES or x.dtype not in HALF or torch.compiler.is_compiling():
+    if x.device.type not in KERNEL_DEVICES or x.dtype not in HALF:
+        return False
+    if torch.compiler.is_compiling():  # torch.compile takes the plain form, see the top
         return False
     return _kernels_run_on(x.device)
 
@@ -107,10 +123,12 @@ def has_kernels(x: Tensor) -> bool:
 def attention_has_kernel(x: Tensor, tokens: int, channels: int) -> bool:
     """Whether our kernel computes the attention of windows.
 
-    x: a tensor of the device and type. tokens: T of a window. channels: channels of a head.
+    x: a tensor of the device and dtype. tokens: number of tokens in a window. channels: number of
+    channels of a head.
     """
     if not has_kernels(x):
         return False
+    # Imported here, because the import fails where Triton is missing.
     from models.vrt import triton_attention
 
     return triton_attention.knows(tokens, channels)
@@ -128,18 +146,19 @@ def _kernels_run_on(device: torch.device) -> bool:
 
 
 def _reason_against(device: torch.device) -> str:
-    """Return why the kernels do not run on the device, or ""."""
+    """Return why the kernels do not run on the device, or "" if they do."""
     if torch.version.hip:
         return "the kernels were not tried with ROCm"
     if device.type == "cuda" and not torch.cuda.is_available():
-        return "torch sees no GPU"  # tensors without content, by which memory is counted
+        # E.g. fake tensors of a test that counts memory: they say "cuda", and there is no GPU.
+        return "torch sees no GPU"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST:
         return "the GPU is older than Ampere"
     try:
         from models.vrt import triton_rows
     except ImportError as e:
         return f"Triton is missing ({e})"
-    # Try the smallest kernel.
+    # Try the smallest kernel, because only a compilation shows whether Triton works here.
     ones: Any = torch.ones(1, 16, device=device)
     try:
         triton_rows.layer_norm(ones.half(), ones[0], ones[0], 1e-5)

@@ -12,13 +12,15 @@ must not attend to each other, so this window has a mask.
 
 The results depend on sizes alone. They are computed once and shared by all blocks and networks of
 the process, so nobody may modify them.
+
+Tests: tests/parts/models/test_block.py, test_shared_tables.py, test_vrt_modules.py
 """
 
 import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,28 +44,38 @@ class Span:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Windows whose tokens are computed together. GatedMlp also uses it for runs of tokens.
+    """Windows whose tokens are computed together.
 
-    A position is a place in a window. Example of one window of 4 positions over 3 tokens, numbered
-    0 to 2: rows [0, 1, 2, 0], padding [no, no, no, yes], kept [0, 1, 2], results [0, 1, 2].
+    A position is a place in a window: it holds a token or padding. Example: the tokens 0 ... 6 in
+    windows of 4 positions, shifted by 2. The second window is this chunk:
+
+        position   0   1     2   3
+        token      6   none  0   1
+
+        rows       6   0     0   1      one entry per position, 0 at padding
+        padding    no  yes   no  no     one entry per position
+        kept       0         2   3      the positions that hold a token
+        results    6         0   1      the tokens at these positions
+
+    The MLP of `chunks.GatedMlp` works on each token alone, so it needs no windows. Its chunks are
+    slices of consecutive tokens: rows and results are the same slice, and there are no spans.
     """
 
-    # The number of the token at each position, window after window. At padding it is 0. For runs of
-    # tokens it is a slice.
+    # The number of the token at each position, window after window. At padding it is 0.
     rows: Any
-    # The numbers of the tokens alone, without padding, in the same order.
+    # The numbers of the tokens, without padding, in the order of `rows`.
     results: Any
-    # True at padding, (rows, 1). None: there is no padding.
+    # True at padding, (rows, 1). None: no position is padding.
     padding: Tensor | None = None
-    # The positions that hold a token. None: all.
+    # The positions that hold a token. None: every position holds a token.
     kept: Tensor | None = None
-    # The windows by mask, in order.
+    # Which windows share a mask, from the first window of the chunk to the last.
     spans: tuple[Span, ...] = ()
 
     @property
     def tokens(self) -> int:
-        """Return T, the number of positions in a window."""
-        windows = self.spans[-1].stop
+        """Return T, the number of positions in a window. Not for a chunk of `GatedMlp`."""
+        windows = self.spans[-1].stop  # the last span ends with the last window
         return len(self.rows) // windows
 
 
@@ -103,6 +115,15 @@ class _Take(torch.autograd.Function):
 # ---- Partition into windows ------------------------------------------------------------------
 
 
+class _WindowRange(NamedTuple):
+    """The windows first ... end - 1 along one axis, which need the same mask along this axis."""
+
+    first: int
+    end: int
+    # How many of the last tokens of such a window come from the other end of the clip.
+    wrapped: int
+
+
 @lru_cache(maxsize=128)
 # Masks are saved for backward. Tensors made in inference mode could not be.
 @torch.inference_mode(False)
@@ -112,55 +133,64 @@ def window_chunks(
     shift: Triple,
     device: torch.device,
     batch: int = 1,
-    most: int = 1 << 40,
+    most: int | None = None,
 ) -> tuple[Chunk, ...]:
     """Pad, shift and partition the tokens of a clip into windows, and the windows into chunks.
 
     size: tokens of a clip (D, H, W). window: the largest window. shift: by how many tokens the
     windows are shifted. An axis that is not longer than the window is one window, without a shift.
-    batch: number of clips that count as one sample. Their tokens are numbered clip after clip.
-    most: number of windows in a chunk, at most.
+    batch: number of clips in the batch. The tokens are numbered through all clips, clip after clip.
+    most: largest number of windows in a chunk. None: one chunk holds all windows.
 
     Windows are sorted by mask (at most 8 masks: last window or not, along each axis), so that the
-    windows with one mask are one span.
+    windows with one mask are one span. Gradients of weights are summed in the order of the chunks
+    and of their windows, so another order changes the last bits of a training.
     """
     window, shift = _fitted(size, window, shift)
-    cells = _partition(size, window, shift)
-    tokens = math.prod(window)  # positions in a window
-    pixels = math.prod(size)  # tokens of a clip
+    clip = _partition(size, window, shift)  # (windows along D, H and W, T): numbers of tokens
+    windows_along = clip.shape[:3]
+    positions_of_window = math.prod(window)
+    tokens_of_clip = math.prod(size)
 
     # Along each shifted axis, only the last window needs a mask. So each axis is one or two ranges
     # of windows: all but the last, and the last.
     ranges_of_axes = []
-    for count, shift_of_axis in zip(cells.shape[:3], shift, strict=True):
+    for count, shift_of_axis in zip(windows_along, shift, strict=True):
         if shift_of_axis == 0:
-            ranges_of_axes.append([(0, count, 0)])
+            ranges_of_axes.append([_WindowRange(0, count, wrapped=0)])
         else:
-            ranges_of_axes.append([(0, count - 1, 0), (count - 1, count, shift_of_axis)])
+            all_but_last = _WindowRange(0, count - 1, wrapped=0)
+            last = _WindowRange(count - 1, count, wrapped=shift_of_axis)
+            ranges_of_axes.append([all_but_last, last])
 
-    # Take the windows of each combination of ranges, of all clips. They have one mask.
-    parts = []
+    # Take the windows of each combination of ranges, first of clip 0, then of clip 1, and so on.
+    # These windows have one mask.
+    groups = []
     spans = []
     start = 0
     for ranges in itertools.product(*ranges_of_axes):
-        frames, rows, columns = (slice(first, end) for first, end, _ in ranges)
-        of_clip = cells[frames, rows, columns].reshape(-1, tokens)
-        if not len(of_clip):  # there is only one window along an axis, and it is the last
+        in_time, in_height, in_width = (slice(axis.first, axis.end) for axis in ranges)
+        of_first_clip = clip[in_time, in_height, in_width].reshape(-1, positions_of_window)
+        if not len(of_first_clip):  # there is only one window along an axis, and it is the last
             continue
+        is_padding = of_first_clip < 0
         of_clips = []
-        for sample in range(batch):
-            numbers = of_clip + sample * pixels
-            of_clips.append(torch.where(of_clip < 0, of_clip, numbers))  # -1 stays at padding
-        part = torch.cat(of_clips)
-        mask = _mask(window, tuple(wrapped for _, _, wrapped in ranges))
+        for number_of_clip in range(batch):
+            numbers = of_first_clip + number_of_clip * tokens_of_clip
+            of_clips.append(torch.where(is_padding, of_first_clip, numbers))  # padding stays -1
+        group = torch.cat(of_clips)  # (windows of this mask, T)
+        mask = _mask(window, tuple(axis.wrapped for axis in ranges))
         if mask is not None:
             mask = mask.to(device)
-        spans.append(Span(start, start + len(part), mask))
-        parts.append(part)
-        start += len(part)
-    windows = torch.cat(parts)  # (windows, tokens)
+        spans.append(Span(start, start + len(group), mask))
+        groups.append(group)
+        start += len(group)
+    windows = torch.cat(groups)  # (windows, T)
 
-    has_padding = tokens * math.prod(cells.shape[:3]) != pixels
+    positions_of_clip = math.prod(windows_along) * positions_of_window
+    has_padding = positions_of_clip != tokens_of_clip
+    if most is None:
+        most = len(windows)
     chunks = []
     for first in range(0, len(windows), most):
         numbers = windows[first : first + most]
@@ -170,7 +200,10 @@ def window_chunks(
 
 
 def _fitted(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
-    """Return window and shift with the axes changed that are not longer than the window."""
+    """Return a window that is no larger than the clip, and the shift without its clipped axes.
+
+    E.g. size (4, 64, 64), window (6, 8, 8), shift (3, 4, 4) -> (4, 8, 8) and (0, 4, 4).
+    """
     fitted_window = list(window)
     fitted_shift = list(shift)
     for axis in range(3):
@@ -183,10 +216,11 @@ def _fitted(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple
 def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
     """Return the numbers of the tokens in each window, (windows along D, H and W, T).
 
-    Padding has the number -1.
+    Padding has the number -1. E.g. 7 tokens along the width, windows of 4, a shift of 2:
+    [0, 1, 2, 3, 4, 5, 6, -1] is rolled to [2, 3, 4, 5, 6, -1, 0, 1], two windows.
     """
-    counts = []  # of windows along each axis
-    padded = []
+    counts = []  # number of windows along each axis
+    padded = []  # number of positions along each axis
     for length, length_of_window in zip(size, window, strict=True):
         count = math.ceil(length / length_of_window)
         counts.append(count)
@@ -199,20 +233,21 @@ def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
 
     nd, nh, nw = counts
     wd, wh, ww = window
-    cells = numbers.view(nd, wd, nh, wh, nw, ww)
-    cells = cells.permute(0, 2, 4, 1, 3, 5)  # (nd, nh, nw, wd, wh, ww)
-    return cells.reshape(nd, nh, nw, wd * wh * ww)
+    numbers = numbers.view(nd, wd, nh, wh, nw, ww)
+    numbers = numbers.permute(0, 2, 4, 1, 3, 5)  # (nd, nh, nw, wd, wh, ww)
+    return numbers.reshape(nd, nh, nw, wd * wh * ww)
 
 
 def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
     """Return the mask (T, T) of a window, which keeps apart tokens from different ends of the clip.
 
     wrapped: for each axis, how many of the window's last tokens come from the other end of the
-    clip. Returns None if there are none.
+    clip. Returns None if no token does.
     """
     if not any(wrapped):
         return None
-    # Number the regions of the window: each axis with wrapped tokens doubles their number.
+    # Number the regions of the window: each axis with wrapped tokens doubles the number of regions.
+    # E.g. along one axis of 4 tokens, of which 2 are wrapped: 0 0 1 1.
     region = torch.zeros(window, dtype=torch.long)
     for axis, count in enumerate(wrapped):
         if count:
@@ -227,7 +262,11 @@ def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
 
 
 def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
-    """Return the spans of the windows first ... first + count - 1, numbered from 0."""
+    """Return the spans of the windows first ... first + count - 1.
+
+    In the result, the window `first` has the number 0. E.g. the spans 0 ... 5 and 6 ... 9 (ends
+    included), cut to the windows 4 ... 7 -> 0 ... 1 and 2 ... 3.
+    """
     within = []
     for span in spans:
         start = max(span.start - first, 0)
@@ -243,7 +282,7 @@ def _chunk(
     """Return the chunk of windows with these token numbers, which are -1 at padding."""
     if not has_padding:
         rows = numbers.to(device)
-        return Chunk(rows, rows, spans=spans)
+        return Chunk(rows=rows, results=rows, spans=spans)
     kept = (numbers >= 0).nonzero().flatten()
     return Chunk(
         rows=numbers.clamp(min=0).to(device),
@@ -268,8 +307,8 @@ def relative_position_index(window: Triple) -> Tensor:
     """Return the row of the bias table for each pair of tokens of a window, (T, T), int64.
 
     The table has one row for each offset (time, height, width) between two tokens. Along an axis of
-    n tokens the offsets are 1 - n ... n - 1. In the table they count from 0, and width changes
-    fastest.
+    n tokens the offsets are 1 - n ... n - 1. In the table the offsets count from 0, and width
+    changes fastest. This order is part of the published weights.
 
     The tensor is cached and shared by all networks of the process: do not modify it.
     """
@@ -281,13 +320,15 @@ def relative_position_index(window: Triple) -> Tensor:
     offset = points[:, :, None] - points[:, None, :]  # (3, T, T)
     offset = offset + largest.view(3, 1, 1)  # from 0
     in_time, in_height, in_width = offset
-    return (in_time * (2 * height - 1) + in_height) * (2 * width - 1) + in_width
+    heights = 2 * height - 1  # number of offsets along the height
+    widths = 2 * width - 1
+    return (in_time * heights + in_height) * widths + in_width
 
 
 def refuse_other_index(given: Tensor, own: Tensor, key: str, where: str) -> None:
     """Raise CheckpointError if the index `given` in a weights file is not this network's `own`.
 
-    The index follows from the window. With another one, the weights of the bias table belong to
+    The index follows from the window. With another index, the weights of the bias table belong to
     other pairs of tokens.
 
     key: name of the tensor. where: the file, for the error.
