@@ -10,6 +10,14 @@ This file connects the parts, which are in models/vrt/ and models/fusion/:
       -> stage 8 (at full resolution) -> conv_last -> add the input frames
 
 `check_options` refuses options that do not fit together, `check_input` refuses clips.
+
+Names of modules are names of tensors in the released weights, and the order in which modules are
+built decides their random initial weights. So neither may change.
+
+Letters: B clips, N frames, C image channels, S spike channels, E channels of features, H x W
+pixels, s scale of the output (upscale), K instants per frame.
+
+Tests: tests/parts/models/test_network_vrt.py, test_vrt_modules.py, test_exact_step.py
 """
 
 import logging
@@ -47,7 +55,7 @@ PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 # Share of a GPU's memory that a step may use with checkpoint "auto" and no budget.
 GPU_SHARE = 0.9
-# The U-net halves height and width three times.
+# Height and width must be multiples of this number, because the U-net halves them three times.
 UNET_MULTIPLE = 8
 
 
@@ -133,7 +141,8 @@ class VRT(nn.Module):
         needed_spikes = spike_channels if operator.needs_spikes else 0
         self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, needed_spikes)
 
-        # The order of the following lines decides which random numbers the weights get.
+        # The order of the following lines decides which random numbers the weights get. A new
+        # module goes behind them, or every run from scratch starts from other weights.
         if pa_frames:
             # Each frame, and the four nearest pixels in each of its two neighbours: 9 groups of
             # channels. See flow.aligned_input.
@@ -182,10 +191,11 @@ class VRT(nn.Module):
             )
             self.add_module(f"stage{i + 1}", stage)
 
-        # Stage 8: a change of width, then the layers with the remaining entries of `depths`.
+        # Stage 8: a linear layer from the width of stage 7 to that of stage 8, then the layers with
+        # the remaining entries of `depths`.
         entry = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
         self.stage8 = nn.ModuleList([entry])
-        single_frame = (1, *window[1:])
+        single_frame = (1, *window[1:])  # a window within one frame, for indep_reconsts
         for i in range(7, len(depths)):
             layer_window = single_frame if i in o["indep_reconsts"] else window
             layer = RefineLayer(
@@ -212,7 +222,8 @@ class VRT(nn.Module):
         else:
             powers = self.upscale.bit_length() - 1  # e.g. 4 is 100 in binary, 3 bits: 2 powers
             factors = [2] * powers
-        # In the released weights the convolutions have the names 0, 5, 10, ...
+        # In the released weights the convolutions have the names 0, 5, 10, ... The layers between
+        # them have no weights, so their names are free.
         self.upsample = nn.Sequential()
         name = 0
         for factor in factors:
@@ -226,7 +237,8 @@ class VRT(nn.Module):
     def _init_for_scratch(self, spynet_path: str | None) -> None:
         """Initialise the network so that it returns its input before training.
 
-        The flow network SpyNet gets its weights from spynet_path, or starts with zero flow.
+        The last convolution is zero, so nothing is added to the input. The flow network SpyNet gets
+        its weights from spynet_path, or starts with zero flow.
         """
         nn.init.zeros_(self.conv_last.weight)
         assert self.conv_last.bias is not None
@@ -366,7 +378,7 @@ class VRT(nn.Module):
             return
         self.is_fitted = True
         # The size of the GPU is asked only now. The constructor runs before the process has its
-        # GPU, and asking there would open a context on GPU 0.
+        # GPU, and asking there would take memory on GPU 0 for each process.
         budget = self.memory_budget_gb
         if budget is None:
             budget = GPU_SHARE * devices.total_gb(lq.device)
@@ -375,9 +387,10 @@ class VRT(nn.Module):
     def estimate_flows(self, frames: Tensor) -> Flows:
         """Estimate the flows between neighbouring frames (B, N, 1 or 3, H, W).
 
-        They are float32 or float64 under any autocast, because nearest sampling along the flow
-        amplifies rounding. So TF32, which torch uses by default in cuDNN's convolutions, is off
-        here. A backward pass uses the settings outside.
+        The flows are float32 or float64 under any autocast, because nearest sampling along the
+        flow amplifies rounding: a flow that is rounded across the middle between two pixels takes
+        the other pixel. So TF32, which torch uses by default in cuDNN's convolutions, is off here.
+        The backward pass of the flow network runs later, with the settings of the caller.
         """
         with torch.autocast(frames.device.type, enabled=False), tf32(False):
             if frames.dtype != torch.float64:
@@ -386,9 +399,10 @@ class VRT(nn.Module):
             return estimate_flows(self.spynet, frames, distance)
 
     def _features(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
-        """Compute shallow plus deep features: (B, N, K, H, W) -> (B, N, E, H, W).
+        """Compute shallow plus deep features: (B, N, channels of x, H, W) -> (B, N, E, H, W).
 
-        Channels are innermost in memory. flows: see `estimate_flows`. None: no alignment.
+        In memory, the channels of a pixel lie side by side. flows: see `estimate_flows`, or None
+        for no alignment.
         """
         b, n = x.shape[:2]
         shallow = self.conv_first(x.flatten(0, 1))  # (B N, E, H, W)
@@ -396,9 +410,13 @@ class VRT(nn.Module):
         shallow = shallow.reshape(b, n, *shallow.shape[1:])  # (B, N, H, W, E)
         shallow = self.fusion.on_features(shallow, spike)
 
-        # The U-net. Stages 1 to 3 go down and keep their output. The same resolutions come again
-        # behind stages 5, 6 and 7, where the kept output is added: that of stage 3 before stage 6,
-        # of stage 2 before stage 7, of stage 1 after it. `pop` frees it after the sum.
+        # The U-net. The outputs of stages 1 to 3 are kept, and added where their resolution comes
+        # again:
+        #   output of stage 3   added before stage 6
+        #   output of stage 2   added before stage 7
+        #   output of stage 1   added after stage 7
+        # The last output kept is the first one added, so `skips` is a stack. `pop` also frees the
+        # output after the sum.
         x = shallow
         skips = []
         for number, scale in enumerate(STAGE_SCALES, start=1):
@@ -425,7 +443,8 @@ class VRT(nn.Module):
 def _drop_rates(depths: list[int], last_rate: float) -> list[list[float]]:
     """Return, for each entry of `depths`, the drop probabilities of its blocks.
 
-    They grow evenly over all blocks, from 0 to last_rate.
+    The probabilities grow evenly over all blocks, from 0 to last_rate. E.g. depths [2, 1] and
+    last_rate 0.2 -> [[0, 0.1], [0.2]].
     """
     # On the CPU also if the default device is "meta", because the numbers are read.
     rates = torch.linspace(0, last_rate, sum(depths), device="cpu").tolist()
@@ -450,7 +469,10 @@ def _block_options(o: dict[str, Any], i: int) -> dict[str, Any]:
 
 
 def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
-    """Return what a VRT with arguments `o` requires of its input."""
+    """Return what a VRT with arguments `o` requires of its input.
+
+    E.g. with windows of 6 x 8 x 8 and mutual attention: at least 2 frames of 64 x 64 pixels.
+    """
     frames, height, width = o["window_size"]
     interpolates = o["pa_frames"] == 0
 
@@ -484,7 +506,7 @@ def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) 
 
 def check_input(x: Tensor, spec: InputSpec) -> None:
     """Raise DataError if a network with this spec cannot take the clip x (B, N, C, H, W)."""
-    channels = spec.image_channels + int(spec.noise_map)
+    channels = spec.image_channels + int(spec.noise_map)  # a noise map is one more channel
     what = f"a clip of shape {tuple(x.shape)}"
     where = "forward(lq, spike)"
     if x.dim() != 5 or x.shape[2] != channels:
@@ -580,6 +602,7 @@ def _check_widths(o: dict[str, Any]) -> None:
     for i in (3, 4, 5):
         expected = "a multiple of 4: the next stage unfolds 2x2 patches"
         _need(dims[i] % 4 == 0, f"embed_dims[{i}]", f"{dims[i]}", expected)
+    # Indices from 0: the outputs of stages 5, 6, 7 are added to those of stages 3, 2, 1.
     for late, early in ((4, 2), (5, 1), (6, 0)):
         expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
         _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
@@ -607,7 +630,7 @@ def _check_alignment(o: dict[str, Any], image: int) -> None:
     _need(18 * groups % (2 * distance) == 0, "deformable_groups", f"{groups}", expected)
     expected = "1 (gray) or at least 3 (RGB first)"
     _need(image == 1 or image >= 3, "in_chans", f"{image}", expected)
-    base = min(image, 3)
+    base = min(image, 3)  # channels of the frames to which the output is added
     expected = f"{base}: the output is added to the first {base} input channels"
     _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
 

@@ -3,6 +3,10 @@
 `collect` turns the scores of each frame into the content of metrics.json. `score_table` and
 `score_text` show it. A "kind" is what was scored: "restored", "input" (the blurry frame, to compare
 with), "instant 0", "instant 1", ...
+
+Keys and order of metrics.json are read by users' scripts: a new key is fine, another name is not.
+
+Tests: tests/parts/utils/test_results.py, tests/stories/test_main_test.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,7 +77,7 @@ def collect(
 
 
 def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
-    """Return the averages of one kind. rows: the clips that have it, see `collect`."""
+    """Return the averages of one kind, see `collect`. rows: the clips that have this kind."""
     averages: dict[str, Any] = {}
     frames: list[float] = []
     for metric in rows[0][kind]:
@@ -99,9 +103,13 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
 def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of a test.
 
-    There is a row for each clip, and then a row for each of the two means if there are sharp
-    frames. Each score has the score of the input beside it. The last column is the gain in the
-    first metric: PSNR, or PSNR-Y of grey frames.
+    There is a row for each clip. If there are sharp frames, a row for each of the two means
+    follows. Beside each score stands the score of the blurry input. The last column is the gain in
+    the first metric, which is PSNR, or PSNR-Y for grey frames. E.g.
+
+        clip             frames  PSNR dB  input  ...  gain dB
+        street               10    30.10  28.85           +1.25
+        mean over clips      10    30.10  28.85           +1.25
 
     results: the result of `collect`.
     """
@@ -136,6 +144,7 @@ def _row(
     blurry: Mapping[str, Any],
     metrics: Sequence[str],
 ) -> list[str]:
+    """Return one row of `score_table`. restored, blurry: metric -> score, or nothing."""
     cells = [name, str(frames)]
     for metric in metrics:
         cells.append(format_score(metric, restored.get(metric)))
@@ -160,7 +169,7 @@ def _gain(restored: float | str | None, blurry: float | str | None) -> str:
 def score_text(results: Mapping[str, Any]) -> str:
     """Return `score_table` as text, with the scores of the instants.
 
-    Its first line says that clips are missing, if some are.
+    If clips are missing, the first line says so.
     """
     header, rows = score_table(results)
     lines = [plain_table(rows, header)]
@@ -176,7 +185,10 @@ def score_text(results: Mapping[str, Any]) -> str:
 
 
 def instants_psnr(results: Mapping[str, Any]) -> list[str]:
-    """Return the mean PSNR of each restored instant of an exposure, [] if they were not scored."""
+    """Return the mean PSNR of each instant of an exposure, as text, e.g. ["30.12", "30.50"].
+
+    Returns [] if no instants were scored.
+    """
     averages = results["averages"]
     kinds = [kind for kind in averages if kind.startswith("instant ")]
     return [format_score("psnr", averages[kind]["psnr"]) for kind in sorted(kinds, key=natural_key)]

@@ -2,7 +2,10 @@
 
 Each clip is scored by one rank, so no number depends on how many ranks there are. Rank r takes the
 clips r, r + world size, ... The ranks go through their clips in rounds. Between two rounds they
-agree whether a signal ends the validation.
+agree whether a signal ends the validation. So every rank must take part in every round, also a rank
+without a clip in the last round.
+
+Tests: tests/stories/test_main_train.py, tests/parts/utils/test_results.py
 """
 
 import logging
@@ -58,7 +61,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     rank = utils_dist.get_rank()
     world = utils_dist.get_world_size()
     val = model.opt.val
-    # The averaged weights if there are any, as in KAIR.
+    # Validate the averaged weights if there are any, as in KAIR.
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
     restorer = _restorer(model, net)
@@ -77,8 +80,8 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
         bar = open_progress(model.opt.logging.progress, total, "validation", "frames")
         shown = stack.enter_context(bar)
-        # In a round each rank scores one clip. In the last round some ranks have none, but they
-        # take part in the vote before it.
+        # In a round each rank scores one clip. In the last round some ranks may have no clip, but
+        # they must vote before it like the others, or the others would wait for them.
         for first in range(0, len(clips), world):
             if first > 0 and _any_rank_stops():
                 return None
@@ -107,7 +110,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
 
 
 def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
-    """Return what restores the clips with the network `net` and the tiles of the section `val`."""
+    """Return a Restorer of the network `net` with the tiles of the section `val`."""
     val = model.opt.val
     test = model.opt.datasets.test
     spec = input_spec(net)
@@ -127,8 +130,8 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
 
 def _any_rank_stops() -> bool:
     """Return True on all ranks if one of them has received a signal to stop. Collective."""
-    # The watchdog is told that this waits for other ranks. So a rank that waits for a slower one is
-    # not reported as stuck.
+    # The watchdog is told that this rank waits for other ranks. So a rank that waits for a slower
+    # rank is not reported as stuck.
     with watchdog.collective("stop vote"):
         is_stop = utils_dist.stop_vote()
         return is_stop()

@@ -13,6 +13,10 @@ frame.
 
 Our form computes 2^x in place of e^x, because exp2 is the faster function. So its logits are
 multiplied by log2(e), and its log-sum-exp has base 2.
+
+All three forms must agree within rounding, in their gradients too.
+
+Tests: tests/parts/models/test_block.py, test_gradients.py, test_triton.py
 """
 
 import math
@@ -108,7 +112,7 @@ def attend(
     added = logit_offset(bias, mask, q.dtype)
     n, heads, _, channels = q.shape
     # torch's fused kernels take heads of certain widths alone, so fill up with channels of zeros.
-    # They change no logit, and `scale` stays the scale of the true width.
+    # Zeros change no logit, and `scale` is still that of the width without padding.
     padding = -channels % head_multiple(q)
     if padding:
         q = F.pad(q, (0, padding))
@@ -116,7 +120,7 @@ def attend(
         v = F.pad(v, (0, padding))
 
     parts = []
-    windows = max(1, MOST_HEADS // heads)  # of one call
+    windows = max(1, MOST_HEADS // heads)  # number of windows in one call
     with fused_attention(q):
         for first in range(0, n, windows):
             some = slice(first, first + windows)
@@ -167,8 +171,9 @@ class CpuAttention(torch.autograd.Function):
     ) -> Tensor:
         q, k, v = heads_of(qkv, mutual)
 
-        # The sum of bias and mask, computed once for all chunks with this mask. It is repeated for
-        # the windows that are computed at once: (windows * heads, T, T), or None.
+        # The sum of bias and mask, computed once for all chunks with this mask. The sum is repeated
+        # for the windows that are computed at once: (windows * heads, T, T), or None. A mask is
+        # known by its address, which stays, because the plan of the chunks keeps the mask.
         key = (bias is None, None if mask is None else mask.data_ptr())
         if key not in tape.offsets:
             added = logit_offset(bias, mask, q.dtype, LOG2_E)
@@ -214,7 +219,8 @@ class CpuAttention(torch.autograd.Function):
         windows = windows_at_once(q)
         precise = sums.dtype  # float32 or float64
 
-        # Where the results go. Without `mutual` the three are views of grad_qkv.
+        # Where the results go. Without `mutual`, grad_q, grad_k and grad_v are views of grad_qkv:
+        # writing to them fills grad_qkv.
         grad_qkv = torch.empty_like(qkv)
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise)
@@ -242,8 +248,9 @@ class CpuAttention(torch.autograd.Function):
             count = len(qb)
 
             p = logits(qb, kb, offset, scale * LOG2_E, weights[:count]).exp2_()
-            # For v and k, transpose the thin matrices: that costs less than transposing P or X. So
-            # these two results are transposed, (windows * heads, hd, T).
+            # P^T G and X^T q are computed as (G^T P)^T and (q^T X)^T. This transposes the thin
+            # matrices G and q, which costs less than transposing P or X. The results of_v and of_k
+            # are still transposed: (windows * heads, hd, T).
             thin_g = gb[..., :d].transpose(1, 2).contiguous()
             of_v = torch.bmm(thin_g, p)
             x = torch.bmm(gb, vb.transpose(1, 2), out=products[:count]).mul_(p)
@@ -270,7 +277,7 @@ class CpuAttention(torch.autograd.Function):
 
 
 def _with_column(x: Tensor, column: Tensor) -> Tensor:
-    """Append the numbers of `column` (n, heads, T, 1) to x as two channels, whose sum they are.
+    """Append the numbers of `column` (n, heads, T, 1) to x, each as two channels with this sum.
 
     The first channel is the number, rounded to the dtype of x. The second channel is what the
     rounding has lost. In bfloat16, one channel alone would be off by 2 %.
@@ -281,7 +288,10 @@ def _with_column(x: Tensor, column: Tensor) -> Tensor:
 
 
 def windows_at_once(q: Tensor) -> int:
-    """Return how many windows have T x T matrices of CORE_BYTES together. q: (n, heads, T, hd)."""
+    """Return how many windows are computed at once: their T x T matrices take CORE_BYTES.
+
+    q: (n, heads, T, hd). E.g. 128 tokens, 6 heads, float32: 393 kB per window, so 7 windows.
+    """
     heads, t = q.shape[1:3]
     bytes_of_window = heads * t * t * q.element_size()
     return max(1, CORE_BYTES // bytes_of_window)
@@ -307,17 +317,17 @@ def cpu_attention(
     """Compute softmax(scale q k^T + offset / LOG2_E) v. It has no gradient.
 
     q, k, v: (n, heads, T, hd). offset: (windows at once * heads, T, T) or None.
-    subtracts: whether the largest logit of each row is subtracted before exp2. Without it the sum
-        of a row can overflow, but a pass over the T x T matrices is saved. The function first tries
-        without, and calls itself again if the sums are too large or too small.
+    subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
+        overflows. This takes one more pass over the T x T matrices. So the function first tries
+        without subtracting, and calls itself again if the sums are too large or too small.
 
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.
     """
     n, heads, t, d = q.shape
     windows = windows_at_once(q)
-    # The product with the weights is computed transposed, as v^T P^T, because transposing v costs
-    # less than a product with a thin result. A further row of ones gives the sum of the weights.
+    # P v is computed transposed, as v^T P^T, because transposing v costs less than a product with a
+    # thin result. A row of ones below v^T gives the sum of the weights of each row of P.
     v_ones = q.new_ones(n, heads, d + 1, t)
     v_ones[:, :, :d] = v.transpose(2, 3)
     weights = q.new_empty(min(windows, n) * heads, t, t)  # used again in each round
@@ -337,8 +347,8 @@ def cpu_attention(
         torch.bmm(vb, p.transpose(1, 2), out=out[now].view(-1, d + 1, t))
 
     out, total = out.split((d, 1), dim=2)  # (n, heads, hd, T), (n, heads, 1, T)
-    # Sums near the ends of the range of the dtype are not exact, and Inf or NaN is wrong. A NaN
-    # makes both comparisons false.
+    # Sums near the ends of the range of the dtype are not exact, and Inf or NaN is wrong. NaN fails
+    # each comparison, so it counts as not safe.
     limit = torch.finfo(q.dtype).max ** 0.5
     least, most = total.aminmax()
     is_safe = 1 / limit < least and most < limit

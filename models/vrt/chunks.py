@@ -12,8 +12,13 @@ its computation by a `Work`:
     work = Work(hidden, chunks, names)              what to compute, for which tokens
     y = InChunks.apply(x, work, *weights)           weights in the order of `names`
 
-A `Tape` carries the results of our attention for CPUs from the forward pass to the backward pass.
-Computing attention again costs more than keeping its output.
+A `Tape` carries the results of our attention for CPUs from the forward pass to the backward pass,
+because computing attention again costs more than keeping its output.
+
+Sums over chunks are part of the results bit for bit. So the size and the order of the chunks, and
+the order of the sums in backward, must stay, or existing runs resume with other last bits.
+
+Tests: tests/parts/models/test_block.py, test_gradients.py, test_vrt_modules.py
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,12 +37,13 @@ from models.vrt.windows import Chunk, take
 Kernels = Literal["auto", "plain"]
 Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
 
-# Tokens of a chunk on a CPU. Its widest intermediate tensor should fit the last-level cache.
+# Tokens of a chunk on a CPU. The widest intermediate tensor of a chunk should fit the last-level
+# cache: e.g. 2048 tokens x 360 channels x 4 bytes are 3 MB.
 CPU_TOKENS = 2048
-# Tokens of a chunk on a GPU.
+# Tokens of a chunk on a GPU: enough to keep the GPU busy, see `gpu_tokens`.
 GPU_TOKENS = 1 << 17
-# These weights keep float32 whatever the dtype of the tokens is. They are added to float32 values,
-# or the operator that uses them casts them itself.
+# Names of weights that keep float32, whatever the dtype of the tokens is. They are added to float32
+# values, or the operator that uses them casts them.
 FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
@@ -52,8 +58,9 @@ def runs_in_chunks(kernels: str) -> bool:
 def gpu_tokens(x: Tensor) -> int:
     """Return the number of tokens of a chunk on a GPU.
 
-    Our kernels need no memory for each window, and a larger chunk saves launches. A step of eight
-    clips on an H200 took 3.4 s with the smaller chunks and 2.4 s with the larger ones.
+    With our kernels a chunk is four times as large, because they need no memory per window, and
+    fewer chunks need fewer kernel launches. A step of eight clips on an H200 took 3.4 s with the
+    smaller chunks and 2.4 s with the larger ones.
     """
     if has_kernels(x):
         return 4 * GPU_TOKENS
@@ -79,16 +86,17 @@ class Tape:
     """Results of our attention for CPUs, from the forward pass to the backward pass.
 
     The backward pass must visit the chunks in the order of the forward pass, because the results
-    have no names.
+    are found by their order alone.
     """
 
     # Whether each call of the attention appends its results to `recorded`.
     is_recording: bool
-    # Output and log-sum-exp of each call, in the order of the calls.
+    # Output and log-sum-exp of each call, in the order of the calls: out, sums, out, sums, ...
     recorded: list[Tensor] = field(default_factory=list)
-    # The results of the forward pass, to read instead of computing them. None: compute them.
+    # In the backward pass: the recorded results, to read instead of computing them again. None:
+    # compute them.
     playback: Iterator[Tensor] | None = None
-    # What is added to the logits, by bias and mask. Windows with the same mask share one sum.
+    # What is added to the logits, for each mask. Windows with the same mask share one tensor.
     offsets: dict[Any, Tensor | None] = field(default_factory=dict)
 
 
@@ -112,15 +120,17 @@ class Work(NamedTuple):
     backward does not compute fc2 again.
     """
 
-    # hidden(tokens, chunk, factors, weights, tape) -> (y, h). If y is None, nothing is added to the
-    # last layer. If h is None, the last layer is left out.
+    # hidden(tokens, chunk, factors, weights, tape) -> (y, h).
+    # y: the residual, or None for 0. h: the input of the last layer, or None to leave it out.
     hidden: Callable[..., tuple[Tensor | None, Tensor | None]]
     # The chunks of each sample. Together they hold each token once.
     chunks: Sequence[Chunk]
     # The names of the weights, in the order in which InChunks.apply takes them.
     names: tuple[str, ...]
-    # Factors of the two branches: one pair of numbers for each sample, or one column for all tokens
-    # (2, tokens, 1), or None for 1.
+    # Factors of the two branches in stochastic depth, one of:
+    #   [(attention, MLP), ...]     numbers, one pair per sample (on a CPU)
+    #   Tensor (2, tokens, 1)       one column per branch, for all tokens (on a GPU)
+    #   None                        every factor is 1
     factors: Tensor | Sequence[tuple[float, float]] | None = None
     # Whether `hidden` computes attention by our own operator for CPUs. It then takes a tape.
     has_own_attention: bool = False
@@ -162,8 +172,8 @@ class InChunks(torch.autograd.Function):
             w[name] = None if weight is None else weight.detach()
         w = cast(w, x.dtype)
 
-        # A tape makes `hidden` use our attention. If no backward pass follows, torch's attention is
-        # as fast, except in bfloat16.
+        # `hidden` uses our attention if it gets a tape, and torch's attention otherwise. If no
+        # backward pass follows, torch's attention is as fast as ours, except in bfloat16.
         has_backward = ctx.needs_input_grad[0]
         tape = None
         if work.has_own_attention and (has_backward or x.dtype is torch.bfloat16):
@@ -327,7 +337,7 @@ class GatedMlp(nn.Module):
                 lambda u: self.fc2(gated(u, w)), x, weights=w.values(), when=self.checkpoint
             )
 
-        # Each token is computed by itself, so a chunk is any run of tokens.
+        # The MLP computes each token alone, so a chunk is any slice of consecutive tokens.
         rows = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
         step = CPU_TOKENS if in_cpu_form(x) else gpu_tokens(rows)
         chunks = []

@@ -12,6 +12,11 @@ branches are computed again:
              peak stays within the budget
 
 `suggest_changes` and `out_of_memory_error` say which options make a step smaller.
+
+The choice must not depend on the rank or on chance, because all ranks must recompute the same
+branches. Recomputing changes no number, so another choice changes only memory and time.
+
+Tests: tests/parts/models/test_fit_memory.py, test_fake_gpu.py
 """
 
 import logging
@@ -37,7 +42,7 @@ from utils.options.section import Section
 logger = logging.getLogger(__name__)
 
 GB = 1e9
-# Weights, gradients and the two moments of Adam, all float32.
+# Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
 BYTES_PER_PARAMETER = 16
 # For workspaces and fragmentation, which the count of tensors does not include.
 MARGIN = 1.1
@@ -58,8 +63,8 @@ class Moment(NamedTuple):
     # The branches of this module.
     branches: list[Branch]
     # Bytes that autograd has saved by the end of the module's forward pass, if all branches are
-    # recomputed. During the module's backward pass they are still there. What later modules saved
-    # is free again by then.
+    # recomputed. These bytes are in use during the module's backward pass. The bytes of later
+    # modules are free again by then, because backward goes from the last module to the first.
     saved: int
     # Further bytes that the module's backward pass allocates on a GPU.
     transient: int = 0
@@ -92,6 +97,7 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     fixed = BYTES_PER_PARAMETER * sum(p.numel() for p in net.parameters())
 
     # The branches that take the most operations per byte gain most if they are not recomputed.
+    # Stop recomputing a branch, unless the step then needs more than the budget.
     branches_by_gain = sorted(branches, key=lambda b: b.flops / max(b.bytes, 1), reverse=True)
     for branch in branches_by_gain:
         setattr(branch.owner, branch.flag, False)
@@ -121,7 +127,7 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
 
 def _activations(moments: list[Moment]) -> Activations:
     """Estimate the activations with the present flags. moments: in the order of forward."""
-    kept_in_branches = 0  # up to the present module
+    kept_in_branches = 0  # bytes of the branches so far that are not recomputed
     peak = 0
     for moment in moments:
         recomputed = 0  # what the backward pass of this module computes again
@@ -136,6 +142,7 @@ def _activations(moments: list[Moment]) -> Activations:
 
 
 def _is_recomputed(branch: Branch) -> bool:
+    """Whether backward computes the branch again: the flag of its owner."""
     return getattr(branch.owner, branch.flag)
 
 
@@ -145,7 +152,8 @@ def _is_recomputed(branch: Branch) -> bool:
 def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
     """Set every checkpoint flag, and count what a step then saves.
 
-    Returns the moments in the order of the forward pass. The last one is the end of it.
+    Returns the moments in the order of the forward pass. The last moment is the end of the forward
+    pass, and has no branches.
     """
     owners: list[Any] = []
     for module in net.modules():
@@ -212,8 +220,9 @@ def _moment(
 ) -> Moment:
     """Describe the backward pass of a block, or of the GatedMlp of a stage.
 
-    x: its input. saved: see `Moment`. known: what was measured for modules of the same kind and
-    size; a new measurement is added. So blocks that are alike are measured once.
+    owner: the block, or the GatedMlp. x: its input. saved: see `Moment`.
+    known: kind and size of a module -> its measurement. A new measurement is added here, so that
+    blocks that are alike are measured once.
     """
     kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):
@@ -238,7 +247,8 @@ def _moment(
 def _measured(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
     """Return the bytes that autograd saves in addition if a flag of `owner` is cleared.
 
-    The flags are cleared one by one, and are set again at the end. One number for each flag.
+    The flags are cleared one by one, and are set again at the end. E.g. 10 MB with all flags set,
+    40 MB without the first flag, 60 MB without both -> [30 MB, 20 MB].
     """
     totals = []
     for flag in (None, *owner.FLAGS):
