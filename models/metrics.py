@@ -9,6 +9,10 @@ models/metric_<name>.py:
         ...
 
 Each parameter after the two images is an option of its entry in `metric.more`.
+
+Published numbers are compared with these metrics, so their values must not change by a bit.
+
+Tests: tests/parts/models/test_metrics.py, tests/parts/utils/test_results.py
 """
 
 import inspect
@@ -26,7 +30,8 @@ from utils.options.models import MetricOptions
 from utils.options.section import Registry, import_parts
 
 Score = Callable[..., float]  # (restored, sharp, **options) -> value
-# Of one clip: "restored", "input", "instant 0", ... -> metric -> value of each frame.
+# The scores of one clip: what was scored -> metric -> value of each frame. E.g.
+# {"restored": {"psnr": [30.1, 30.4]}, "input": {"psnr": [28.8, 28.9]}, "instant 0": {...}}.
 Scores = dict[str, dict[str, list[float]]]
 
 _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
@@ -55,7 +60,7 @@ class Metric:
     on_luma: bool
 
 
-METRICS = Registry("metric")  # of `metric.more`
+METRICS = Registry("metric")  # the metrics that `metric.more` may name
 # Metric -> its column. Tables have the columns in this order.
 COLUMNS: dict[str, Column] = {}
 
@@ -66,6 +71,7 @@ def metric(
     """Register a metric (a decorator). title, digits, on_luma: see `Column`."""
 
     def add(score: Score) -> Score:
+        # The names of the two images are no options of the metric.
         images = list(inspect.signature(score).parameters)[:2]
         METRICS.register(name, given=images)(score)
         COLUMNS[name] = Column(title, digits, on_luma)
@@ -136,7 +142,9 @@ OF_VALIDATIONS = ("psnr", "ssim")
 
 
 def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:
-    """Return the metrics with these names, then the others of `metric.more`.
+    """Return the metrics `names`, then the metrics of `more` (the option metric.more).
+
+    If a metric is in both, its place is that in `names`, and its options are those in `more`.
 
     Raises OptionError for an unknown metric, for wrong options of a metric, and for a metric that
     `more` has twice.
@@ -195,7 +203,7 @@ def add_scores(
 
     Validation and testing both use this function.
 
-    kind: key in `scores`.
+    kind: what the image is, the key in `scores`, e.g. "restored".
     image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`. If the network gave NaN
     or Inf, the image is None and each score is NaN.
     more: function (image, sharp) -> further scores, such as LPIPS.

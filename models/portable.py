@@ -13,7 +13,10 @@ describe it in a table with the keys of LEARNED:
     {"scale": 1, "netG": {...}, "spike_channels": 9, "spike": {...}, "spike_data": {...}}
 
 Files may be downloads from anywhere, so nothing in them is trusted: `refuse_larger` and the
-functions near it refuse a file that would make this program run out of memory.
+functions near it refuse a file that would make this program run out of memory. No check may be
+loosened, and each must come before what it protects.
+
+Tests: tests/parts/models/test_weights.py, test_any_weights.py, test_hostile_weights.py
 """
 
 import logging
@@ -50,9 +53,9 @@ MIN_MATCHED = 0.9
 # The tensors of a file may share numbers, e.g. a weight that two layers use. They may not state
 # more than this many times the size of the file, because a small file could then fill the memory.
 MOST_SHARED = 4
-# So many bytes are allowed whatever the size of the file is.
+# Tensors of at most this many bytes are allowed, whatever the size of the file is.
 SMALL_BYTES = 2**29
-# Larger numbers in options count as this one. Its square is still a number.
+# Larger numbers in options count as this one, because its square is still a finite float.
 LARGEST_NUMBER = 1e30
 
 # ---- The published networks ------------------------------------------------------------------
@@ -96,7 +99,7 @@ RELEASED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # Number of a published file -> the tiles (frames, side in pixels) with which its authors tested it.
-# They overlap by 2 frames and 20 pixels. 0: the whole clip.
+# The tiles overlap by 2 frames and 20 pixels. 0 frames: the whole clip. 0 pixels: the whole frame.
 RELEASED_TILES = {
     "001": (40, 128), "002": (40, 128), "003": (32, 128), "004": (32, 128), "005": (12, 256),
     "006": (18, 192),
@@ -266,6 +269,7 @@ class LoadReport:
 
 
 def _is_of_fusion(name: str) -> bool:
+    """Whether a tensor belongs to the fusion operator, e.g. "fusion.gate.weight"."""
     return name.startswith("fusion.")
 
 
@@ -274,7 +278,8 @@ def load_weights(
 ) -> LoadReport:
     """Load `weights` into `net` by name.
 
-    If conv_first has more input channels than its weight, the rest is zero.
+    If conv_first of the network has more input channels than in the file, the weights of the
+    further channels are zero: see `widen_first`.
 
     where: the source of the weights, for the error. strict: whether all names and shapes must
     match. Otherwise 90 % of the network's tensors must.
@@ -499,7 +504,7 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
 
 
 def _options_in(path: Path) -> dict[str, Any] | None:
-    """Return what one of our files says of its network, by the keys of LEARNED.
+    """Return what one of our files says of its network: a table with the keys of LEARNED.
 
     Returns None if the file is not ours.
     """
@@ -553,7 +558,7 @@ def _with_option_file(
     if learned is None or saved.spike is None or not saved.spec.spike_channels:
         return saved  # there are no two descriptions of spikes to compare
 
-    # As many channels of another kind would pass unseen, so refuse them.
+    # Spike channels of another kind, but of the same number, fit the weights. So refuse them here.
     for key, was, now in other_kinds(learned, saved.spike):
         raise CheckpointError(
             what=f"the spike channels have {key} {now}, the weights were trained with {was}",
@@ -579,9 +584,12 @@ def refuse_larger(
     """Raise CheckpointError if the options of one of our networks ask for more than `weights` hold.
 
     Call this before the network is built, because its modules alone may take all memory or time.
-    Four simple rules give the least that the weights must hold: a block has at least one tensor; a
-    layer of n features has n x n weights; a window of n tokens has a table of n x n; and no number
-    in the options is larger than the number of weights.
+    Four simple rules give the least that the weights must hold:
+
+        depths        a block has at least one tensor
+        embed_dims    a layer of n features has n x n weights
+        window_size   a window of n tokens has a table of n x n numbers
+        any number    no number in the options is larger than the number of weights
 
     where: the file, for the error.
     """

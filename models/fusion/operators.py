@@ -10,7 +10,12 @@ The network calls the four hooks of an operator in this order, see network_vrt.V
     on_stage       features after each of the stages 1 to 7
     on_base        the frames to which the network adds its output
 
-Shapes: B clips, T frames, C image channels, S spike channels, H x W pixels.
+Shapes: B clips, T frames, C image channels, S spike channels, E channels of features, H x W pixels.
+
+Names of modules are names of tensors in weights files, and the order in which layers are built
+decides their random initial weights. So neither may change.
+
+Tests: tests/parts/models/test_fusion.py, test_exact_step.py, tests/stories/test_extending.py
 """
 
 from typing import Any, Literal
@@ -75,9 +80,9 @@ class Fusion(nn.Module):
         return 3, trunk
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
-        """Return the input of the network, (B, T, K, H, W).
+        """Return the input of the network, (B, T, trunk channels, H, W). See `trunk_channels`.
 
-        image: (B, T, C, H, W). spike: (B, T, S, H, W).
+        image: (B, T, C, H, W). spike: (B, T, S, H, W), or None if there are no spikes.
         """
         return image
 
@@ -214,8 +219,8 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
 # ---- Mixing with estimates from the exposure -------------------------------------------------
 
 LUMA = (0.299, 0.587, 0.114)  # weights of R, G, B (Rec. 601): what a grey sensor sees of them
-# Added to the variance of luma in a window, in squared display values. Where luma hardly varies, as
-# in noise, a fitted colour then follows the mean colour of the window.
+# Added to the variance of luma in a window, in squared display values. Where luma varies less than
+# this, as it does by noise alone, a fitted colour follows the mean colour of the window.
 FLAT = 3e-4
 # Least luma by which a colour is divided. A smaller one would amplify noise.
 DARK = 1e-3
@@ -281,8 +286,8 @@ class ExposureFusion(ImageFusion):
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         spike = checked_spike(image, spike, self.spike_channels)
-        # Each frame is computed by itself. On a CPU take a few at a time, so that they stay in the
-        # cache.
+        # Each frame is computed alone, so any number of frames can be a batch. On a CPU take a few
+        # at a time, so that they stay in the cache.
         frames = image.flatten(0, 1)
         spikes = spike.flatten(0, 1)
         count = len(frames)

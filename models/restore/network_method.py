@@ -5,6 +5,8 @@ main_test_vrt.py restores by a "method". `NetworkMethod` is the method of a netw
 `find_weights` finds the weights of a run.
 
 The other methods are `data.reconstruct.Reconstruction` and `data.motion.method.JointMethod`.
+
+Tests: tests/stories/test_main_test.py, test_protocols.py, tests/parts/models/test_tiling.py
 """
 
 import hashlib
@@ -36,7 +38,8 @@ OF_NETWORK = ("netG", "scale", "spike_channels", "spike", "spike_data")
 class NetworkMethod:
     """A method (utils.contract.Method) that restores frames with a network, in tiles.
 
-    dtype: key of DTYPES. sigma: noise level 0..255 for a non-blind denoiser.
+    saved: the network and its weights. tiling: how clips are cut into tiles.
+    dtype: key of DTYPES. sigma: noise level 0..255 for a non-blind denoiser, or None.
     """
 
     is_grey = False
@@ -50,14 +53,17 @@ class NetworkMethod:
         self.sigma = sigma
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
-        # can_cut: whether several ranks may each restore a part of a clip.
+        # can_cut: whether several ranks may each restore a part of a clip. Cutting saves no time if
+        # every part needs the whole clip: if a tile is the whole clip, or if flip_seq computes all
+        # tiles for any frame. A single wanted frame cannot be cut.
         sees_whole_clip = not tiling.num_frame_testing or tiling.flip_seq
         self.can_cut = not sees_whole_clip and not tiling.center_frame_only
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the restored frames depend on.
 
-        The output folder records it. Another test may go on in the folder only if it is equal.
+        The output folder records these settings. A test may continue in the folder of an earlier
+        test only if they are equal.
         """
         about = json.dumps([getattr(self.saved, key) for key in OF_NETWORK], sort_keys=True)
         tile = self.tiling.describe()
@@ -125,8 +131,8 @@ def network_for_own_clips(saved: SavedNetwork, request: TestRequest) -> NetworkM
         frames, side = RELEASED_TILES[saved.released[:3]]
         asked |= {"num_frame_testing": frames, "size_patch_testing": side}
     elif not devices.swaps_when_full(utils_dist.get_device()):
-        # A full GPU raises an error, and the tiles are halved. A CPU that runs out of memory
-        # starts to swap.
+        # The tile is the whole frame, because a full GPU raises an error and the tiles are halved.
+        # A CPU that runs out of memory starts to swap instead, so it keeps the default side.
         asked["size_patch_testing"] = 0
     is_halved = tile is None or tile == "auto"
     tiling = _tiling(saved, asked, request.tiles, blend="smooth", is_halved=is_halved)
@@ -138,8 +144,8 @@ def _tiling(
 ) -> Tiling:
     """Return the tiles of the options `asked`, changed by the flags.
 
-    asked: keys and values of the section `val`. flags: of the command line; they win over `asked`
-    and `fields`. fields: further fields of the Tiling.
+    asked: keys and values of the section `val`. flags: the flags of the command line, which win
+    over `asked` and `fields`. fields: further fields of the Tiling.
     """
     if isinstance(flags.tile, tuple):
         asked["num_frame_testing"], asked["size_patch_testing"] = flags.tile

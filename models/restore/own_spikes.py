@@ -32,8 +32,8 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
         logger.warning("these weights take no spikes: --spike is not read")
         return None
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
-    # Drop what describes the training data, because it need not be true of the user's clips. With
-    # rate "match" each clip has its own rate, so this can stay.
+    # Drop what describes the training data, because it need not be true of the user's clips. The
+    # rate "match" is measured anew in each clip, so it stays.
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}
     for key in ("calibration", "exposure", "first", "count"):

@@ -1,8 +1,14 @@
 """What a command line of main_test_vrt.py asks for.
 
-Of four sources the first that says something wins: the command line; the option file; the weights
-file, which describes its network and training spikes, or is a published one with its authors'
-tiles; the dataset.json beside the spikes.
+A value may come from four sources. The first source that gives it wins:
+
+    1  the command line
+    2  the option file
+    3  the weights file: it describes its network and training spikes, or is a published file, whose
+       authors' tiles are known
+    4  the dataset.json beside the spikes
+
+Tests: tests/stories/test_main_test.py, test_bad_input.py, test_reconstruct.py
 """
 
 from argparse import Namespace
@@ -66,7 +72,7 @@ class TileRequest:
 
 @dataclass(frozen=True)
 class TestRequest:
-    """The values of a command line. Paths are as given; None stands for a default.
+    """The values of a command line. Paths are as the user gave them. None stands for a default.
 
     opt: the option file. Without --input, the clips are those of its datasets.test.
     method: section `method` {"type": name, ...} of a formula or of the joint solution, or None for
@@ -271,7 +277,11 @@ def _parser(description: str | None) -> OptionParser:
 
 
 def _options_before_lists(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with each key=value that follows a flag of LISTS moved to the front."""
+    """Return `argv` with each key=value that follows a flag of LISTS moved to the front.
+
+    Otherwise argparse would take key=value as an entry of the list. E.g.
+    --save video val.blend=kair -> val.blend=kair --save video.
+    """
     moved = []
     others = []
     is_in_list = False
@@ -344,7 +354,8 @@ def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
 
 
 def _refuse_flags_of_a_network(args: Namespace, given: set[str]) -> None:
-    # The joint solution may begin with the frames of a network.
+    """Raise OptionError for flags of a network with --method, which runs without one."""
+    # The exception: the joint solution may begin with the frames of a network.
     is_begun = args.method == JOINT and args.weights is not None
     wrong = [] if is_begun else [key for key in OF_NETWORK if key in given]
     and_input = ""
@@ -362,6 +373,7 @@ def _refuse_flags_of_a_network(args: Namespace, given: set[str]) -> None:
 
 
 def _refuse_flags_without_clips(args: Namespace, given: set[str]) -> None:
+    """Raise OptionError without --opt, and for flags of the user's clips without --input."""
     if args.opt is None:
         raise OptionError(
             what="nothing to restore",
@@ -380,6 +392,7 @@ def _refuse_flags_without_clips(args: Namespace, given: set[str]) -> None:
 
 
 def _refuse_missing_flags(args: Namespace) -> None:
+    """Raise OptionError if the form with the user's clips lacks one of its flags."""
     if args.method == JOINT:
         together = ("input", "spike", "output")
     elif args.method:
@@ -397,4 +410,5 @@ def _refuse_missing_flags(args: Namespace) -> None:
 
 
 def _flags(keys: Sequence[str], between: str = ", ") -> str:
+    """Return keys as flags, e.g. ["spike_size", "gt"] -> "--spike-size, --gt"."""
     return between.join(f"--{key.replace('_', '-')}" for key in keys)

@@ -6,7 +6,10 @@ small correction, which a conv net estimates. `align_clip` does this for all fra
 
 Layout of the offsets of a deformable convolution: the input channels are divided into g offset
 groups. Each group has nine taps (places of a 3x3 kernel, row by row), and each tap an offset
-(dy, dx). Channel 2 * (group * 9 + tap) is dy, the next channel is dx, in pixels.
+(dy, dx). Channel 2 * (group * 9 + tap) is dy, the next channel is dx, in pixels. E.g. channels 0
+and 1 shift the upper left tap of group 0. The released weights rely on this layout.
+
+Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_fake_gpu.py (memory)
 """
 
 import math
@@ -71,7 +74,8 @@ def _deform_conv_by_sampling(
     base_y, base_x = _tap_positions(h, w, offset.dtype, x.device)
     scale_y = 2.0 / max(h - 1, 1)
     scale_x = 2.0 / max(w - 1, 1)
-    # Two planes of coordinates, not pairs: grid_sample reads both, and planes are faster to write.
+    # Write all x, then all y, and permute to the pairs (x, y) that grid_sample takes. Writing the
+    # pairs directly is slower, and grid_sample reads any layout.
     grid = torch.stack(((dx + base_x) * scale_x - 1.0, (dy + base_y) * scale_y - 1.0), dim=1)
     grid = grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
 
@@ -164,8 +168,8 @@ class DeformAlign(nn.Module):
         others = (*sources, *flows)
         is_compiling = torch.compiler.is_compiling()
         if not in_cpu_form(target) and not is_compiling:
-            # On a GPU recompute all: it has time for the convolutions, and no memory for their
-            # inputs.
+            # On a GPU recompute both halves, because a GPU has time for the convolutions, but no
+            # memory for their inputs.
             return recomputed(
                 lambda x, *rest: self._sampled(self._estimated(x, *rest), *rest), target, *others,
                 weights=self.parameters(),
@@ -227,7 +231,7 @@ class DeformAlign(nn.Module):
         10 % above the counts.
         """
         if in_cpu_form(target):
-            return 0  # a few frames at a time
+            return 0  # a CPU takes a few frames at a time, so the tensors are small
         n, d, h, w = target.shape
         # Numbers per pixel of a frame.
         offsets = 27 * self.groups  # offsets and factors
@@ -252,8 +256,8 @@ class DeformAlign(nn.Module):
 
 # ---- Alignment of a clip ---------------------------------------------------------------------
 
-# Pixels of a deformable convolution on a CPU: larger batches do not fit the cache. A GPU takes all
-# frames at once.
+# Largest number of pixels in one batch of a deformable convolution on a CPU, because larger batches
+# do not fit the cache. A batch has at least one frame. A GPU takes all frames at once.
 CPU_PIXELS = 1024
 
 
@@ -283,9 +287,9 @@ def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later:
     """
     n, b, _, h, w = frames.shape
 
-    # Targets are all frames with a neighbour on this side. For each distance, the neighbour of each
-    # target, and the flow to it. Near the end of the clip, where a far neighbour is missing, zeros
-    # stand in for it.
+    # Targets are all frames with a neighbour on this side. For each distance, find the neighbour of
+    # each target, and the flow to it. Near the end of the clip, where a far neighbour is missing,
+    # the source and its flow are zeros.
     targets = frames[:-1] if is_later else frames[1:]
     sources = []
     source_flows = []

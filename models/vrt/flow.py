@@ -6,7 +6,10 @@ to put the neighbours of each frame beside it.
 
 A flow has the shape (n, 2, h, w), in pixels of its own resolution. Channel 0 is the horizontal
 shift x (columns), channel 1 the vertical shift y (rows). The flow that warps frame b to frame a
-says for each pixel of a where it lies in b.
+says for each pixel of a where it lies in b. E.g. the flow (3, 0) at a pixel of a: the same point of
+the scene lies 3 pixels further right in b.
+
+Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_network_vrt.py
 """
 
 from functools import lru_cache
@@ -150,7 +153,8 @@ class SpyNet(nn.Module):
         frames: (n, 3 or 1, h, w) in [0, 1]. A gray frame counts for all three colours. The result
         has three channels.
         """
-        # Five times halved, the sides must be whole numbers. So enlarge them to multiples of 32.
+        # The sides are halved five times and must stay whole numbers. So enlarge the frames to
+        # multiples of 32, e.g. 180 -> 192. (-(-a // b) rounds a / b up.)
         height, width = frames.shape[-2:]
         full_height = -(-height // 32) * 32
         full_width = -(-width // 32) * 32
@@ -181,14 +185,15 @@ class SpyNet(nn.Module):
         modules: Any = self.basic_module
         for level, module in enumerate(modules):
             if level > 0:
-                # Twice as many pixels, so the flow is twice as many pixels long.
+                # The next scale has twice as many pixels, so the same shift is twice as long.
                 up = 2.0 * F.interpolate(flow, scale_factor=2, mode="bilinear", align_corners=True)
             warped = flow_warp(supp[level], up, padding="border")
             inputs = torch.cat((ref[level], warped, up), dim=1)
             flow = module["basic_module"](inputs) + up
-            if level >= LEVELS - 4:
+            if level >= LEVELS - 4:  # one of the four finest scales
                 halvings = LEVELS - 1 - level
                 height, width = size
+                # x >> k is x / 2^k, rounded down.
                 flows.append(_resized(flow, height >> halvings, width >> halvings))
         flows.reverse()
         return flows
@@ -250,8 +255,8 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
         backward, forward = both.view(2, b, n - 1, *both.shape[1:])
         far_backward = [backward]
         far_forward = [forward]
-        # The flow to a farther neighbour: follow the flow to the frame before it, and add the flow
-        # from there.
+        # The flow to a farther neighbour, step by step. E.g. from frame i to i + 2: follow the flow
+        # from i to i + 1, and add the flow from i + 1 to i + 2 at the place that is reached.
         for reach in range(1, distance):
             last = far_backward[-1][:, :-1]
             far_backward.append(_chained(last, backward[:, reach:]))

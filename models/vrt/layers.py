@@ -3,6 +3,8 @@
 `LayerNorm` and `compute_dtype` say in which dtype a layer computes. `tf32` switches the TF32
 arithmetic of NVIDIA's GPUs. `recomputed` is activation checkpointing: backward computes a function
 again instead of keeping its intermediate tensors. `FrameConv` is a convolution of single frames.
+
+Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_block.py
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -55,8 +57,8 @@ def layer_norm(
 class LayerNorm(nn.LayerNorm):
     """Layer norm over the last axis. Its result has the dtype of autocast, like a linear layer's.
 
-    torch's own layer norm returns float32 on a GPU under autocast. Then the sums of the residual
-    branches in the first stage would be float32, and each linear layer would cast them.
+    torch's own layer norm returns float32 on a GPU under autocast. So the sums of the residual
+    branches in the first stage would be float32, and each linear layer would have to cast them.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -178,7 +180,7 @@ class Recomputed(torch.autograd.Function):
             # The output has no name here, so that it is freed early.
             seed = Seed.apply(ctx.function(*args), grad)
 
-        # Ask for the needed gradients alone, and put each at the place of its tensor.
+        # Ask autograd for the needed gradients alone, and put each one at the place of its tensor.
         places = [place for place, is_needed in enumerate(needed) if is_needed]
         found = torch.autograd.grad(seed, [inputs[place] for place in places], allow_unused=True)
         gradients: list[Tensor | None] = [None] * len(inputs)
