@@ -6,21 +6,35 @@ A *beat* is a record that a rank writes into the key-value store of the run, eve
     value  {"beat": 512, "phase": "forward", "step": 120, "age": 0.4, "budget": 300.0,
             "syncs": 2210, "pid": 4711, "machine": ..., "host": ..., "facts": ...}
 
-`beat` counts the beats. `age` is the time that the main thread has spent in its phase, `budget` the
-limit of the phase in seconds, and `syncs` the number of collectives that the rank has entered.
+    beat            number of this beat: 1, 2, ...
+    phase, step     what the main thread does, and the number of optimizer steps so far
+    age             seconds that the main thread has spent in its phase
+    budget          limit of the phase in seconds; 0 as long as the phases have no limits
+    syncs           number of collectives that the rank has entered
+    pid, host       process id and host name of the rank
+    machine         an id of the host, and of the container on it (`process.machine`)
+    facts           see `utils.dist.state.tell`
 
-A beat costs a rank two requests to the store, whatever the number of ranks. The rank writes its own
-state. It reads the shared failure, and the states of the ranks that it *watches*: rank 0, the next
-rank, and the next rank on its host. So if any ranks fall silent, at least one of them is watched by
-a rank that still beats.
+The record of a rank is its *state*.
 
-Which rank the others wait for shows only in the states of all ranks. One rank at a time reads them
-all (it *looks*), and only while it has been too long in a phase itself.
+A rank makes two requests to the store for a beat, whatever the number of ranks. With the first, the
+rank writes its own state. With the second, the rank reads the failure that ends the run, and the
+states of the ranks that it *watches*: rank 0, the next rank, and the next rank on its host. If some
+ranks fall silent, at least one of them is watched by a rank that still beats.
 
-Ages are measured on the observer's AwakeClock. So the clocks of the hosts need not agree, and a
-pause of the whole run is no age.
+To find the rank that the others wait for, a rank needs the states of all ranks. Only one rank at a
+time reads all states (it *looks* for the cause), and only while it has been too long in a phase
+itself, because this request grows with the number of ranks.
 
-`utils.dist.watchdog` calls this module with each beat.
+Seconds are measured on the AwakeClock of the rank that judges, which stands still while the process
+is suspended. So the clocks of the hosts need not agree, and a pause of the whole run makes no rank
+late.
+
+`Watchdog.beat_once` (utils.dist.watchdog) calls `publish`, `read` and `verdict` with each beat. All
+ranks of a run have the same version of this program, so keys and records may change together with
+`store_values.read_state`.
+
+Tests: tests/faults/test_scale.py, tests/faults/test_stalls.py.
 """
 
 from typing import NamedTuple
@@ -43,32 +57,26 @@ from utils.dist.store_values import (
 FAILURE = "failure"
 # Store key: the rank that reads all states. Empty while no rank does.
 LOOKING = "looking"
-# Seconds without a beat after which a rank that looks takes another one for silent. A rank that
-# beats is heard within 2.2 s, on a machine with eight times as many processes as cores.
+# Seconds without a beat after which a rank that looks for the cause takes another rank for silent.
+# A rank that beats is heard within 2.2 s, even on a host with eight processes for each core.
 QUIET_S = 3.0
 # Seconds between two beats.
 BEAT_S = 0.5
 
 
 class Verdict(NamedTuple):
-    """Why the run has to stop.
+    """Why the run has to stop, e.g. (3, "SILENT", "no beat for 9.1 s")."""
 
-    rank: the rank that stops it. kind: "STUCK", "SILENT" or "DEAD". what: what was seen.
-    """
-
-    rank: int
-    kind: str
-    what: str
+    rank: int  # the rank because of which the run stops
+    kind: str  # "STUCK", "SILENT" or "DEAD", see utils.dist.watchdog
+    what: str  # what was seen, for the report
 
 
 class Heard(NamedTuple):
-    """A beat of another rank.
+    """A beat of another rank, and when this rank first read it."""
 
-    beat: its number. when: the time at which it was first read, on the clock of this rank.
-    """
-
-    beat: int
-    when: float
+    beat: int  # number of the beat
+    when: float  # time of the first reading, on the clock of this rank
 
 
 class Beats:
@@ -77,23 +85,27 @@ class Beats:
     def __init__(
         self, rank: int, world_size: int, store: Store | None, machine_name: str = ""
     ) -> None:
-        """rank, world_size: of this rank. store: None in a single process.
-        machine_name: name of a simulated host, in tests. Empty for the real one.
+        """rank: number of this rank.
+        world_size: number of ranks.
+        store: the key-value store of the run, or None in a single process.
+        machine_name: name of a simulated host, in tests. Empty for the real host.
         """
         self.rank = rank
         self.world_size = world_size
         self.store = store
         self.machine = machine_name or process.machine()
-        self.number = 0  # of the last beat
+        self.number = 0  # number of the last beat of this rank
+        # The clock expects to be asked once a second. `Watchdog.watch` changes this.
         self.clock = process.AwakeClock(1.0)
-        self.watched: list[int] | None = None  # None until all ranks have met
-        self.states: dict[int, State] = {}  # the newest known state of each rank
-        self.seen: dict[int, Heard] = {}  # the last beat of each watched rank
-        self.is_looking = False
-        # The first beat that was read of each rank that is not watched, while this rank looks.
+        self.watched: list[int] | None = None  # ranks to watch; None until all ranks have met
+        self.states: dict[int, State] = {}  # rank -> its newest known state
+        self.heard: dict[int, Heard] = {}  # watched rank -> its last beat
+        self.is_looking = False  # whether this rank looks for the cause of a wait
+        # While this rank looks: rank that is not watched -> its first beat that was read.
         self.first_look: dict[int, Heard] = {}
         if store is not None:
-            # The key has to exist, so that `read` can ask for it together with the states.
+            # `multi_get` in `read` waits for a key that does not exist, so create the key with an
+            # empty value. If a rank has already written a failure, compare_set leaves it.
             store.compare_set(FAILURE, "", "")
             # A table of the ranks of each host: on/<machine> is their number, and
             # on/<machine>/0, on/<machine>/1, ... are the ranks. `add` returns the new number.
@@ -110,7 +122,7 @@ class Beats:
             self.store.set(f"beat/{self.rank}", write_state(self.rank, self.states[self.rank]))
 
     def read(self) -> Failure | None:
-        """Read the watched ranks. Returns the failure that ends the run, if there is one.
+        """Read the states of the watched ranks. Returns the failure that ends the run, or None.
 
         Raises ForeignValueError if the store holds something that no rank of the run wrote.
         """
@@ -128,14 +140,18 @@ class Beats:
             state = read_state(rank, text)
             self._refuse_another_process(rank, state)
             self.states[rank] = state
-            # An unchanged number is no new beat: its time stays the time of the first reading.
-            last = self.seen.get(rank)
+            # If the number has not changed, this is the beat that was read before, and the time of
+            # its first reading stays.
+            last = self.heard.get(rank)
             if last is None or last.beat != state["beat"]:
-                self.seen[rank] = Heard(state["beat"], self.clock.now())
+                self.heard[rank] = Heard(state["beat"], self.clock.now())
         return read_failure(failure, self.world_size)
 
     def _refuse_another_process(self, rank: int, state: State) -> None:
-        """Raise ForeignValueError if the beat comes from another process than the beats before."""
+        """Raise ForeignValueError if the beat comes from another process than earlier beats did.
+
+        A rank is one process for the whole run, so somebody else has written such a beat.
+        """
         known = self.states.get(rank)
         if known is None:
             return
@@ -143,10 +159,11 @@ class Beats:
             raise foreign(f"beat/{rank}")
 
     def _ranks_to_watch(self, store: Store) -> list[int]:
-        """Return rank 0, which may host the store, the next rank, and the next rank on this host.
+        """Return the ranks that this rank watches, in order.
 
-        Only from the same host can the end of a process be seen. The last rank is followed by the
-        first, so that every rank is watched.
+        * Rank 0, because it may host the store.
+        * The next rank. The last rank watches the first one, so that every rank is watched.
+        * The next rank on this host, because the end of a process can be seen only on its host.
         """
         count_on_host = store.add(f"on/{self.machine}", 0)  # adding 0 reads the number
         next_place = (self.place + 1) % count_on_host
@@ -160,18 +177,18 @@ class Beats:
     # ---- Judging -----------------------------------------------------------------------------
 
     def verdict(self, stall_s: float | None) -> Verdict | None:
-        """Return what stops the run, or None if nothing does.
+        """Return the reason for which the run has to stop, or None if there is none.
 
         A watched rank is DEAD if its process is gone, and SILENT if it does not beat. If this rank
         has been too long in its phase, it looks for the rank that the others wait for, which is
         STUCK or SILENT.
 
-        All seconds are those of AwakeClocks. So a rank is late only by the time in which its
-        observer ran: a run that is suspended as a whole ages by one slice, a rank that is stopped
-        alone falls silent.
+        All seconds are seconds of AwakeClocks, so only time counts in which this process ran. If
+        the whole run is suspended for an hour, a rank becomes older by the longest step of its
+        clock (`slice_s`), e.g. 1 s. If a rank is suspended alone, the others see it fall silent.
 
-        stall_s: seconds without a beat after which a rank is silent. None before the watch has
-            begun, when only the end of a process counts.
+        stall_s: seconds without a beat after which a rank is silent. None before `Watchdog.watch`:
+            then only the end of a process counts.
         """
         dead_or_silent = self._dead_or_silent(stall_s)
         if dead_or_silent is not None:
@@ -183,31 +200,36 @@ class Beats:
             self.stop_looking()
             return None
         # This rank has been too long in its phase. It looks for the cause, unless another rank
-        # does.
+        # already does. A single process has no store, and is the cause itself.
         if self.store is not None:
             if not self._may_look(self.store):
                 return None
             self.states.update(read_states(self.store, self.world_size))
+        # With a short stall_s, a rank must be taken for silent before stall_s is over.
         return self._cause_of_wait(min(QUIET_S, stall_s / 2))
 
     def _dead_or_silent(self, stall_s: float | None) -> Verdict | None:
         """Return a watched rank that is DEAD, else the first that is SILENT, else None."""
         now = self.clock.now()
         silent = None
-        for rank, last in self.seen.items():
+        for rank, last in self.heard.items():
             state = self.states[rank]
             if is_gone(state):
                 return Verdict(rank, "DEAD", f"its process {state['pid']} is gone")
             # A rank with a budget of 0 is not watched yet: it may still be loading libraries.
             if silent is None and stall_s is not None and state["budget"]:
                 silent_s = now - last.when
-                # The last beat may have come just before the one that is missing.
+                # The rank may have stopped up to one beat after its last beat, so the limit
+                # counts from the beat that is missing.
                 if silent_s > stall_s - BEAT_S:
                     silent = Verdict(rank, "SILENT", f"no beat for {silent_s:.1f} s")
         return silent
 
     def _may_look(self, store: Store) -> bool:
-        """Whether this rank is the one that looks for the cause. The first one to ask is."""
+        """Whether this rank looks for the cause. The first rank that asks does, the others do not.
+
+        The rank looks until it calls `stop_looking`.
+        """
         if not self.is_looking:
             # compare_set writes if the key is empty, and returns what the key then holds.
             mine = str(self.rank)
@@ -217,8 +239,13 @@ class Beats:
     def _cause_of_wait(self, quiet_s: float) -> Verdict | None:
         """Return the rank that the others wait for, or None if it is not known yet.
 
-        The others wait for a rank among those that entered the fewest collectives: the one that is
-        longest over its budget.
+        A collective ends only when every rank has entered it. So the ranks wait for the ranks that
+        have entered the fewest collectives. Of these, the rank that is longest over its budget is
+        the cause. E.g. with
+
+            rank   syncs   age   budget
+            0      2211    290   300       in an all_reduce
+            1      2210    312   300       in its forward pass: the cause
 
         quiet_s: seconds without a beat after which a rank is silent.
         """
@@ -241,19 +268,24 @@ class Beats:
     def _stuck_or_silent(self, rank: int, quiet_s: float) -> Verdict | None:
         """Tell whether `rank` is stuck, or waits for a silent rank. Returns None if not known yet.
 
-        The age that a rank published does not grow after the rank fell silent. So the oldest rank
-        may be one that waits for a silent rank, which entered as few collectives.
+        A rank publishes its age with each beat, so the published age of a silent rank stays small.
+        Then the rank with the largest age may only wait for the silent rank, which has entered as
+        few collectives. So each other rank with as few collectives must be heard before `rank` is
+        called STUCK.
         """
         now = self.clock.now()
         all_are_known = True
         for other, state in self.states.items():
+            # This rank runs, so it is not silent. And only ranks with as few collectives as `rank`
+            # can be what the others wait for.
             if other in (rank, self.rank) or state["syncs"] != self.states[rank]["syncs"]:
                 continue
-            if other in self.seen:
-                last = self.seen[other]
+            if other in self.heard:
+                last = self.heard[other]
             else:
-                # A rank that is not watched has been read for the first time just now, or at an
-                # earlier look. Only a beat with a new number shows that it is alive.
+                # This rank does not watch the other rank, and has read its state for the first time
+                # just now, or some passes ago. Only a beat with a new number shows that the other
+                # rank is alive.
                 last = self.first_look.setdefault(other, Heard(state["beat"], now))
                 if last.beat != state["beat"]:
                     continue  # heard since the first look
@@ -277,15 +309,22 @@ class Beats:
 
 
 def read_states(store: Store, world_size: int) -> dict[int, State]:
-    """Return the last beat of each rank. All ranks have met, so each has one."""
+    """Return the last beat of each rank. Call this only after all ranks have met: each has a beat.
+
+    Before, `multi_get` would wait for the beats that are missing.
+    """
     values = store.multi_get([f"beat/{rank}" for rank in range(world_size)])
     return {rank: read_state(rank, value) for rank, value in enumerate(values)}
 
 
 def claim_failure(store: Store, failure: Failure, world_size: int) -> Failure | None:
-    """Note the first failure of the run. Returns None if it is this one, else the earlier one."""
+    """Note `failure` as the failure that ends the run, unless another failure was noted before.
+
+    Returns None if `failure` is the first one: the caller then reports it. Otherwise returns the
+    earlier failure.
+    """
     mine = write_failure(failure)
-    # Writes if there is no failure yet, and returns what the key then holds.
+    # compare_set writes if the key is empty, and returns what the key then holds.
     noted = store.compare_set(FAILURE, "", mine).decode()
     if noted == mine:
         return None
@@ -293,9 +332,12 @@ def claim_failure(store: Store, failure: Failure, world_size: int) -> Failure | 
 
 
 def is_gone(state: State) -> bool:
-    """Whether the rank's process ran on this machine and is gone."""
+    """Whether the process of a rank is gone. Always False for a rank of another host.
+
+    state: the last beat of the rank.
+    """
     is_here = state["machine"] == process.machine()
-    # None: there is no such process. Z, X: it has ended, and its parent has not noticed yet.
+    # None: there is no such process. Z, X: the process has ended, and its parent has not noticed.
     return is_here and process.process_state(state["pid"]) in (None, "Z", "X")
 
 

@@ -1,22 +1,31 @@
-"""How the ranks find each other: one key-value store on rank 0, with our own time limits.
+"""How the ranks find each other: through a key-value store on rank 0, within time limits.
 
-torch alone waits for ever if another program listens on the port. It says "timed out" if a name
-does not resolve, and it does not name the ranks that are missing. So this module checks each step
-of the meeting itself:
+The store is a server within a process, mostly rank 0. All ranks connect to it, and exchange short
+texts under keys.
+
+torch alone waits for ever if another program listens on the port. If a name does not resolve, torch
+says "timed out". torch does not name the ranks that are missing. So this module checks each step of
+the meeting itself:
 
 1. `open_store`: rank 0 opens the store at MASTER_ADDR:MASTER_PORT, the other ranks connect.
-2. `meet`: each rank notes in the store that it has arrived, and waits until all have.
+2. `meet`: each rank notes in the store that it has arrived, and waits until all ranks have.
 
 Later in the run, `Round` is a barrier through the same store, at which each rank says whether it
-failed. `utils_dist.all_ranks_or_none` uses it.
+has failed. `utils_dist.all_ranks_or_none` uses it. `utils_dist.ranks` calls the rest.
 
 The keys of the meeting, in a run of 4 ranks:
 
-    arrived/0 ... arrived/3   1 each
-    arrived                   4: the last rank to arrive then sets `met`
+    arrived/0 ... arrived/3   1 each; 2 if two processes have the same RANK
+    arrived                   4, the number of ranks that have arrived; the last one then sets `met`
     met                       1
-    joined                    4: the number of processes that have come, twice the same one too
-    proof/0 ... proof/3       present if the launcher has shared a job key among the ranks
+    joined                    4, the number of processes that have come; a second process with the
+                              same RANK counts too
+    proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
+
+All ranks wait for these keys, and wait in the same order. So a rank must not leave out a request or
+move it past another one.
+
+Tests: tests/faults/test_startup.py, tests/dist/test_torchrun.py, tests/dist/test_trust.py.
 """
 
 import errno
@@ -30,7 +39,7 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch.distributed import DistError as TorchDistError
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -48,8 +57,8 @@ from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check in seconds, or SPIKEVRT_JOIN_TIMEOUT if that is shorter. With the start
-# of Python and torch, a fault is then reported within 15 s.
+# Time limit of each check in seconds. SPIKEVRT_JOIN_TIMEOUT counts if it is shorter. With 10 s, and
+# the start of Python and torch before, a fault is reported within 15 s.
 CHECK_S = 10.0
 
 # Key: number of processes that have joined. A rank that joined twice counts twice.
@@ -66,22 +75,26 @@ T = TypeVar("T")
 def open_store(launch: LaunchInfo) -> Store:
     """Open the store on rank 0, or connect to it on the other ranks. Returns the store.
 
-    Its keys have a prefix, "spikevrt/", and after a launch by torchrun also the name of this start.
+    The store puts a prefix in front of each key: "spikevrt/", or "spikevrt/<name of the start>" if
+    torchrun's agent has opened the store.
 
-    Raises DistError within the time limits.
+    Raises DistError if this does not succeed within the time limits.
     """
     _check_address_resolves(launch)
-    # torchrun's agent (`by_agent`) has opened a store already, so that rank 0 only connects to it.
-    hosts_store = launch.rank == 0 and not launch.by_agent
-    tcp = _open_on_rank_0(launch) if hosts_store else _connect(launch)
+    # torchrun's agent (the parent process of the ranks) may have opened a store already. Then rank
+    # 0 only connects to this store, as the other ranks do.
+    is_host = launch.rank == 0 and not launch.by_agent
+    tcp = _open_on_rank_0(launch) if is_host else _connect(launch)
+    # An agent keeps its store if it restarts the ranks, so the keys of each start need a name.
     start = _name_of_start(tcp, launch) if launch.by_agent else ""
     return PrefixStore(f"spikevrt/{start}", tcp)
 
 
 def _check_address_resolves(launch: LaunchInfo) -> None:
-    """Raise DistError if MASTER_ADDR is not a known name.
+    """Raise DistError if the name MASTER_ADDR has no address.
 
-    A job's DNS entry may appear a moment after its containers, so the name is tried for a while.
+    A cloud may enter the name into its DNS a moment after it has started the containers, so this
+    looks up the name again for a while.
     """
     clock = AwakeClock()
     limit_s = min(CHECK_S, launch.join_s)
@@ -91,7 +104,8 @@ def _check_address_resolves(launch: LaunchInfo) -> None:
             _within(left_s, lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
             return
         except (OSError, TimeoutError) as e:
-            # A look-up that failed is repeated until CHECK_S / 2 before the limit.
+            # Look up once more only if CHECK_S / 2, 5 s, are left, because a single look-up may
+            # take seconds.
             if clock.now() > limit_s - CHECK_S / 2:
                 raise DistError(
                     what=f"MASTER_ADDR does not resolve: {launch.master_addr}",
@@ -103,12 +117,13 @@ def _check_address_resolves(launch: LaunchInfo) -> None:
 
 
 def _open_on_rank_0(launch: LaunchInfo) -> TCPStore:
-    """Open the store. Raises DistError if the port is in use, or is not one of this host."""
+    """Open the store. Raises DistError if the port is in use, or MASTER_ADDR is another host."""
     address = f"{launch.master_addr}:{launch.master_port}"
     try:
         return _within(min(CHECK_S, launch.join_s), lambda: _hosted_store(launch))
     except TimeoutError as e:
-        # torch's store also connects to itself. It cannot if MASTER_ADDR is another host.
+        # torch's store also connects to itself at MASTER_ADDR. This hangs if MASTER_ADDR is
+        # another host.
         raise DistError(
             what=f"rank 0 cannot reach its own store at {address}",
             where=_place(launch),
@@ -133,7 +148,8 @@ def _open_on_rank_0(launch: LaunchInfo) -> TCPStore:
 def _hosted_store(launch: LaunchInfo) -> TCPStore:
     """Open the store of the run on the address of MASTER_ADDR alone.
 
-    torch by itself listens on every address of the host, even if MASTER_ADDR is its loopback.
+    torch by itself would listen on every address of the host, so that any host of the network could
+    write into the store, even if MASTER_ADDR is 127.0.0.1.
     """
     address = (launch.master_addr, launch.master_port)
     listener = _listener(*address)
@@ -145,35 +161,36 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
 
 
 def _listener(name: str, port: int) -> socket.socket | None:
-    """Return a socket that listens on the address of MASTER_ADDR.
+    """Return a socket that listens on the address of MASTER_ADDR, and on no other address.
 
-    Returns None if the other hosts know the host of rank 0 by another address than this host does.
-    This is so behind a service of a cloud, or if this host itself calls its name by a loopback
-    address, as Debian does.
+    Returns None if this host cannot know the address that the other hosts use. There are two such
+    cases: a cloud forwards MASTER_ADDR to this host, or this host resolves its own name to a
+    loopback address, as Debian does. The store then listens on every address.
     """
-    # The first address that the system knows for the name.
+    # The first address that the system knows for the name. `address` is what `bind` takes, e.g.
+    # ("10.0.0.1", 29500).
     addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, place = addresses[0]
+    family, kind, protocol, _, address = addresses[0]
     # An IPv6 address may have a suffix that names a network card, e.g. "fe80::1%eth0".
-    host = str(place[0]).partition("%")[0]
+    host = str(address[0]).partition("%")[0]
     if ipaddress.ip_address(host).is_loopback and not is_loopback_name(name):
-        return None
+        return None  # as on Debian
     listener = socket.socket(family, kind, protocol)
     try:
         # Without this option the port could not be used for a minute after an earlier run.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
+        listener.bind(address)
         listener.listen(socket.SOMAXCONN)
     except OSError as e:
         listener.close()
-        if e.errno == errno.EADDRNOTAVAIL:  # the address is not one of this host
+        if e.errno == errno.EADDRNOTAVAIL:  # no address of this host: a cloud forwards it
             return None
         raise
     return listener
 
 
 def is_loopback_name(name: str) -> bool:
-    """Whether MASTER_ADDR means "this host itself" on every host, e.g. "localhost", "127.0.0.1"."""
+    """Whether a name means "this host itself" on every host, e.g. "localhost" or "127.0.0.1"."""
     if name.lower() in ("localhost", "ip6-localhost", "localhost.localdomain"):
         return True
     try:
@@ -183,7 +200,7 @@ def is_loopback_name(name: str) -> bool:
 
 
 def _connect(launch: LaunchInfo) -> TCPStore:
-    """Wait until rank 0 has opened its store. Returns a client of the store."""
+    """Wait until the store is open, and connect to it. Returns a client of the store."""
     host = launch.master_addr
     port = launch.master_port
     clock = AwakeClock()
@@ -210,8 +227,8 @@ def _connect(launch: LaunchInfo) -> TCPStore:
                 logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, host, port)
         time.sleep(0.1)
     try:
-        # Another program may accept the connection and never answer. torch ignores its own time-out
-        # then.
+        # Another program may listen at the port, accept the connection and never answer. In this
+        # case torch ignores its own time-out.
         return _within(
             check_s,
             lambda: TCPStore(host, port, is_master=False, timeout=timedelta(seconds=check_s)),
@@ -229,15 +246,19 @@ def _connect(launch: LaunchInfo) -> TCPStore:
 
 
 def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
-    """Return a name for this start of the ranks, which rank 0 chooses.
+    """Return a name for this start of the ranks, e.g. "9f86d081884c...". Rank 0 chooses the name.
 
-    If torchrun restarts the ranks, its store also holds the keys of the starts before. The name is
-    a prefix of the keys, so that the starts do not meet.
+    If torchrun restarts the ranks, its store still holds the keys of the earlier start. The name of
+    the start is a prefix of all keys, so that ranks never read keys of an earlier start.
 
-    torchrun's own count of restarts (TORCHELASTIC_RESTART_COUNT) is no such name. It differs
-    between the agents of torchrun, because each counts only the restarts that it asked for. So
-    every rank sends a request with a random id. Only a rank 0 of the same start is still alive to
-    answer it.
+    torchrun's own count of restarts (TORCHELASTIC_RESTART_COUNT) cannot be the name. The count
+    differs between the agents of torchrun, because each agent counts only the restarts that it
+    asked for. So every other rank asks rank 0 for the name:
+
+        request/5           a random id, from the rank that has sent the fifth request
+        answer/<random id>  the name of the start, from rank 0
+
+    The rank 0 of an earlier start has ended, so only the rank 0 of this start can answer.
     """
     own_id = uuid.uuid4().hex
     if launch.rank == 0:
@@ -258,20 +279,20 @@ def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
 def _answer_requests(tcp: Store, name: str, limit_s: float) -> None:
     """Answer the requests of `_name_of_start`, until all ranks have met.
 
-    This is a thread of rank 0.
+    This runs in a thread of rank 0. It also answers requests of an earlier start, whose ranks have
+    ended, so nobody reads these answers.
 
-    Requests of ranks of an earlier start are answered as well; nobody reads those answers.
-
-    name: the name of this start. limit_s: seconds after which this ends.
+    name: the name of this start.
+    limit_s: seconds after which the thread ends in any case.
     """
-    heard = 0  # the number of the last request that is known
+    last_known = 0  # the highest number of a request that this thread knows of
     unanswered = set()  # numbers of requests
     clock = AwakeClock(1.0)
     with suppress(RuntimeError):  # the store is lost
         while clock.now() < limit_s and not tcp.check([f"spikevrt/{name}/{MET}"]):
             count = tcp.add("requests", 0)  # adding 0 reads the number
-            unanswered.update(range(heard + 1, count + 1))
-            heard = count
+            unanswered.update(range(last_known + 1, count + 1))
+            last_known = count
             # A rank takes its number first and writes its request after that. So a request may not
             # be there yet.
             for number in list(unanswered):
@@ -286,12 +307,13 @@ def _answer_requests(tcp: Store, name: str, limit_s: float) -> None:
 
 
 def meet(store: Store, launch: LaunchInfo) -> None:
-    """Wait until every rank has arrived. Collective.
+    """Wait until every rank has arrived. Collective: every rank calls it.
 
-    It takes a few requests per rank, whatever the number of ranks. Ranks may be started minutes
-    apart: rank 0 names the missing ranks after 10 s.
+    Each rank makes a few requests to the store, whatever the number of ranks. Ranks may be started
+    minutes apart. After 10 s, rank 0 logs which ranks are missing.
 
-    Raises DistError after SPIKEVRT_JOIN_TIMEOUT seconds (default 300), and if a rank arrives twice.
+    Raises DistError if not all ranks have arrived after SPIKEVRT_JOIN_TIMEOUT seconds (default
+    300), or if two processes have the same rank.
     """
     store.add(JOINED, 1)
     if RUN.job_key:
@@ -307,20 +329,20 @@ def meet(store: Store, launch: LaunchInfo) -> None:
         store.set(MET, "1")
 
     if launch.rank == 0:
-        # Only rank 0 looks up the missing ranks.
+        # Only rank 0 looks up the missing ranks, with one request for each rank.
         def missing() -> str:
             return _missing_ranks(store, launch.world_size)
 
         if not wait_for(store, MET, launch.join_s, missing):
             raise _not_arrived(missing(), launch)
     else:
-        # The others wait 3 s longer, so that they end after the report of rank 0. If they are still
-        # here then, rank 0 is missing itself.
+        # The other ranks wait 3 s longer, so that rank 0 can report first and end the run. If the
+        # run has not ended then, rank 0 is missing.
         if not wait_for(store, MET, launch.join_s + 3):
             raise _not_arrived("rank 0", launch)
 
     if RUN.job_key:
-        # Rank 0 checks the proof of every rank, and every rank checks the proof of rank 0.
+        # Rank 0 checks the proof of every rank. Every other rank checks the proof of rank 0.
         checked = range(launch.world_size) if launch.rank == 0 else [0]
         _refuse_strangers(store, checked, launch)
 
@@ -339,7 +361,7 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
     """Raise DistError if one of these ranks does not have the job key."""
     for rank in ranks:
         key = f"proof/{rank}"
-        # A stranger that has not read this program leaves no proof at all. An empty one is wrong.
+        # A process of another program leaves no proof at all. The empty text is a wrong proof.
         proof = store.get(key) if store.check([key]) else b""
         try:
             unsealed(key, proof)
@@ -354,7 +376,7 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
 
 
 def _not_arrived(ranks: str, launch: LaunchInfo) -> DistError:
-    """Return the error of a meeting that lasts too long. ranks: the missing ranks, in words."""
+    """Return the error of a meeting that lasts too long. ranks: e.g. "ranks 2, 5 of 8"."""
     return DistError(
         what=f"{ranks} did not arrive in {launch.join_s:.0f} s",
         where=_place(launch),
@@ -366,19 +388,30 @@ def _not_arrived(ranks: str, launch: LaunchInfo) -> DistError:
 # ---- A barrier with outcomes -----------------------------------------------------------------
 
 
+class FailedRank(NamedTuple):
+    """A rank that reported a failure at a `Round`."""
+
+    rank: int
+    code: int  # its exit code
+
+
 class Round:
     """A barrier at which each rank reports success or failure.
 
-    Each rank calls `arrive`, and then `wait` returns the same outcome on all ranks. It takes a few
-    requests per rank, however many ranks there are. The keys of a round named "round/7":
+    Each rank calls `arrive`. After that, `wait` returns the same outcome on all ranks. Each rank
+    makes a few requests to the store, whatever the number of ranks. The keys of a round named
+    "round/7":
 
-        round/7/arrived   how many ranks have arrived
-        round/7/failed    "3 2": rank 3 failed with exit code 2, and no lower rank failed
+        round/7/arrived   number of ranks that have arrived
+        round/7/failed    "3 2": rank 3 failed with exit code 2, and no lower rank failed; empty if
+                          no rank failed
         round/7/over      present when all ranks have arrived
     """
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
-        """name: name of this round, the same on all ranks and used once."""
+        """name: name of this round. It is the same on all ranks, and no other round has it.
+        rank: number of this rank.
+        """
         self.store = store
         self.rank = rank
         self.world_size = world_size
@@ -387,36 +420,42 @@ class Round:
         self.over = f"{name}/over"
 
     def arrive(self, code: int | None = None) -> None:
-        """Arrive. The last rank to arrive lets all ranks read the outcome.
+        """Report success or failure, and count this rank as arrived.
+
+        The failure must be in the store before this rank counts as arrived, because the other ranks
+        read the outcome as soon as the last rank has arrived.
 
         code: the exit code if this rank failed, or None if it did not.
         """
         # compare_set(key, expected, new) writes `new` if the key holds `expected`, and returns what
-        # the key holds then. A rank without a failure calls it too, because `get` of a key that
-        # nobody has written would wait. The failure is written before this rank counts as arrived.
+        # the key then holds. A rank without a failure writes "", because `get` in `wait` would
+        # wait for a key that nobody has written.
         own = "" if code is None else sealed(self.failed, f"{self.rank} {code}")
         noted = self.store.compare_set(self.failed, "", own)
         if own:
             # Another rank may have noted its failure before. The lowest rank that failed counts, so
-            # replace the failure of a higher rank. In between, a third rank may have noted its own:
-            # then look again.
+            # this rank replaces the failure of a higher rank. Between two requests, a third rank
+            # may replace it too. Then compare_set writes nothing and returns the new failure, which
+            # is compared in the next turn.
             failure = self._failure(noted)
-            while failure is not None and failure[0] > self.rank:
+            while failure is not None and failure.rank > self.rank:
                 noted = self.store.compare_set(self.failed, noted.decode(), own)
                 failure = self._failure(noted)
         if self.store.add(self.arrived, 1) == self.world_size:
             self.store.set(self.over, "1")
 
-    def wait(self, seconds: float = float("inf")) -> tuple[int, int] | None:
+    def wait(self, seconds: float = float("inf")) -> FailedRank | None:
         """Wait until all ranks have arrived, or the time is over.
 
-        Returns (rank, exit code) of the lowest rank that failed, or None if none failed.
+        Returns the lowest rank that has failed so far, or None if none has failed.
         """
         wait_for(self.store, self.over, seconds)
         return self._failure(self.store.get(self.failed))
 
-    def _failure(self, value: bytes) -> tuple[int, int] | None:
-        """Return (rank, exit code) as `arrive` noted them, or None if nothing is noted.
+    def _failure(self, value: bytes) -> FailedRank | None:
+        """Return the failure that `arrive` noted, or None for an empty value.
+
+        value: what the store holds under the key <name>/failed, e.g. b"3 2".
 
         Raises ForeignValueError if no rank of the run wrote the value.
         """
@@ -428,7 +467,7 @@ class Round:
             raise foreign(self.failed) from e
         if rank not in range(self.world_size) or code not in FAILURE_CODES:
             raise foreign(self.failed)
-        return rank, code
+        return FailedRank(rank, code)
 
 
 # ---- Waiting ---------------------------------------------------------------------------------
@@ -437,13 +476,15 @@ class Round:
 def wait_for(
     store: Store, key: str, seconds: float, missing: Callable[[], str] | None = None
 ) -> bool:
-    """Wait until the store has the key. Returns False if the time is over before.
+    """Wait until the store has the key. Returns whether it has, False if the time is over.
 
-    seconds: longest time to wait, which does not count the time in which the process is suspended.
-    missing: returns what this waits for, in words. After 10 s it is logged. None to log nothing.
+    torch's own wait ignores Ctrl-C, and prints a message when its time is over. So this function
+    asks the store again and again: first after 10 ms, then less and less often, in the end four
+    times a second.
 
-    torch's own wait ignores Ctrl-C, and prints when its time is over. So this asks again and again:
-    first after 10 ms, then less and less often, in the end four times a second.
+    seconds: longest time to wait. Time in which the process is suspended does not count.
+    missing: function that returns what this waits for, e.g. "rank 0". Its text is logged once,
+        after 10 s. None to log nothing.
     """
     clock = AwakeClock(1.0)
     pause_s = 0.01
@@ -461,10 +502,10 @@ def wait_for(
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T:
-    """Return function(), or raise TimeoutError if it takes longer.
+    """Return the result of `function`, or raise TimeoutError if it takes longer than `seconds`.
 
-    The function runs in a thread. A call that hangs stays behind there, because a thread cannot be
-    ended.
+    The function runs in a thread. If the function hangs, its thread stays behind, because Python
+    cannot end a thread.
     """
     call = futures.ThreadPoolExecutor(1).submit(function)
     clock = AwakeClock(1.0)
@@ -480,6 +521,6 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
 
 
 def _place(launch: LaunchInfo) -> str:
-    """Return where this process is, for errors: "rank 1 of 4 on host a (torchrun launch)"."""
+    """Return the rank and its host, for errors: "rank 1 of 4 on host a (torchrun launch)"."""
     rank = f"rank {launch.rank} of {launch.world_size}"
     return f"{rank} on {socket.gethostname()} ({launch.mode} launch)"

@@ -1,7 +1,12 @@
-"""Who this process is in its run, and where it stands: `RUN`, one object for each process.
+"""What this process knows of its run: `RUN`, one object for each process.
 
-`utils_dist` and the modules beside this one change the state, nothing else does. The main thread
-writes it; the threads of the watchdog and of the status file read it.
+RUN holds the rank of this process, the number of ranks, the store by which the ranks exchange short
+texts, and what the main thread does at present.
+
+Only `utils_dist` and the modules of utils/dist change RUN. The main thread writes the fields, while
+the threads of the watchdog and of the status file read them without a lock. So a field is replaced
+by a new value in one assignment, and a value that is there is never changed. `utils_dist.
+_forget_run` resets the fields at the end of a run: a new field of a run needs a line there.
 """
 
 import threading
@@ -13,42 +18,33 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """How this process was launched.
+    """How this process was launched. `utils.dist.platforms.read_launch` makes it."""
 
-    mode: "single", "torchrun", "slurm", or "platform": variables set by hand or by a cloud.
-    rank: number of this rank: 0 ... world_size - 1.
-    local_rank: its number among the ranks of its host, and so the number of its GPU.
-    world_size: number of ranks.
-    master_addr, master_port: where the key-value store of the run listens.
-    by_agent: whether torchrun's agent opens the store at this port. Else rank 0 opens it. An agent
-        outlives the ranks of its node, but not the ranks of the other nodes.
-    join_s: seconds that the ranks wait for one another at the start.
-    timeout_s: NCCL_TIMEOUT, the time-out of a collective in seconds. 0 if it is not given.
-    """
-
+    # "single", "torchrun", "slurm", or "platform" if a cloud or a user has set the variables.
     mode: str
-    rank: int = 0
+    rank: int = 0  # number of this rank: 0 ... world_size - 1
+    # Number of this rank among the ranks of its host. It is the number of its GPU too.
     local_rank: int = 0
-    world_size: int = 1
+    world_size: int = 1  # number of ranks
+    # Host and port at which the key-value store of the run listens.
     master_addr: str = ""
     master_port: int = 0
+    # Whether torchrun's agent opens the store. Otherwise rank 0 opens the store. An agent is the
+    # parent process of the ranks of a node: it ends after these ranks, but may end before the ranks
+    # of other nodes.
     by_agent: bool = False
-    join_s: float = 300
-    timeout_s: float = 0
+    join_s: float = 300  # seconds that the ranks wait for one another at the start
+    timeout_s: float = 0  # NCCL_TIMEOUT: time-out of a collective in seconds; 0 if it is not set
 
 
 class Place(NamedTuple):
-    """Where the main thread is.
+    """What the main thread does at present, and since when."""
 
-    phase: what it does, e.g. "forward".
-    step: number of optimizer steps so far.
-    since: time.monotonic() at which it entered the phase.
-    syncs: number of collectives that it has entered. The ranks wait for the rank with the fewest.
-    """
-
-    phase: str = "start"
-    step: int = 0
-    since: float = 0.0
+    phase: str = "start"  # name of the phase, e.g. "forward"
+    step: int = 0  # number of optimizer steps so far
+    since: float = 0.0  # time.monotonic() at which the phase began
+    # Number of collectives that the main thread has entered. A collective waits for all ranks, so
+    # the ranks wait for the rank with the smallest number.
     syncs: int = 0
 
 
@@ -61,7 +57,7 @@ class Run:
     # The key-value store of the ranks, a torch.distributed.Store. Any, because scripts that need no
     # torch start without it. None in a single process.
     store: Any = None
-    # The secret of this start of the run, which its ranks share. Empty if there is none.
+    # The secret of this start of the run, which all its ranks have. Empty if there is none.
     job_key: bytes = b""
     # A utils.dist.watchdog.Watchdog. Any, because that module imports this one.
     watchdog: Any = None
@@ -71,16 +67,17 @@ class Run:
     rounds: int = 0
 
     # ---- The data ----
-    # The folder for what was found in the data, for later runs. None to keep nothing.
+    # The folder in which results of checks of the data are kept for later runs. None to keep
+    # nothing.
     kept: Path | None = None
-    # What this run has checked in that folder, see data/clips/kept.py.
+    # What this run has checked of the data, see data/clips/kept.py.
     checked: dict[str, Any] = field(default_factory=dict)
 
     # ---- Where the main thread is ----
     place: Place = field(default_factory=lambda: Place(since=time.monotonic()))
     # " in <name>" within `watchdog.stage`, else empty.
     stage: str = ""
-    # What `tell` was given.
+    # The facts of this rank for the status file: all arguments of `tell` so far.
     facts: dict[str, Any] = field(default_factory=dict)
 
     # ---- The end ----
@@ -88,7 +85,7 @@ class Run:
     stop_requested: float = 0.0
     # The error that ends this process, and its exit code.
     reported: tuple[BaseException, int] | None = None
-    # The thread that ends this process has this lock.
+    # A lock for the thread that ends this process, because several threads may try to end it.
     leaving: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -96,13 +93,17 @@ RUN = Run()
 
 
 def tell(**facts: Any) -> None:
-    """Keep facts of this rank for the status file. Facts that were told before stay.
+    """Keep facts of this rank for the status file. A fact of the same name is replaced.
 
-    device: name of the device.
-    samples: number of samples of this rank in an epoch. first: indices of the first three.
-    weights: digest of the weights after step weights_step.
-    loss_is_finite: whether the loss of the newest step is finite.
-    gpu: the text of gpu.describe at the newest log line.
+    These facts are told:
+
+        device          name of the device
+        samples         number of samples of this rank in an epoch
+        first           indices of the first three of these samples
+        weights         digest of the weights after the step `weights_step`
+        weights_step    number of this step
+        loss_is_finite  whether the loss of the newest step is finite
+        gpu             text of gpu.describe at the newest log line
     """
     # A new dict, because another thread may be reading the old one.
     RUN.facts = {**RUN.facts, **facts}

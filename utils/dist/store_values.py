@@ -1,17 +1,23 @@
-"""What ranks tell one another through the key-value store, read as data from a network.
+"""The values that ranks write into the key-value store, and the checks when they are read.
 
-Anybody who reaches the port of the store can write into it. So each value that a rank reads has a
-type and a range, and nothing in it is a path to open. A process id in it is a hint: whoever wants
-to act on the process proves first that it belongs to the run (`process.stack_file_of`).
+Anybody who reaches the port of the store over the network can write into the store. So a rank
+checks type and range of each value that it reads, and opens no path that a value names. A process
+id from the store may be false: before a rank acts on a process, it proves that the process belongs
+to the run (`process.stack_file_of`).
 
-If the launcher has shared a job key, a secret, among the ranks, each value begins with a proof
+The launcher may give all ranks a job key, which is a secret. Then each value begins with a proof
 (HMAC) that its writer has the key:
 
     key    beat/3
     value  5f0c2a... {"beat": 512, "phase": "forward", ...}
 
-Values: `State` (a beat of a rank, see utils.dist.beats) and `Failure`. A value that no rank of this
-run can have written raises ForeignValueError.
+There are two values: `State` (a beat of a rank, see utils.dist.beats) and `Failure`. A value that
+no rank of this run can have written raises ForeignValueError.
+
+Values live as long as the run, whose ranks all have the same version. So their form may change. The
+checks are part of the security of a run (docs/ddp.md): a new field needs a check of its own.
+
+Tests: tests/dist/test_trust.py.
 """
 
 import hashlib
@@ -23,24 +29,22 @@ from typing import Any, NamedTuple
 from utils.dist.state import RUN
 from utils.errors import DistError
 
-# A longer text in a beat is cut, in characters: phases and host names are short.
+# The number of characters after which a text from a beat is cut. Names of phases and hosts are
+# shorter, and a report must not be flooded.
 LONGEST_TEXT = 300
-# Exit codes of a failed run. With 0 it would pass for a finished one.
+# The exit codes of a failed run. With code 0 the run would pass for a finished one.
 FAILURE_CODES = range(1, 256)
 
-# What a rank says of itself with each beat. `read_state` lists the keys.
+# The record that a rank writes with each beat. utils.dist.beats explains its keys.
 State = dict[str, Any]
 
 
 class Failure(NamedTuple):
-    """The failure that ends the run.
+    """The failure that ends the run."""
 
-    rank: the rank that failed. code: its exit code. by: the rank that reports it.
-    """
-
-    rank: int
-    code: int
-    by: int
+    rank: int  # the rank that failed
+    code: int  # exit code of all ranks
+    by: int  # the rank that reports the failure
 
 
 class ForeignValueError(DistError):
@@ -76,7 +80,10 @@ def unsealed(key: str, value: str | bytes) -> str:
 
 
 def _proof(key: str, text: str) -> str:
-    """Return the proof of a text. It depends on the key, so a text cannot be moved elsewhere."""
+    """Return the proof that the writer of a text has the job key.
+
+    The proof depends on the store key as well. So a value that was copied to another key is found.
+    """
     return hmac.new(RUN.job_key, f"{key}\0{text}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -86,10 +93,7 @@ def write_state(rank: int, state: State) -> str:
 
 
 def read_state(rank: int, value: str | bytes) -> State:
-    """Return the beat of `rank`.
-
-    Its keys: beat, step, syncs (counts), age, budget (seconds), pid, machine, host, phase, and
-    facts, which `state.tell` describes.
+    """Return the beat of `rank`. utils.dist.beats explains its keys.
 
     value: what the store holds under "beat/<rank>".
 

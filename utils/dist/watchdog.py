@@ -1,28 +1,35 @@
 """The watchdog: ends a run that hangs, and names the rank that stands still, with its stack.
 
-A run of several ranks hangs if one rank stops, because the others wait for it in a collective. So
-each rank has three threads of ours and one small process:
+A run of several ranks hangs if one rank stops, because the other ranks wait in a collective for
+this rank. So each rank has three threads and one small process:
 
-* The main thread trains. It notes its *phase* in `RUN.place`, e.g. "forward" at step 120, whenever
-  it enters one. This costs no lock and no request.
-* The watchdog thread (`Watchdog.run`) has a connection of its own to the key-value store of the
-  run. Every half second it writes the phase into the store (a *beat*), and reads the beats of a few
-  other ranks (`utils.dist.beats`).
-* A second thread (`Watchdog._watch_watchdog`) ends the process if the watchdog thread itself hangs
-  in a request to the store.
-* The guard (`utils.dist.process.guard`) is a process. It ends the rank if no Python code of the
-  rank can run at all.
+* The main thread trains. When it begins another part of its work, it notes the name of this part,
+  the *phase*, in `RUN.place`, e.g. "forward" at step 120. This needs no lock, and no request to the
+  key-value store of the run.
+* The watchdog thread (`Watchdog.run`) has its own connection to this store. Every half second it
+  writes the phase of the main thread into the store (a *beat*), and reads the beats of a few other
+  ranks (`utils.dist.beats`).
+* A second thread (`Watchdog._watch_watchdog`) ends the process if the watchdog thread hangs in a
+  request to the store.
+* The guard (`utils.dist.process.guard`) is a process. It ends the rank if none of the three threads
+  can run, because C code holds Python's lock.
 
-The watchdog ends all ranks within seconds if a rank is
+The watchdogs end all ranks within seconds if a rank is
 
-    SILENT   no beat
-    STUCK    too long in one phase; the options `watchdog` have the limits
+    SILENT   the rank writes no beat
+    STUCK    its main thread is too long in one phase; the options `watchdog` have the limits
     DEAD     its process is gone
-    failed   it raised an error, see `utils_dist`
+    failed   the rank raised an error, see `utils_dist`
 
-A main thread that waits for a paused terminal (Ctrl-S, a selection, `less`) does not stand still:
-the run goes on as soon as the terminal does. So nothing here writes to the terminal before it has
-written to the log file, and nothing waits for the terminal.
+A main thread that waits for a paused terminal (Ctrl-S, a selection, `less`) is not STUCK: the run
+goes on as soon as the terminal does. The watchdog must not hang there itself, so this module writes
+to the log file first and to the terminal last, and never waits longer than SAY_S for the terminal.
+
+The order in `leave` and `_report` is what the other ranks rely on: first the report, then the key
+REPORTED, then the end of the process. A rank that ends earlier takes the store, or the cause, away
+from the others.
+
+Tests: tests/faults/test_stalls.py, tests/faults/test_scale.py, tests/dist/test_life.py.
 """
 
 import faulthandler
@@ -64,9 +71,10 @@ REPORTED = "reported"
 STALL_CODE = StallError.exit_code
 # Seconds within which a rank ends after it knows of a failure.
 EXIT_S = 8.0
-# Only in a phase that takes longer than this is the system asked what the main thread does.
+# Seconds of a phase after which the watchdog asks the system whether the main thread waits for a
+# terminal. Most phases are shorter, so most beats need no such question.
 LONG_PHASE_S = 1.0
-# Seconds after which the log file says what does not answer.
+# Seconds after which the log file tells that the store or the terminal does not answer.
 PATIENCE_S = 10.0
 # Longest wait for a terminal, in seconds.
 SAY_S = 1.0
@@ -75,29 +83,37 @@ SAY_S = 1.0
 
 
 def phase(name: str, step: int | None = None, is_sync: bool = False) -> None:
-    """Note that the main thread enters a phase. Its time begins at 0.
+    """Note that the main thread enters a phase. The time in the phase begins at 0.
+
+    The main thread calls this several times in a step, so it must stay cheap.
 
     name: name of the phase, e.g. "forward".
-    step: number of optimizer steps so far, or None if it has not changed.
-    is_sync: whether the phase ends only when all ranks have entered it, as a collective does.
+    step: number of optimizer steps so far, or None if the number has not changed.
+    is_sync: whether the phase is a collective, which ends only when all ranks have entered it.
     """
     before = RUN.place
     # Within `stage`, RUN.stage is " in <name>", e.g. " in validate".
     full_name = name if name.endswith(RUN.stage) else name + RUN.stage
     step_now = before.step if step is None else step
-    # One assignment of a new tuple: the watchdog thread never sees half of it.
+    # Replace the whole tuple in one assignment, so that the watchdog thread, which reads it without
+    # a lock, never sees a new phase with an old time.
     RUN.place = Place(full_name, step_now, time.monotonic(), before.syncs + is_sync)
 
 
 def go_on() -> None:
-    """Note that the main thread makes progress: the time of its phase begins again."""
+    """Note that the main thread makes progress: the time of its phase begins again at 0.
+
+    A long phase calls this after each part of its work, e.g. after each file that it has read.
+    """
     phase(RUN.place.phase)
 
 
 def asleep_s() -> float:
-    """Return seconds in which this process was suspended. Only differences of it have a meaning.
+    """Return a number of seconds that grows only while this process is suspended, e.g. by Ctrl-Z.
 
-    The clock of the watchdog stands still while the process is suspended, see AwakeClock.
+    The number begins anywhere. A caller subtracts two numbers to get the seconds between them. The
+    clock of the watchdog stands still while the process is suspended, see AwakeClock, so the
+    difference to the clock of the system grows.
     """
     if RUN.watchdog is None:
         return 0.0
@@ -123,11 +139,13 @@ def stage(name: str) -> Generator[None]:
 def collective(name: str) -> Generator[None]:
     """Within the block, which runs a collective, call the phase "`name` in <phase>".
 
-    The rank that has entered the fewest collectives is the one that the others wait for. After an
-    error in the block the phase stays, because the rank failed in it.
+    This also counts the collective. The ranks wait for the rank with the smallest count, so every
+    collective that may hang needs this block, on every rank.
     """
     outer = RUN.place.phase
     phase(f"{name} in {outer}", is_sync=True)
+    # There is no `finally`: after an error in the block, the phase stays, because the report names
+    # the phase in which the rank failed.
     yield
     phase(outer)
 
@@ -135,13 +153,17 @@ def collective(name: str) -> Generator[None]:
 def stack_file_name(rank: int) -> str:
     """Return the name of the memory file into which a rank of this run writes its stacks.
 
-    E.g. "spikevrt-rank-3-of-5f0c2a9be81d4477". A memory file is never on a disk.
+    E.g. "spikevrt-rank-3-of-5f0c2a9be81d4477". A memory file exists in memory only, not on a disk.
     """
     return f"spikevrt-rank-{rank}{run_mark()}"
 
 
 def run_mark() -> str:
-    """Return the end of the names of this run's memory files, which other runs do not share."""
+    """Return the end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477".
+
+    It is the same on all ranks of the run, and different in other runs. The job key goes in, so
+    that nobody who does not know the key can compute it.
+    """
     launch = RUN.launch
     run = f"{launch.master_addr}:{launch.master_port} {launch.world_size} {launch.mode}"
     mark = hashlib.sha256(run.encode() + RUN.job_key).hexdigest()[:16]
@@ -152,10 +174,10 @@ def run_mark() -> str:
 
 
 class Watchdog(threading.Thread):
-    """The watchdog thread of this rank. It begins to beat as soon as the object is made.
+    """The watchdog thread of this rank. The thread begins to beat as soon as the object is made.
 
-    Before `watch` it follows only failures of other ranks and the end of their processes. After
-    `watch` it ends the run if a rank stands still.
+    Before `watch` is called, the thread ends this rank only if another rank has failed, or if the
+    process of another rank is gone. After `watch`, it also ends the run if a rank stands still.
     """
 
     def __init__(self) -> None:
@@ -165,7 +187,8 @@ class Watchdog(threading.Thread):
         self.store: Store | None = None  # None in a single process
         if RUN.store is not None:
             self.store = RUN.store.clone()  # each thread needs a connection of its own
-            # A pause of the store is no failure. `_watch_watchdog` has the limit.
+            # The host of the store may be suspended for a while, which is no failure. So torch's
+            # time limit is set so high that it never comes; `_watch_watchdog` has the real limit.
             self.store.set_timeout(timedelta(days=365))
         self.beats = Beats(self.rank, RUN.launch.world_size, self.store)
 
@@ -173,9 +196,10 @@ class Watchdog(threading.Thread):
         self.budgets: WatchdogOptions | None = None  # limits of the phases; None until `watch`
         self.interval_s = BEAT_S  # seconds between two beats
         self.passes = 0  # how often `run` has gone through its loop
-        self.stopped = threading.Event()
-        self.guard: subprocess.Popen[bytes] | None = None  # gets a byte in each pass
-        # Set by the main thread when it has finished. Then other ranks may end: they are not DEAD.
+        self.stopped = threading.Event()  # set by `stop`
+        self.guard: subprocess.Popen[bytes] | None = None  # `run` sends a byte to it in each pass
+        # `utils_dist.ranks` sets this when the program has finished. From then on the other ranks
+        # may end as well, and must not be taken for DEAD.
         self.ending = False
         self.failure: Failure | None = None  # the failure that ends the run, once it is known
 
@@ -188,8 +212,9 @@ class Watchdog(threading.Thread):
         # The stacks go into a file in memory, so that nothing is left on the disk. The name of the
         # file proves to other ranks of this host that the process is a rank of this run.
         self.stack_file, self.stack_path = system.file_in_memory(stack_file_name(self.rank))
-        # faulthandler writes the stacks at SIGUSR2. Its handler is C code, which answers even while
-        # another thread holds Python's lock (the GIL). Loader processes inherit it.
+        # When another rank, or the guard, sends SIGUSR2, faulthandler writes the stacks. Its
+        # handler is C code, which runs even while another thread holds Python's lock (the GIL).
+        # Loader processes inherit the handler.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
         self.beats.publish(self._own_state())
         self.start()
@@ -197,22 +222,24 @@ class Watchdog(threading.Thread):
     def watch(self, budgets: WatchdogOptions) -> None:
         """End the run from now on if a rank stands still. budgets: the options `watchdog`."""
         go_on()
-        # At least six beats within the shortest limit.
+        # With at least six beats within the shortest limit, one late beat makes no rank silent.
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
-        # The clock has to be asked at least once in slice_s seconds. Each beat asks it.
+        # The clock counts at most slice_s between two questions. Each beat asks the clock; twice
+        # the interval leaves room for a late beat.
         self.beats.clock.slice_s = 2 * self.interval_s
-        # The guard comes 4 s after the other ranks, which see more.
+        # The other ranks can tell more about a silent rank than the guard can. So the guard waits
+        # 4 s longer than they do.
         limit_s = budgets.stall_s + 4
         is_alone = self.store is None
         self.guard = process.start_guard(self.rank, limit_s, self.stack_path, is_alone, log_file())
         self.budgets = budgets
-        # Others report a silent rank only if its last beat has shown that it is watched. So beat
-        # before the main thread goes on, which may hang at once.
+        # Other ranks report a silent rank only if its last beat has a budget above 0. So write such
+        # a beat before the main thread goes on, because the main thread may hang at once.
         self.beats.publish(self._own_state())
 
     def stop(self) -> None:
         """End the thread and the guard, at the normal end of a run."""
-        # The loops of both threads look at this event.
+        # The loops of `run` and `_watch_watchdog` end at this event.
         self.stopped.set()
         self.join()
         faulthandler.unregister(signal.SIGUSR2)
@@ -234,13 +261,18 @@ class Watchdog(threading.Thread):
             except ForeignValueError as e:
                 self._end_by_foreign_value(e)
             except RuntimeError:
-                # The store is lost. At the normal end it goes with rank 0, and `stop` comes soon.
+                # The store does not answer. At the normal end of a run, rank 0 ends with its store,
+                # and the main thread of this rank calls `stop` within a moment.
                 if self.ending or self.stopped.wait(0.3):
                     return
                 self._store_lost()
 
     def beat_once(self) -> None:
-        """Beat. End if another rank failed or reports a stall; else look for the first stall."""
+        """Write a beat, read the beats of other ranks, and end the run if there is a reason.
+
+        If another rank has claimed a failure, this rank ends too. Otherwise this rank looks for a
+        rank that stands still, and reports it.
+        """
         self.beats.publish(self._own_state())
         failure = self.beats.read()
         verdict = None
@@ -249,8 +281,9 @@ class Watchdog(threading.Thread):
         elif failure is None:
             verdict = self.beats.verdict(self.budgets.stall_s if self.budgets else None)
 
-        # Several ranks may see the same stall. The first to claim it in the store reports it;
-        # `claim_failure` returns None to this rank, and the failure of the first one to the others.
+        # Several ranks may see the same stall. The first rank that claims it in the store reports
+        # it. `claim_failure` returns None to the first rank, and the failure that the first rank
+        # has claimed to all others.
         if verdict is not None and self.store is not None:
             stall = Failure(verdict.rank, STALL_CODE, self.rank)
             failure = claim_failure(self.store, stall, self.beats.world_size)
@@ -267,25 +300,30 @@ class Watchdog(threading.Thread):
             return
         if failure.code == STALL_CODE and self.store is not None:
             if failure.rank == self.rank:
-                # This rank stands still itself. Its stacks go to the rank that reports.
+                # The main thread of this rank stands still. Its stacks go to the rank that reports.
                 key = f"stacks/{self.rank}"
                 self.store.set(key, sealed(key, process.dump_stacks(self.stack_file)))
-            # The reporter may need this rank's answers until it has reported, at most 5 s.
+            # The rank that reports may still need stacks or the store of this rank. It reports
+            # within 5 s, so wait no longer than this.
             wait_for(self.store, REPORTED, 5.0)
         leave(failure.code, self.store)
 
     def _own_state(self) -> State:
-        """Return the next beat: where the main thread is, and how long it has been there."""
+        """Return the next beat: the phase of the main thread, and how long it has been there.
+
+        utils.dist.beats explains the keys.
+        """
         place = RUN.place
         now = self.beats.clock.now()
         if place is not self.place:
-            # A new phase. It began since the last beat, so at most one slice of the clock ago: a
-            # longer time says that the process was suspended.
+            # The phase is new, so it began after the last beat. That is at most one slice of the
+            # clock ago. If the clock of the system shows a longer time, the process was suspended,
+            # and the longer time does not count.
             self.place = place
             in_phase_s = time.monotonic() - place.since
             self.entered = now - min(in_phase_s, self.beats.clock.slice_s)
         if self._waits_for_terminal(now):
-            self.entered = now  # the time of the phase stands still at 0
+            self.entered = now  # so the age of the phase stays 0
         return {
             "phase": place.phase,
             "step": place.step,
@@ -298,10 +336,14 @@ class Watchdog(threading.Thread):
         }
 
     def _waits_for_terminal(self, now: float) -> bool:
-        """Whether the main thread waits in a write to a paused terminal. The log file says so.
+        """Whether the main thread waits in a write to a paused terminal.
+
+        After PATIENCE_S seconds this writes a line into the log file.
 
         now: time of the clock of the beats.
         """
+        # In a short phase do not ask the system. While the main thread waits, `_own_state` keeps
+        # the age of the phase at 0, so `blocked_since` tells that it has to be asked again.
         is_new_phase = now - self.entered < LONG_PHASE_S
         if self.blocked_since is None and is_new_phase:
             return False
@@ -324,12 +366,12 @@ class Watchdog(threading.Thread):
     def _watch_watchdog(self) -> None:
         """End the process if the watchdog thread hangs in a request to the store.
 
-        The time-out of the store does not hold if packets are dropped.
+        torch's own time limit of a request does not work if the network drops all packets.
         """
         clock = process.AwakeClock(2 * self.interval_s)
         seen_passes = 0
-        since = 0.0  # when the number of passes last changed
-        is_told = False
+        since = 0.0  # when the number of passes of the watchdog thread last changed
+        is_told = False  # whether the log file has the line about this silence
         while not self.stopped.wait(self.interval_s):
             clock.slice_s = 2 * self.interval_s  # `watch` may have changed the interval
             now = clock.now()
@@ -352,42 +394,45 @@ class Watchdog(threading.Thread):
         """Return how many seconds the store may be silent before this rank ends."""
         if self.failure is not None:
             return EXIT_S
-        # Rank 0 hosts the store, unless an agent of torchrun does. Without its process the store
-        # will not answer again.
-        host = None if RUN.launch.by_agent else self.beats.states.get(0)
-        if host is not None and is_gone(host):
+        # Without an agent of torchrun, rank 0 hosts the store. If the process of rank 0 is gone,
+        # the store will never answer again, so there is no reason to wait for long.
+        state_of_host = None if RUN.launch.by_agent else self.beats.states.get(0)
+        if state_of_host is not None and is_gone(state_of_host):
             return min(1.5, stall_s)
         return stall_s
 
     # ---- Reports -----------------------------------------------------------------------------
 
     def _report(self, verdict: Verdict) -> NoReturn:
-        """Say what stops the run, and end it."""
+        """Report the rank that stops the run, with its stacks, and end the run."""
         rank = verdict.rank
         if self.store is not None:
             self.beats.states.update(read_states(self.store, self.beats.world_size))
         if verdict.kind == "DEAD":
             stacks = ""
         else:
-            # A silent rank will hardly answer; half a second is for a rank that is only slow.
+            # A stuck rank still beats, so it writes its stacks with its next beat. A silent rank
+            # will hardly answer: half a second is for a rank that is only slow.
             wait_s = 0.5 if verdict.kind == "SILENT" else 1.5
             stacks = self._stacks_of(rank, wait_s) or "(it does not answer)"
         self._say(verdict, stacks)
-        # Set only now: once a failure is known, `_watch_watchdog` has less patience, and would end
-        # this process while it still collects stacks.
+        # Set `failure` only now. `_watch_watchdog` has less patience as soon as `failure` is set,
+        # and would end this process while it still collects stacks.
         self.failure = Failure(rank, STALL_CODE, self.rank)
         if self.store is not None:
             self.store.set(REPORTED, "1")
             if rank != self.rank and verdict.kind != "DEAD":
-                time.sleep(0.5)  # it ends by itself if it can
+                time.sleep(
+                    0.5
+                )  # a stuck rank reads the failure with its next beat, and ends itself
                 process.kill_rank(self.beats.states[rank]["pid"], stack_file_name(rank))
         leave(STALL_CODE, self.store)
 
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
         """Return the stacks of a rank, or "" if there are none.
 
-        A rank that can puts its stacks into the store, see `_follow`. A rank of this host can also
-        be asked by a signal.
+        A rank whose watchdog thread runs puts its stacks into the store, see `_follow`. A rank of
+        this host can also be asked by a signal.
 
         wait_s: seconds to wait for the stacks in the store; 0 if the store does not answer.
         """
@@ -400,16 +445,22 @@ class Watchdog(threading.Thread):
         return process.stacks_of(self.beats.states[rank]["pid"], stack_file_name(rank))
 
     def _say(self, verdict: Verdict, stacks: str) -> None:
-        """Report the rank that ends the run, with its stacks and the last place of every rank."""
+        """Write the report: the error, a table of the last beat of every rank, and the stacks.
+
+        The table, whose columns docs/ddp.md explains:
+
+            rank  host              pid  step  seconds  collectives  phase
+               0  gpu7             4711   120      0.4         2211  all_reduce in backward
+        """
         lines = [str(self._stall_error(verdict, stacks)), ""]
         lines.append("rank  host              pid  step  seconds  collectives  phase")
         now = self.beats.clock.now()
         for other, state in sorted(self.beats.states.items()):
-            # The age is that of the last beat. For watched ranks it is known when that beat came.
+            # `age` was true when the rank wrote its last beat. Of a watched rank it is known when
+            # this beat came, so add the seconds since then.
             age = state["age"]
-            if other in self.beats.seen:
-                _, when = self.beats.seen[other]
-                age += now - when
+            if other in self.beats.heard:
+                age += now - self.beats.heard[other].when
             host = f"{other:>4}  {state['host'][:12]:<12}"
             numbers = f"{state['pid']:>8} {state['step']:>5} {age:>8.1f} {state['syncs']:>12}"
             lines.append(f"{host} {numbers}  {state['phase']}")
@@ -420,7 +471,10 @@ class Watchdog(threading.Thread):
         say("\n".join(lines))
 
     def _stall_error(self, verdict: Verdict, stacks: str) -> StallError:
-        """Return the error that names the rank: what it does, where, and what to do."""
+        """Return the error that names the rank, its phase and its host.
+
+        stacks: the stacks of the rank, or "" if there are none. The advice depends on this.
+        """
         rank, kind, what = verdict
         state = self.beats.states[rank]
         expected = {
@@ -442,15 +496,18 @@ class Watchdog(threading.Thread):
         )
 
     def _end_by_foreign_value(self, error: ForeignValueError) -> NoReturn:
-        """End the run because a stranger wrote into its store. The first rank to see it says so."""
+        """End the run because a stranger wrote into its store. The first rank to see it reports.
+
+        A stranger is a process that is no rank of this run.
+        """
         own = Failure(self.rank, error.exit_code, self.rank)
         if self.store is not None:
             with suppress(ForeignValueError, RuntimeError):
                 earlier = claim_failure(self.store, own, self.beats.world_size)
                 if earlier is not None:
                     self._follow(earlier)
-        # If the stranger wrote under the key of the failure itself, no rank can claim the failure.
-        # Then one rank of each host says so.
+        # The stranger may have written under the key of the failure. Then no rank can claim the
+        # failure, and the first rank of each host reports.
         if first_to_say_foreign():
             say(str(error))
         self.failure = own
@@ -465,11 +522,13 @@ class Watchdog(threading.Thread):
             leave(self.failure.code, None)
         launch = RUN.launch
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
-        # Ranks notice the loss up to seconds apart. They agree on who reports by a name that is the
-        # same on all ranks of the run: the port and the process of rank 0.
+        # The ranks of a host notice the loss up to seconds apart, and only one of them shall
+        # report. They agree by claiming a name that is the same on all ranks of the run: the port
+        # and the process id of rank 0.
         pid = rank_0["pid"] if rank_0 is not None else None
         if not process.first_to_claim(f"lost {launch.master_port} {pid}"):
-            # Wait for the rank that reports: torchrun ends all ranks when the first has ended.
+            # Another rank reports. Give it time, because torchrun ends all ranks as soon as one
+            # rank has ended.
             time.sleep(2.0)
         elif rank_0 is None or launch.by_agent:
             # An agent of torchrun hosts the store, or nothing is known of rank 0.
@@ -495,14 +554,14 @@ class Watchdog(threading.Thread):
 
 
 def first_to_say_foreign() -> bool:
-    """Whether no other rank of this host has said that a stranger wrote into the store."""
+    """Whether this rank is the first of its host to report a stranger in the store."""
     return process.first_to_claim(f"foreign value {RUN.launch.master_port}")
 
 
 def say(text: str) -> None:
     """Write to the log file, then to stderr, for which nobody waits longer than SAY_S."""
-    # If the system's encoding is not UTF-8 (LC_ALL=C), arguments of the command line hold bytes
-    # that are no text. They become escapes, e.g. "\udce4".
+    # If the encoding of the system is not UTF-8 (LC_ALL=C), arguments of the command line may hold
+    # bytes that are no text. These bytes are written as escapes, e.g. "\udce4".
     text = text.encode(errors="backslashreplace").decode()
     write_to_log_file(text)
 
@@ -541,21 +600,23 @@ def log_file() -> str | None:
 def leave(code: int, store: Store | None) -> NoReturn:
     """End this process with an exit code.
 
-    If the store goes with this rank, the rank first waits until the other ranks have seen the
-    failure.
+    If the store ends with this process, the process first waits until the other ranks have read the
+    failure from the store.
 
-    store: the store of the run, or None if it does not answer.
+    store: the store of the run, or None if the store does not answer.
     """
-    # The main thread and the watchdog may both come here. A rank that signs off twice would let the
-    # host of the store leave too early. So the second thread waits, and is ended with the process.
+    # The main thread and the watchdog thread may both call this. If a rank signed off twice, the
+    # host of the store would count one rank too many and end too early. So the lock lets only one
+    # thread pass, and this thread never releases it. The other thread waits until the process ends.
     if not RUN.leaving.acquire(timeout=EXIT_S):
-        os._exit(code)  # the other thread hangs
+        os._exit(code)  # the thread that has the lock hangs
     with suppress(Exception):
         process.write_exit_file(code)
         if store is not None:
             _sign_off(store)
         if RUN.watchdog is not None and RUN.watchdog.guard is not None:
-            RUN.watchdog.guard.kill()  # it would count the wait below as a stall
+            RUN.watchdog.guard.kill()  # the guard would take the wait below for a stall
+        # Ranks have memory files only if they have a watchdog, see `outlast_siblings`.
         process.outlast_siblings(None if RUN.watchdog is None else run_mark())
 
     def flush() -> None:
@@ -564,32 +625,36 @@ def leave(code: int, store: Store | None) -> NoReturn:
             sys.stderr.flush()
 
     within_say_s(flush)
-    # Last of all: the end of a loader process raises an error in the main thread, which would still
-    # have the time to write it.
+    # End the loader processes last. The end of a loader process raises an error in the main thread,
+    # which must not have the time to print it.
     process.kill_trees(process.children_of(os.getpid()))
     os._exit(code)
 
 
 def _sign_off(store: Store) -> None:
-    """Tell the other ranks that this rank leaves. The host of the store waits for all of them.
+    """Note in the store that this rank leaves. If the store ends with it, wait for the others.
 
-    Rank 0 hosts the store, or an agent of torchrun that may end with this rank. It waits until
-    every rank has signed off or its process is gone, 3 s at most.
+    The store ends with rank 0, or, if an agent of torchrun has opened the store, perhaps with any
+    rank. In these cases this rank waits until every rank has signed off or its process is gone, but
+    3 s at most.
+
+    The keys: left/<rank> of each rank that has signed off, and `left`, the number of these ranks.
     """
     store.set(f"left/{RUN.launch.rank}", "1")
     left = store.add("left", 1)
     deadline = time.monotonic() + 3
     if RUN.launch.rank != 0 and not RUN.launch.by_agent:
         return
-    # The beats of all ranks, to see whose process is gone. Before the ranks have met, not all of
-    # them have a beat.
+    # The beats of all ranks, which have their process ids. Before the ranks have met, some ranks
+    # have no beat, and reading would hang.
     states = {}
     with suppress(ForeignValueError):
         if store.check([MET]):
             states = read_states(store, RUN.launch.world_size)
-    # Ranks whose process is gone -> whether the rank ended without signing off. A rank that has
-    # signed off is counted in `left` already.
+    # Rank whose process is gone -> True if the rank ended without signing off. A rank that has
+    # signed off before is counted in `left` already.
     gone: dict[int, bool] = {}
+    # sum(...) is the number of ranks that ended without signing off.
     while left + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
         for rank, state in states.items():
