@@ -1,11 +1,13 @@
 """What concerns GPUs of NVIDIA (CUDA) and of AMD, which answer by CUDA's names.
 
 * `choose_gpus` decides which GPUs a process sees, before CUDA starts.
-* `require_usable_gpus`, `require_kernels` and `claim` raise errors at the start, in place of the
-  later and darker ones of torch and NCCL.
+* `require_usable_gpus`, `require_kernels` and `claim` raise errors at the start. Without them,
+  errors of torch and NCCL would come later and say less.
 * `usage` tells how busy a GPU is.
 
-What any accelerator has is in `utils.device`.
+Functions that serve every kind of accelerator are in `utils.device`.
+
+Tests: tests/parts/utils/test_gpu.py.
 """
 
 import logging
@@ -65,7 +67,7 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
         return
     note = ""
     if not is_single:
-        # Each rank takes the GPU of its local rank: 0, 1, ... on a host.
+        # Rank 0 of a host takes GPU 0, rank 1 takes GPU 1, and so on, whatever gpu_ids lists.
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or RUN.launch.world_size)
         used = list(range(min(count, ranks_here)))
         if gpu_ids[:count] != used:
@@ -125,10 +127,10 @@ def require_usable_gpus() -> None:
 
 
 class _Gpus(NamedTuple):
-    """The NVIDIA GPUs of a machine. count: their number. driver: its version, or "unknown"."""
+    """The NVIDIA GPUs of a machine."""
 
-    count: int
-    driver: str
+    count: int  # number of GPUs
+    driver: str  # version of the driver, e.g. "550.54.15", or "unknown"
 
 
 def _gpus_of_machine() -> _Gpus:
@@ -136,7 +138,8 @@ def _gpus_of_machine() -> _Gpus:
     program = shutil.which("nvidia-smi")
     if program is not None:
         command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-        # This fails if the driver and its library differ, for example. Then count the files below.
+        # The program fails if the driver and its library have different versions, for example. Then
+        # the files below are counted.
         with suppress(OSError, subprocess.SubprocessError):
             answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
             # One line for each GPU: the version of the driver.
@@ -204,13 +207,14 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
 
 
 def claim(store: Store, rank: int, uuid: str) -> None:
-    """Claim a GPU for this rank. Raises DistError if another rank has claimed it.
+    """Claim a GPU for this rank. Raises DistError if another rank has claimed the GPU.
 
-    NCCL would only say "Duplicate GPU detected".
+    Without this check NCCL would say only "Duplicate GPU detected".
 
-    store: the store of the run. uuid: see `identity`.
+    store: the key-value store of the run.
+    uuid: name of the GPU, see `identity`.
     """
-    # Writes this rank if the key is empty, and returns what the key then holds.
+    # compare_set writes this rank if the key is empty, and returns what the key then holds.
     owner = store.compare_set(f"gpu/{uuid}", "", str(rank)).decode()
     if owner != str(rank):
         raise DistError(
@@ -223,9 +227,10 @@ def claim(store: Store, rank: int, uuid: str) -> None:
 
 
 def identity(device: torch.device) -> str:
-    """Return a name of the accelerator that no other one has.
+    """Return a name of the accelerator that no other accelerator has, e.g. its UUID.
 
-    The number of a device is no such name: each process may see other devices as number 0.
+    The number of a device is no such name, because two processes may see two different devices as
+    number 0.
     """
     properties = torch.get_device_module(device).get_device_properties(device)
     if hasattr(properties, "uuid"):
@@ -240,9 +245,11 @@ def identity(device: torch.device) -> str:
 def usage(device: torch.device) -> dict[str, float] | None:
     """Return how busy the whole GPU is, with all programs that use it.
 
-    {"busy": share of the time of the driver's last sample (0..1), "used_gb": ..., "total_gb": ...},
-    in 1e9 bytes. Returns None on the CPU, and if the driver does not report it: without
-    nvidia-ml-py, or on a slice of a GPU.
+    E.g. {"busy": 0.97, "used_gb": 61.2, "total_gb": 80.0}. "busy" is the share of time, 0 to 1, in
+    which the GPU computed during the driver's last sample. The others are in 1e9 bytes.
+
+    Returns None on the CPU. Also returns None if the driver does not report these values: without
+    the package nvidia-ml-py, or on a slice of a GPU (MIG).
     """
     if not is_cuda(device):
         return None

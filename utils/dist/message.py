@@ -1,8 +1,9 @@
 """Messages between ranks as bytes: plain values, arrays and tensors.
 
-torch's collectives of objects send pickles. Loading a pickle runs code that its sender chose, and
-whoever reaches the ports of a run may be the sender. A message here is a text in JSON and the bytes
-of its arrays, so reading it runs nothing. E.g. for {"loss": 0.5, "image": tensor}:
+torch's own functions for this (`all_gather_object` and others) send pickles. Loading a pickle runs
+code that its sender chose, and whoever reaches the ports of a run may be the sender. A message of
+this module is a text in JSON and the bytes of arrays, so reading a message runs no code. E.g. for
+{"loss": 0.5, "image": tensor}:
 
     8 bytes   length of the text: 63
     63 bytes  ["dict", ["loss", 0.5], ["image", ["tensor", "uint8", [2, 3]]]]
@@ -11,7 +12,11 @@ of its arrays, so reading it runs nothing. E.g. for {"loss": 0.5, "image": tenso
 This text is called the outline of the value. A list in it begins with a word that says what the
 list stands for, and arrays have their bytes behind the text, in the order of the outline.
 
-`utils_dist.gather_objects` and `utils_dist.from_rank` send messages.
+`utils_dist.gather_objects` and `utils_dist.from_rank` send messages. All ranks have the same
+version of this program, so the form of a message may change. But `unpack` gets data from a network:
+it must refuse every message that `pack` cannot have made.
+
+Tests: tests/parts/utils/test_message.py.
 """
 
 import json
@@ -24,10 +29,10 @@ from torch import Tensor
 
 from utils.errors import DistError
 
-# Length of the text in front of a message, in bytes.
+# Number of bytes in front of a message that tell the length of its text.
 HEAD = 8
-# A message of more bytes is refused. The largest that a run sends, pictures of a validation, have
-# some MB.
+# A message of more bytes, 4 GiB, is refused. The largest messages of a run, which hold pictures of
+# a validation, have some MB.
 LARGEST = 2**32
 
 

@@ -80,14 +80,15 @@ class MemberNames(NamedTuple):
 def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> LaunchInfo:
     """Return the launch that `env` describes.
 
-    The first line of this table that fits decides which variables are read:
+    The first line of this table that is true of `env` decides which variables are read:
 
-        WORLD_SIZE above 1                              those of torchrun
-        SLURM_NTASKS above 1, and there is SLURM_PROCID those of SLURM
-        else                                            none: this is the only process
+        WORLD_SIZE is above 1                              the variables of torchrun
+        SLURM_NTASKS is above 1, and SLURM_PROCID is set   the variables of SLURM
+        else                                               none: this is the only process
 
-    gpu_count: number of GPUs that this process sees. With 0 or 1 of them, LOCAL_RANK has no upper
-        bound, because the launcher may have shown each rank its own GPU alone.
+    gpu_count: number of GPUs that this process sees. If it is above 1, LOCAL_RANK must be below it.
+        If it is 1, the launcher may have shown each rank only the GPU of this rank, so that
+        LOCAL_RANK may be any number.
     command: what started this process, for the advice of an error.
 
     Raises one DistError that lists every variable that is missing, no number or out of range.
@@ -151,7 +152,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
 
 
 def _is_store_of_agent(env: Env) -> bool:
-    """Whether torchrun's agent (its parent process of the ranks) has opened the store.
+    """Whether torchrun's agent, the parent process of the ranks, has opened the key-value store.
 
     Otherwise rank 0 opens the store at MASTER_PORT.
     """

@@ -1,21 +1,26 @@
-"""Processes of this host, as /proc shows them (Linux): time, signals, stacks, and their end.
+"""Functions on the processes of this host: their time, signals, stacks, and end.
 
-The parts of this page:
+Most of them read /proc, the folder in which Linux shows its processes. The parts of this page:
 
 * `AwakeClock` counts the seconds in which this process really ran.
-* `process_state`, `children_of` and `machine` look at processes.
-* `signals_held` and `leave_signals_to_parent` keep signals away from loader processes.
-* `first_to_claim` chooses, among the ranks of a host, the one that reports an error.
-* `kill_trees`, `end`, `die_with_parent` end processes.
+* `process_state`, `children_of` and `machine` tell which processes there are.
+* `signals_held` and `leave_signals_to_parent` keep signals away from loader processes (the
+  processes of a DataLoader, which read samples).
+* `first_to_claim` chooses, among the ranks of a host, the rank that reports an error.
+* `kill_trees`, `end` and `die_with_parent` end processes.
 * `dump_stacks` writes what the threads of a process do.
-* `stack_file_of` proves that a process is a rank of this run, before anything is done to it.
-* `guard` watches one rank from outside.
+* `stack_file_of` proves that a process is a rank of this run. Only then is it asked or ended.
+* `guard` watches one rank from another process.
 
 Run as a program (`python -m utils.dist.process ...`), this module is the guard of a rank: a small
-process beside the rank, which ends it if no Python code of the rank can. While C code holds
-Python's lock (the GIL), no thread of the rank runs. faulthandler has a timer that needs no lock.
-But this timer also counts the time in which the process is suspended, and says only
-"Timeout (0:00:10)!".
+process beside the rank. It ends the rank if the rank cannot run Python code any more, because C
+code holds Python's lock (the GIL). The timer of faulthandler could do this too. But this timer also
+counts the time in which the process is suspended, and it reports only "Timeout (0:00:10)!".
+
+The guard starts with `python -S`, so this module imports only the standard library and our own
+modules that do the same.
+
+Tests: tests/parts/utils/test_process.py, tests/faults/test_stalls.py, tests/dist/test_life.py.
 """
 
 import atexit
@@ -47,24 +52,26 @@ from typing import Any, NoReturn
 from utils import system
 from utils.errors import StallError
 
-# Python's own function that runs the exit handlers. It is private, and has no public equivalent.
-# None if this Python does not have it. See `end`.
+# Python's own function that runs the functions registered with atexit. It is private, and has no
+# public equivalent. None if this Python does not have it. See `end`.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
-# A request to fcntl, from linux/fcntl.h.
+# The request of fcntl that only a file in memory answers. The number is from linux/fcntl.h.
 F_GET_SEALS = 1034
 
-# Numbers of the system calls write and writev in linux/unistd.h: on x86-64, and on most others.
+# The numbers of the system calls write and writev in linux/unistd.h, first those of x86-64, then
+# those of most other processors.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
-# Ranks of one start that fail alike do so within this time, in seconds.
+# Seconds that a rank with a claim waits for the other ranks. Ranks of one start that fail with the
+# same error do so within this time.
 CLAIM_S = 10.0
 # Longest wait for exit handlers of libraries, in seconds.
 HANDLERS_S = 60.0
-# A guard that cannot write its report to a paused terminal ends after this time, in seconds.
+# Seconds after which a guard ends that cannot write its report, because the terminal is paused.
 LAST_WORDS_S = 5
 
-# The claims of this process, see `first_to_claim`. A claim lasts as long as its socket is here.
+# The claims of this process, see `first_to_claim`. A claim lasts as long as its socket is open.
 CLAIMS: list[socket.socket] = []
 
 # Signals that a launcher, a cluster or a terminal sends to all processes of a rank at once.
@@ -77,12 +84,15 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 class AwakeClock:
     """Counts the seconds in which this process ran, for limits of time.
 
-    Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process
-    while all clocks of the system go on. This clock does not: the time between two calls of `now`
-    counts as slice_s at most. So call it at least every slice_s seconds.
+    Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process,
+    while all clocks of the system go on. This clock stands still instead: it counts the time
+    between two calls of `now`, but at most slice_s. E.g. with slice_s = 1, a call 0.5 s after the
+    last one adds 0.5 s, and a call an hour after the last one adds 1 s. So call `now` at least once
+    in slice_s seconds; otherwise the clock loses time in which the process ran.
     """
 
     def __init__(self, slice_s: float = 5.0) -> None:
+        """slice_s: the most seconds that the clock counts between two calls of `now`."""
         self.slice_s = slice_s
         self.awake_s = 0.0
         self.asked = time.monotonic()  # time of the last call of `now`
@@ -102,12 +112,14 @@ class AwakeClock:
 
 @cache
 def machine() -> str:
-    """Return a name for where a process id is valid: host name, start of the host, PID namespace.
+    """Return a name of the place in which the process ids of this process are valid.
 
-    The host name is not enough, because containers and copied virtual machines may share it.
+    The name has three parts: the host name, an id of the last start of the host, and the number of
+    the container's list of processes, e.g. "gpu7/1b4e28ba-.../pid:[4026531836]". The host name
+    alone is not enough, because containers and copied virtual machines may have the same one.
     """
     parts = [socket.gethostname()]
-    with suppress(OSError):  # a system without /proc
+    with suppress(OSError):  # a system without /proc has the host name only
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
         parts += [boot, namespace]
@@ -117,12 +129,13 @@ def machine() -> str:
 def process_state(pid: int) -> str | None:
     """Return the state of a process, as the letter of /proc/<pid>/stat.
 
-    R running, S sleeping, D waiting for a disk, T stopped, t stopped by a debugger, Z zombie (it
-    has ended, and its parent has not asked for its exit code), ... Returns None if there is no such
-    process.
+    R running, S sleeping, D waiting for a disk, T stopped, t stopped by a debugger, Z zombie (the
+    process has ended, and its parent has not asked for its exit code), X ended, ...
+
+    Returns None if there is no such process. On a system without /proc, each living process is "R".
     """
     try:
-        # Each beat comes here, and open() takes half of the time of Path.read_text.
+        # Each beat of the watchdog calls this, and open() takes half the time of Path.read_text.
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
         # E.g. "4711 (python (3)) S 1 ...": the letter follows the last bracket.
@@ -136,8 +149,8 @@ def process_state(pid: int) -> str | None:
 def children_of(pid: int) -> list[int]:
     """Return the ids of all descendants of a process. A child comes before its own children.
 
-    On a system without /proc, these are the children that multiprocessing started in this process,
-    and of another process none.
+    On a system without /proc, only the processes are found that multiprocessing has started from
+    this process. For another process the list is empty.
     """
     if not system.has_proc():
         own = multiprocessing.active_children() if pid == os.getpid() else []
@@ -153,11 +166,11 @@ def children_of(pid: int) -> list[int]:
 
 
 def open_closed_streams() -> None:
-    """Drop what is written to stdout or stderr if the shell has closed it (`>&-`).
+    """If the shell has closed stdout or stderr (`>&-`), drop what is written there from now on.
 
-    Without this, the first line that is written would end the program.
+    Without this, the first written line would raise an error and end the program.
     """
-    # The files stay open until the process ends, so `with` (SIM115) does not serve.
+    # The files stay open until the process ends, so they cannot be opened by `with` (SIM115).
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
@@ -169,10 +182,10 @@ def open_closed_streams() -> None:
 
 @contextmanager
 def signals_held() -> Generator[None]:
-    """Let GROUP_SIGNALS wait until the end of the block.
+    """Hold back GROUP_SIGNALS until the end of the block. They arrive then.
 
-    In a process that is forked within the block, they wait until it calls
-    `leave_signals_to_parent`.
+    A process that is forked within the block inherits this. There the signals are held back until
+    the process calls `leave_signals_to_parent`.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
@@ -182,13 +195,13 @@ def signals_held() -> Generator[None]:
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore signals that are sent to all processes of a rank. Called in a loader process.
+    """Ignore GROUP_SIGNALS in this process, which is a loader process.
 
-    The rank itself handles them, and saves first. torchrun signals the process group of a rank,
-    SLURM all its descendants. A loader process that ended then would fail the rank in the middle of
-    a step.
+    torchrun sends its signals to the process group of a rank, and SLURM sends them to all
+    descendants of a rank. The rank handles them: it saves and then ends. If a loader process ended
+    at once, the rank would fail in the middle of its step.
 
-    The first SIGTERM is ignored as well; the second one ends the process. This is how the rank
+    Only the first SIGTERM is ignored. The second one ends the process, because this is how the rank
     itself ends its loader processes.
     """
 
@@ -199,7 +212,7 @@ def leave_signals_to_parent() -> None:
         if number != signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end_at_next)
-    # Signals that came while they were held arrive now.
+    # Signals that were held back since the fork arrive now, at the handlers set above.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
@@ -207,25 +220,27 @@ def leave_signals_to_parent() -> None:
 
 
 def first_to_claim(name: str) -> bool:
-    """Claim a name on this machine. Returns whether no other living process has claimed it.
+    """Claim a name on this host. Returns whether this process is the first that claims the name.
 
-    Ranks that fail alike all call this with the same name, e.g. the text of their error. Only the
-    process that gets the claim reports the error. It then calls `outlast_siblings` before it ends.
+    Ranks that fail with the same error all call this with the same name, e.g. the text of the
+    error. Only the first rank reports the error. It calls `outlast_siblings` before it ends,
+    because the name is free again when its process has ended.
 
-    A claim is an address of a Unix socket that lies in no folder (an abstract address). It leaves
-    no file behind, and is free again as soon as its process ends.
+    A claim is a Unix socket with an abstract address, i.e. an address that is no file. So a claim
+    leaves nothing on the disk.
     """
     claim = socket.socket(socket.AF_UNIX)
-    # The machine is a part of the name, because containers may share their addresses.
+    # `machine` goes into the name, because containers of one host may share their addresses.
     text = f"{os.getuid()} {machine()} {name}".encode(errors="replace")
-    address = f"\0spikevrt-{hashlib.sha256(text).hexdigest()}"  # \0 makes it abstract
+    address = f"\0spikevrt-{hashlib.sha256(text).hexdigest()}"  # \0 makes the address abstract
     try:
         claim.bind(address)
-        claim.listen()  # so that others can ask the system who has the claim
+        claim.listen()  # `_is_ours` of the other ranks connects to it
     except OSError as e:
         if e.errno == errno.EADDRINUSE:
             return not _is_ours(address)
-        # If nothing can be claimed, reporting twice is better than not at all.
+        # If this system allows no claims, every rank reports: too many reports are better than
+        # none.
         return True
     CLAIMS.append(claim)
     return True
@@ -234,9 +249,10 @@ def first_to_claim(name: str) -> bool:
 def _is_ours(address: str) -> bool:
     """Whether a process of our own user has claimed the address.
 
-    Any user of the host can bind it. The system says who listens there (SO_PEERCRED of unix(7)).
+    Any user of the host could claim it, and so silence our reports. The system tells which user
+    listens at an address (SO_PEERCRED of unix(7)).
     """
-    # 20 times 10 ms: a process that has just bound the address may not listen yet.
+    # A process that has just bound the address may not listen yet. So try 20 times, 10 ms apart.
     for _ in range(20):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
             other.settimeout(1.0)
@@ -250,19 +266,21 @@ def _is_ours(address: str) -> bool:
 
 
 def outlast_siblings(mark: str | None = None) -> None:
-    """Wait until the other ranks of this host have ended, if this process has a claim.
+    """If this process has a claim, wait until the other ranks of this host have ended.
 
-    They would report the same error if the claim ended before them. Waits at most CLAIM_S.
+    If this process ended first, its claim would be free, and another rank would report the same
+    error again. Waits at most CLAIM_S.
 
-    mark: end of the names of this run's memory files, see `watchdog.run_mark`. It tells the ranks
-        of this run from other programs of the same parent, which go on. None if the ranks have no
-        memory files yet; then every process of the same parent that runs this Python is waited for.
+    mark: end of the names of the memory files of this run, see `watchdog.run_mark`. By these files
+        the ranks of this run are told from other programs of the same parent, which go on running.
+        None if the ranks have no memory files yet. Then this waits for every process of the same
+        parent that runs this Python.
     """
     if not CLAIMS:
         return
     deadline = time.monotonic() + CLAIM_S
-    with suppress(ValueError):  # in another thread than the main one
-        # torchrun sends SIGTERM as soon as one of the ranks has gone.
+    with suppress(ValueError):  # only the main thread may set a signal handler
+        # torchrun sends SIGTERM to all ranks as soon as one of them has ended.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while time.monotonic() < deadline and _has_siblings(mark):
         time.sleep(0.02)
@@ -272,7 +290,7 @@ def _has_siblings(mark: str | None) -> bool:
     """Whether another rank with the same parent is alive. mark: see `outlast_siblings`."""
     own_tree = {os.getpid(), *children_of(os.getpid())}
     for pid in set(children_of(os.getppid())) - own_tree:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             is_python = os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")
             if is_python and (mark is None or _has_mark(pid, mark)):
                 return True
@@ -283,7 +301,7 @@ def _has_mark(pid: int, mark: str) -> bool:
     """Whether a process has a memory file whose name ends with `mark`."""
     folder = f"/proc/{pid}/fd"
     for entry in os.listdir(folder):
-        with suppress(OSError):  # it was closed meanwhile
+        with suppress(OSError):  # the file was closed meanwhile
             # The system calls a file in memory "/memfd:<name> (deleted)".
             if os.readlink(f"{folder}/{entry}").endswith(f"{mark} (deleted)"):
                 return True
@@ -296,68 +314,74 @@ def _has_mark(pid: int, mark: str) -> bool:
 def kill_trees(pids: Iterable[int] | None = None) -> None:
     """Send SIGKILL to processes and to all their descendants.
 
-    pids: the processes. None for those that multiprocessing started, such as loader processes: they
-        have nothing to save.
+    pids: the processes. None means all that multiprocessing has started, such as loader processes,
+        which have nothing to save.
 
-    The exit handlers of Python would send SIGTERM to these twice, and then wait for their end. If
-    both signals come before a loader process runs again, they count as one. One is ignored
-    (`leave_signals_to_parent`), so the wait would never end.
+    Loader processes must be ended here, before the exit handlers of Python run. These handlers send
+    SIGTERM twice to each loader process, and then wait for its end. If both signals come before the
+    process runs again, the system delivers only one, and a loader process ignores the first one
+    (`leave_signals_to_parent`). So the wait would never end.
     """
-    # torch raises an error when a loader process ends, by a handler of SIGCHLD. The handler can be
-    # replaced in the main thread only; elsewhere this raises ValueError.
+    # torch has a handler of SIGCHLD, which raises an error when a loader process ends. Only the
+    # main thread may replace a handler; in another thread this raises ValueError.
     with suppress(ValueError):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if pids is None:
         roots = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
     else:
         roots = list(pids)
-    # All are found before the first is killed, so that no time passes between the kills.
+    # Find all processes before killing the first one. Otherwise a process could notice that another
+    # one is gone, and report an error, before it is killed itself.
     doomed = []
     for pid in roots:
         doomed.extend(children_of(pid))
         doomed.append(pid)
     for process in doomed:
-        with suppress(ProcessLookupError, PermissionError):  # it has ended, or is not ours
+        with suppress(ProcessLookupError, PermissionError):  # ended meanwhile, or of another user
             os.kill(process, signal.SIGKILL)
 
 
 def end(code: int) -> NoReturn:
     """End a program of one or several ranks: run the exit handlers, then os._exit(code).
 
-    Python's own shutdown is left out. During that shutdown, a thread of torch that releases a
-    tensor aborts the process (SIGABRT, "terminate called without an active exception"), and a
+    This leaves out Python's own shutdown. If a thread of torch releases a tensor during that
+    shutdown, the process aborts (SIGABRT, "terminate called without an active exception"), and a
     finished run would seem to have failed: pytorch#190489.
 
-    If this Python has no function to run the handlers, this is sys.exit(code).
+    If this Python has no function to run the handlers, this calls sys.exit(code) instead.
     """
     kill_trees()
     if run_exit_handlers is None:
         sys.exit(code)
-    # In a thread: a handler that waits for a network must not hold a program that has done its
-    # work.
+    # Run the handlers in a thread, because the program has done its work, and a handler that waits
+    # for a network must not keep it alive.
     handlers = threading.Thread(target=run_exit_handlers, daemon=True)
     handlers.start()
     handlers.join(HANDLERS_S)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # a full disk behind it must not change the exit code
+        with suppress(OSError):  # if the output goes to a full disk, the exit code stays
             stream.flush()
     os._exit(code)
 
 
 def die_with_parent() -> None:
-    """End this process as soon as its parent is gone, so that none is left over after a kill -9."""
+    """Let the system end this process as soon as its parent has ended.
+
+    So no process is left over if a user ends the parent by `kill -9`.
+    """
     system.ask_for_signal_at_end_of_parent(signal.SIGKILL)
-    # The parent may have ended before that request.
+    # If the parent ended before this request, the system sends no signal.
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_exit_file(code: int) -> None:
-    """Note the exit code for scripts/torchrun_quiet.py, if that program has started this one.
+    """Append the exit code to a file, if scripts/torchrun_quiet.py has started this program.
 
-    torchrun turns every exit code into 1, so the code goes through a file. The first line of the
-    file counts: the rank that failed writes before the ranks that end because of it.
+    torchrun turns every exit code into 1, so scripts/torchrun_quiet.py reads the code from this
+    file. Only the first line of the file counts. The rank that failed writes it, because the other
+    ranks end later.
     """
     path = os.environ.get("SPIKEVRT_EXIT_FILE")
     if path:
@@ -372,17 +396,19 @@ def write_exit_file(code: int) -> None:
 def start_guard(
     rank: int, limit_s: float, stack_file: str, is_alone: bool, log_file: str | None
 ) -> subprocess.Popen[bytes] | None:
-    """Start the guard of this process, see `guard`.
+    """Start the guard of this process, see `guard`. Returns the process of the guard.
 
-    Whoever calls this writes a byte to the stdin of the guard now and then, as a heartbeat.
+    The caller must write a byte to the stdin of the guard more often than every limit_s seconds, as
+    a heartbeat.
 
-    Returns None if the system starts no more processes, or has no /proc. By /proc a guard knows a
-    rank that is stopped on purpose. The guard keeps GROUP_SIGNALS blocked, as it starts.
+    Returns None if the system starts no more processes, or has no /proc. Without /proc a guard
+    could not tell a rank that hangs from a rank that is stopped on purpose.
 
+    rank: number of this rank, for the report.
     limit_s: seconds without a heartbeat after which the guard ends this process.
     stack_file: path of the memory file for the stacks.
-    is_alone: whether no other rank reports the stall.
-    log_file: path of the run's log, or None if this rank has none.
+    is_alone: whether there is no other rank, which would report the stall.
+    log_file: path of the log of the run, or None if this rank has none.
     """
     if not system.has_proc():
         return None
@@ -390,10 +416,13 @@ def start_guard(
     # -S starts Python without installed packages, which the guard does not need.
     command = [sys.executable, "-S", "-m", "utils.dist.process", arguments]
     root = Path(__file__).resolve().parents[2]
+    # The guard inherits that GROUP_SIGNALS are held back, and never releases them. So a signal to
+    # all processes of the rank does not end the guard before the rank.
     with suppress(OSError), signals_held():
         guard_process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
         if guard_process.stdin is not None:
-            os.set_blocking(guard_process.stdin.fileno(), False)  # no beat waits for the guard
+            # A write to a full pipe then raises an error, instead of waiting for the guard.
+            os.set_blocking(guard_process.stdin.fileno(), False)
         return guard_process
     return None
 
@@ -401,22 +430,25 @@ def start_guard(
 def guard(
     rank: int, pid: int, limit_s: float, stack_file: str, is_alone: bool, log_file: str | None
 ) -> None:
-    """Watch a rank until it ends, and end it if no Python code of its own can.
+    """Watch a rank until it ends, and end it if it sends no heartbeat for limit_s seconds.
 
-    This is the main function of the guard process. The rank is its parent. A rank that is stopped
-    by a signal is left to the other ranks, or to whoever stopped it.
+    This is the main function of the guard process, whose parent is the rank. A rank that is stopped
+    by a signal (Ctrl-Z) sends no heartbeat either. The guard leaves such a rank alone: the user
+    will let it go on, or the other ranks end it.
 
-    Arguments as in `start_guard`; pid: process of the rank.
+    pid: process id of the rank. The other arguments are those of `start_guard`.
     """
+    # With at most a third of the limit, one late turn of the loop does not end a rank.
     clock = AwakeClock(slice_s=min(1.0, limit_s / 3))
-    heard = 0.0  # time of the last heartbeat
+    heard = 0.0  # time of the last heartbeat, on `clock`
     while True:
-        if os.getppid() != pid:  # the rank has ended, so the guard has another parent now
+        if os.getppid() != pid:  # the rank has ended, so the system gave the guard another parent
             return
-        # Wait for a byte on stdin, at most half a slice.
+        # Wait for a byte on stdin (file 0), but at most half a slice, so that the clock is asked
+        # often enough.
         readable, _, _ = select.select([0], [], [], clock.slice_s / 2)
         is_heard = bool(readable)
-        if is_heard and not os.read(0, 4096):  # the rank has closed the pipe
+        if is_heard and not os.read(0, 4096):  # end of the file: the rank has closed the pipe
             return
         now = clock.now()
         if is_heard or process_state(pid) in ("T", "t"):  # stopped, by a signal or a debugger
@@ -424,14 +456,15 @@ def guard(
         elif now - heard > limit_s:
             break
 
-    # First the stacks, while the process lives; then its end; then the words, because the terminal
-    # may be paused. The guard outlives the rank for the words, a few seconds at most.
+    # The order of these three matters. Read the stacks first, while the rank lives. Then end the
+    # rank. Write the report last, because the terminal may be paused. For the report the guard
+    # outlives the rank, but at most LAST_WORDS_S.
     stacks = ""
     if is_alone:
         with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
             stacks = dump_stacks(file, pid)
-    system.ask_for_signal_at_end_of_parent(0)  # no signal: the guard stays
-    signal.alarm(LAST_WORDS_S)
+    system.ask_for_signal_at_end_of_parent(0)  # 0: no signal, so the guard outlives the rank
+    signal.alarm(LAST_WORDS_S)  # ends the guard after this time
     write_exit_file(StallError.exit_code)
     os.kill(pid, signal.SIGKILL)
     if not is_alone:
@@ -446,7 +479,8 @@ def guard(
     words = f"{error}\n\nStacks of rank {rank}:\n{stacks}\n".encode()
     if log_file is not None:
         with suppress(OSError):
-            # O_NOFOLLOW: never write behind a link that somebody put there.
+            # O_NOFOLLOW: if somebody has put a link in place of the log, do not write to its
+            # target.
             descriptor = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
             os.write(descriptor, words)
     with suppress(OSError):
@@ -459,30 +493,32 @@ def guard(
 def stack_file_of(pid: int, name: str) -> FileIO | None:
     """Open the memory file `name` of the process `pid`, or return None if it has none.
 
-    A rank writes its stacks into a memory file whose name tells the run and the rank. The system
-    shows such names to processes of the same user alone, and no other user can give one of our
-    processes such a file. So the file proves that the process is this rank of this run.
+    This is the proof that a process is a certain rank of this run. A rank opens a memory file whose
+    name tells the run and the rank (`watchdog.stack_file_name`). The system shows such names only
+    to processes of the same user, and no other user can give one of our processes such a file.
 
-    pid: what the network says. Nothing is done to the process, and no path comes from the network.
+    pid: a process id that came from the network and may be false. This function only reads, so
+        nothing happens to a wrong process.
+    name: name of the memory file. It must not come from the network.
     """
     wanted = f"/memfd:{name} (deleted)"
     folder = f"/proc/{pid}/fd"
-    with suppress(OSError):  # there is no such process, or it is not ours
+    with suppress(OSError):  # there is no such process, or another user has it
         if os.stat(f"/proc/{pid}").st_uid != os.getuid():
             return None
         for entry in os.listdir(folder):
             if os.readlink(f"{folder}/{entry}") == wanted:
                 # The caller closes the file.
                 file = open(f"{folder}/{entry}", "a+b", buffering=0)  # noqa: SIM115
-                # A file on a disk can have this name too. Only a file in memory has seals: for
-                # another one this raises OSError.
+                # A file on a disk can have this name too. This request raises OSError for it,
+                # because only a file in memory has seals.
                 fcntl.fcntl(file, F_GET_SEALS)
                 return file
     return None
 
 
 def stacks_of(pid: int, name: str) -> str:
-    """Return the stacks of the process if it holds the memory file `name`, else ""."""
+    """Return the stacks of the process `pid`, or "" if it is not the rank of the file `name`."""
     file = stack_file_of(pid, name)
     if file is None:
         return ""
@@ -492,7 +528,7 @@ def stacks_of(pid: int, name: str) -> str:
 
 
 def kill_rank(pid: int, name: str) -> None:
-    """End the process and what it started, if it holds the memory file `name`."""
+    """End the process `pid` and its descendants, if it is the rank of the memory file `name`."""
     file = stack_file_of(pid, name)
     if file is not None:
         file.close()
@@ -504,20 +540,20 @@ def kill_rank(pid: int, name: str) -> None:
 
 def main_thread_writes() -> bool:
     """Whether the main thread waits in a write to a terminal or pipe: stdout or stderr."""
-    # The system call that the thread is in, e.g. "1 0x2 0x7f... ...": its number, its arguments in
-    # hexadecimal. "running" if it is in none.
+    # The file shows the system call in which the thread waits, e.g. "1 0x2 0x7f... ...": number of
+    # the call, and its arguments in hexadecimal. It is "running" if the thread does not wait.
     try:
         with open(f"/proc/self/task/{os.getpid()}/syscall", encoding="ascii") as file:
             text = file.read()
-    except OSError:  # some systems do not show it
+    except OSError:  # some systems do not show this file
         return False
     words = text.split()
     if len(words) < 2 or words[0] not in WRITE_CALLS:
         return False
-    descriptor = int(words[1], 16)
+    descriptor = int(words[1], 16)  # the file that is written
     if descriptor not in (1, 2):  # stdout, stderr
         return False
-    # A terminal is a character device.
+    # A terminal is a character device. A write to a file on a disk is no wait for a terminal.
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
@@ -525,11 +561,13 @@ def main_thread_writes() -> bool:
 def dump_stacks(file: Any, pid: int | None = None) -> str:
     """Write the Python stacks of a process and of its loader processes into `file`.
 
-    faulthandler writes the stacks, so they come whatever the threads do. Another process writes its
-    own, if it handles SIGUSR2; ranks and their loader processes do, see `Watchdog`.
+    faulthandler writes the stacks, even if no thread can run Python code. A process can write only
+    its own stacks, so another process is asked for them by SIGUSR2. Ranks and their loader
+    processes have a handler for this signal, see `Watchdog`.
 
-    file: a memory file that this process and the others have open, without a buffer.
-    pid: the process, or None for this one.
+    file: the memory file of the rank, opened without a buffer. The rank and its loader processes
+        have the same file open.
+    pid: process id of the rank, or None for this process.
 
     Returns the text of the file.
     """
@@ -548,7 +586,7 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
 def _ask_for_stacks(file: Any, pids: list[int], titled: bool) -> None:
     """Let processes write their stacks into `file`, one after the other.
 
-    titled: whether a line "child process <pid>:" goes before each.
+    titled: whether a line "child process <pid>:" goes before the stacks of each process.
     """
     for pid in pids:
         title = f"\nchild process {pid}:\n" if titled else ""
@@ -560,7 +598,7 @@ def _ask_for_stacks(file: Any, pids: list[int], titled: bool) -> None:
                     "kill -CONT lets it go on)"
                 )
                 file.write(f"{title}{reason}\n".encode())
-            # The signal would end a process that does not handle it.
+            # SIGUSR2 ends a process that has no handler for it, so such a process gets no signal.
             elif _handles(status, signal.SIGUSR2):
                 file.write(title.encode())
                 size_before = os.fstat(file.fileno()).st_size

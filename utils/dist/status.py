@@ -4,10 +4,14 @@ A user asks with `touch <run>/status`, and then reads the file:
 
     rank 0 of 2 on host7, cuda:0, pid 4711; step 120, 0.4 s in phase "forward"; loss finite; ...
 
-The watchdog of each rank writes its state into the store of the run with every beat
-(utils.dist.beats). A thread of rank 0, with its own connection to the store, reads the beats and
-writes the lines into the file that was touched. So the answer comes while the ranks compute, wait
-for one another or hang, and slows none of them.
+Every half second the watchdog of each rank writes a record, its beat, into the key-value store of
+the run (utils.dist.beats). A thread of rank 0, with its own connection to the store, reads the
+beats and writes the lines into the file that was touched. The main threads do nothing for this. So
+the answer comes while the ranks compute, wait for one another or hang, and slows none of them.
+
+Users and scripts read these lines: docs/ddp.md shows one.
+
+Tests: tests/faults/test_stalls.py.
 """
 
 import os
@@ -30,9 +34,10 @@ POLL_S = 1.0
 
 
 def status_line(rank: int | None = None, state: State | None = None) -> str:
-    """Return host, process, place in the run, weights and samples of a rank, in one line.
+    """Return host, process, phase, weights and samples of a rank, in one line.
 
-    rank: number of the rank. state: its beat, see beats. None for this rank.
+    rank: number of the rank, or None for this rank.
+    state: the last beat of the rank, see utils.dist.beats. None for this rank.
     """
     if state is None:
         place = RUN.place
@@ -82,8 +87,8 @@ def _answer(folder: Path, over: threading.Event) -> None:
     """Answer requests until `over` is set. Runs in a thread."""
     path = folder / STATUS_NAME
     store = RUN.store.clone() if RUN.store else None  # each thread needs a connection of its own
-    # The time of the newest answer. A file with content is an answer of an earlier run, and an
-    # empty one is a request.
+    # The time of the newest answer. At the start, a file with content is an answer of an earlier
+    # run. An empty file is a request, because `touch` makes an empty file.
     answered = None
     if path.exists() and path.stat().st_size:
         answered = _time_of(path)
@@ -91,7 +96,7 @@ def _answer(folder: Path, over: threading.Event) -> None:
         while not over.wait(POLL_S):
             if _time_of(path) in (None, answered):  # no file, or nobody has touched it
                 continue
-            over.wait(POLL_S)  # for a beat that is newer than the request
+            over.wait(POLL_S)  # so that every rank writes a beat that is newer than the request
             lines = [time.strftime("%Y-%m-%d %H:%M:%S"), *_lines(store), ""]
             with suppress(DataError):  # a full disk: the next request may succeed
                 write_whole(path, "\n".join(lines).encode())
