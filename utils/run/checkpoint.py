@@ -22,6 +22,12 @@ renamed. A rename is atomic: whenever the process dies, a whole file has the nam
 The option file takes precedence over the options in the checkpoint. The log lists every option that
 differs. A checkpoint provides weights, their moving averages, the moments of the optimizer, the
 loss scale, the count of skipped steps and the position in the data.
+
+What must stay: runs of earlier versions are resumed, so names of files and keys stay, and a new key
+has a default for files without it. A file is read as data only, never as a pickle that runs code.
+
+Tests: tests/stories/test_checkpoint.py, tests/faults/test_interruptions.py,
+tests/dist/test_changed_resume.py.
 """
 
 import errno
@@ -51,12 +57,14 @@ from utils.run.torch_file import RefusedFile, load_plain
 
 logger = logging.getLogger(__name__)
 
-# Options that say where and how a run is started, not what is trained: no difference is reported.
+# Options that say where and how a run is started, not what is trained. So a difference in them is
+# not reported.
 NO_DIFFERENCE = ("opt_path", "task", "path")
 
-# The best PSNR so far cannot be compared any more if one of these options changes, ...
+# Beginnings of the options that the PSNR of a validation depends on. If such an option changes, the
+# best PSNR so far cannot be compared with new ones, ...
 OF_SCORES = ("datasets.test.", "val.", "metric.")
-# ... except for these options among them, which have no effect on the PSNR.
+# ... except for options that begin like this, which have no effect on the PSNR.
 NO_SCORE = (
     "val.save_img",
     "val.batch_tiles",
@@ -68,7 +76,7 @@ NO_SCORE = (
 # The advice of the errors about a full disk.
 ROOM = "free some space or quota, or set path.root to another disk, then resume"
 
-# What torch.load raises for a file of something else, or for a file that cannot be read.
+# The errors of torch.load for a file that is no checkpoint, or that cannot be read.
 UNREADABLE = (
     UnpicklingError,
     RuntimeError,
@@ -123,20 +131,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class DataOrder:
-    """What a position in the data refers to.
+    """The order of the training samples: it decides which samples a position in the data means.
 
-    Two starts with equal orders train on the same samples at the same position.
-
-    samples: number of samples in an epoch.
-    sample_list: digest of the names and sizes of clips and frames.
-    seed: seed of the shuffling, or None if the samples are not shuffled.
-    steps: number of steps in an epoch, at the batch size of the run.
+    Two starts with equal orders train on the same samples at the same position. A checkpoint holds
+    these fields by their names.
     """
 
-    samples: int
-    sample_list: str
-    seed: int | None
-    steps: int
+    samples: int  # number of samples in an epoch
+    sample_list: str  # digest of the names and sizes of clips and frames
+    seed: int | None  # seed of the shuffling, or None if the samples are not shuffled
+    steps: int  # number of steps in an epoch, at the batch size of the run
 
 
 def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
@@ -146,7 +150,7 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
     """
     total = math.inf if train.total_iter is None else train.total_iter
     if train.epochs is not None:
-        # Counted from where the run stands: its former epochs may have had another length.
+        # Count from the present position, because earlier epochs may have had another length.
         left = (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
         total = min(total, progress.step + left)
     return int(total)
@@ -157,8 +161,8 @@ def left_to_do(
 ) -> Literal["validation", "steps", "nothing"]:
     """Return what comes next in a run. "nothing" means that the run is finished.
 
-    No other place decides this. A run is finished if its last step is validated, and the checkpoint
-    records that (`validated`).
+    No other function decides this. A run is finished if its last step is done and validated; the
+    checkpoint records the last validation in `validated`.
 
     total_iter: number of steps of the run.
     test_every: number of steps between two validations, or 0 if there is no test split. The last
@@ -170,8 +174,8 @@ def left_to_do(
     else:
         is_due = is_last or progress.step % test_every == 0
 
-    # A validation that a signal has stopped twice is left out. Otherwise a run whose allocations
-    # of time are too short for its validation would never go on.
+    # Leave out a validation that a signal has stopped twice. A cluster may end each job before a
+    # long validation is done; without this rule, the run would repeat the validation for ever.
     is_done = progress.validated == progress.step
     is_left_out = progress.validation_stops >= 2
     if is_due and not is_done and not is_left_out:
@@ -184,16 +188,11 @@ def left_to_do(
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint that a run resumes from.
+    """A checkpoint that a run resumes from. `find_checkpoint` sends these fields to all ranks."""
 
-    path: its file.
-    state: its content, as `save` was given it.
-    is_named: whether the user named the file (`--resume PATH`).
-    """
-
-    path: Path
-    state: dict[str, Any]
-    is_named: bool = False
+    path: Path  # the file
+    state: dict[str, Any]  # the content of the file, the argument of `save`
+    is_named: bool = False  # whether the user has named this file (`--resume PATH`)
 
 
 def own_checkpoint(folder: Path, name: str) -> Path:
@@ -214,9 +213,10 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
 
     * refused if the folder holds a checkpoint_best, because a fresh start would overwrite it.
 
-    So a command with a path can be repeated after an interruption, and overwrites nothing. If the
-    path is a folder, its checkpoint_latest is meant. If checkpoint_latest cannot be read in the
-    last row, the named file is used.
+    The third row lets a user repeat the same command after an interruption: the first start uses
+    the named file, and later starts go on from their own checkpoint. A path to a folder means the
+    checkpoint_latest in it. If checkpoint_latest cannot be read in the last row, the named file is
+    used.
 
     Raises OptionError if the run is refused, and CheckpointError if a file is missing, damaged, or
     no checkpoint.
@@ -286,7 +286,8 @@ def _named_file(named: Path) -> Path:
 
 
 def _warn_not_used(named: Path, state: dict[str, Any]) -> None:
-    """Say that the run's own checkpoint, which holds `state`, is used in place of `named`."""
+    """Log that the file `named` is not used, but the checkpoint of this run, which holds
+    `state`."""
     logger.warning(
         "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that "
         "file, choose another task name",
@@ -296,7 +297,7 @@ def _warn_not_used(named: Path, state: dict[str, Any]) -> None:
 
 
 def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
-    """Raise OptionError if the folder has a checkpoint_best. It has no checkpoint_latest."""
+    """Raise OptionError if the folder, which has no checkpoint_latest, has a checkpoint_best."""
     best = own_checkpoint(folder, "best")
     if not _existing_versions(best):
         return
@@ -328,12 +329,13 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def restoring(resumed: Resumed | None) -> Generator[None]:
-    """Turn errors of the block into a CheckpointError, while a checkpoint is restored in it.
+    """Turn errors of the block, in which a checkpoint is restored, into a CheckpointError.
 
-    The block gives parts of the checkpoint to network, optimizer and averages. These raise many
+    The block gives parts of the checkpoint to network, optimizer and averages, which raise many
     kinds of errors for a part that does not fit.
 
-    resumed: the checkpoint, or None for a fresh start, whose errors stay as they are.
+    resumed: the checkpoint, or None for a fresh start. The errors of a fresh start are not changed,
+        because no file is their cause.
     """
     try:
         yield
@@ -376,8 +378,8 @@ def restore_progress(
     values = {field.name: state.get(field.name, field.default) for field in fields(Progress)}
     progress = Progress(**values)
 
-    # The end of an epoch is the start of the next one. The position was counted in the epochs of
-    # then, which may have had another length.
+    # If the position is the end of an epoch, move it to the start of the next epoch. The checkpoint
+    # counts the position in epochs of its own length, which may differ from the length now.
     order_then = _order_in(state)
     steps_then = order.steps if order_then is None else order_then.steps
     if progress.batch == steps_then:
@@ -388,7 +390,8 @@ def restore_progress(
     if changes and utils_dist.is_main_process():
         _log_changed_options(changes)
 
-    # What a checkpoint of another run says of its files and validations is not true of this run.
+    # A checkpoint of another run also records files and validations of that run. This run has none
+    # of them.
     own_folder = own_checkpoint(folder, "latest").parent
     is_own = resumed.path.parent.resolve() == own_folder.resolve()
     if is_own:
@@ -398,12 +401,12 @@ def restore_progress(
         progress.wandb_id = None
         progress.validated = 0
         progress.validation_stops = 0
-    # The task is the name of a run for W&B, not its folder. A copied folder with another task is
-    # another run there.
+    # W&B knows a run by its task and not by its folder. If a folder was copied and got another
+    # task, it is another run for W&B.
     if state["options"].get("task") != options.get("task"):
         progress.wandb_id = None
 
-    # The options among them that the best score depends on.
+    # The changed options that the best score depends on.
     changed_scores = []
     for key in changes:
         if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE):
@@ -419,8 +422,8 @@ def restore_progress(
 def _order_in(state: dict[str, Any]) -> DataOrder | None:
     """Return the order of the data that a checkpoint was written with.
 
-    Returns None if the checkpoint comes from an earlier version, which did not save the order. A
-    later version may have saved more than the fields that are taken here.
+    Returns None if the checkpoint comes from an earlier version, which did not save the order. If
+    it comes from a later version, it may hold further fields, which are ignored.
     """
     if not state.get("order"):
         return None
@@ -472,10 +475,13 @@ def differences(
 def _forget_best_of_others(
     progress: Progress, folder: Path, changed: list[str], scored_on: str | None
 ) -> None:
-    """Forget a best score that this start cannot be compared with, and log the reason.
+    """Forget the best score if the scores of this start cannot be compared with it.
 
-    changed: keys of changed options that the scores depend on. scored_on: see `restore_progress`.
-    Without a test split nothing is scored, and the best score keeps what it was measured on.
+    The reason is logged. A start without a test split measures no score, so it keeps the best
+    score.
+
+    changed: keys of changed options that the scores depend on.
+    scored_on: digest of the test clips of this start, or None without a test split.
     """
     if progress.best_psnr is None:
         return
@@ -502,8 +508,9 @@ def _find_place(
 ) -> None:
     """Move `progress` to the next epoch if its position means other samples than before.
 
-    With the same number of samples a step, a run continues with the next sample, on any number of
-    ranks.
+    If the number of samples per step is the same as before, the run continues with the next sample.
+    The number of ranks may change: e.g. 4 ranks with 2 samples each and 2 ranks with 4 samples each
+    have the same samples in a step.
 
     order_then: the order that the checkpoint was written with, or None if it is not known.
     order: the order of this start.
@@ -534,8 +541,8 @@ def _find_place(
     if (is_other_data or per_step != per_step_then) and not resumed.is_named:
         raise _other_data_or_batch(is_other_data, changed, per_step_then, resumed.path)
 
-    # The steps of an epoch follow from the numbers above. If they are equal, and the position is
-    # still behind the end of the epoch, the checkpoint was not written by such a run.
+    # The number of steps in an epoch follows from the numbers above. If none of them has changed, a
+    # position behind the end of the epoch is impossible, so somebody has changed the file.
     if not changed and progress.batch > order.steps:
         changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
     # A position at the start of an epoch can stay: no sample of the epoch has been used.
@@ -571,8 +578,10 @@ def _other_data_or_batch(
 ) -> DataError | OptionError:
     """Return the error of a run that would continue with other data or another batch.
 
-    is_other_data: whether the samples differ; else the samples a step do.
-    changed: what has changed, in words. per_step_then: samples a step of the checkpoint in `path`.
+    is_other_data: whether the samples differ. If not, the number of samples per step differs.
+    changed: what has changed, e.g. ["samples a step 8 -> 4"].
+    per_step_then: number of samples per step of the checkpoint.
+    path: the file of the checkpoint.
     """
     kind = DataError if is_other_data else OptionError
     return kind(
@@ -603,7 +612,7 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     * the disk is too full, or
     * writing fails.
     """
-    # The file is a little larger than its tensors. A fifth is ample for the rest.
+    # The file is a little larger than its tensors. A fifth more is ample.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     sidecar = _sidecar_of(path)
     new_file = _temporary_name(path)
@@ -616,8 +625,8 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             raise CheckpointError(what, str(path), f"at least {need_mb:.0f} MB", ROOM)
         _remove_temporary_files(path)
 
-        # Write the file. "x" creates a new one: it never opens a file that is there, nor follows a
-        # link that somebody put under this name.
+        # Write the file. Mode "x" creates a new file. It raises an error if there is a file of this
+        # name, or a link that somebody has put there.
         with open(new_file, "xb") as file:
             torch.save(state, file)
         _wait_for_disk(new_file)
@@ -628,25 +637,25 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             file.write(f"{sha256_of(new_file)}\n")
         _wait_for_disk(new_sidecar)
 
-        # A damaged newest file is not kept: it would push a good version out.
+        # If the newest file is damaged, do not keep it: it would push out a good former version.
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)
 
-        # The order matters. Without a sidecar a file is taken as it is. So between these three
-        # lines a reader takes the old or the new file, and never compares it with the digest of
-        # the other one.
+        # The order of these three lines matters, because the process may die between them. A file
+        # without a sidecar is read without a check. So at any time a reader finds the old or the
+        # new file, and never compares one file with the digest of the other.
         sidecar.unlink(missing_ok=True)
         os.replace(new_file, path)
         os.replace(new_sidecar, sidecar)
         _wait_for_disk(path.parent)
-    except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
+    except (OSError, RuntimeError) as e:  # torch.save raises a RuntimeError if the disk is full
         room = (
             f"a writable folder with room for {need_mb:.0f} MB "
             f"({free_bytes(path.parent) / 2**20:.0f} MB are free)"
         )
         raise CheckpointError(f"cannot write the checkpoint: {e}", str(path), room, ROOM) from e
     finally:
-        # A folder that cannot be written makes this fail as well. The error above names it.
+        # If the folder cannot be written, this fails as well. The error above names the folder.
         with suppress(OSError):
             _remove_temporary_files(path)
 
@@ -665,7 +674,8 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
         return keys + sum(_plain_bytes(item, f"{where}[{key!r}]") for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return sum(_plain_bytes(item, f"{where}[{index}]") for index, item in enumerate(value))
-    # The exact types: a subclass, e.g. numpy.float64 of float, is refused when it is read.
+    # Compare the exact types. torch.load with weights_only=True refuses a subclass, e.g.
+    # numpy.float64, which is a subclass of float.
     if type(value) not in (str, int, float, bool, type(None)):
         raise CheckpointError(
             what=f"{type(value).__name__} in a checkpoint",
@@ -677,15 +687,17 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
 
 
 def _rename_versions(path: Path, keep: int) -> None:
-    """Make each version the one before: `X.pth` -> `X_previous.pth` -> `X_previous2.pth` -> ...
+    """Rename each version: `X.pth` -> `X_previous.pth` -> `X_previous2.pth` -> ...
 
-    keep: number of former versions that stay. The oldest one is overwritten. `X.pth` itself stays
-    there until the new file replaces it.
+    The oldest version is overwritten. `X.pth` keeps its name as well, until the new file replaces
+    it, so that there is a file `X.pth` at any time.
+
+    keep: number of former versions that stay.
     """
     versions = [path, path.with_name(f"{path.stem}_previous{path.suffix}")]
     for number in range(2, keep + 1):
         versions.append(path.with_name(f"{path.stem}_previous{number}{path.suffix}"))
-    # From the oldest to the newest, so that no version is overwritten before it has its new name.
+    # Rename the oldest version first, so that no version is overwritten before it has a new name.
     for number in range(keep, 0, -1):
         newer = versions[number - 1]
         older = versions[number]
@@ -710,7 +722,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _wait_for_disk(path: Path) -> None:
-    """Return when the file or folder is on the disk."""
+    """Wait until the file or folder is on the disk, so that a power failure cannot lose it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -787,12 +799,12 @@ def _existing_versions(path: Path) -> list[Path]:
 
     A version in this list may be damaged: `load` finds out.
     """
-    # `X_previous.pth` sorts before `X_previous2.pth`, and that before `X_previous10.pth`.
+    # Sorted by length and then by name: X_previous.pth, X_previous2.pth, ..., X_previous10.pth.
     former = sorted(
         path.parent.glob(f"{path.stem}_previous*{path.suffix}"),
         key=lambda version: (len(version.name), version.name),
     )
-    # lexists: a link to a file that is gone counts. Reading it then fails, with a warning.
+    # lexists is also true for a link whose target is gone. `load` then fails to read it, and warns.
     if os.path.lexists(path):
         return [path, *former]
     return former

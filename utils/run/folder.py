@@ -7,6 +7,9 @@ logs. So rank 0 locks the file `.lock` in the folder for as long as the run last
 * `RunFolder.check` is called before each log line and each checkpoint.
 
 The text of the file names the process: "process 4711 on host7, since Fri Nov 27 15:20:46 2026".
+Other versions of this program read the text and take the same lock, so both must stay.
+
+Tests: tests/parts/utils/test_output_folder.py, tests/stories/test_foreign_files.py.
 """
 
 import fcntl
@@ -28,8 +31,8 @@ from utils.logger import LOG_NAME, WARNINGS_NAME
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = ".lock"
-HOLDER = b"process "  # how the text of a lock begins
-# Seconds to wait for a lock of this host: a rank that was killed a moment ago may still be ending.
+HOLDER = b"process "  # the text of a lock begins with this
+# Seconds to wait for a lock of this host. A rank that was killed a moment ago may still be ending.
 PATIENCE_S = 3.0
 # Seconds to wait for a lock of another host. The lock of a host that crashed lasts until the file
 # server releases it: 90 s by default for NFS.
@@ -39,11 +42,14 @@ PATIENCE_WITH_HOSTS_S = 180.0
 class FolderMovedError(OptionError):
     """The folder of the run is no longer where the run found it.
 
-    now: where the folder is, or None if it is nowhere.
+    now: the new path of the folder, or None if the folder was removed.
     """
 
     def __init__(self, folder: Path, now: Path | None, saved: Path | None = None) -> None:
-        """saved: the checkpoint that the run saved there before it ends."""
+        """folder: path at which the run found its folder.
+        now: new path of the folder, or None if the folder was removed.
+        saved: the checkpoint that the run has written at the new path, or None.
+        """
         self.now = now
         if now is None:
             what = "the folder of the run was removed, and made anew by somebody else"
@@ -59,10 +65,10 @@ class FolderMovedError(OptionError):
 class RunFolder:
     """The folder of a run, locked by the file <folder>/.lock. Only rank 0 has one.
 
-    The kernel releases the lock when rank 0 dies. The lock is a record lock (fcntl). Forked loader
-    processes do not inherit it. NFS passes it to its server, so that it holds between hosts as
-    well, unless the folder is mounted with `nolock` or `local_lock`. A file system without locks
-    gives a warning.
+    The lock is a record lock (fcntl). The kernel releases it when rank 0 ends, also after a kill.
+    Loader processes are forked from rank 0 and do not inherit the lock, so it does not outlast rank
+    0. NFS passes the lock on to its server, so that it also holds between hosts, unless the folder
+    is mounted with `nolock` or `local_lock`. If the file system has no locks, a warning is logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +88,7 @@ class RunFolder:
         lock = self.path / LOCK_NAME
         if _is_same(lock, own):
             return
-        # The lock is not there any more. The kernel knows under which name an open file is now.
+        # The file is not there any more. The kernel knows the present path of an open file.
         path = system.path_of(self.lock.fileno())
         now = None if path is None else path.parent
         # The folder was moved, and the lock with it.
@@ -117,9 +123,10 @@ def only_run_in(
     held = None
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
-            # The folder of a run has a mark. Runs of former versions left no mark, but sidecars of
-            # checkpoints. Folders of other programs have options/*.json, models/*.pth and
-            # checkpoints, too, but no such sidecars.
+            # A run puts a file (utils.files.MARK) into its folder to mark it. Runs of earlier
+            # versions left no mark, but they have sidecars of checkpoints. Folders of other
+            # programs may have options/*.json, models/*.pth and checkpoints too, but no such
+            # sidecars.
             has_sidecar = any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
             claim_run_folder(folder, names, is_ours=has_sidecar)
             for name in (LOCK_NAME, LOG_NAME, WARNINGS_NAME, *appended):
@@ -133,7 +140,10 @@ def only_run_in(
 
 
 def log_links(folder: Path) -> None:
-    """Log which folders of the run are links: a habit on clusters, and a surprise elsewhere."""
+    """Log which folders of the run are links, and where they lead.
+
+    On clusters people often link folders to another disk. Elsewhere a link may be a surprise.
+    """
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and path.is_dir():
             logger.info("%s is a link to %s", path.relative_to(folder), path.resolve())
@@ -151,25 +161,26 @@ def _is_same(path: Path, found: os.stat_result) -> bool:
 
 
 def _take_lock(path: Path) -> BinaryIO:
-    """Return the open file `path`, locked. Waits a while if somebody else has the lock.
+    """Open the file `path` and lock it. Waits a while if another process has the lock.
 
-    The lock lasts until the file is closed.
+    The lock lasts until the returned file is closed. It must stay open as long as the run lasts.
 
     Raises OptionError if somebody else keeps the lock. If the file system has no locks, logs a
     warning, and returns the file without a lock.
     """
     with writing(path, OTHER_ROOT):
-        # For its owner alone: whoever can read a file can hold a lock on it.
+        # 0o600: only the owner may open the file, because whoever can read a file can lock it.
         file = open_kept(path, "a+b", 0o600)
     start = time.monotonic()
     is_told = False
     while True:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # NB: an error, in place of waiting
+            # With LOCK_NB this raises an error instead of waiting.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except (BlockingIOError, PermissionError):  # somebody else has it
+        except (BlockingIOError, PermissionError):  # another process has the lock
             file.seek(0)
-        except OSError as e:
+        except OSError as e:  # the file system has no locks
             logger.warning(
                 "%s cannot be locked (%s): start no second run in this folder", path, e.strerror
             )
@@ -200,7 +211,10 @@ def _take_lock(path: Path) -> BinaryIO:
 
 
 def _sign(file: BinaryIO, path: Path) -> None:
-    """Write into a lock who holds it. Raises OptionError if the file holds what no run wrote."""
+    """Write into the file of a lock which process holds the lock.
+
+    Raises OptionError, and changes nothing, if the file holds something that no run wrote.
+    """
     file.seek(0)
     before = file.read(len(HOLDER))
     if before.strip(b"\n") and before != HOLDER:  # neither empty nor signed by a run
@@ -211,9 +225,9 @@ def _sign(file: BinaryIO, path: Path) -> None:
             expected="an empty file, or one line that names a process",
             do="move it away, or set another task name",
         )
-    with suppress(PermissionError):  # a lock that another user made
+    with suppress(PermissionError):  # another user has made the file
         os.fchmod(file.fileno(), 0o600)
-    with suppress(OSError):  # a full disk is for the first save to report
+    with suppress(OSError):  # the disk is full, which the first save will report
         file.truncate(0)
         text = f"process {os.getpid()} on {socket.gethostname()}, since {time.ctime()}\n"
         file.write(text.encode())

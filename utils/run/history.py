@@ -1,4 +1,4 @@
-"""What a run leaves behind to judge it by: its history, curves, and report.html.
+"""The history of a run (its numbers over the steps), its curves, and its report.html.
 
 The history is kept in two files. Both are valid JSON, in which NaN and Inf are null.
 
@@ -8,8 +8,13 @@ The history is kept in two files. Both are valid JSON, in which NaN and Inf are 
   `{"train/loss": [[100, 0.0234], [200, 0.0229]], "train/lr": [...]}`
 
 `HistoryWriter` is one of the writers of a run (utils.run.writers). It appends lines, and after each
-validation it writes the .json, curves.png and report.html anew. `read_history`, `run_names` and the
-functions that draw also serve scripts/compare_runs.py.
+validation it writes the .json, curves.png and report.html anew. scripts/compare_runs.py uses
+`read_history`, `run_names` and the functions that draw.
+
+Users' own scripts read both files, and resumed runs read files of earlier versions. So their form
+and the tags stay. Figures and report may change.
+
+Tests: tests/parts/utils/test_history.py, tests/parts/utils/test_results.py.
 """
 
 import io
@@ -35,13 +40,15 @@ HISTORY_NAME = "training_history.json"
 REPORT_NAME = "report.html"
 CURVES_NAME = "curves.png"
 ENVIRONMENT_NAME = "environment.json"
-PANELS_NAME = "panels.json"  # in images/: titles of the panels of a strip, from left to right
+# A file in images/. A strip is a row of pictures (panels), e.g. input, restored, sharp. The file
+# lists their titles from left to right.
+PANELS_NAME = "panels.json"
 
 # {"train/loss": [[step, value], ...], ...}; a value that is not finite is NaN.
 History = dict[str, list[list[float]]]
 
-# A running mean over a twentieth of the entries, within these limits: smooth enough to compare
-# runs, short enough to show a change.
+# The window of the running mean has a twentieth of all entries, but at least 3 and at most 200. The
+# mean is then smooth enough to compare runs, and still shows a change.
 SMOOTHED_SHARE = 20
 SMOOTHED_LEAST = 3
 SMOOTHED_MOST = 200
@@ -55,11 +62,11 @@ MARGINS = {
     "wspace": 0.2,
     "hspace": 0.32,
 }
-GREY = "0.35"
-# Width of a strip on the page, in pixels. At most 12 clips have strips. At this width a page takes
-# about 5 MB, and never more than 16.
+GREY = "0.35"  # matplotlib's name for a dark grey: 0 is black, 1 is white
+# Width of a strip on the report page, in pixels. At most 12 clips have strips. At this width a page
+# has about 5 MB, and never more than 16 MB.
 STRIP_WIDTH = 640
-# The page shows this many of the newest validations, and of the newest warnings.
+# The numbers of newest validations and of newest warnings that the page shows.
 SHOWN_ROWS = 50
 SHOWN_WARNINGS = 40
 
@@ -70,19 +77,20 @@ SHOWN_WARNINGS = 40
 class HistoryWriter:
     """Writes the history of a run, and after each validation its curves and its report.
 
-    An entry is appended at once, and costs the same at any length of the file. A process that dies
-    loses at most the line that it is writing.
+    An entry is appended to the file at once, which takes the same time however long the file is. If
+    the process is killed, at most the line is lost that it is writing.
     """
 
     def __init__(self, folder: Path, start: int) -> None:
-        """folder: the folder of the run. start: step of the checkpoint that the run resumes from,
-        or 0 for a fresh start.
+        """folder: the folder of the run.
+        start: step of the checkpoint that the run resumes from, or 0 for a fresh start.
         """
         self.folder = folder
         self.file = folder / LINES_NAME
         self.start = start
-        self.is_ready = False  # whether the file has the entries of earlier starts that stay
-        self.is_behind = False  # whether curves and report lack an entry
+        # Whether the file was written anew by this start, with the earlier entries that stay.
+        self.is_ready = False
+        self.is_behind = False  # whether curves and report lack the newest entry
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
@@ -96,20 +104,22 @@ class HistoryWriter:
             for tag, value in values.items():
                 entry[tag] = float(value) if math.isfinite(value) else None
             self._append(_line(entry))
-        if "val/psnr" in values:  # a validation
+        if "val/psnr" in values:  # the entry of a validation: update curves and report
             self.close()
 
     def _entries_that_stay(self, values: Mapping[str, float], step: int) -> list[dict[str, Any]]:
         """Return the entries of earlier starts that this start does not write again.
 
-        This start repeats the steps after its checkpoint. It also repeats a validation that was
-        recorded, and then killed before its checkpoint was written.
+        This start resumes from a checkpoint, so it repeats all later steps and writes their entries
+        again. If an earlier start recorded a validation, and was killed before it wrote its
+        checkpoint, this start also repeats the validation.
 
-        values, step: the first entry of this start.
+        values: scalars of the first entry of this start.
+        step: step of this entry.
         """
         if not self.start:
             return []
-        # An older version wrote the .json alone.
+        # Old versions of this program wrote only the .json.
         older = self.file if self.file.is_file() else self.folder / HISTORY_NAME
         if not older.is_file():
             return []
@@ -121,15 +131,15 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.start:
                 continue
-            # An entry of the same step stays if it has other scalars: a log line and a validation
-            # of one step are two entries.
+            # A log line and a validation of the same step are two entries. So an earlier entry of
+            # this step is a repeated one only if it has a scalar of the new entry.
             is_repeated = entry["step"] >= step and not entry.keys().isdisjoint(values)
             if not is_repeated:
                 staying.append(entry)
         return staying
 
     def _append(self, line: bytes) -> None:
-        """Append all of the line, or nothing of it. Raises OSError if it cannot be written."""
+        """Append the whole line, or nothing of it. Raises OSError if the line cannot be written."""
         with open_kept(self.file, "ab") as file:
             size = file.tell()
             try:
@@ -144,7 +154,7 @@ class HistoryWriter:
         if not self.is_behind:
             return
         self.is_behind = False
-        # Any exception: a fault of the plot must not cost the history.
+        # Catch every exception, because an error in a plot must not end the run.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
             curves = encoded(draw_panels({"": history}))
@@ -171,7 +181,11 @@ def _as_json(history: History) -> bytes:
 
 
 def training_scalars(folder: Path, step: int) -> dict[str, float]:
-    """Return what the history in `folder` records of `step`, without its validation."""
+    """Return the scalars that the history in `folder` has for `step`, without those of a
+    validation.
+
+    E.g. {"train/loss": 0.0234, "train/lr": 0.0004}.
+    """
     path = folder / LINES_NAME
     if not path.is_file():
         return {}
@@ -190,7 +204,7 @@ def training_scalars(folder: Path, step: int) -> dict[str, float]:
 def read_history(run: Path) -> History:
     """Return the history of a run.
 
-    run: the folder of the run, or one of its two files. Old runs have the .json alone.
+    run: the folder of the run, or one of its two files. Old runs have only the .json.
 
     Raises DataError if there is no such file, or if it is no history.
     """
@@ -221,11 +235,11 @@ def read_history(run: Path) -> History:
 def _entries(path: Path) -> list[dict[str, Any] | None]:
     """Return the entries of a file of a history, in the order of their steps.
 
-    An entry is None for a line of a .jsonl that is no entry. A last line that is not complete,
-    because the run is writing it or was killed in it, does not count.
+    For a line of a .jsonl that is no entry, the list has None. A last line without an end of line
+    is left out, because the run is still writing it, or was killed while it wrote.
     """
     if path.suffix == ".jsonl":
-        # What follows the last end of line is either empty or not complete.
+        # The last item of the split is the text after the last end of line.
         lines = path.read_bytes().split(b"\n")[:-1]
         return [_entry_of(line) for line in lines]
     try:
@@ -269,14 +283,15 @@ def folder_of(run: Path) -> Path:
 
 
 def run_names(runs: list[Path]) -> list[str]:
-    """Return what a figure or table calls each run.
+    """Return a short, unique name of each run, for figures and tables.
 
-    This is the name of its folder, with as many parents as tell the folders apart. E.g. the folders
-    /a/x/run and /a/y/run are called "x/run" and "y/run".
+    The name is that of the folder, with as many parents in front as make it unique. E.g. the
+    folders /a/x/run and /a/y/run are called "x/run" and "y/run".
 
     Raises DataError if a run is given twice.
     """
-    # Reversed, so that the name of the folder comes first: ("run", "x", "a", "/").
+    # The parts of each path in reverse, so that the name of the folder comes first: ("run", "x",
+    # "a", "/").
     all_parts = [folder_of(run).resolve().parts[::-1] for run in runs]
     names = []
     for parts in all_parts:
@@ -307,7 +322,8 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     """
     is_one = len(histories) == 1
     titles = ("loss", "PSNR, dB", "learning rate", "speed")
-    # The names of several runs stand above the panels, so their margins have to be computed.
+    # If there are several runs, their names stand above the panels. They need unknown room, so
+    # matplotlib computes the margins.
     margins = MARGINS if is_one else None
     figure, axes = _empty_figure(histories, titles, columns=2, size=(6, 3.75), margins=margins)
     loss, psnr, rate, speed = axes
@@ -320,15 +336,15 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     rate.set_ylim(bottom=0)
     _draw_speed(speed, histories)
 
-    # Say in the middle of a panel without a curve what is missing.
+    # If a panel has no curve, write in its middle which scalar is missing.
     tags = ("train/loss", "val/psnr", "train/lr", "train/it_per_s")
     for axis, tag in zip(axes, tags, strict=True):
         if not axis.lines:
             how = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
             axis.text(0.5, 0.5, f"no {tag} yet", **how)
 
-    # Places where curves seldom are. matplotlib could search for an empty place, but this takes
-    # long with many entries.
+    # Put the legends at places where curves seldom are. matplotlib could search for an empty place,
+    # but with many entries the search takes long.
     _draw_legend(loss, "upper right", is_one)
     _draw_legend(psnr, "center right", is_one)
     _draw_legend(speed, "center left", is_one)
@@ -345,7 +361,8 @@ def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
         axis.plot(curve.steps, curve.values, **entries)
         axis.plot(curve.steps, mean, color=curve.colour, linewidth=2.2, label=label)
         means.extend(mean[np.isfinite(mean)])
-    # If the loss falls by more than a factor of 10, its end would lie flat on the axis.
+    # If the loss falls by more than a factor of 10, a linear axis would show the end of its curve
+    # as a flat line at the bottom.
     if means and min(means) > 0 and max(means) > 10 * min(means):
         axis.set_yscale("log")
 
@@ -365,7 +382,7 @@ def _draw_psnr(axis: Any, histories: Mapping[str, History]) -> None:
         axis.plot(steps, values, color=curve.colour, marker="o", markersize=3.5, label="restored")
         if not np.isfinite(values).any():
             continue
-        # Inf is no best: nanargmax leaves NaN out, so Inf becomes NaN.
+        # nanargmax ignores NaN. Replace Inf by NaN, because Inf must not be the best value.
         best = int(np.nanargmax(np.where(np.isfinite(values), values, np.nan)))
         axis.plot(steps[best], values[best], color=curve.colour, **star)
         if len(histories) == 1:
@@ -390,22 +407,25 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
     waits.spines[["top"]].set_visible(False)
     waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
     for curve in _curves(histories, "train/data_share"):
-        # One run has two colours for its two curves; several runs have a colour each.
+        # If there is one run, its two curves have two colours. If there are several runs, each run
+        # has one colour.
         colour = "C1" if len(histories) == 1 else curve.colour
         wait = {"color": colour, "linestyle": ":"}
         waits.plot(curve.steps, 100 * curve.values, **wait)
-        axis.plot([], [], label="data wait", **wait)  # for the legend, which is of the first axis
+        # The legend belongs to the first axis, so draw an empty curve there for its entry.
+        axis.plot([], [], label="data wait", **wait)
 
 
 def _draw_legend(axis: Any, place: str, is_one: bool) -> None:
-    """Draw a legend with each kind of line once.
+    """Draw a legend with each label once.
 
-    place: a place of matplotlib's, e.g. "upper right".
-    is_one: whether the figure shows one run. With several runs the colours tell the runs, so the
-        legend is grey.
+    place: one of matplotlib's names of places, e.g. "upper right".
+    is_one: whether the figure shows only one run. With several runs each run has its own colour,
+        so the lines in the legend, which stand for all runs, are grey.
     """
     lines, labels = axis.get_legend_handles_labels()
-    line_of = dict(zip(labels, lines, strict=True))  # of lines with one label, the last
+    # Label -> line. If several runs have a line with the same label, the last line stays.
+    line_of = dict(zip(labels, lines, strict=True))
     if not line_of:
         return
     legend = axis.legend(
@@ -447,7 +467,8 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
 def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     """Return the centred running mean (n,), and the number of entries in its window.
 
-    NaN and Inf are left out. The window is shorter at the ends.
+    The mean of entry i is over the entries i - half ... i + half. At the ends the window is
+    shorter. NaN and Inf do not count; a window without finite entries has the mean NaN.
 
     values: (n,).
     """
@@ -455,8 +476,8 @@ def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     window = int(np.clip(len(y) // SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST))
     half = window // 2  # entries on each side of the middle
     is_finite = np.isfinite(y)
-    # sums[i] is the sum of the first i entries. So the sum of entries a ... b - 1 is
-    # sums[b] - sums[a], without a loop. counts does the same with the number of finite entries.
+    # sums[i] is the sum of the first i entries. So the sum of the entries a ... b - 1 is
+    # sums[b] - sums[a]. counts[i] is the number of finite entries among the first i.
     sums = np.concatenate(([0.0], np.cumsum(np.where(is_finite, y, 0.0))))
     counts = np.concatenate(([0.0], np.cumsum(is_finite)))
     # The window of each entry: first ... end - 1.
@@ -468,14 +489,11 @@ def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
 
 
 class _Curve(NamedTuple):
-    """A scalar of a run over its steps.
+    """A scalar of a run over its steps."""
 
-    steps: (n,). values: (n,), may have NaN. colour: colour of the run in the figure, e.g. "C0".
-    """
-
-    steps: np.ndarray
-    values: np.ndarray
-    colour: str
+    steps: np.ndarray  # (n,)
+    values: np.ndarray  # (n,); may have NaN
+    colour: str  # colour of the run in the figure, e.g. "C0"
 
 
 def _curves(histories: Mapping[str, History], tag: str) -> Iterator[_Curve]:
@@ -499,11 +517,13 @@ def _empty_figure(
 
     The names of the runs stand above the panels, if there are several.
 
-    columns: number of panels beside each other. size: width and height of a panel in inches.
-    margins: see MARGINS; None if matplotlib shall compute them.
+    titles: titles of the panels.
+    columns: number of panels beside each other.
+    size: width and height of a panel in inches.
+    margins: see MARGINS. None to let matplotlib compute the margins.
     """
-    # Not at the top of this file, because matplotlib takes long to load and most programs draw
-    # nothing. Not pyplot, because it wants a display.
+    # Import matplotlib here and not at the top of this file, because it takes long to load and most
+    # programs draw nothing. Use Figure and not pyplot, because pyplot wants a display.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -538,8 +558,8 @@ def _empty_figure(
 def further_metrics(tags: Iterable[str]) -> list[str]:
     """Return the names of the metrics of the option `metric.more`, e.g. ["lpips"].
 
-    tags: the tags of a validation. A metric is one that is also measured on the blurry input: there
-    are "val/lpips" and "val/lpips_input".
+    tags: the tags of a validation. A tag belongs to a metric if the metric is also measured on the
+        blurry input, i.e. if there are "val/lpips" and "val/lpips_input".
     """
     known = set(tags)
     names = set()
@@ -560,9 +580,12 @@ def _by_step(history: History, tag: str) -> dict[float, float]:
 def build_report(folder: Path, history: History, curves: bytes) -> str:
     """Return the report of a run as one HTML page, which needs no other file.
 
-    folder: the folder of the run. curves: the figure of `draw_panels`, a PNG.
+    folder: the folder of the run.
+    history: the history of the run.
+    curves: the figure of `draw_panels` as the bytes of a PNG.
     """
-    # The table of validations: a column for each metric, then one for the blurry input.
+    # The table of validations has two columns for each metric: one for the restored frames, one for
+    # the blurry input.
     further = further_metrics(history)
     columns = []
     for name in ("psnr", "ssim", *further):
@@ -582,7 +605,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
             rows.append([step, *(column.get(step, math.nan) for column in columns)])
 
     environment: dict[str, Any] = {}
-    with suppress(OSError, ValueError):  # the page of a run without it is shown all the same
+    with suppress(OSError, ValueError):  # without this file, the page is made without its table
         environment = json.loads((folder / ENVIRONMENT_NAME).read_text(encoding="utf-8"))
     return render(
         "run",
@@ -603,9 +626,10 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
 
 
 def _state(history: History, psnr: Mapping[float, float], best: float | None) -> str:
-    """Return where the run stands, e.g. "iteration 4,000; loss 0.0213; PSNR 31.20 dB, best ...".
+    """Return the state of the run, e.g. "iteration 4,000; loss 0.0213; PSNR 31.20 dB, best ...".
 
-    psnr: step -> its PSNR, finite. best: the step with the best PSNR, or None if there is none.
+    psnr: step -> PSNR of its validation. All values are finite.
+    best: the step with the best PSNR, or None if there is none.
     """
     if history:
         # Each curve ends with its newest entry.
@@ -624,17 +648,19 @@ def _state(history: History, psnr: Mapping[float, float], best: float | None) ->
 
 
 def _warnings(recorded: Path) -> list[tuple[str, tuple[str, int]]]:
-    """Return (text, (time of the last one, how often)) of each warning, the newest last.
+    """Return (text, (time of its last occurrence, number of occurrences)) of each warning.
+
+    The warning with the newest occurrence comes last. The page of the report reads these tuples.
 
     recorded: the file of warnings of the run. Each line is a record {"time": ..., "text": ...}.
     """
     lines = recorded.read_text(encoding="utf-8").splitlines() if recorded.is_file() else []
     warnings: dict[str, tuple[str, int]] = {}
     for line in lines:
-        with suppress(ValueError):  # a line that was cut by a kill
+        with suppress(ValueError):  # the process was killed while it wrote this line
             record = json.loads(line)
-            # `pop` takes an earlier warning of the same text out of the dict, so that the text is
-            # put in again at the end, where the newest stands.
+            # `pop` removes an earlier warning with the same text from the dict. So the next line
+            # puts the text at the end, where the newest warning stands.
             _, count = warnings.pop(record["text"], ("", 0))
             warnings[record["text"]] = (record["time"], count + 1)
     return list(warnings.items())
@@ -643,12 +669,14 @@ def _warnings(recorded: Path) -> list[tuple[str, tuple[str, int]]]:
 def _panels(images: Path, step: float) -> dict[str, dict[str, np.ndarray]]:
     """Return clip -> title -> picture: the panels of the strips of a validation.
 
-    The panel of the error is left out.
+    The panel with the error of the restored frame is left out.
 
-    images: the folder `images` of the run, with files <clip>/<step>.png. step: the validation.
+    images: the folder `images` of the run, with files <clip>/<step>.png.
+    step: the step of the validation.
     """
     clips: dict[str, dict[str, np.ndarray]] = {}
-    with suppress(OSError, ValueError, DataError):  # a page without them is shown all the same
+    # If a picture is missing or damaged, the page is made with the pictures before it.
+    with suppress(OSError, ValueError, DataError):
         titles = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
         for file in sorted(images.rglob(f"{step}.png"), key=natural_key):
             panels = panels_of(imread_rgb(file), titles)

@@ -6,8 +6,10 @@ Two things can be shown, both on rank 0 only:
   or `Lines`; the caller calls `update` on it each time that something is done.
 * `RunProgress` shows a whole training run, over all its epochs. `utils.run.run.Run` calls it.
 
-The bar is drawn by tqdm: `epoch 3:  12%|####      | 0.8 it/s, 01:40:00 left`. A line of the other
-form reads: `check: 30 %, 150 of 500 clips, 12.0 a second, 00:00:29 left`.
+The package tqdm draws the bar: `epoch 3:  12%|####      | 0.8 it/s, 01:40:00 left`. A line in place
+of a bar reads: `check: 30 %, 150 of 500 clips, 12.0 a second, 00:00:29 left`.
+
+Tests: tests/parts/utils/test_progress.py.
 """
 
 import logging
@@ -28,14 +30,14 @@ from utils.dist.state import RUN
 LINES = 10
 # The bar, in the placeholders of tqdm.
 FORM = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-# Seconds after a line until the next one is logged, also if no tenth was completed.
+# Seconds after a line until the next line is logged, even if no tenth was completed.
 LINE_S = 60.0
-# An action that is over within these seconds needs no line in the log of a run.
+# Seconds before the first line of an action. A shorter action needs no line in the log of a run.
 QUIET_S = 5.0
 
-# A loader worker that is killed or forked while one of its threads holds tqdm's lock must not
-# block anything. So tqdm gets no thread of its own and no lock between processes, and each forked
-# process gets a new lock, which nobody holds.
+# By default, tqdm has a thread, and a lock that all processes share. If a process were killed or
+# forked while the lock is held, all others would wait for ever. So tqdm gets no thread and a lock
+# for threads only, and each forked process gets a new lock, which nobody holds.
 tqdm.monitor_interval = 0
 tqdm.set_lock(threading.RLock())
 os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
@@ -64,7 +66,7 @@ def open_progress(
     total: number of things to do, e.g. 500.
     name: what is done, e.g. "check".
     unit: what is counted, e.g. "clips".
-    say: function that takes each line, the log by default.
+    say: function that is called with each line. By default it writes the line to the log.
     quiet_s: seconds before the first line.
     is_kept: whether the finished bar stays on the screen.
     """
@@ -79,7 +81,7 @@ def open_progress(
 
 
 def _drop(line: str) -> None:
-    """Take a line, and show it nowhere."""
+    """Do nothing with a line. This is the `say` of kind "none"."""
 
 
 def shown_kind(kind: str) -> str:
@@ -99,10 +101,10 @@ def shown_kind(kind: str) -> str:
 
 
 class Bar(ExitStack):
-    """Draws a bar of tqdm, from its creation to the end of its `with` block.
+    """Draws a bar of tqdm, from the creation of the object to the end of its `with` block.
 
-    While a bar is open, whatever else the program writes to stdout and stderr appears above the
-    bar. A lost terminal (OSError) does not end the run.
+    While a bar is open, other texts that the program writes to stdout and stderr appear above the
+    bar. If the terminal is lost (OSError), the run goes on without the bar.
     """
 
     def __init__(
@@ -112,8 +114,8 @@ class Bar(ExitStack):
         super().__init__()
         terminal = sys.stderr
         if isinstance(terminal, AboveBars):
-            # Another bar is open, and has replaced stderr and stdout already. This bar is drawn
-            # next to it, on the real stderr.
+            # Another bar is open, and has already replaced stderr and stdout. Draw this bar below
+            # it, on the real stderr.
             terminal = terminal.stream
         else:
             self._write_above(redirect_stderr, terminal, terminal)
@@ -137,13 +139,13 @@ class Bar(ExitStack):
         terminal: the stream that shows the bars.
         """
         above = AboveBars(stream, terminal)
-        # An ExitStack runs its callbacks in reverse order. So the stream comes back first, and
-        # then `finish` writes what is left.
+        # An ExitStack calls its callbacks in reverse order. So first the original stream is put
+        # back, and then `finish` writes the rest of the text to it.
         self.callback(above.finish)
         self.enter_context(redirect(above))
 
     def __exit__(self, *error: Any) -> None:
-        # The bar is closed first, then the streams come back.
+        # Close the bar first; `super().__exit__` then puts the original streams back.
         with suppress(OSError):
             self._bar.close()
         super().__exit__(*error)
@@ -151,37 +153,39 @@ class Bar(ExitStack):
     def update(self, count: float = 1, name: str = "", values: str = "") -> None:
         """Move the bar on.
 
-        count: how much was done since the last call.
-        name: the new name in front of the bar. Empty to keep the former name.
-        values: what is shown beside the bar in place of count and speed, without braces, e.g.
-            "0.8 it/s, loss 0.02". At most 55 characters leave room for a bar in 80 columns.
+        count: number of things that were done since the last call. It may be a fraction.
+        name: the new name in front of the bar. Empty to keep the name.
+        values: text that replaces count and speed beside the bar, e.g. "0.8 it/s, loss 0.02". It
+            must have no braces, which tqdm would take for placeholders. With at most 55 characters
+            there is room for a bar in 80 columns.
         """
         with suppress(OSError):
             if name:
                 self._bar.set_description_str(name, refresh=False)
             if values:
                 self._bar.bar_format = "{desc}: {percentage:3.0f}%|{bar}| " + values
-            # Nine parts of 1/9, for example, add up to slightly more than the total. tqdm would
-            # warn of that, in the middle of the bar.
+            # Fractions may add up to slightly more than the total, because they are rounded. tqdm
+            # would print a warning into the bar, so never go beyond the total.
             self._bar.update(min(count, self._bar.total - self._bar.n))
 
 
 class AboveBars:
     """Stands in for stdout or stderr while a bar is open: writes lines above the bars.
 
-    stream: the stream that is replaced.
-    terminal: the stream that shows the bars.
-
-    Text is held back until its line is complete, because a half line would be drawn through a bar.
+    Text is held back until its line is complete, because the bar would overwrite a half line.
     """
 
     def __init__(self, stream: Any, terminal: Any) -> None:
+        """stream: the stream that is replaced. terminal: the stream that shows the bars."""
         self.stream = stream
         self.terminal = terminal
         self._unfinished = ""  # the text after the last end of line
 
     def write(self, text: str) -> int:
-        """Write the lines that `text` completes. Returns its length, as each stream does."""
+        """Write the lines that `text` completes. Returns the length of `text`, as each stream does.
+
+        E.g. after write("a") and write("b\\nc"), the line "ab" is written and "c" is held back.
+        """
         *lines, self._unfinished = (self._unfinished + text).split("\n")
         if lines:
             # This block of tqdm clears the bars, and draws them again below the lines.
@@ -191,12 +195,12 @@ class AboveBars:
         return len(text)
 
     def finish(self) -> None:
-        """Write the text that has no end of line. The bars are gone by then."""
+        """Write the text that is held back. Call this after the bars are closed."""
         with suppress(OSError):
             self.stream.write(self._unfinished)
 
     def __getattr__(self, name: str) -> Any:
-        # Everything else that a stream can do (flush, isatty, encoding, ...).
+        # Python calls this for every other attribute of a stream (flush, isatty, encoding, ...).
         return getattr(self.stream, name)
 
 
@@ -228,7 +232,7 @@ class Lines:
         count: may be a part of one thing, e.g. 1/3 of a clip.
         """
         now = time.monotonic()
-        # The small addition is for parts: 1/3 + 1/3 + 1/3 may be slightly less than 1.
+        # The addition of 1e-6 is for fractions: 1/3 + 1/3 + 1/3 may be slightly less than 1.
         former_share = (self.done + 1e-6) / self.total
         self.done += count
         share = (self.done + 1e-6) / self.total
@@ -240,7 +244,7 @@ class Lines:
             return
         self._due = now + LINE_S
 
-        # The lower limits avoid a division by zero in the first moment.
+        # Each of the two may be 0 in the first moment. The lower limits avoid a division by zero.
         rate = max(self.done, 1e-6) / max(now - self._begin, 1e-6)
         pace = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
         done = f"{self.done:.1f}".removesuffix(".0")  # "3", but "3.5"
@@ -278,9 +282,13 @@ class RunProgress(ExitStack):
         self._name = ""
 
     def begin_epoch(self, epoch: int, step: int) -> None:
-        """Show a new epoch. The first call opens the bar: by then no rank waits for this one.
+        """Show a new epoch. The first call opens the bar.
 
-        epoch: number of the epoch, from 0. step: number of steps done so far.
+        Call it only where no other rank waits for this one, because a paused terminal may block the
+        call.
+
+        epoch: number of the epoch, from 0.
+        step: number of steps done so far.
         """
         self._name = f"epoch {epoch + 1}"
         if self.kind == "bar" and self._bar is None and sys.stderr.isatty():
@@ -324,9 +332,8 @@ class RunProgress(ExitStack):
     def eta(self, step: int) -> str:
         """Return the time that the rest of the run takes, e.g. "1 d 03:12:00".
 
-        The rest is the steps after `step`, with their validations and saves. Returns "" if the
-        speed is not known yet. Validations, and saves, are counted after the first one of them was
-        measured.
+        The rest is the steps after `step`, with their validations and saves. Validations count only
+        after the first one was measured, and so do saves. Returns "" if the speed is not known yet.
         """
         pace = self.timer.pace()
         if pace is None:
@@ -352,7 +359,7 @@ class RunProgress(ExitStack):
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words of a clock, e.g. "03:12:00" or "1 d 03:12:00"."""
+    """Return seconds as hours, minutes and seconds: "03:12:00" or "1 d 03:12:00"."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     days, h = divmod(hours, 24)

@@ -1,12 +1,18 @@
 """What a checkpoint must hold before a run resumes from it: names, types and ranges.
 
-A checkpoint may be damaged, or written by another program. `refuse_wrong_types` finds that before
-anything is computed from it. A part of a checkpoint that is written by `utils.run.checkpoint.save`:
+A checkpoint may be damaged, or written by another program. `refuse_wrong_types` finds this before
+anything is computed from the checkpoint. These are some of its keys, as `utils.run.checkpoint.save`
+writes them:
 
     "step": 5000, "epoch": 3, "batch": 200, ...     the position: `Position`
     "order": {"samples": 12000, ...}                the order of the data: `Order`
     "model_state_dict": {"conv.weight": tensor}     tables: TABLES
     "optimizer": {...}, "options": {...}, ...
+
+A new field of `Progress` or `DataOrder` (utils.run.checkpoint) needs a line here, with a default,
+because checkpoints of earlier versions lack it.
+
+Tests: tests/parts/utils/test_saved_state.py.
 """
 
 import math
@@ -18,7 +24,8 @@ from torch import Tensor
 
 from utils.errors import CheckpointError
 
-# More steps than any run takes, and still exact in every number that we compute from them.
+# The largest count that a checkpoint may hold. No run has so many steps, and every number that is
+# computed from such a count is still exact.
 MOST = 2**40
 Count = Annotated[int, Field(ge=0, le=MOST)]
 

@@ -1,12 +1,17 @@
 """Reads files of torch.save: plain types and tensors, and never more than the file holds.
 
-Such a file is a zip archive without compression. Its members are a pickle, `data.pkl`, which
-describes nested lists and tables, and a member with the numbers of each tensor. Before torch 1.6 it
-was a row of pickles, with the numbers after them.
+Such a file is a zip archive without compression. One member is a pickle, `data.pkl`, which
+describes nested lists and tables. Each tensor has another member with its numbers. Versions of
+torch before 1.6 wrote five pickles one after the other, and the numbers after them.
 
-torch runs no code of a file (weights_only=True). But a file of a kilobyte may still ask for
-gigabytes of memory or hours of time. So the archive and its pickle are looked through first
-(`_check_file`), and what was read is looked through at the end (`_refuse_repetition`).
+With weights_only=True torch runs no code of a file. But a file of a kilobyte may still ask for
+gigabytes of memory or hours of time. So `_check_file` checks the archive and its pickle before the
+file is read, and `_refuse_repetition` checks what was read.
+
+These checks protect users who load files of others (SECURITY.md). A check may become stricter only
+if every file of torch.save still passes.
+
+Tests: tests/parts/models/test_hostile_weights.py, tests/parts/models/test_any_weights.py.
 """
 
 import pickletools
@@ -19,9 +24,9 @@ import torch
 
 # An old file, of torch before 1.6, begins with this many pickles.
 OLD_PICKLES = 5
-# Tables within tables that are followed.
+# The most tables within tables. A checkpoint has fewer than ten.
 DEEPEST = 100
-# Bytes that are read at once.
+# Number of bytes that are read at once, 1 MiB: little memory, and few calls.
 CHUNK = 2**20
 
 
@@ -49,8 +54,9 @@ def load_plain(path: Path, mmap: bool = False) -> Any:
     """
     operations = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    # Each operation of a pickle makes a value or puts values together. Ten values for each, and a
-    # thousand more, is ample for an honest file.
+    # Each operation of a pickle makes one value, or puts values together. So an honest file holds
+    # about as many values as its pickle has operations. Ten times as many, plus 1000 for small
+    # files, is an ample limit.
     _refuse_repetition(content, most=1000 + 10 * operations)
     return content
 
@@ -81,9 +87,9 @@ def _check_file(path: Path) -> int:
                 _refuse_flipped_bits(archive, members)
             return sum(_check_pickle(archive.read(member)) for member in pickles)
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError):
-        pass  # no zip file, or a damaged one
-    # The pickles of an old file follow one another. `_check_pickle` leaves the file behind the
-    # pickle that it has read.
+        pass  # the file is no zip archive, or a damaged one
+    # The pickles of an old file follow one another. `_check_pickle` reads up to the end of a
+    # pickle, so the next call reads the next pickle.
     with open(path, "rb") as file:
         return sum(_check_pickle(file) for _ in range(OLD_PICKLES))
 
@@ -98,22 +104,22 @@ def _refuse_packing(members: list[zipfile.ZipInfo], size: int) -> None:
             raise GrowingFile(
                 f"{member.filename} in it is compressed, as torch.save never writes it"
             )
-    # Members that lie beside one another are together no larger than the file.
+    # If no two members overlap, the sum of their sizes is at most the size of the file.
     if sum(member.file_size for member in members) > size:
         raise GrowingFile(f"its {len(members)} parts overlap, as torch.save never writes them")
 
 
 def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
-    """Refuse members whose bytes do not fit the checksum (CRC-32) beside them.
+    """Refuse members whose bytes do not fit the checksum (CRC-32) in the archive.
 
-    torch.load does not look at the checksums. A checksum of 0 was not computed, because of
+    torch.load ignores the checksums. A checksum of 0 means that none was computed, after
     torch.serialization.set_crc32_options(False).
     """
     for member in members:
         if member.CRC == 0:
             continue
         try:
-            # zipfile compares the checksum at the end of the member.
+            # At the end of the member, zipfile compares the checksum and raises BadZipFile.
             with archive.open(member) as content:
                 while content.read(CHUNK):
                     pass
@@ -139,13 +145,17 @@ def _check_pickle(pickle: Any) -> int:
     except GrowingFile:
         raise
     except Exception:
-        # pickletools raises anything for what is no pickle. torch does not read on there either.
+        # pickletools raises errors of any kind for bytes that are no pickle. torch stops there too,
+        # so the operations so far are all that count.
         return count
     return count
 
 
 def _refuse_name(name: str) -> None:
-    """Refuse a text of a pickle that names a function or a codec which makes much of little."""
+    """Refuse a text of a pickle that names a function or codec by which a small file does harm.
+
+    A bytearray can be made with any size, and two codecs of Python take very long for long texts.
+    """
     if name in ("bytearray", "builtins bytearray", "__builtin__ bytearray"):
         raise GrowingFile("its pickle makes a bytearray, of as many bytes as a number in it says")
     if name.lower() in ("punycode", "idna"):
@@ -156,12 +166,14 @@ def _refuse_name(name: str) -> None:
 
 
 def _refuse_repetition(content: Any, most: int) -> None:
-    """Refuse a value that reaches more than `most` values, or that holds itself.
+    """Refuse a value that contains more than `most` values, or that contains itself.
 
-    A list of ten times one list, which holds ten times another list, and so on, is small in memory.
-    But whoever goes through it meets 10, 100, 1000, ... values.
+    E.g. a = [1] * 10; b = [a] * 10; c = [b] * 10 needs little memory, because b holds the same list
+    ten times. But a program that goes through c meets 1000 numbers, and ten times as many with each
+    further level.
     """
-    # Go through all values, each as often as it is reached. waiting: (value, its depth).
+    # Go through all values, and count a value as often as it is met. `waiting` has the values that
+    # are still to be counted, each with its depth.
     waiting = [(content, 0)]
     count = 0
     while waiting:
