@@ -13,12 +13,23 @@ A rank is one process of a run; usually it has one GPU. A program uses this modu
 A function marked "Collective." must be called by every rank, by all ranks in the same order. A rank
 that leaves one out lets the others wait for it, until the watchdog ends the run.
 
-In a single process, which has no process group, every function works the same.
+In a single process there is no process group, and every function works the same.
 
-The parts of this page: identity, start, collectives, agreement of the ranks, errors, signals.
-The modules in utils/dist do the work below: rendezvous (how ranks meet), watchdog (ends a run that
-hangs), process (processes and signals of this host), message (objects as bytes). `RUN` of
-utils.dist.state holds what this process knows of its run.
+The parts of this page: identity, start and end, collectives, agreement of the ranks, errors,
+signals. The modules in utils/dist do the work below:
+
+    launchers, platforms   which rank this is, from the variables of the environment
+    rendezvous             how the ranks meet, in a key-value store
+    watchdog, beats        end a run that hangs, and name the rank that stands still
+    process                processes and signals of this host
+    message                objects as bytes
+    state                  `RUN`: what this process knows of its run
+
+Whoever changes a function here keeps the order of its collectives and of its requests to the store.
+All ranks run the same code, so a new collective must be reached by every rank, also if this rank
+has failed or has nothing to send.
+
+Tests: tests/dist/test_dist.py, tests/dist/test_life.py, tests/faults/test_startup.py.
 """
 
 import logging
@@ -61,7 +72,7 @@ from utils.options.models import MULTIPLES, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
-# Environment variable: the secret of one start of a run, made by its launcher.
+# The environment variable by which a launcher gives all ranks of a start the same secret.
 JOB_KEY = "SPIKEVRT_JOB_KEY"
 
 # Exit code of a run that a signal has stopped: "temporary failure, try again" (sysexits.h).
@@ -69,21 +80,22 @@ JOB_KEY = "SPIKEVRT_JOB_KEY"
 PREEMPTED = 75
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
-# Seconds after the first signal from which on another one ends the rank at once. One request may
-# arrive as two signals: scancel sends SIGTERM to the step and to the job, a moment apart, and some
-# launchers pass on the SIGINT that a terminal has sent to all processes.
+# Signal -> seconds after the first signal. A second signal that comes later than this ends the rank
+# at once. A second signal that comes earlier may belong to the same request: scancel sends SIGTERM
+# to the step and to the job, a moment apart, and some launchers pass on the SIGINT that a terminal
+# has already sent to all processes.
 REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
 
-# Seconds that closing a resource may take after an error. They are fewer than watchdog.EXIT_S, the
-# seconds in which this rank has to end.
+# Seconds that closing a resource may take after an error. They must be fewer than watchdog.EXIT_S,
+# the seconds within which a rank has to end after an error.
 CLOSE_S = 5.0
 
 # Seconds that a rank waits for the report of the rank that failed first.
 PATIENCE_S = 3.0
 
-# Messages of gloo, NCCL and the store about another rank that is gone or does not answer. Other
-# errors of NCCL, such as a GPU given to two ranks or a full /dev/shm, come from this rank: each of
-# them is a cause.
+# Messages of gloo, NCCL and the store about another rank that is gone or does not answer. The cause
+# is then on the other rank. Other errors of NCCL, e.g. a GPU given to two ranks or a full /dev/shm,
+# have their cause on this rank.
 OF_A_PEER = re.compile(
     r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|"
     r"client socket has timed out|ncclRemoteError|remote process|communicator was aborted|"
@@ -92,10 +104,10 @@ OF_A_PEER = re.compile(
 
 
 class _PeerFailed(BaseException):
-    """Another rank failed, and has reported it. This rank ends without a message.
+    """Raised if another rank has failed and reports its error. This rank ends without a message.
 
-    It is no Exception, so that no `except Exception` on the way swallows it. Its only argument is
-    the exit code.
+    It is a BaseException, so that no `except Exception` of a caller swallows it. Its only argument
+    is the exit code.
     """
 
 
@@ -129,8 +141,8 @@ def get_device() -> torch.device:
 def ranks(log: bool = True) -> Generator[None]:
     """Start the ranks, and end all of them together. The whole program runs within the block.
 
-    Collective. At the start the ranks meet. From then on, an error on one rank ends all of them,
-    with one message and one exit code. After an error they end by os._exit, because destroying a
+    Collective. At the start the ranks meet. From then on, an error on one rank ends all ranks, with
+    one message and one exit code. After an error the ranks end by os._exit, because destroying a
     broken process group can block for ever.
 
     A cloud platform may have started one process for all GPUs of a node. This process then becomes
@@ -155,19 +167,19 @@ def ranks(log: bool = True) -> Generator[None]:
         if launch.mode == "torchrun":
             process.die_with_parent()
         if launch.world_size > 1:
-            # The watchdog begins before the meeting, so each rank that arrives has a beat in the
-            # store.
+            # The watchdog writes its first beat (its record in the store) when it is made. It is
+            # made before the meeting, so that every rank that has arrived has a beat.
             RUN.store = rendezvous.open_store(launch)
             RUN.watchdog = Watchdog()
             rendezvous.meet(RUN.store, launch)
-            # Rank 0 and its store may be lost before the watchdog reads its first beat. With this
-            # state the watchdog can name it all the same.
+            # Rank 0 and its store may be lost before the watchdog has read the first beat of rank
+            # 0. With the state that is read here, the watchdog can still name rank 0.
             RUN.watchdog.beats.states.setdefault(0, read_state(0, RUN.store.get("beat/0")))
 
         yield
 
-        # The end without an error. From here on, a rank whose process is gone is no failure. After
-        # the barrier no rank needs another one.
+        # The end without an error. From here on, the watchdog does not take a rank whose process is
+        # gone for a failure. After the barrier no rank needs another rank.
         if RUN.watchdog is not None:
             RUN.watchdog.ending = True
             barrier()
@@ -177,14 +189,16 @@ def ranks(log: bool = True) -> Generator[None]:
         RUN.watchdog = None
         _forget_run()
     except SystemExit:
-        # The program ends on purpose, and has said why.
+        # The program ends on purpose, and has written why.
         _forget_run()
         raise
     except BaseException as e:
         code = _report(e)
-        RUN.reported = None  # its traceback holds the tensors of the run
+        # The traceback of the error holds the tensors of the run, so let go of it.
+        RUN.reported = None
         if get_world_size() > 1:
             watchdog.leave(code, RUN.store)  # ends this process
+        # A single process. Or the ranks have not met yet, and several processes have this error.
         process.write_exit_file(code)
         process.outlast_siblings()
         process.kill_trees()
@@ -193,10 +207,10 @@ def ranks(log: bool = True) -> Generator[None]:
 
 
 def _read_own_launch() -> LaunchInfo:
-    """Return what the environment says of this process: its rank, the number of ranks, ...
+    """Return how the environment describes this process: its rank, the number of ranks, ...
 
-    Does not return if a platform has started one process for all GPUs of this node: torchrun takes
-    the place of this process.
+    If a platform has started one process for all GPUs of this node, this function does not return:
+    torchrun takes the place of this process.
     """
     gpu_count = devices.count()
     command = shlex.join(["python", "-u", *map(shown_argument, sys.argv)])  # for advice in errors
@@ -226,13 +240,14 @@ def begin(
     budgets: the options `watchdog`, or None for a test without an option file.
     timeout_s: least time-out of a collective, in seconds.
     digest: a digest of all options.
-    kept: folder of what was found in the data, see `Run` of utils.dist.state.
+    kept: folder for results of checks of the data, see `Run` of utils.dist.state.
     """
     RUN.kept = kept
     if budgets is None:
         init_dist(timeout_s)
     else:
-        # A time-out of torch ends a run without naming a rank. So it comes after the watchdog.
+        # If torch's time-out came first, it would end the run without naming a rank. So the
+        # time-out is longer than the limits of the watchdog.
         init_dist(budgets.timeout_s(timeout_s))
     check_same_on_all_ranks("the options", digest)
     if budgets is None and get_world_size() == 1:
@@ -249,14 +264,19 @@ def begin(
 def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     """Return the limits of the watchdog, fitted to the time-out of the process group.
 
-    That time-out ends a run without naming a rank, so the watchdog should come first.
+    The time-out of the process group ends a run without naming a rank. So the watchdog should come
+    first, and name the rank.
 
-    Raises DistError if the time-out would always come before the watchdog. Logs a warning if it
-    would in slow phases only.
+    Raises DistError if the time-out would always come before the watchdog. Logs a warning if the
+    time-out would come first in slow phases only.
+
+    budgets: the options `watchdog`: `stall_s`, seconds without a beat, and the names of MULTIPLES,
+        seconds in a phase.
     """
     if RUN.launch.timeout_s:
-        # The user has set NCCL_TIMEOUT, so slow ranks are allowed that much: they may need it while
-        # the others wait. Only limits that the user has not set are raised.
+        # A user sets NCCL_TIMEOUT if a rank may be slow while the others wait for it. So raise the
+        # limits of the phases to 90 % of the time-out, which is still before the time-out. A limit
+        # that the user has set (not None) stays.
         raised = {}
         for name in MULTIPLES:
             if getattr(budgets, name) is None:
@@ -267,7 +287,7 @@ def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
             "NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits
         )
 
-    # The limits that the time-out comes before.
+    # The limits that are not shorter than the time-out, so that the time-out comes first.
     late = []
     for name in ("stall_s", *MULTIPLES):
         limit_s = budgets.limit(name)
@@ -316,11 +336,12 @@ def init_dist(timeout_s: float = 1800) -> None:
     os.environ["MASTER_ADDR"] = launch.master_addr
     os.environ["MASTER_PORT"] = str(launch.master_port)
     if rendezvous.is_loopback_name(launch.master_addr):
-        # All ranks are on this host, so gloo need not listen on its network.
+        # All ranks are on this host, so gloo uses the loopback network "lo", which no other host
+        # reaches.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
-    # NCCL exchanges its ids through the store. The store's own time-out of 10 s would be too short
-    # for that.
+    # NCCL exchanges its ids through the store, and slow ranks may come late. The time-out that the
+    # store has had so far, 10 s, would be too short.
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     if not dist.is_initialized():
         dist.init_process_group(
@@ -346,7 +367,8 @@ def init_dist(timeout_s: float = 1800) -> None:
 def _forget_run() -> None:
     """Forget a run that has ended, and stop its watchdog.
 
-    The process may live on, in a notebook for example, and must not be taken for a run that hangs.
+    The process may live on, e.g. in a notebook. The watchdog would take it for a run that hangs. A
+    new field of RUN that belongs to one run needs a line here.
     """
     if RUN.watchdog is not None:
         RUN.watchdog.stop()
@@ -367,8 +389,9 @@ def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     world_size = dist.get_world_size()
     if world_size == 1:
         return launch
-    # Our own store, for the watchdog, needs a port of its own. Rank 0 asks its system for a free
-    # port (bind to port 0), and tells the others. A group of gloo's takes CPU tensors only.
+    # The watchdog needs a store of this program, at a port that nobody else uses. Rank 0 asks its
+    # system for a free port (by binding port 0), and sends the number to the other ranks. A process
+    # group of gloo takes CPU tensors only.
     own_device = get_device()
     is_of_device = dist.get_backend() == devices.backend(own_device)
     device = torch.device(own_device.type if is_of_device else "cpu")
@@ -391,8 +414,9 @@ def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
 
 
 # ---- Collectives -----------------------------------------------------------------------------
-# Each one tells the watchdog its name: `watchdog.collective("barrier")`. The watchdog counts the
-# collectives that a rank has entered. The rank with the fewest is the one that the others wait for.
+# Each function tells the watchdog the name of its collective: `watchdog.collective("barrier")`. The
+# watchdog counts the collectives that a rank has entered. If the run hangs, the ranks wait for the
+# rank with the smallest count.
 
 
 def barrier() -> None:
@@ -400,7 +424,7 @@ def barrier() -> None:
     if dist.is_initialized():
         with watchdog.collective("barrier"):
             device = get_device()
-            # NCCL has to know the device, gloo takes none.
+            # NCCL needs the number of the device. gloo, the backend of the CPU, accepts none.
             dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
 
 
@@ -414,14 +438,14 @@ def gather_objects(obj: Any) -> list[Any]:
     device = get_device()
     own = torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)  # (bytes,)
     with watchdog.collective("all_gather"):
-        # First the sizes, because in an all_gather all ranks give tensors of one size.
+        # Exchange the sizes first, because all tensors of an all_gather must have the same size.
         sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(get_world_size())]
         dist.all_gather(sizes, torch.tensor([len(own)], device=device))
         counts = [int(size) for size in sizes]
         for rank, count in enumerate(counts):
             message.refuse_size(count, rank)
 
-        # Then the bytes, each padded with zeros to the largest size.
+        # Then exchange the bytes, padded with zeros to the largest size.
         padded = torch.zeros(max(counts), dtype=torch.uint8)
         padded[: len(own)] = own
         found = [torch.empty(max(counts), dtype=torch.uint8, device=device) for _ in counts]
@@ -436,7 +460,9 @@ def gather_objects(obj: Any) -> list[Any]:
 def from_rank(source: int, obj: Any) -> Any:
     """Return the object of rank `source`, on every rank. Collective.
 
-    obj: as in `gather_objects`. The objects of the other ranks are ignored.
+    source: number of the rank that sends.
+    obj: the object to send, of the types of `gather_objects`. The objects of the other ranks are
+        ignored; they may be None.
     """
     if get_world_size() == 1:
         return obj
@@ -444,7 +470,7 @@ def from_rank(source: int, obj: Any) -> Any:
     is_source = get_rank() == source
     data = torch.frombuffer(bytearray(message.pack(obj if is_source else None)), dtype=torch.uint8)
     with watchdog.collective("broadcast"):
-        # First the size, because the other ranks have to make a tensor for the bytes.
+        # Send the size first, because the other ranks have to make a tensor for the bytes.
         size = torch.tensor([len(data)], device=device)
         dist.broadcast(size, source)
         message.refuse_size(int(size), source)
@@ -458,9 +484,9 @@ def from_rank(source: int, obj: Any) -> Any:
 
 
 def share_checked(checked: dict[str, Any] | None) -> None:
-    """Tell all ranks what rank 0 has checked in the data, see `Run.checked`. Collective.
+    """Set RUN.checked on all ranks to what rank 0 has checked in the data. Collective.
 
-    checked: on rank 0 what it has checked; on the other ranks it is ignored.
+    checked: the results of rank 0, see `Run.checked`. On the other ranks it is ignored.
     """
     RUN.checked = from_rank(0, checked) or {}
 
@@ -468,7 +494,7 @@ def share_checked(checked: dict[str, Any] | None) -> None:
 def all_reduce_mean(tensor: Tensor) -> Tensor:
     """Return the mean of `tensor` over all ranks, on every rank. Collective.
 
-    tensor: of a floating type, and of one shape on all ranks. It stays as it is.
+    tensor: a tensor of a floating type, with the same shape on all ranks. It is not changed.
     """
     mean = tensor.detach().clone()
     if dist.is_initialized():
@@ -481,8 +507,11 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return a copy of a nested value in which each tensor t is replaced by change(t).
 
-    value: tensors and plain values in dicts, lists and tuples. `change` is called in the order in
-    which the tensors stand there.
+    E.g. {"a": t1, "b": [t2, 3]} -> {"a": change(t1), "b": [change(t2), 3]}. The calls come in the
+    order in which the tensors stand in `value`. `state_from_rank_0` relies on this order, because
+    it calls a collective for each tensor.
+
+    value: tensors and plain values in dicts, lists and tuples.
     """
     if isinstance(value, Tensor):
         return change(value)
@@ -503,16 +532,20 @@ def state_from_rank_0(state: Any) -> Any:
     """
     if get_world_size() == 1:
         return state
-    # First everything but the numbers: a tensor on the device "meta" has a shape and a type only.
+    # First send everything except the numbers of the tensors. A tensor on torch's device "meta" has
+    # only a shape and a type.
     outline = from_rank(0, map_tensors(state, lambda tensor: tensor.to("meta")))
 
     def broadcast(tensor: Tensor) -> Tensor:
-        """Send the numbers of a tensor on rank 0, and receive them on the others."""
+        """Send the numbers of a tensor from rank 0 to the other ranks. Returns the whole tensor.
+
+        On the other ranks, `tensor` is the tensor of the outline.
+        """
         if is_main_process():
             flat = tensor.reshape(-1)
         else:
             flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
-        # As bytes, because gloo does not know every dtype.
+        # Send the numbers as bytes, because gloo does not know every dtype.
         content = flat.view(torch.uint8).to(get_device())
         dist.broadcast(content, 0)
         if is_main_process():
@@ -532,7 +565,9 @@ def check_same_on_all_ranks(
 ) -> None:
     """Raise DistError, on all ranks, if `value` differs between ranks. Collective.
 
-    name: what the value is, e.g. "the options". do: the advice of the error.
+    name: what the value is, as the plural subject of the error, e.g. "the options".
+    value: a value of the types of `gather_objects`.
+    do: the advice of the error.
     """
     found = gather_objects(value)
     if all(other == found[0] for other in found):
@@ -549,13 +584,14 @@ def check_same_on_all_ranks(
 def all_ranks_or_none() -> Generator[None]:
     """Run the block on every rank. If any rank fails in it, all ranks end.
 
-    Collective. The lowest rank that failed reports its error. The ranks exchange only success or
-    failure here, through the store: the block may run before there is a process group.
+    Collective. The lowest rank that failed reports its error. The ranks exchange success or failure
+    through the store, because the block may run before there is a process group.
     """
     if get_world_size() == 1 or RUN.store is None:
         yield
         return
-    # Each call has keys of its own in the store. The number is equal on all ranks.
+    # The number of the call makes its keys in the store different from those of earlier calls. All
+    # ranks make the same calls, so the number is the same on all ranks.
     RUN.rounds += 1
     meeting = Round(RUN.store, f"round/{RUN.rounds}", get_rank(), get_world_size())
     try:
@@ -563,16 +599,19 @@ def all_ranks_or_none() -> Generator[None]:
     except Exception as e:
         code = getattr(e, "exit_code", 1)
         meeting.arrive(code)
-        # A lower rank may fail as well, and then reports. Rank 0 has no lower rank.
-        if get_rank() and meeting.wait(5.0) != (get_rank(), code):
-            raise _PeerFailed(code) from e
+        # A lower rank may have failed as well, and then the lower rank reports. Wait for 5 s until
+        # all ranks have arrived. Rank 0 has no lower rank, so it need not wait.
+        if get_rank() > 0:
+            failed = meeting.wait(5.0)
+            if failed is None or failed.rank != get_rank() or failed.code != code:
+                raise _PeerFailed(code) from e
         raise
     meeting.arrive()
     with watchdog.collective("the other ranks"):
-        failed = meeting.wait()  # the watchdog ends this wait if a rank fails elsewhere
-    if failed:
-        _, code = failed
-        raise _PeerFailed(code)
+        # If another rank fails outside of its block, the watchdog ends this rank here.
+        failed = meeting.wait()
+    if failed is not None:
+        raise _PeerFailed(failed.code)
 
 
 # ---- Errors ----------------------------------------------------------------------------------
@@ -582,19 +621,22 @@ def all_ranks_or_none() -> Generator[None]:
 def closed_after_report(resource: Any) -> Generator[Any]:
     """Call `resource.close()` after the block, as contextlib.closing does.
 
-    Closing may hang, e.g. a dashboard without a network. So an error in the block is reported
-    first, and this rank then ends within CLOSE_S, whether closing hangs or not.
+    Closing may hang, e.g. closing a dashboard without a network. So an error in the block is
+    reported before `close` is called. If `close` then takes longer than CLOSE_S, this rank ends.
     """
 
     def leave() -> None:
-        reported: Any = RUN.reported  # the timer is started only after an error has been reported
+        """End this rank with the exit code of the error. The timer calls this."""
+        # The timer is started only after an error has been reported, so RUN.reported is not None.
+        reported: Any = RUN.reported
         _, code = reported
         watchdog.leave(code, RUN.store)
 
     limit = threading.Timer(CLOSE_S, leave)
     limit.daemon = True
     with ExitStack() as last:
-        # In reverse order: the resource is closed, and then the timer is cancelled.
+        # An ExitStack calls its callbacks in reverse order: it closes the resource, and then
+        # cancels the timer.
         last.callback(limit.cancel)
         last.callback(resource.close)
         try:
@@ -606,22 +648,17 @@ def closed_after_report(resource: Any) -> Generator[Any]:
 
 
 class _Ending(NamedTuple):
-    """How this rank ends after an error.
+    """How this rank ends after an error."""
 
-    cause: the error to report. It may be another one than was raised.
-    code: the exit code.
-    is_reporter: whether this rank reports the cause. If not, another rank does.
-    """
-
-    cause: BaseException
-    code: int
-    is_reporter: bool
+    cause: BaseException  # the error to report, which need not be the error that was raised
+    code: int  # the exit code
+    is_reporter: bool  # whether this rank reports the cause; if not, another rank does
 
 
 def _report(error: BaseException) -> int:
-    """Report the error that ends this rank, unless another rank has reported it.
+    """Report the error that ends this rank, unless another rank reports. Returns the exit code.
 
-    Of all ranks, the first that failed reports. Returns the exit code.
+    Only the rank that failed first reports, so a user reads one error and not one of each rank.
     """
     if RUN.reported and RUN.reported[0] is error:
         return RUN.reported[1]  # reported already, by `closed_after_report`
@@ -635,7 +672,7 @@ def _report(error: BaseException) -> int:
         watchdog.say(_text_of(ending.cause))
         with suppress(RuntimeError):
             if RUN.store is not None:
-                # The other ranks wait for this before they end.
+                # The other ranks wait for this key before they end.
                 RUN.store.set(watchdog.REPORTED, "1")
     RUN.reported = (error, ending.code)
     return ending.code
@@ -649,14 +686,16 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _is_reporter_without_store(error: BaseException) -> bool:
-    """Whether this process reports the error. The ranks have not joined, so they have no store.
+    """Whether this process reports the error, if the ranks have not met and so have no store.
 
-    A single process always reports. Of several ranks that one launcher has started on this host,
-    the first with this error at this place reports. A process that is started later reports again.
+    A single process always reports. If one launcher has started several ranks on this host, only
+    the first rank with this error reports. A rank of a later start reports again, because its
+    launcher is another process.
     """
     if process_count(os.environ) == 1:
         return True
-    # "rank 3 of 8 on host a" and "rank 5 of 8 on host a" are the same place here.
+    # The same error on two ranks differs in the number of the rank, e.g. "rank 3 of 8 on host a".
+    # So leave the number out.
     place = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
     what = getattr(error, "what", error)
     launcher = os.getppid()
@@ -667,8 +706,8 @@ def _ending_with_store(error: BaseException) -> _Ending:
     """Return how this rank ends after an error. The ranks agree through the store who reports."""
     cause = error
     code = _exit_code(error)
-    # Another rank has failed, and the broken connection to it fails this rank. That rank, or a
-    # watchdog, reports.
+    # If another rank fails, the connection to it breaks, which raises an error on this rank too.
+    # Such an error is not the cause: the other rank, or a watchdog, reports the cause.
     is_of_peer = isinstance(error, DistNetworkError) or OF_A_PEER.search(str(error))
     if isinstance(error, RuntimeError) and is_of_peer:
         cause = _lost_contact(error)
@@ -678,20 +717,22 @@ def _ending_with_store(error: BaseException) -> _Ending:
     try:
         earlier = claim_failure(RUN.store, own, get_world_size())
     except ForeignValueError as e:
-        # A stranger wrote under the key of the failure, so the ranks cannot agree there. An error
-        # of this rank's own is reported.
+        # A process that is no rank of this run has written under the key of the failure, so the
+        # ranks cannot agree who reports. If the cause is on this rank, this rank reports it.
         if not isinstance(cause, StallError):
             return _Ending(cause, code, is_reporter=True)
-        # The other ranks have left because of the stranger, which broke the connection. This rank
-        # leaves too, and one rank of the host says why.
+        # Otherwise the connection is broken because the other ranks have left, and they have left
+        # because of the foreign value. This rank leaves too, and one rank of each host reports the
+        # foreign value.
         return _Ending(e, e.exit_code, watchdog.first_to_say_foreign())
     except RuntimeError:
-        # The store is gone with its rank. A watchdog reports that.
+        # The store is gone together with the rank that hosts it. A watchdog reports this.
         earlier = own._replace(code=StallError.exit_code)
     if earlier is None:
         return _Ending(cause, code, is_reporter=True)
     if earlier.code == StallError.exit_code:
-        # A watchdog, here or on another rank, ends this process within this time.
+        # A watchdog, of this rank or another one, still reports, and then ends this process. It
+        # needs less than watchdog.EXIT_S, 8 s, so wait a little longer.
         time.sleep(10)
     return _Ending(cause, earlier.code, is_reporter=False)
 
@@ -699,11 +740,12 @@ def _ending_with_store(error: BaseException) -> _Ending:
 def _lost_contact(error: BaseException) -> StallError:
     """Return the error of a broken connection. It names the ranks that have stopped beating.
 
-    Each rank writes a beat, a growing number, into the store. See utils.dist.beats. First this
-    waits for the report of another rank, which may know the cause.
+    Each rank writes a beat with a growing number into the store, see utils.dist.beats. Before
+    naming a rank, this waits for the report of another rank, which may know the cause.
     """
     suspects = ""
-    # The store may be lost as well, or a stranger has written into it, which the watchdog reports.
+    # Reading the beats fails if the store is lost as well, or if a process that is no rank has
+    # written into it. The watchdog reports both.
     with suppress(RuntimeError, ForeignValueError):
         suspects = _ranks_without_new_beat()
     return StallError(
@@ -716,13 +758,15 @@ def _lost_contact(error: BaseException) -> StallError:
 
 
 def _ranks_without_new_beat() -> str:
-    """Wait for the report of another rank. Returns the ranks that did not beat meanwhile, in words.
+    """Wait for the report of another rank. Returns the ranks that did not beat in this time.
 
-    Returns "" if a failure has been noted, or if another rank compares the beats.
+    E.g. 'rank 3 on gpu7, last seen in phase "forward" at step 120'. Returns "" if another rank has
+    noted a failure, or if another rank compares the beats.
     """
     store = RUN.store
-    # `add` returns 1 to the first rank that comes here. It compares the beats of all ranks before
-    # and after the wait. The others give it time to report.
+    # Only one rank, the observer, compares the beats of all ranks before and after the wait. It is
+    # the rank to which `add` returns 1, the first one here. The other ranks wait twice as long, so
+    # that the observer can report first.
     is_observer = store.add("lost contact", 1) == 1
     before = read_states(store, get_world_size()) if is_observer else {}
     patience_s = PATIENCE_S if is_observer else 2 * PATIENCE_S
@@ -745,24 +789,26 @@ def _text_of(cause: BaseException) -> str:
         return str(cause)
     if isinstance(cause, KeyboardInterrupt):
         return "Interrupted (Ctrl-C). The same command continues from what was saved last."
-    # Something unforeseen: the whole traceback, with the rank in front of each line.
+    # For an unforeseen error, return the whole traceback, with the rank in front of each line.
     prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
     lines = "".join(traceback.format_exception(cause)).rstrip()
-    return textwrap.indent(lines, prefix, lambda line: True)  # True: empty lines too
+    # `indent` leaves out empty lines, unless a function returns True for them.
+    return textwrap.indent(lines, prefix, lambda line: True)
 
 
 # ---- Signals ---------------------------------------------------------------------------------
 
 
 def stop_on(*numbers: signal.Signals) -> None:
-    """Take these signals, from now on, as requests to stop.
+    """From now on, take these signals as requests to stop.
 
-    The run then saves after its step and ends, see `stop_vote`. A repeated signal ends this rank at
-    once, see REPEATED_S.
+    After a request the run finishes its step, saves and ends, see `stop_vote`. A repeated signal
+    ends this rank at once, see REPEATED_S.
     """
     is_torchrun = RUN.launch.mode == "torchrun"
     if signal.SIGUSR1 in numbers and is_torchrun and is_main_process():
-        # torchrun tells its ranks which signals it passes on. torch 2.8 does not set the variable.
+        # In this variable torchrun lists the signals that it passes on to its ranks. torch 2.8 does
+        # not set the variable.
         if "SIGUSR1" not in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", ""):
             logger.warning(
                 "SIGUSR1 would kill torchrun before the ranks can save: "
@@ -774,21 +820,22 @@ def stop_on(*numbers: signal.Signals) -> None:
 
 
 def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
-    """Whether a request by this signal is meant for the run."""
+    """Whether the run shall take this signal as a request to stop."""
     if number in (signal.SIGTERM, signal.SIGUSR1):
         return True
-    # torchrun takes Ctrl-C in any case, passes it on, and kills the ranks that do not end.
+    # torchrun handles Ctrl-C itself: it passes the signal on, and kills ranks that do not end. So
+    # the ranks must handle it even if they were started so that they ignore it.
     if number == signal.SIGINT and is_torchrun:
         return True
-    # `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so
-    # that it ignores Ctrl-C. The run goes on ignoring them.
+    # `nohup` starts a program that ignores SIGHUP, and a shell script starts `command &` so that it
+    # ignores Ctrl-C. The user wants this, so such a run goes on ignoring the signal.
     return signal.getsignal(number) is not signal.SIG_IGN
 
 
 def _on_signal(number: int, _: Any) -> None:
-    """Note the time of the first request to stop. A repeated one may end the process at once.
+    """Handle a signal: note the time of the first request to stop, or end at a repeated request.
 
-    The second argument is the interrupted frame, which every signal handler is given.
+    The second argument is the interrupted stack frame, which Python gives to every signal handler.
     """
     if RUN.stop_requested:
         since = time.monotonic() - RUN.stop_requested
@@ -796,7 +843,7 @@ def _on_signal(number: int, _: Any) -> None:
             os._exit(128 + number)  # the exit code of a shell for a program that a signal has ended
         return
     if number == signal.SIGINT and is_main_process():
-        # os.write, because print fails if the signal has interrupted another print.
+        # Use os.write, because `print` fails if the signal has interrupted another `print`.
         text = "\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n"
         with suppress(OSError):
             os.write(2, text.encode())
@@ -807,22 +854,23 @@ def stop_vote() -> Callable[[], bool]:
     """Begin to ask all ranks whether one of them was asked to stop. Returns a function that waits
     for the answer.
 
-    Collective. The ranks exchange their answers while the step computes, so nothing waits for them:
+    Collective. The ranks exchange their answers while the step computes, so the exchange costs no
+    time:
 
         is_stop = stop_vote()
         ...                    # the step
         if is_stop(): ...      # the same answer on all ranks
 
-    All ranks must stop after the same step. A rank that stops earlier leaves the others in a
-    collective.
+    All ranks must stop after the same step. If a rank stopped earlier, the others would wait for it
+    in a collective.
     """
     device = get_device()
-    # torch.full writes the number on the device. torch.tensor would copy it from the host, and on a
-    # GPU the copy would wait for the last step.
+    # torch.full writes the number directly on the device. torch.tensor would copy the number from
+    # the host, and on a GPU this copy would wait until the last step has been computed.
     flag = torch.full((), float(RUN.stop_requested > 0), device=device)
     work = None
     if dist.is_initialized():
-        # The sum is above 0 if a rank was asked to stop.
+        # The sum over the ranks is above 0 if any rank was asked to stop.
         work = dist.all_reduce(flag, async_op=True)
     if not devices.pins_memory(device):
 
@@ -833,8 +881,8 @@ def stop_vote() -> Callable[[], bool]:
 
         return is_stop
 
-    # On a GPU the answer is copied to the host before the step's own work begins there. So the
-    # function waits for the copy only, and not for the step.
+    # A GPU works in the order in which it gets its work. Here it gets the copy of the answer to the
+    # host, before it gets the step. So `is_stop_on_gpu` waits for the copy and not for the step.
     if work is not None:
         work.wait()  # the GPU waits for the exchange, the host does not
     answer = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
