@@ -3,6 +3,8 @@
 A full GPU raises an error. A full CPU swaps for minutes, and then the system ends the process
 without a message. So `check_memory` estimates the need of a step, warns if it may be too large, and
 refuses if it certainly is.
+
+Tests: tests/parts/models/test_cpu_memory.py
 """
 
 import logging
@@ -29,15 +31,17 @@ BYTES_PER_PARAMETER = 16
 BYTES_PER_AVERAGED = 4
 # What autograd saves on a CPU, in float32 numbers. These figures were fitted to the counts of
 # fit_memory.saved_bytes for small networks (tests/parts/models/test_cpu_memory.py: within 25 %).
-# For each channel of a token:
-OF_BLOCK = 1.05  # a block saves its input
-OF_KEPT_ATTENTION = 1.35  # and, unless it recomputes the attention, its result and sums
-OF_ALIGNED = 8.0  # a stage that aligns frames
-OF_SOURCE = 10.5  # and each frame that is aligned to another
-# For each pixel of an input frame:
+# If a layer comes to save more or less, fit them again.
+# Numbers for each channel of a token:
+OF_BLOCK = 1.05  # the input of a block
+OF_KEPT_ATTENTION = 1.35  # result and sums of its attention, unless backward recomputes them
+OF_ALIGNED = 8.0  # the alignment of a stage that aligns frames
+OF_SOURCE = 10.5  # each source of an alignment, i.e. a frame that is aligned to another frame
+# Numbers for each pixel of an input frame:
 OF_FLOW = 870.0  # the optical flow
-OF_ALL_FRAMES = 500.0  # without flow: the convolution over all frames
-OF_UPSAMPLED = 200.0  # for each pixel of the output in super-resolution
+OF_ALL_FRAMES = 500.0  # the convolution over all frames, in a network without flow
+# Numbers for each pixel of an output frame:
+OF_UPSAMPLED = 200.0  # the layers of super-resolution
 BYTES_PER_NUMBER = 4
 # A refusal must be certain, so it counts only this share of the estimated activations. The estimate
 # is within 25 %.
@@ -79,9 +83,9 @@ def check_memory(
 
     Raises OptionError if the memory of the host, swap included, is too small in any case.
     """
-    # All ranks must ask this, also those that return below.
+    # Every rank must take part in this collective, so it comes before the early returns.
     hosts = utils_dist.gather_objects(platform.node())
-    ranks = hosts.count(platform.node())  # on this host
+    ranks = hosts.count(platform.node())  # number of ranks on this host, which share its memory
     use = host_memory()  # (used, size) in GB, or None if it is unknown
     if use is None or not isinstance(net, VRT):
         return
@@ -95,7 +99,7 @@ def check_memory(
     fixed = parameters * bytes_per_parameter
     saved = clips * frames * height * width * saved_per_pixel(net)
     if is_half:
-        saved //= 2
+        saved //= 2  # 2 bytes per number instead of 4
     need = Need(fixed, int(saved), ranks)
     if need.total < size - used:
         return

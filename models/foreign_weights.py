@@ -3,6 +3,11 @@
 `load_content` reads what torch.save wrote, without running code from the file: it accepts plain
 types, tensors and NumPy scalars. `no_weights` makes the error for every other file. The error says
 what the file is, e.g. an HTML page in place of a download.
+
+A weights file may come from anywhere, so no type may be added to those that are read unless making
+it runs no code from the file.
+
+Tests: tests/parts/models/test_foreign_weights.py, test_hostile_weights.py, test_any_weights.py
 """
 
 import re
@@ -49,7 +54,8 @@ SCALAR_NAMES = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
 # not an allowed global".
 NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
-# Held while a file is read, see load_content.
+# A lock that is held while a file is read, because torch's list of allowed names belongs to the
+# whole process. See load_content.
 _taking_scalars = threading.Lock()
 
 
@@ -83,13 +89,13 @@ def load_content(path: Path, mmap: bool = False) -> Any:
 
     Raises CheckpointError that says what the file is instead.
     """
-    # Our stand-in, and the name in a pickle for which it stands.
+    # Pairs of our stand-in, and the name in a pickle that it replaces.
     stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
     for name in SCALAR_NAMES:
         stand_ins.append((_scalar, name))
     try:
-        # torch keeps one list of allowed names for the process. A read without the lock would see
-        # the names of another thread, and miss them a moment later.
+        # torch keeps one list of allowed names for the process. Without the lock, a thread could
+        # remove the names while another thread still reads with them.
         with _taking_scalars:
             # First without the stand-ins, because few files hold NumPy scalars.
             try:
@@ -117,7 +123,10 @@ def no_weights(path: Path, error: Exception) -> CheckpointError:
 
 
 def _seen(path: Path, error: Exception) -> tuple[str, str]:
-    """Return what a file is that torch.load did not read, and what to do."""
+    """Return what a file is that torch.load did not read, and what to do.
+
+    E.g. ("an empty file", "download it again").
+    """
     unknown = ("a file that torch.load does not read", "download or export it again")
     with path.open("rb") as file:
         head = file.read(512)

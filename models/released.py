@@ -4,6 +4,11 @@ In place of a file, a user may name released weights by their number, e.g. "vrt/
 model_zoo/vrt/006_VRT_videodeblurring_GoPro.pth. `local_file` returns the file, and fetches it if it
 is not there. The files are not part of this project and have a licence of their own
 (docs/links.md).
+
+Several processes may ask for the same file at once. A file under its final name is always complete
+and checked.
+
+Tests: tests/parts/models/test_released.py
 """
 
 import fcntl
@@ -82,7 +87,8 @@ def local_file(
 def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object]) -> None:
     """Download a file under a temporary name, check it, and give it its name.
 
-    So a file with this name is always complete. most: bytes that it does not exceed.
+    So a file with its final name is always complete. most: largest size of the file, in bytes. A
+    longer answer of the server is not the file, and must not fill the disk.
     """
     address = f"{os.environ.get(MIRROR, ADDRESS).rstrip('/')}/{file.name}"
     logger.info("downloading %s to %s", address, file)
@@ -111,7 +117,10 @@ def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object
 
 
 def _download(address: str, part: Path, most: int) -> None:
-    """Write what an address gives to a new file. Raises ValueError if it is cut or too long."""
+    """Write what an address gives to the new file `part`.
+
+    Raises ValueError if the answer is shorter than the server said, or longer than `most` bytes.
+    """
     with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer, part.open("xb") as file:
         expected = answer.headers.get("Content-Length")
         written = 0
@@ -132,7 +141,8 @@ def _download(address: str, part: Path, most: int) -> None:
 def _one_at_a_time(file: Path) -> Generator[None]:
     """Let one process of this machine at a time fetch a file. The others wait here.
 
-    The lock is a file beside it. The system frees the lock if the process ends.
+    The lock is a file beside the wanted file. The system frees the lock when its process ends, also
+    if the process is killed.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     path = file.with_name(f".{file.name}.lock")

@@ -3,6 +3,8 @@
 `NETWORKS` lists the networks by their name in the option netG.net_type. A new network is a new file
 models/network_<net_type>.py, which this module imports by itself. `define_G` builds a network;
 `check_options` is called when an option file is read, before any data are opened.
+
+Tests: tests/parts/models/test_select_network.py, tests/stories/test_bad_input.py
 """
 
 import logging
@@ -83,8 +85,9 @@ class KindDifference(NamedTuple):
 def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[KindDifference]:
     """Yield each difference of two spike sections that makes their channels mean something else.
 
-    A network cannot take both. If both kinds have the same number of channels, nothing else would
-    show the difference. The sections may lack keys that have their default value.
+    A network that was trained with one kind gives wrong frames with the other. If both kinds have
+    the same number of channels, nothing else would show the difference. E.g. "voxel" and "tfp", or
+    gamma 1.0 and 2.2. The sections may lack keys that have their default value.
     """
     for key, default in (("representation", "voxel"), ("gamma", 1.0)):
         first = learned.get(key, default)
@@ -148,9 +151,10 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
     """
     least = max(spec.least_size)
     step = spec.multiple  # the sides of the input are multiples of it
-    side = gt_size // scale
+    side = gt_size // scale  # of the crop of the input
     if gt_size % scale == 0 and side % step == 0 and side >= least:
         return
+    # The valid size that is nearest to the size asked for, to propose it.
     near = max(least, round(side / step) * step) * scale
     key = "datasets.train.gt_size"
     raise OptionError(

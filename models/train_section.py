@@ -25,7 +25,7 @@ def train_section() -> type[TrainOptions]:
         fields |= _new_keys(schedule.rate, schedule.keys)
     for optimizer in OPTIMIZERS.values():
         fields |= _new_keys(optimizer.build, optimizer.keys)
-    # An unknown name is refused with the list of the registered ones.
+    # These two options take a registered name. The error about another name lists all of them.
     fields["G_scheduler_type"] = _choice("G_scheduler_type", tuple(SCHEDULES))
     fields["G_optimizer_type"] = _choice("G_optimizer_type", tuple(OPTIMIZERS))
     return create_model("TrainOptions", __base__=TrainOptions, **fields)

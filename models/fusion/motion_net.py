@@ -28,12 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # Edges of the windows of time, in elevenths of an exposure after its middle. Eleven windows divide
-# the exposure. Two longer ones on each side lie before and after it.
+# the exposure. Two longer windows lie before the exposure, and two after it.
 EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 7.5, 10.5)
 WINDOWS = len(EDGES) - 1
 INSIDE = slice(2, 13)  # the windows that divide the exposure
 HALF_EXPOSURE = 5.5  # in elevenths of an exposure
-# The sharp instant is the middle of a plane, half a plane after the middle of an exposure of 88.
+# The sharp instant, in halves of an exposure after its middle. It is the middle of a spike plane.
+# This is half a plane after the middle of an exposure of 88 planes, whose half has 44.
 SHARP = 0.5 / 44
 # Channels of the pictures of each window: its light and its number of spikes.
 PICTURES = 2
@@ -58,8 +59,8 @@ AROUND = 5  # side of the squares over which least squares are taken
 class Level(NamedTuple):
     """A level from coarse to fine.
 
-    size: side in spike pixels of a pixel of this level. rounds: number of times that the curve is
-    corrected. features, layers: of the conv net.
+    size: side of a pixel of this level, in spike pixels. rounds: number of times that the curve is
+    corrected. features: width of the conv net. layers: number of its convolutions.
     """
 
     size: int
@@ -86,9 +87,8 @@ class Curves(NamedTuple):
 class MotionNet(nn.Module):
     """Finds the curves of all spike pixels."""
 
-    # Buffers, see __init__.
-    tau: Tensor
-    fit: Tensor
+    tau: Tensor  # the middle of each window, (15,)
+    fit: Tensor  # (2, 11), see __init__
 
     # What data/motion/learned.py must know of the windows.
     edges: Sequence[float] = EDGES
@@ -197,10 +197,12 @@ def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequen
 def with_shared(changes: Tensor) -> Tensor:
     """Add the motion that all pixels share to that of each pixel.
 
-    changes: (B, 7, h, w), which is returned as it is; or (B, 14, h, w), where the last seven
-    channels are a shared motion as each pixel sees it, and the logarithm of its weight. Where
-    spikes are few, a pixel alone knows little, and the weighted mean of all is far better.
-    Returns (B, 7, h, w).
+    changes: (B, 7, h, w) or (B, 14, h, w). Seven channels have no shared motion, and are returned
+    unchanged. Of 14 channels, the last seven are each pixel's estimate of the shared motion (6),
+    and the logarithm of the weight of this estimate (1).
+
+    Where spikes are few, a pixel alone knows little, and the weighted mean over all pixels is far
+    better. Returns (B, 7, h, w).
     """
     if changes.shape[1] == CHANGES:
         return changes
@@ -228,7 +230,7 @@ def moved_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     batch, _, _, height, width = shifts.shape
     y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)
     x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)
-    # grid_sample counts from -1 to 1.
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel).
     x = (x + shifts[:, :, 0]) * 2 / max(width - 1, 1) - 1
     y = (y[:, None] + shifts[:, :, 1]) * 2 / max(height - 1, 1) - 1
     places = torch.stack((x, y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)

@@ -4,6 +4,7 @@ AlexNet.
 Both images go through AlexNet. After five of its ReLUs the features are normalised at each pixel,
 subtracted and squared. A learned weight for each channel gives one number per pixel, and LPIPS is
 the sum over the five ReLUs of the mean over the pixels. main_test_vrt.py --lpips asks for it.
+Published LPIPS values are compared with it, so its arithmetic must not change.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch import nn
 from models.portable import read_weights
 from utils.errors import CheckpointError
 
-# Positions of these ReLUs in torchvision's AlexNet, and the channels of their features.
+# Position of each of these ReLUs in torchvision's AlexNet -> channels of its features.
 TAPS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
 
 

@@ -32,6 +32,12 @@ frame, g ^ 1 (0 and 1, 2 and 3, ... are pairs). HAS_BIAS, HAS_MASK: whether ther
 
 Layout: qkv is (n, T, 3, HEADS, HD). So a token is 3 * HEADS * HD numbers after the one before, and
 its keys (values) begin HEADS * HD (2 * HEADS * HD) numbers after its queries.
+
+To change a kernel: keep the order of its sums and of its assignments, because another order changes
+the last bits of a training. Every sum has a fixed order (no atomic additions), so a step gives the
+same numbers each time.
+
+Tests: tests/parts/models/test_triton.py (on a CPU, by Triton's interpreter), test_cuda.py (a GPU)
 """
 
 import math
@@ -102,7 +108,8 @@ def _rows(pointer, first, stride, head, BLOCK: tl.constexpr, HD: tl.constexpr, P
 
     stride: numbers from one row to the next.
     """
-    # The begin of the tile needs 64 bits. Within the tile 32 bits are enough, and faster.
+    # The position of the tile in a large tensor may exceed 32 bits. Within the tile 32 bits are
+    # enough, and faster.
     begin = pointer + tl.cast(first, tl.int64) * stride + head * HD
     return begin + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, PAD)[None, :]
 
@@ -126,7 +133,10 @@ def _store(pointers, x, HD: tl.constexpr, PAD: tl.constexpr):
 
 @jit
 def _matrix(pointer, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return pointers to a tile of a (T, T) matrix that begins at (row, column)."""
+    """Return pointers to a tile (ROWS, COLUMNS) of a (T, T) matrix.
+
+    row, column: the upper left element of the tile.
+    """
     return (
         pointer
         + row * T
@@ -164,7 +174,9 @@ def _place(n, walk, HEADS: tl.constexpr, TILES: tl.constexpr):
     walk: number of windows in a group. The windows of the program are first ... end - 1.
 
     Programs with successive numbers have successive heads, because the heads of a token lie side by
-    side in memory and share what is loaded at once.
+    side in memory, so neighbouring programs read the same cache lines. E.g. 6 heads and 2 tiles:
+    programs 0 to 5 are the heads of tile 0, programs 6 to 11 those of tile 1, and the next group of
+    windows begins at program 12.
     """
     program = tl.program_id(0)
     group = program // (HEADS * TILES)
@@ -188,7 +200,8 @@ def _forward(
     """Compute output and log-sum-exp of the logits for a tile of queries of one head.
 
     The softmax is computed in one pass over the keys. `top` is the largest logit of each row so
-    far. If it grows, what was summed up so far is multiplied by 2^(old top - new top).
+    far, which is subtracted before exp2, so that nothing overflows. If `top` grows, the sums so far
+    are multiplied by 2^(old top - new top), as if the new top had been subtracted from the start.
     """
     head, tile, _, first, end = _place(n, walk, HEADS, T // BM)
     m = tile * BM
@@ -451,7 +464,8 @@ class WindowAttention(torch.autograd.Function):
         qkv, added, pattern, regions, out, sums = ctx.saved_tensors
         shape = ctx.shape
         n, heads, t = sums.shape
-        # The kernels need rows of a constant distance, and channels side by side.
+        # The kernels need the same distance from each row to the next one, also from the last row
+        # of a window to the first row of the next window, and channels side by side.
         rows_are_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
         if grad.stride(2) != 1 or not rows_are_even:
             grad = grad.contiguous()
@@ -474,7 +488,8 @@ class WindowAttention(torch.autograd.Function):
         def walk_of(tiles: int) -> tuple[int, Tensor | None]:
             """Return the number of windows of a program, and room for the programs' sums.
 
-            tiles: number of tiles of a head. Without a bias there is nothing to sum.
+            tiles: number of tiles of a head. Without a bias there is nothing to sum. E.g. 6 heads,
+            1 tile, 1000 windows: 88 programs for each head, so 12 windows for each program.
             """
             if added is None:
                 return 1, None
@@ -496,7 +511,7 @@ class WindowAttention(torch.autograd.Function):
         return grad_qkv, grad_bias, None, None, None, None
 
 
-# window_chunks keeps 128 results. Each may need a table for both kinds of attention.
+# window_chunks keeps 128 results. Each may need two tables, for self and for mutual attention.
 @lru_cache(maxsize=256)
 # The tables are saved for backward. Tensors made in inference mode could not be.
 @torch.inference_mode(False)

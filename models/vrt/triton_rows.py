@@ -3,10 +3,14 @@
 torch's LayerNorm gives one row to a block of threads, which is slow for 96 channels. Here a program
 has a tile of several rows. Statistics and the gradients of weights and biases are float32. Each
 program sums these gradients over its own rows, and the last sum over the programs has a fixed
-order. So a step gives the same numbers each time.
+order. So a step gives the same numbers each time. Another order of these sums would change the last
+bits of a training.
 
 Names in the kernels: n rows of C (or H) channels, padded to PAD, a power of two; ROWS rows of a
-tile. `inside` is false for padding and for rows beyond n.
+tile. `inside` is false for padding and for rows beyond n. A program is one instance of a kernel.
+Forward has one program per tile. In backward, program p of P takes the tiles p, p + P, p + 2 P, ...
+
+Tests: tests/parts/models/test_triton.py (on a CPU, by Triton's interpreter), test_cuda.py (a GPU)
 """
 
 import math
@@ -25,7 +29,7 @@ tl: Any = triton.language
 jit: Any = triton.jit
 # Number of programs of a backward pass: 4 for each of the 132 multiprocessors of an H100.
 PROGRAMS = 528
-# Numbers in a tile.
+# Numbers in a tile, which must fit into the registers of a program.
 ELEMENTS = 4096
 INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
@@ -220,7 +224,8 @@ class _GatedLinear(torch.autograd.Function):
         n, hidden = grad.shape
         grad = grad.contiguous()
         grad_z = torch.empty_like(z)
-        shape = tile(hidden, ELEMENTS // 2)  # half the tile of the forward pass
+        # Half the tile of the forward pass. Backward holds more tensors at a time.
+        shape = tile(hidden, ELEMENTS // 2)
         programs = min(PROGRAMS, math.ceil(n / shape["ROWS"]))
         partial = z.new_empty(programs, 2 * hidden, dtype=torch.float32)
         _geglu_backward[(programs,)](z, grad, grad_z, partial, n, H=hidden, **shape)
