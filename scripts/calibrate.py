@@ -198,7 +198,8 @@ def view_of(
         stream = read_spikes(path, geometry, begin, last - begin)
         before = first - begin
     else:
-        # To find the geometry, the sum of the planes is enough: one plane (1, h, w).
+        # To find the geometry, the sum of the planes is enough. It is a stream of one plane
+        # (1, h, w), and this plane is the exposure.
         first, planes = command.planes or (0, None)
         stream = read_spikes(path, geometry, first, planes).sum(axis=0, dtype=np.uint32)[None]
         before = 0
@@ -217,10 +218,13 @@ def with_geometry(
 ) -> Calibration:
     """Return the calibration that fits all views: one matrix, and whether the image is mirrored.
 
-    `made` of the calibration notes how well it fits: `features` that agree, of how many;
-    `correlation` of the details of both images; `residual_px` and `residual_p90_px`, the median and
-    the 90th percentile of the distance in RGB pixels between the place of a part of the plane and
-    the place where the matrix puts it, over so many `patches`.
+    `made` of the calibration notes how well it fits:
+    features: number of features that agree with the matrix, and number of all features.
+    correlation: of the details of both images.
+    patches: number of parts of the plane that were found in the frame one by one.
+    residual_px: distance in RGB pixels between the place where a part was found and the place where
+        the matrix puts it, the median of all parts.
+    residual_p90_px: the 90th percentile of the same distances.
 
     Raises DataError if the images do not show the same, or give too little to judge by.
     """
@@ -245,6 +249,8 @@ def with_geometry(
         mirrored(views, mirror), start.matrix, command.light, model, most_offset=0.0
     )
     matrix = found.matrix
+    # `explained` is the squared correlation. It is below 0 if the frame explains less than a
+    # constant would.
     correlation = float(np.sqrt(max(found.explained, 0)))
     distances = found.residuals  # one for each part of the plane that could be matched
     if found.explained < registration.LEAST_EXPLAINED:
@@ -256,6 +262,8 @@ def with_geometry(
     residual = float(np.median(distances))
     p90 = float(np.percentile(distances, 90))
     scale = scale_of(matrix)  # RGB pixels per spike pixel
+    # The limit is in pixels of the coarser camera. If a spike pixel is smaller than an RGB pixel
+    # (scale below 1), the RGB camera is the coarser one.
     if residual > MOST_RESIDUAL * max(1.0, scale):
         raise _wrong(
             f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where
@@ -293,7 +301,7 @@ def with_geometry(
 
 def mirrored(views: Sequence[registration.View], mirror: str) -> list[registration.View]:
     """Return the views with mirrored spike images."""
-    # Of a stream (planes, h, w).
+    # The axes along which a stream (planes, h, w) is reversed.
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
     found = []
     for view in views:

@@ -227,7 +227,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def refuse_unknown_kind(values: dict[str, Any], source: Path) -> None:
-    """Raise OptionError if a file that is not of S-VRT is not of KAIR either."""
+    """Raise OptionError unless the file is an option file of KAIR.
+
+    values: the sections of a file that is not of S-VRT; a file of S-VRT never comes here.
+    """
     sections = ("netG", "datasets")  # every file of KAIR has both
     if all(isinstance(values.get(name), dict) for name in sections):
         return
@@ -243,8 +246,9 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
     """Return the new file as text: the options as JSON, under a comment that says its origin."""
     text = json.dumps(values, indent=2, ensure_ascii=False)
 
-    # A list of plain values takes one line: [6, 224, 224]. The pattern finds a list without
-    # brackets inside. Strings in JSON have no line ends, so only the indentation is removed.
+    # A list of plain values takes one line: "[\n    6,\n    224\n  ]" becomes "[6, 224]". The
+    # pattern finds lists without brackets inside. In JSON the strings have no line ends, so only
+    # the indentation is removed.
     def on_one_line(found: re.Match[str]) -> str:
         spaced = re.sub(r",\n *", ", ", found[0])
         return re.sub(r"\n *", "", spaced)
@@ -256,7 +260,7 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
         paragraphs.append(f"It cannot say: {key}: {why}.")
     comment = ""
     for paragraph in paragraphs:
-        for line in textwrap.wrap(paragraph, 115):
+        for line in textwrap.wrap(paragraph, 115):  # with "  // " 120 columns
             comment += f"  // {line}\n"
     # The comment stands below the first bracket.
     return text.replace("{\n", "{\n" + comment, 1)
@@ -297,7 +301,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         loader = Loader(content.decode("utf-8-sig"))
         node = loader.get_single_node()
         _refuse_repetition(node)
-        # Only now are the values made, because each merged key (<<) is copied at each use.
+        # The values are made after the check, because making them copies each merged key (<<) at
+        # each use. Without the check these copies could fill the memory.
         values = loader.construct_document(node) if node else None
         if isinstance(values, dict):
             return values
@@ -326,8 +331,8 @@ def _refuse_repetition(root: Any) -> None:
     An alias `*name` repeats the value `&name`. Ten lines, each with ten aliases of the line
     before, stand for 10**10 values. An alias of its own parent stands for endlessly many.
 
-    root: the node that PyYAML has read. In it each alias is the node that it repeats, so this
-        walk meets a repeated node as often as it is repeated.
+    root: the node that PyYAML has read. PyYAML puts the same node object at each alias, so this
+        walk visits a node once for each use.
     """
     waiting = [(root, 0)]  # nodes to visit, each with its depth
     count = 0

@@ -294,13 +294,13 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
 def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
     """Return source name -> split, "train" or "test".
 
-    A source keeps the split of its folder, or the split of an earlier start. Of the others, so many
-    become test clips that `share` of all are: at least one, never all.
+    A source keeps the split of its folder, or the split of an earlier start. Enough of the other
+    sources become test clips to make `share` of all sources test clips: at least one, never all.
     """
     names = [clip.name for clip in raw if not clip.split]
 
-    # The splits of an earlier start: by the folders that it made, and by its dataset.json. A clip
-    # with a rig has the name of its source there.
+    # The splits of an earlier start: by the folders that it made, and by its dataset.json. There a
+    # clip that was made with a rig stands under its own name, and "source" is the name in `raw`.
     earlier = {}
     for split in prepare.SPLITS:
         for name in names:
@@ -320,7 +320,7 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
         wanted = min(max(1, round(share * len(names))), len(names) - 1)
     have = sum(split == "test" for split in earlier.values())
     count = min(max(0, wanted - have), len(free))
-    # Choose them at equal distances among the free ones: with count 2 of 6, numbers 2 and 5.
+    # Choose them at equal distances among the free ones: if 2 of 6 are wanted, indices 2 and 5.
     test = set()
     for number in range(count):
         test.add(free[(number + 1) * len(free) // count - 1])
@@ -348,9 +348,9 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
             plans[job] = plan
 
     # All clips of a data set have frames of one size: the size that most have.
-    sizes = Counter(plan.size for plan in plans.values()).most_common(1)
+    sizes = Counter(plan.size for plan in plans.values())
     for job, plan in plans.items():
-        common, _ = sizes[0]
+        common, _ = sizes.most_common(1)[0]
         if plan.size != common:
             height, width = plan.size
             errors[job] = DataError(

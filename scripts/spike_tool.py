@@ -739,8 +739,9 @@ class Rendering:
     comes from the rate at full light and from the light that the sensor integrates. If the rate is
     not known, the brightest half percent of the pixels is white.
 
-    command: of view, recon or play
-    method: the options of the method, if the command has no --method
+    command: the parsed command line of view, recon or play
+    method: the options of the method. If there are none, the method is `command.method`, that is
+        --method
     """
 
     def __init__(self, command: argparse.Namespace, **method: object) -> None:
@@ -791,11 +792,12 @@ class Rendering:
 
         centers: numbers of planes, rising
         """
+        # A method without `half_window` (tfstp) gets HISTORY planes on either side.
         half = self.options.get("half_window", HISTORY)
         first = max(centers[0] - half, 0)
         stop = min(centers[-1] + half + 1, self.file.planes)
         parts = self.file.parts(first, stop - first)  # arrays of some planes each
-        # The planes first ... first + len(held) - 1, of those that were read.
+        # The planes in memory. `first` is the number of the first of them, and moves along.
         held = np.empty((0, *self.file.size), np.uint8)
         for center in centers:
             # The window of this center: planes low ... end - 1.

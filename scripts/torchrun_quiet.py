@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
 
     # More ranks than GPUs would fail much later, with a message of CUDA.
     gpus = torch.cuda.device_count()
+    # torchrun also takes "gpu", "cpu" and "auto" in place of a number.
     ranks = int(args.nproc_per_node) if args.nproc_per_node.isdigit() else None
     if ranks is not None and 0 < gpus < ranks:
         error = DistError(
@@ -86,8 +87,8 @@ def signal_flags() -> list[str]:
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 
     known = run.get_args_parser().format_help()
-    # nohup makes this process ignore SIGHUP. The ranks inherit that if torchrun does not handle
-    # SIGHUP.
+    # nohup makes this process ignore SIGHUP, and the ranks inherit this unless torchrun handles
+    # SIGHUP. So under nohup SIGHUP is left out, and closing the terminal does not end the run.
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handled = SIGNALS if is_nohup else f"{SIGNALS},SIGHUP"
     flags = []
@@ -103,15 +104,18 @@ def signal_flags() -> list[str]:
             )
 
         signal.signal(signal.SIGUSR1, on_signal)
-        # torch 2.8 handles SIGHUP in any case. A blocked signal does not arrive.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP} if is_nohup else ())
+        # torch 2.8 handles SIGHUP in any case. So under nohup SIGHUP is blocked: then it does not
+        # arrive.
+        if is_nohup:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         # Newer versions tell the ranks in this variable which signals arrive.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
 
     if "--shutdown-timeout" in known:
         flags.append(f"--shutdown-timeout={GRACE_S}")
     else:
-        # The agent calls close(signal), so the time is the default of its second argument.
+        # The agent calls close(death_sig) without the second argument, the seconds until SIGKILL.
+        # So our time becomes the default of that argument: (death_sig=None, timeout=GRACE_S).
         PContext.close.__defaults__ = (None, GRACE_S)
     return flags
 
