@@ -6,11 +6,16 @@ planes belong to which frame, see `FrameTimes.shares`. The times come from one o
     times_of_film    the time stamps of a video, in seconds
     times_of_names   the numbers in the names of a folder of frames: 0001.png, 0002.png, 0004.png
                      (frame 3 is missing), or time stamps such as 432.133333.png
-    even_times       nothing: the frames are taken to follow one another at one distance
+    even_times       nothing is known: the frames are taken to follow at equal distances
 
 Times are exact fractions, because sums of floating-point numbers would shift planes. What cannot be
 known becomes a `doubt`, a clause such as "the numbers in the names of the frames do not rise".
 data/cameras/spike_info.py then refuses the clip and asks the user.
+
+Which planes belong to a frame decides the samples of a run, so results here may not change for
+clips that are accepted today.
+
+Tests: tests/parts/data/test_frame_times.py
 """
 
 import bisect
@@ -43,9 +48,9 @@ LONG = Fraction(3, 2)
 class Missing:
     """Frames in a row that are missing.
 
-    number: number of the first one, counted from 0 or as in the names. None: it is not known.
-    count: how many frames.
-    seconds: the time of the first one in its film. None: it is not known, or there is no film.
+    number: number of the first missing frame, counted from 0 or as in the names. None: not known.
+    count: number of missing frames.
+    seconds: time of the first missing frame in the film. None: not known, or there is no film.
     """
 
     number: int | None = None
@@ -53,7 +58,7 @@ class Missing:
     seconds: Fraction | None = None
 
     def __str__(self) -> str:
-        """Return it in words, such as "frames 3 to 5 at 0.125 s"."""
+        """Return the missing frames in words, such as "frames 3 to 5 at 0.125 s"."""
         if self.number is None:
             text = "1 frame" if self.count == 1 else f"{self.count} frames"
         elif self.count == 1:
@@ -70,9 +75,9 @@ class FrameTimes:
     """The times of the frames of a clip.
 
     starts, ends: when each frame begins and ends. The unit is a second for a film, else the unit of
-    the names. A frame ends where the next one begins, unless frames are missing between them.
-    begin, end: of the whole clip, missing frames included.
-    step: the usual distance of two frames.
+    the names. A frame ends where the next frame begins, unless frames are missing between the two.
+    begin, end: when the whole clip begins and ends, missing frames included.
+    step: the usual distance of two neighbouring frames.
     is_film: whether the times are the time stamps of a film, in seconds.
     missing: the missing frames, in the order of time.
     doubt: why the times are not sure, as a clause; "" if they are sure.
@@ -94,7 +99,7 @@ class FrameTimes:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether the frames follow one another at one distance and none is missing."""
+        """Whether the frames follow one another at equal distances and no frame is missing."""
         if self.missing:
             return False
         if len(self) < 2:
@@ -105,11 +110,12 @@ class FrameTimes:
         tick = Fraction(1, math.lcm(*denominators))
         period = (self.starts[-1] - self.starts[0]) / (len(self) - 1)
         steps = _steps_between(self.starts)
-        # If all times are whole frames, such a tick is a frame, which is no rounding. So at most
-        # half a period is allowed.
+        # If the times are numbers of frames (0, 1, 2), the tick is 1, a whole frame. An error of a
+        # frame is no rounding, so at most half a period is allowed.
         if max(steps) - min(steps) > min(tick, period / 2):
             return False
-        # Small steps in one direction add up: compare each time with its place in an even row.
+        # Small errors in one direction add up. So compare each time with the time that it would
+        # have at equal distances.
         for number, start in enumerate(self.starts):
             even = self.starts[0] + number * period
             if abs(start - even) > tick:
@@ -120,8 +126,8 @@ class FrameTimes:
         """Distribute planes among the frames. Returns (first plane, plane after the last) of each.
 
         first, count: the planes first ... first + count - 1, which were recorded from `begin` to
-        `end`. Frames at one distance get equal numbers of planes, but for rounding: 10 planes for 3
-        frames are (0, 3), (3, 6), (6, 10).
+        `end`. Frames at equal distances get equal numbers of planes, but for rounding: 10 planes
+        for 3 frames are (0, 3), (3, 6), (6, 10).
         """
         if self.is_even:
             frames = len(self)
@@ -136,27 +142,30 @@ class FrameTimes:
         return found
 
     def places(self) -> list[int]:
-        """Return the number that each frame would have if none were missing, counted from 0.
+        """Return the number that each frame would have if no frame were missing, counted from 0.
 
-        For example, 0, 1, 3 if the third frame is missing.
+        For example [0, 1, 3], if the third of four frames is missing.
         """
         return [round((start - self.begin) / self.step) for start in self.starts]
 
     def until(self, end: Fraction) -> "FrameTimes":
-        """Return the times of a clip that ends at `end`, as another clock says.
+        """Return the times of the same clip, with the end that another clock measured.
 
+        A film does not say how long its last frame lasts, but the number of planes does.
+        end: the end of the clip by the other clock, in the unit of `starts`.
         The last frame then lasts until `end`, but not longer than the longest frame. If `end` is
         off by more than a frame, the clocks contradict each other, and the result has a doubt.
         """
         last = self.starts[-1]
-        longest = max(b - a for a, b in zip(self.starts, self.ends, strict=True))
+        lengths = [b - a for a, b in zip(self.starts, self.ends, strict=True)]
+        longest = max(lengths)
         is_plausible = last < end <= last + 2 * longest
         if is_plausible:
             last_end = min(end, last + longest)
             return replace(self, end=end, ends=(*self.ends[:-1], last_end))
         seconds = float(self.end - self.begin)
-        others = float(end - self.begin)
-        clocks = f"the film lasts {seconds:.3f} s, its planes {others:.3f} s"
+        seconds_of_planes = float(end - self.begin)
+        clocks = f"the film lasts {seconds:.3f} s, its planes {seconds_of_planes:.3f} s"
         return replace(self, doubt=f"{clocks} by the calibration's tick_hz")
 
     def described(self) -> str:
@@ -168,17 +177,17 @@ class FrameTimes:
         if self.missing:
             lost = sum(gap.count for gap in self.missing)
             verb = "is" if lost == 1 else "are"
-            some = ", ".join(str(gap) for gap in self.missing[:5])
+            shown = ", ".join(str(gap) for gap in self.missing[:5])
             if len(self.missing) > 5:
-                some += ", ..."
-            parts.append(f"{lost} of {len(self) + lost} frames {verb} missing: {some}")
+                shown += ", ..."
+            parts.append(f"{lost} of {len(self) + lost} frames {verb} missing: {shown}")
         if self.doubt:
             parts.append(self.doubt)
         return "; ".join(parts)
 
 
 def even_times(count: int, doubt: str = "") -> FrameTimes:
-    """Return the times of `count` frames at one distance. doubt: see `FrameTimes`."""
+    """Return the times of `count` frames at distance 1. doubt: see `FrameTimes`."""
     starts = tuple(Fraction(number) for number in range(count))
     ends = tuple(Fraction(number + 1) for number in range(count))
     return FrameTimes(starts, ends, Fraction(0), Fraction(count), Fraction(1), doubt=doubt)
@@ -207,7 +216,7 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     have_fractions = any(number.denominator > 1 for number in numbers)
     are_stamps = step >= LEAST_STAMP or have_fractions
     if not are_stamps and step > 1:
-        # 0, 2, 4: every second frame, so the frames between them are missing.
+        # The names 0, 2, 4 are every second frame, so the frames 1 and 3 are missing.
         step = Fraction(1)
     missing = _gaps(numbers, steps, step)
     ends = _ends(numbers, steps, step)
@@ -236,7 +245,7 @@ def times_of_film(
             gap_starts.append(gap.seconds)
             gap_ends.append(gap.seconds + gap.count * step)
 
-    # A frame lasts until the next one begins, or the first missing frame between them.
+    # A frame lasts until the next frame or the next missing frame begins.
     gap_starts.sort()
     ends = []
     for start, following in itertools.pairwise(starts):
@@ -246,7 +255,7 @@ def times_of_film(
             end = min(gap_starts[next_gap], following)
         ends.append(end)
     # The film does not say how long the last frame lasts: most encoders write an arbitrary number.
-    # So it is taken to last as long as the frame before it.
+    # So the last frame is taken to last as long as the frame before it.
     length_before = ends[-1] - starts[-2]
     ends.append(starts[-1] + length_before)
     return FrameTimes(
@@ -290,8 +299,8 @@ def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
 def _have_doubtful_order(stems: Sequence[str]) -> bool:
     """Return whether names have numbers behind one text that are out of order by value.
 
-    For example t_432.1, t_432.03: this is their order by name, because 1 < 3. By value, 432.03 is
-    the smaller one.
+    For example, by name t_432.1 comes before t_432.03, because 1 < 3. By value, 432.03 comes first.
+    Then nobody knows which of the two orders is the order of time.
     """
     texts = set()
     numbers = []
@@ -314,12 +323,18 @@ def _steps_between(starts: Sequence[Fraction]) -> list[Fraction]:
 
 
 def usual_step(starts: Sequence[Fraction]) -> Fraction:
-    """Return the distance that most frames have to the next one. starts: of two frames or more."""
+    """Return the distance that most frames have to the next frame.
+
+    starts: times of two frames or more.
+    """
     return _usual(_steps_between(starts))
 
 
 def _usual(steps: Sequence[Fraction]) -> Fraction:
-    """Return the most frequent distance; of several, the smallest. If all differ, the median."""
+    """Return the most frequent distance; of equally frequent distances, the smallest.
+
+    If all distances differ, no distance is frequent, so the median is returned.
+    """
     counts = Counter(steps)
     most = max(counts.values())
     if most == 1:
@@ -345,11 +360,11 @@ def _ends(
 def _gaps(
     starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction
 ) -> tuple[Missing, ...]:
-    """Return the frames that are missing between others.
+    """Return the frames that are missing between other frames.
 
     starts: n times. steps: their n - 1 distances. step: the usual distance.
-    If the times count frames (step 1), a missing frame has the number of the names, else its number
-    counted from 0.
+    If the times are numbers of frames (step 1), a missing frame gets the number that its name would
+    have. Otherwise the frames are counted from 0.
     """
     is_counted = step == 1
     missing = []

@@ -1,7 +1,7 @@
 """Find where and when two cameras saw the same scene, from blurry frames and their spikes.
 
-`fit` does it. `data/cameras/self_calibration.py` calls it for `spike.calibration` "auto", and
-`scripts/calibrate.py` for recordings of a calibration.
+`fit` finds both. `data/cameras/self_calibration.py` calls `fit` for `spike.calibration` "auto", and
+`scripts/calibrate.py` calls it for recordings of a calibration.
 
 Idea. The sum of the spikes of an exposure, mapped to the RGB camera, is the blurry frame. If the
 map or the times are wrong, the two differ. So we look for the map and the times with the smallest
@@ -41,6 +41,8 @@ one speed (a pan), a shift and a time offset look the same. Then only both toget
 The letters above are the names in the code. Numbers must stay equal to the bit, because results are
 kept between runs: do not reorder products or sums without raising
 `data/cameras/self_calibration.py:FORMAT`.
+
+Tests: tests/parts/data/test_self_calibration.py, tests/parts/scripts/test_calibrate.py
 """
 
 from collections.abc import Sequence
@@ -62,7 +64,8 @@ MOST_OFFSET = 20.0
 STEP = 8
 LEAST_ROOM = 3
 
-# Small changes of the spike plane, with coordinates from -1 to 1. Each is added to the identity.
+# Small changes of the spike plane, whose coordinates go from -1 to 1. A change times its amount is
+# added to the identity matrix.
 CHANGES = np.array([
     [[0, 0, 1], [0, 0, 0], [0, 0, 0]],  # right
     [[0, 0, 0], [0, 0, 1], [0, 0, 0]],  # down
@@ -102,12 +105,13 @@ SPREAD_ROLL = 0.1  # of the exposure's planes, over half of the rows
 # is at most LARGEST_PX.
 LEAST_EXPLAINED = 0.25
 LARGEST_PX = 0.5
-# A value is sure if its error is at most this. On 100 random rigs, 95 % of the sure places were
-# within 0.2 px.
+# A value is sure if its error is at most MOST_PX (matrix), MOST_PLANES (offset) or MOST_SHARE. On
+# 100 random rigs, 95 % of the sure places were within 0.2 px.
 MOST_PX = 0.15
 MOST_PLANES = 0.7
 MOST_SHARE = 0.03
-# A change below this, or below three times its error, is ignored.
+# A change of the matrix, the offset or the share is ignored if it is smaller than this, or smaller
+# than three times its error.
 LEAST_PX = 0.15
 LEAST_PLANES = 0.75
 LEAST_SHARE = 0.04
@@ -140,7 +144,7 @@ class View:
 
 
 class OfEach(NamedTuple):
-    """One answer, yes or no, for each of the three values that a fit finds."""
+    """A yes or no for each of the three values that a fit finds. The order is that of `errors`."""
 
     matrix: bool
     offset: bool
@@ -159,7 +163,8 @@ class Found:
     planes, and of the share. An error is infinite if the clip does not show the value.
     explained: fraction of the details' variance that the frames explain.
     moved: mean distance in RGB pixels between the start and the result.
-    residuals: distances in RGB pixels of parts of the plane from where the matrix places them.
+    residuals: for each part of the plane that was matched alone, the distance in RGB pixels between
+    where the part fits best and where the matrix places it.
 
     The fields are kept in a file beside the run (data/cameras/self_calibration.py): a new name
     needs a new FORMAT there.
@@ -324,9 +329,9 @@ def fit(
 class Pair:
     """A frame and its spikes, as the fit needs them.
 
-    light: (H, W, 3) float32 of the frame, what the spikes integrate.
+    light: the frame in the unit that the spikes integrate (`light` of `fit`), (H, W, 3) float32.
     bright: (H, W) float32, 1 where the frame is overexposed.
-    sums: (T + 1, h, w), the number of spikes of each pixel before plane 0, 1, ... T.
+    sums: (T + 1, h, w). sums[p] is the number of spikes of each pixel in the planes 0 ... p - 1.
     before, count: as in `View`.
     """
 
@@ -334,7 +339,7 @@ class Pair:
         """Prepare a view. factor: factor x factor pixels become one. light: see `fit`."""
         values = view.frame.astype(np.float32) / 255
         self.light = to_linear(values) if light == "linear" else values
-        # From 252 on a value is nearly saturated: there the frame does not show the light.
+        # A display value of 252 or more (of 255) is nearly saturated: it does not show the light.
         self.bright = (view.frame.max(axis=2) >= 252).astype(np.float32)
         self.before = view.before
         self.count = view.count
@@ -362,8 +367,8 @@ class Pair:
         """Replace pixels that always or never fire by the median of their neighbours."""
         total = self.sums[-1].astype(np.float32)  # (h, w)
         usual = cv2.medianBlur(total, 5)
-        # Three times the neighbours or a third of them. The margin of 8 spikes is for dark pixels,
-        # whose counts differ by chance.
+        # A pixel is wrong if it fires more than three times, or less than a third, as often as its
+        # neighbours. The margin of 8 spikes is for dark pixels, whose counts differ by chance.
         is_wrong = (total > 3 * usual + 8) | (total < usual / 3 - 8)
         for y, x in np.argwhere(is_wrong):
             top = max(y - 1, 0)
@@ -415,7 +420,7 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True)
 class Details:
-    """The details of one view at an estimate, on every `every`-th spike pixel.
+    """The details of one view at an estimate, on every `every`-th spike pixel in both directions.
 
     spikes: s, details of the summed spikes (h, w).
     shown: F, details of the five features (h, w, 5).
@@ -526,8 +531,9 @@ class State:
             else:
                 step = self._step(views, sigma, with_times=self.has_room)
 
-            # The estimate has settled if nothing moves by more than this. After the first four
-            # changes there are the times, or (on the finest details) more changes of the matrix.
+            # The estimate has settled if the first four changes are below 0.003 pixels and all
+            # others below 0.03. The others are the times in planes or, on the finest details, more
+            # changes of the matrix.
             pixels = np.abs(step[:MATRIX_CHANGES]).max() * self.radius
             others = np.abs(step[MATRIX_CHANGES:]).max(initial=0)
             if pixels < 0.003 and others < 0.03:
@@ -553,7 +559,8 @@ class State:
         reach = min(STEP, start.min() + pair.before, last_plane - end.max())
         if reach < LEAST_ROOM and self.has_room:
             return None
-        reach = max(reach, 1.0)  # without room the times are fixed, and any reach will do
+        # Without room, the times are fixed and the reach has no effect, but it is divided by.
+        reach = max(reach, 1.0)
 
         # The details that the spikes show. Blurred details vary slowly, so every `every`-th pixel
         # is enough.
@@ -608,10 +615,10 @@ class State:
         margin = (sigma + 1) * scale_of(self.matrix) / 2  # RGB pixels
         inside = (u > margin) & (v > margin)
         inside &= (u < width - 1 - margin) & (v < height - 1 - margin)
-        # Less than 2 % of the blur's area is overexposed.
+        # Take only pixels of which less than 2 % of the blurred area is overexposed.
         inside &= cv2.remap(bright, u, v, cv2.INTER_LINEAR) < 0.02
 
-        # Two spike pixels at the edge of the plane, rounded up.
+        # Leave out two spike pixels at the edge of the plane: 2 / every, rounded up.
         border = -(-2 // every)
         inside[:border] = False
         inside[-border:] = False
@@ -699,7 +706,7 @@ class State:
             p[MIDDLE] = self.middle - self.planes / 2
             p[LENGTH] = self.length - self.planes
             p[ROLL] = self.roll
-        # A very strong prior keeps the matrix if it is fixed.
+        # If the matrix is fixed (no model), a very strong prior keeps the step at 0.
         if not len(self.changes):
             P[:MATRIX_CHANGES] = 1e9 * np.diag(H)[:MATRIX_CHANGES]
 
@@ -1019,7 +1026,8 @@ def _joined(
 
     c = (sum J' V^-1 J)^-1 sum J' V^-1 d over the parts, where J (2, k) says how a part at its place
     moves with c. Besides their noise, all parts have one extra variance (parallax), which is added
-    to V. It is chosen so that the residuals are as large as expected (Paule-Mandel).
+    to V. The extra variance is chosen so that the residuals are as large as expected
+    (Paule-Mandel).
     """
     # How each change moves each place, in homogeneous coordinates x, y, z.
     fields = np.einsum("kij,tj->tki", changes, places)  # (t, k, 3)
@@ -1057,7 +1065,7 @@ def _joined(
 def _mean_distance(before: np.ndarray, after: np.ndarray, width: int, height: int) -> float:
     """Return the mean distance in RGB pixels between the results of two matrices.
 
-    It is taken over 9 x 9 spike pixels, spread evenly over the plane of width x height pixels.
+    The mean is over 9 x 9 spike pixels, spread evenly over the plane of width x height pixels.
     """
     columns = np.linspace(0, width - 1, 9)
     rows = np.linspace(0, height - 1, 9)
@@ -1087,7 +1095,10 @@ def _band_pass(image: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def _odd(x: float) -> int:
-    """Round down to a whole number, and up to an odd one: a box with an odd side has a middle."""
+    """Return the odd number at or above the whole part of x: 48.7 -> 49, 47.2 -> 47.
+
+    The side of a box filter must be odd, so that the box has a middle pixel.
+    """
     return int(x) | 1
 
 

@@ -1,7 +1,7 @@
-"""Simulate a pair of cameras: an RGB camera and a spike camera that see the same scene.
+"""Simulate a pair of cameras (a rig): an RGB camera and a spike camera that see the same scene.
 
-The two may look from slightly different places, and have noise and other flaws. Clips for training
-(`scripts/prepare_gopro_spike.py --rig`) and tests with a known calibration are made with them.
+The two cameras may look from slightly different places, and have noise and other flaws. Rigs make
+clips for training (`scripts/prepare_gopro_spike.py --rig`) and tests with a known calibration.
 
     rig = Rig.asked("random", rng)                # or a name in NAMED
     for blurry, sharp, spikes in rig.record(lights, planes=88, spike=(96, 96)):
@@ -16,6 +16,11 @@ are one frame interval: the time from one RGB frame to the next.
 
 Coordinates are those of a calibration file (data/cameras/spike_grid.py): (0, 0) is the centre of
 the upper left pixel, x grows to the right, y down. `Rig.calibration` gives the true calibration.
+
+The same rig and lights give the same clip, bit for bit. So the order of all random draws is fixed,
+and every kind of flaw draws from a random stream of its own.
+
+Tests: tests/parts/data/test_rig.py, tests/parts/data/test_two_cameras.py
 """
 
 from collections import deque
@@ -40,8 +45,8 @@ class RgbCamera:
     """The RGB camera of a rig.
 
     exposure: fraction of the frame interval during which it is exposed, in the middle.
-    rolling: the last row is exposed later than the first by this fraction of the exposure (rolling
-    shutter). All rows end within the interval, so exposure (1 + rolling) is at most 1.
+    rolling: the last row is exposed later than the first row by this fraction of the exposure
+    (rolling shutter). All rows end within the interval, so exposure (1 + rolling) is at most 1.
     gamma, contrast: a display value is v = light ** (1 / gamma), then
     v + contrast (v^2 (3 - 2 v) - v), an S-shaped curve.
     shot, read: standard deviations of the noise in linear light, at full light and in darkness.
@@ -70,7 +75,7 @@ class RgbCamera:
     def develop(self, light: np.ndarray) -> np.ndarray:
         """Return linear light as uint8 display values of this camera, without noise.
 
-        It makes the sharp frames, and is the last step of the blurry ones.
+        Sharp frames are made in this way. It is also the last step of the blurry frames.
         """
         v = np.power(np.clip(light, 0, 1), np.float32(1 / self.gamma))
         s_curve = v * v * (3 - 2 * v)
@@ -83,7 +88,7 @@ class RgbCamera:
         return np.power(np.clip(light, 0, 1), np.float32(1 / self.sum_gamma))
 
     def _light_of_sum(self, mean: np.ndarray) -> np.ndarray:
-        """Turn a mean over an exposure back into linear light. It inverts `_summed`."""
+        """Turn a mean over an exposure back into linear light, the inverse of `_summed`."""
         if self.sum_gamma == 1:
             return mean
         return np.power(mean, np.float32(self.sum_gamma))
@@ -91,7 +96,7 @@ class RgbCamera:
     def frame(self, light: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return the blurry frame, uint8 RGB, of the mean light (H, W, 3) of an exposure.
 
-        rng: draws the noise.
+        rng: generator of the noise.
         """
         if self.shot or self.read:
             # The variances of the two kinds of noise add up. The variance of the shot noise grows
@@ -121,7 +126,8 @@ _PAIR = {
 # ideal: aligned cameras. The sensor is nearly ideal in time and uneven in space, as the real stream
 #   of a bright wall is.
 # rig: two plausible cameras.
-# dim: the same at a mean of about 0.03 spikes per plane, as the real stream of a dim scene.
+# dim: the cameras of "rig" at a mean of about 0.03 spikes per plane, as the real stream of a dim
+#   scene.
 # other: aligned cameras. The sensor is as another group models it (RSIR: dark current and response
 #   of each pixel, display values).
 NAMED: dict[str, dict[str, Any]] = {
@@ -137,10 +143,11 @@ NAMED: dict[str, dict[str, Any]] = {
     },
 }
 
-# From where to where `Rig.random` draws each field, evenly; fields in LOGARITHMIC evenly in their
-# logarithms. The ranges are wider than the few captures that are known. Mean firing rates are about
-# 0.4 times the rate at full light: 0.03 to 0.3.
-# The order of the fields is the order of the draws: it decides which rig a seed gives.
+# {field: (lowest, highest)} of the values that `Rig.random` draws, uniformly or, for the fields in
+# LOGARITHMIC, uniformly in the logarithm. The ranges are wider than the few captures that are
+# known. Mean firing rates are about 0.4 times the rate at full light: 0.03 to 0.3.
+# The order of the fields is the order of the draws, which decides the rig of a seed: add a new
+# field at the end.
 RANGES: dict[str, tuple[Any, Any]] = {
     "shift_x": (-2, 2), "shift_y": (-2, 2), "rotation_deg": (-0.5, 0.5), "scale": (0.99, 1.01),
     "lens_blur": (0, 1), "parallax": (0, 2), "time_offset": (-6, 6),
@@ -161,25 +168,26 @@ class Rig(RgbCamera):
     """Both cameras. By default the spike camera has no flaw, and looks where the RGB camera looks.
 
     Where it looks:
-    shift_x, shift_y: RGB pixels to the right and down by which the view of the spike camera is off.
-    rotation_deg: degrees by which it is turned about the middle of the frame, x towards y.
+    shift_x, shift_y: shift of the view of the spike camera, in RGB pixels to the right and down.
+    rotation_deg: rotation of the view about the middle of the frame in degrees, x towards y.
     scale: relative size of its pixels. At 1, each covers a whole number of RGB pixels.
-    parallax: RGB pixels by which the shifts of the nearest and the farthest layer of the scene
-    differ. The mean shift is 0.
+    parallax: difference between the shifts of the nearest and of the farthest layer of the scene,
+    in RGB pixels. The mean shift is 0.
 
     What it sees:
-    lens_blur: sigma of its blur in spike pixels.
+    lens_blur: blur of the lens, the sigma of a Gaussian in spike pixels.
     time_offset: in planes. Plane p shows the light of time p - time_offset, as
     `Calibration.time_offset_planes` says.
-    mix: weights of R, G and B in the grey that it sees.
+    mix: weights of R, G and B in the grey that the spike camera sees.
     light: what the sensor integrates, "linear" light or "display" values.
 
     Its sensor:
     rate: spikes per plane at full light.
-    jitter: relative deviation of the time between two spikes, alike at all lights.
-    dark_rate: spikes per plane without light. dark_spread: its relative deviation between pixels.
+    jitter: relative deviation of the time between two spikes, the same at all lights.
+    dark_rate: spikes per plane without light.
+    dark_spread: relative deviation of the dark rate between pixels.
     pattern: relative deviation of the thresholds between pixels.
-    dead, hot: fractions of the pixels that never and always fire.
+    dead: fraction of the pixels that never fire. hot: fraction of the pixels that always fire.
     seed: seed of noise, fixed patterns and the layers of the parallax.
     """
 
@@ -203,14 +211,14 @@ class Rig(RgbCamera):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "mix", tuple(self.mix))  # a list where it comes from JSON
+        # A mix from a JSON file is a list. `object.__setattr__`, because the dataclass is frozen.
+        object.__setattr__(self, "mix", tuple(self.mix))
 
     @classmethod
     def asked(cls, text: str, rng: np.random.Generator) -> "Rig":
         """Return the rig that the flag --rig names.
 
-        text: a name in NAMED, or "random", and behind it values of fields, such as
-        "rig,parallax=0,rate=0.2".
+        text: a name in NAMED, or "random". Values of fields may follow: "rig,parallax=0,rate=0.2".
         Raises OptionError.
         """
         name, *changes = text.split(",")
@@ -248,6 +256,7 @@ class Rig(RgbCamera):
                 values[name] = tuple(drawn.round(4).tolist())
             else:
                 values[name] = round(float(drawn), 4)
+        # exposure (1 + rolling) may be at most 1, see `RgbCamera`.
         longest = 1 / values["exposure"] - 1
         values["rolling"] = min(values["rolling"], longest)
         values["jpeg"] = round(values["jpeg"])
@@ -342,10 +351,13 @@ class Rig(RgbCamera):
             *spike,
             rate=self.rate,
             rng=random_stream("sensor of a rig", self.seed),
-            shot_noise=self.jitter * np.sqrt(self.rate),  # it adds up over 1 / rate planes
+            # At full light, 1 / rate planes lie between two spikes. The noise of so many planes is
+            # sqrt(1 / rate) times the noise of one plane. This product must be `jitter`.
+            shot_noise=self.jitter * np.sqrt(self.rate),
             threshold_mismatch=self.pattern,
         )
-        # What is fixed for each pixel: dark current, as light, and whether it is dead or hot.
+        # What is fixed for each pixel: the dark current, as light that is added, and whether the
+        # pixel is dead or hot.
         rng = random_stream("pixels of a rig", self.seed)
         dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike))
         dark = (np.maximum(dark_rates, 0) / self.rate).astype(np.float32)
@@ -371,9 +383,9 @@ class Rig(RgbCamera):
         lights: (H, W, 3) linear light, `planes` for each interval. Lights after the last whole
         interval are left out.
         """
-        # The lights flow through `_exposed`, which adds the frames of each finished interval here,
-        # and on to the sensor. With a time offset, the frames of later intervals may be finished
-        # before the spikes of this one.
+        # The lights pass through `_exposed` to the sensor. `_exposed` adds the frames of each
+        # finished interval to `frames`. With a time offset, the frames of later intervals may be
+        # finished before the spikes of this interval, so `frames` is a queue.
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
         stream = self.spikes(self._exposed(lights, planes, frames), spike)
         while True:
@@ -388,10 +400,9 @@ class Rig(RgbCamera):
     ) -> Iterator[np.ndarray]:
         """Yield the lights unchanged, and add the frames of each whole interval to `frames`."""
         rng = random_stream("frames of a rig", self.seed)
-        # Set at the first light, at the first plane and at the middle plane of an interval.
-        weights = np.empty(0)
-        summed = np.empty(0)
-        sharp = np.empty(0)
+        weights = np.empty(0)  # of each plane; set at the first light
+        summed = np.empty(0)  # the exposure so far; set anew at the first plane of an interval
+        sharp = np.empty(0)  # the sharp frame; set at the middle plane of an interval
         for number, light in enumerate(lights):
             plane = number % planes
             if number == 0:
@@ -409,8 +420,9 @@ class Rig(RgbCamera):
     def _weights(self, rows: int, planes: int) -> np.ndarray:
         """Return the weight of each plane in each row of the blurry frame, (planes, rows, 1, 1).
 
-        It is the part of the plane's time during which the row is exposed, divided by the exposure.
-        So the weights of a row add up to 1. With a rolling shutter, lower rows are exposed later.
+        The weight is the part of the plane's time during which the row is exposed, divided by the
+        exposure. So the weights of a row add up to 1. With a rolling shutter, lower rows are
+        exposed later.
         """
         length = self.exposure * planes  # of the exposure, in planes
         height = np.arange(rows) / max(1, rows - 1) - 0.5  # -0.5 ... 0.5
@@ -423,10 +435,10 @@ class Rig(RgbCamera):
         return weights.astype(np.float32)[..., None, None]
 
     def calibration(self, spike: Size, rgb: Size) -> Calibration:
-        """Return the true calibration. It has no parallax, whose mean is 0.
+        """Return the true calibration, without the parallax, whose mean is 0.
 
-        spike, rgb: sizes (height, width). `made` records the rig: `Rig(**made["rig"])` is equal to
-        this one.
+        spike, rgb: sizes (height, width).
+        The key `made` records the rig: `Rig(**made["rig"])` is equal to this rig.
         """
         return Calibration(
             matrix=self.matrix(spike, rgb).tolist(),
@@ -440,15 +452,18 @@ class Rig(RgbCamera):
 def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
     """Yield as many views, each of which shows what was seen `offset` views earlier.
 
-    Number p shows time p - offset: a mix of two neighbours if the offset is no whole number. Before
-    the first view and after the last one, these are repeated. A negative offset shows later views.
+    Result p shows time p - offset. If the offset is no whole number, the result is a weighted mean
+    of two neighbours: with offset 1.25, result 10 is 0.75 * view 9 + 0.25 * view 8. Times before
+    the first view show the first view, times after the last view show the last view. A negative
+    offset shows later views.
     """
     whole = int(np.floor(offset))
-    share = np.float32(offset - whole)  # of the earlier one of the two neighbours
+    share = np.float32(offset - whole)  # weight of the earlier one of the two neighbours
     delay = max(whole, 0)
     ahead = max(-whole, 0)
-    # The last delay + 2 views, oldest first. Number p is made of the oldest two of them, when view
-    # p + ahead has come: recent[1] is view p + ahead - delay = p - whole, recent[0] the one before.
+    # The last delay + 2 views, oldest first. Result p is made of the oldest two of these views, as
+    # soon as view p + ahead is there: recent[1] is view p + ahead - delay = p - whole, and
+    # recent[0] is the view before it.
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
     # After the last view, None stands for another `ahead` views.
     for number, view in enumerate(chain(views, repeat(None, ahead))):

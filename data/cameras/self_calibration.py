@@ -6,12 +6,15 @@ gives the clip the calibration that it finds.
 
 A fit takes seconds, so two things save time:
 
-    * The ranks of a run share the work: each fits other clips, and all get every result.
+    * The ranks of a run share the work: each rank fits some of the clips, and then all ranks get
+      all results.
     * Rank 0 keeps each result beside the run, in <path.root>/.preflight/calibration_<key>.json, for
       later starts. The key changes with everything that decides the result, such as the files.
 
 A function marked "Collective" exchanges data between ranks: every rank must call it, in the same
-order.
+order. A rank that leaves one out lets all others wait for ever.
+
+Tests: tests/parts/data/test_self_calibration.py
 """
 
 import dataclasses
@@ -39,11 +42,13 @@ from utils.dist.state import RUN
 from utils.errors import DataError
 from utils.files import write_whole
 
-# To be raised when the fit finds something else than before. What was kept is then ignored.
+# Raise it if the fit finds other values than before. Stored results of older versions are then
+# ignored.
 FORMAT = 1
-# Frames of a clip that are compared, spread over it.
+# Number of frames of a clip that are compared, spread evenly over the clip.
 FRAMES = 8
-# Planes before and after an exposure that are read, as far as there are any.
+# Number of planes before and after an exposure that are read, if the file has so many. The exposure
+# may really lie so many planes earlier or later, which the fit finds.
 AROUND = 40
 
 logger = logging.getLogger(__name__)
@@ -93,8 +98,8 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
     for values in utils_dist.from_rank(0, kept_values):
         found.append(Found(**values) if values else None)
 
-    # In each round, every rank fits one of the missing clips; in the last round perhaps not every
-    # rank has one.
+    # In each round, every rank fits one of the missing clips. In the last round, some ranks may
+    # have no clip. They must call `gather_objects` too, so they give an empty list.
     missing = [i for i, known in enumerate(found) if known is None]
     for first in range(0, len(missing), world):
         in_round = missing[first : first + world]
@@ -128,7 +133,8 @@ def _fitted(clip: Clip, files: Any) -> Found:
                 pieces.append(files.stream(clip, piece, Crop(0, 0, *size)))
         stream = np.concatenate(pieces)  # (T, h, w)
         views.append(View(frame[..., ::-1], stream, exposure.before, exposure.own.count))
-    # The fit needs exposures of one length: the last one of a clip may be shorter.
+    # The fit needs exposures of one length. The last exposure of a clip may be shorter: leave it
+    # out.
     views = [view for view in views if view.count == views[0].count]
     return fit(views, nominal(size, clip.size), clip.spikes.light)
 
@@ -136,7 +142,7 @@ def _fitted(clip: Clip, files: Any) -> Found:
 def _compared(clip: Clip) -> list[tuple[int, Exposure]]:
     """Return the frames of a clip that are compared: number, and planes around the exposure."""
     around = _exposures(clip, clip.spikes.changed(context=AROUND))
-    # A clip of fewer frames has some numbers twice: each counts once.
+    # In a clip with fewer frames, some numbers come twice. A set has each number once.
     numbers = {round(i) for i in np.linspace(0, len(clip) - 1, FRAMES)}
     return [(number, around[number]) for number in sorted(numbers)]
 
@@ -147,7 +153,7 @@ def _exposures(clip: Clip, spikes: DatSpikes) -> tuple[Exposure, ...]:
 
 
 def _with(clip: Clip, found: Found) -> Clip:
-    """Return the clip with those of the found values that change it, see `Found.is_changed`."""
+    """Return the clip with the found values that are applied, see `Found.is_changed`."""
     is_changed = found.is_changed
     if not any(is_changed):
         return clip
@@ -182,7 +188,8 @@ def _with(clip: Clip, found: Found) -> Clip:
 def _keep(found: Found, place: Path | None) -> None:
     """Write a result to its file, if it has one.
 
-    An existing file stays: it could not be read (see `_kept`), so it may not be ours.
+    An existing file is never overwritten: it could not be read (see `_kept`), so it may not be
+    ours.
     """
     if place is None or place.exists():
         return
@@ -214,12 +221,14 @@ def _kept(clip: Clip, files: Any) -> tuple[Found | None, Path | None]:
         for kind in ("lq", "spike"):
             names.append(str(Path(cache, clip.name, f"{kind}.u8")))
     stamps = [stamp(name) for name in dict.fromkeys(names)]
+    # A stamp is (size, time of change), or (0, 0) for a file that is not on this machine. Without
+    # any file here, a changed clip could not be told from the same clip.
     has_stamp = any(any(each) for each in stamps)
     if not has_stamp:
         return None, None
 
-    # All that decides the result. The text of these values must not change, or nothing that was
-    # kept is found again.
+    # Everything that decides the result. The repr of these values is part of the name of the file:
+    # if it changes, results of earlier runs are not found again.
     how = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
     key = hashlib.sha256(repr((FORMAT, names, stamps, how)).encode()).hexdigest()[:16]
     place = RUN.kept / f"calibration_{key}.json"
@@ -228,4 +237,5 @@ def _kept(clip: Clip, files: Any) -> tuple[Found | None, Path | None]:
         matrix = np.array(table["matrix"], float)
         return Found(**table | {"matrix": matrix}), place
     except (OSError, ValueError, KeyError, TypeError):
-        return None, place  # never fitted, or no file of ours
+        # The clip was never fitted, or the file is not one of ours.
+        return None, place

@@ -22,7 +22,9 @@ Both grids have the same attributes:
     coverage  the fraction of the frame's pixels that the spike camera sees
 
 Invariant: the channels of a crop are, bit for bit, the crop of the channels of the whole frame.
-Training relies on it, and tests check it. So no value may depend on where the crop begins.
+Training relies on this, and tests check it. So no value may depend on where the crop begins.
+
+Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_two_cameras.py
 """
 
 import hashlib
@@ -76,7 +78,7 @@ class Calibration(Section):
     time_offset_planes: added to the number of the plane at which an exposure should start. It is
     positive if the spike camera started first.
     exposure_share: fraction of the planes of a frame during which the frame was exposed. These
-    planes are the ones in the middle.
+    planes lie in the middle of the planes of the frame: share 0.5 of 56 planes is planes 14 ... 41.
     tick_hz: planes per second. None if it is unknown.
 
     made: how the file was made. It has no effect.
@@ -103,7 +105,7 @@ class Calibration(Section):
     def to_rgb(self) -> np.ndarray:
         """Return the matrix (3, 3) float64 from spike pixels to RGB pixels.
 
-        It starts from the upright spike image that is not mirrored: mirroring is part of it.
+        It takes pixels of the upright spike image as stored, and `mirror` is part of the matrix.
         """
         matrix = np.eye(3)
         # An affine matrix has 2 rows. Its third row is 0 0 1, as in the identity.
@@ -146,7 +148,8 @@ def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
 def scale_of(matrix: np.ndarray) -> float:
     """Return the RGB pixels per spike pixel along a side, of a matrix from spike to RGB pixels.
 
-    The determinant is the area that one spike pixel gets in the frame. Its root is the side.
+    The determinant is the area of a spike pixel in the frame, in RGB pixels. The square root of the
+    area is the side: a determinant of 4 means 2 RGB pixels.
     """
     area = abs(np.linalg.det(matrix[:2, :2]))
     return float(np.sqrt(area))
@@ -155,8 +158,8 @@ def scale_of(matrix: np.ndarray) -> float:
 def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:
     """Read a calibration and check that its matrix can be used.
 
-    path: a JSON file. table: the calibration as a part of that file, if it was read already (a
-    dataset.json holds calibrations). None reads the file.
+    path: a JSON file. table: the contents of the calibration, if the caller has read the file
+    already (a dataset.json holds calibrations). None: read the file.
     Raises DataError if there is no usable calibration.
     """
     path = expanded(str(path))
@@ -188,7 +191,7 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
 def save_calibration(path: str | Path, calibration: Calibration) -> None:
     """Write a calibration file, complete or not at all.
 
-    It is JSON with one key a line, and one row of the matrix a line, so that a person can read it.
+    The JSON has one key a line, and one row of the matrix a line, so that a person can read it.
     """
     rows = []
     for row in calibration.matrix:
@@ -206,7 +209,8 @@ def save_calibration(path: str | Path, calibration: Calibration) -> None:
 def _refuse_matrix(calibration: Calibration, path: str) -> None:
     """Raise DataError if the matrix has no inverse, or maps a pixel to infinity."""
     to_rgb = calibration.to_rgb()
-    # "not <" instead of ">=": a NaN is refused as well.
+    # Written as "not <" instead of ">=", because every comparison with NaN is false: so NaN is
+    # refused.
     if not np.linalg.cond(to_rgb) < LARGEST_CONDITION:
         raise DataError(
             what="the matrix of the calibration is singular",
@@ -233,8 +237,9 @@ def _refuse_infinity(kind: str, size: Size, matrix: np.ndarray, path: str) -> No
         [-0.5, -0.5, bottom, bottom],  # y
         [1, 1, 1, 1],
     ]
-    # A place is divided by its depth. The depth is linear in x and y, so its extremes are at
-    # corners. If they have different signs, the depth is 0 somewhere in the image.
+    # A homography divides by the depth, the third row of the product. The depth is linear in x and
+    # y, so its extremes are at corners. If the extremes have different signs, the depth is 0
+    # somewhere in the image.
     depth = matrix[2] @ corners
     if depth.min() <= 0 <= depth.max():
         raise DataError(
@@ -298,9 +303,10 @@ class ScaledGrid:
     ) -> None:
         """Check the sizes. Raises DataError if they do not fit.
 
-        geometry: of the spike planes. size: (H, W) of a frame. interpolation: a constant of OpenCV.
+        geometry: size of the spike planes. size: (H, W) of a frame.
+        interpolation: a constant of OpenCV.
         is_stretched: whether a frame may have any size, as the clips of a user may. Such frames are
-        restored whole, so each window reads the whole plane.
+        restored as a whole, so each window reads the whole plane.
         """
         self.step = max(1, round(size[0] / geometry.height))
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
@@ -355,8 +361,8 @@ def _refuse_ratio(geometry: SpikeGeometry, size: tuple[int, int]) -> None:
 class Neighbours(NamedTuple):
     """The spike pixels around one point of each RGB pixel, and their weights, each (n, H W).
 
-    n is 4 for bilinear interpolation and 1 for the nearest pixel. The weights of a point add up to
-    1.
+    n is 4 for bilinear interpolation and 1 for the nearest pixel. The n weights of an RGB pixel add
+    up to 1.
     """
 
     rows: np.ndarray
@@ -365,7 +371,10 @@ class Neighbours(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """`Neighbours` whose spike pixels are numbered within a crop, row after row. Each (n, H W)."""
+    """`Neighbours` within a crop: a spike pixel is its number in the crop, row * width + column.
+
+    Both arrays are (n, H W).
+    """
 
     places: np.ndarray
     weights: np.ndarray
@@ -430,8 +439,8 @@ class CalibratedGrid:
     ) -> None:
         """Check the calibration against the spike planes.
 
-        path: of the calibration, for messages. nearest: whether to take the nearest spike pixel
-        instead of interpolating.
+        path: file of the calibration, for messages. nearest: whether to take the nearest spike
+        pixel instead of interpolating.
         Raises DataError for planes of another size, for cameras without a common view, and for a
         region that the spike camera does not see.
         """
@@ -468,10 +477,11 @@ class CalibratedGrid:
             )
 
     def _points_across_a_pixel(self) -> int:
-        """Return n: each RGB pixel takes n x n points. 1 if spike pixels are the larger ones.
+        """Return n: each RGB pixel takes n x n points. n is 1 if spike pixels are not smaller.
 
-        It is the number of spike pixels across the RGB pixel in the middle of the frame, rounded
-        up. A surplus of less than 0.05 is ignored: 1.02 spike pixels still give one point.
+        n is the number of spike pixels across the RGB pixel in the middle of the frame, rounded up.
+        A surplus of less than 0.05 is ignored, so that cameras of equal resolution whose scale was
+        measured as 1.02 still get one point.
         """
         height, width = self.size
         middle = Crop((height - 1) // 2, (width - 1) // 2, 1, 1)
@@ -518,17 +528,17 @@ class CalibratedGrid:
                 x, y = self._centres(aug, dx, dy)
                 around.append(self._neighbours(x.ravel(), y.ravel()))
 
-        # The smallest rectangle of spike pixels that contains all of them.
-        top = min(int(one.rows.min()) for one in around)
-        left = min(int(one.columns.min()) for one in around)
-        bottom = max(int(one.rows.max()) for one in around)
-        right = max(int(one.columns.max()) for one in around)
+        # The smallest rectangle of spike pixels that contains all neighbours.
+        top = min(int(point.rows.min()) for point in around)
+        left = min(int(point.columns.min()) for point in around)
+        bottom = max(int(point.rows.max()) for point in around)
+        right = max(int(point.columns.max()) for point in around)
         crop = Crop(top, left, bottom - top + 1, right - left + 1)
 
         samples = []
-        for one in around:
-            places = (one.rows - top) * crop.width + one.columns - left
-            samples.append(Sample(places, one.weights))
+        for point in around:
+            places = (point.rows - top) * crop.width + point.columns - left
+            samples.append(Sample(places, point.weights))
         return CalibratedWindow(crop, tuple(samples), self._covered(aug))
 
     def _neighbours(self, x: np.ndarray, y: np.ndarray) -> Neighbours:
@@ -545,11 +555,13 @@ class CalibratedGrid:
         if self._nearest:
             return Neighbours(row[None], column[None], np.ones((1, len(x)), np.float32))
 
-        # Bilinear interpolation between the pixels (row, column), one to the right, one below, and
-        # one below to the right. right, below: distances from the first one, 0 to 1.
+        # Bilinear interpolation between four pixels: (row, column), its right neighbour, the pixel
+        # below, and the right neighbour of the pixel below. `right` and `below` are the distances
+        # of the point from (row, column), 0 to 1.
         right = x - column
         below = y - row
-        # A neighbour of weight 0 may lie beyond the edge. Then the pixel itself stands in for it.
+        # A neighbour of weight 0 may lie beyond the edge of the plane. So the pixel itself is taken
+        # in its place, which changes nothing.
         next_row = row + (below > 0)
         next_column = column + (right > 0)
         weights = (
@@ -569,9 +581,9 @@ class CalibratedGrid:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the places x and y, each (H, W), of the crop's RGB pixels in the spike plane.
 
-        dx, dy: by which the points are moved from the centres of the RGB pixels.
-        They are computed in float64 from coordinates of the whole frame. So a pixel gets the same
-        numbers in every crop that contains it.
+        dx, dy: distance of the points from the centres of the RGB pixels, in RGB pixels.
+        The places are computed in float64 from coordinates of the whole frame, so that a pixel gets
+        the same numbers in every crop that contains it.
         """
         x = aug.left + np.arange(aug.width, dtype=np.float64)[None] + dx  # (1, W)
         y = aug.top + np.arange(aug.height, dtype=np.float64)[:, None] + dy  # (H, 1)
@@ -626,9 +638,9 @@ Grid = ScaledGrid | CalibratedGrid
 def warn_uncovered(grid: Grid, what: str, where: str) -> None:
     """Warn if the spike camera sees only a part of the frame.
 
-    what: the clips, for the message. where: their place, for the message.
-    Raises DataError if it sees less than half of the frame. Every rank may call this; only rank 0
-    writes the warning.
+    what: the clips, for the message. where: a file of these clips, for the message.
+    Raises DataError if the spike camera sees less than half of the frame. Every rank may call this
+    function; only rank 0 writes the warning.
     """
     if grid.coverage == 1.0:
         return
@@ -655,7 +667,7 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
 def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
     """Return the largest rectangle of true pixels in a convex area.
 
-    covered: (H, W) bool; the true pixels of each row stand side by side, and the area is convex.
+    covered: (H, W) bool. The true pixels of each row have no gap, and the area is convex.
     Returns (top, left, height, width), or None if no pixel is true.
     """
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels

@@ -14,7 +14,13 @@ decides which planes are read for a frame. Spike files come in two kinds:
     * one file per clip: either `spike.exposure` lists the planes of each frame (`Exposures`), or
       they follow from the times of the frames (`Timing.shares`).
 
-The result is a `Span` for each frame. The last third of the file refuses what does not fit.
+The result is a `Span` for each frame. The last third of the file has the errors for data that do
+not fit.
+
+The `repr` of `DatasetInfo` and of `Timing` is part of digests by which a run recognises its data.
+So a field of these two may be added only if the repr stays equal while the field has its default.
+
+Tests: tests/parts/data/test_spike_info.py, tests/parts/data/test_frame_times.py
 """
 
 import dataclasses
@@ -65,7 +71,10 @@ Light = Literal["linear", "display"]
 
 @contextmanager
 def spike_errors_as_data_errors() -> Generator[None]:
-    """Raise a SpikeFileError, which data/spike raises, as a DataError with the same four parts."""
+    """Turn a SpikeFileError into a DataError with the same four parts.
+
+    data/spike needs numpy alone, so it cannot raise the errors of this project itself.
+    """
     try:
         yield
     except SpikeFileError as e:
@@ -96,16 +105,16 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
 class DatasetInfo:
     """The contents of a dataset.json. A value is None if the file does not contain it.
 
-    path: of the file; "" if there is none.
+    path: path of the file; "" if there is no dataset.json.
     h, w: height and width of a spike plane.
     flip: whether rows are stored bottom first.
     planes: number of planes in a file.
     gt_plane: number of the plane at which the sharp frame was taken.
     rate: spikes per plane at full light.
     light: what the sensor integrated, "linear" light or "display" values.
-    interpolate: number of planes for each raw frame. A raw frame is a frame of the fast video of
+    interpolate: number of planes for each raw frame. A raw frame is a frame of the fast video from
     which clip and spikes were made.
-    calibration: the contents of a file of scripts/calibrate.py. It is not shown by repr, because
+    calibration: the contents of a file of scripts/calibrate.py. The repr leaves it out, because
     digests contain the calibration of `DatSpikes` already.
     clips: name of a clip -> its values, with the keys of `ClipKeys`. `offset` is the number of raw
     frames from the middle of an exposure to its sharp frame.
@@ -152,7 +161,7 @@ class DatasetInfo:
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
         """Return the planes of a clip's files, and the least number of planes of its last file.
 
-        usual: the number of planes to return if dataset.json does not tell it.
+        usual: the number of planes that most files have; returned if dataset.json has no number.
 
         The last file may be shorter. The light after the last raw frame is unknown, so the
         `interpolate` - 1 planes after it are missing. If sharp frames are `offset` raw frames later
@@ -168,13 +177,13 @@ class DatasetInfo:
     def gt_plane_of(self, clip: str, planes: int) -> int | None:
         """Return the plane of the sharp frame in a file of `planes` planes.
 
-        It comes from dataset.json, or from a clip name of Spk-GoPro. Returns None if neither
-        tells it.
+        The plane comes from dataset.json, or from a clip name of Spk-GoPro. Returns None if neither
+        gives it.
 
-        For a clip named GOPR0372_07_00, n = 7 raw frames were averaged. Each raw frame is followed
-        by 7 interpolated ones, so raw frame i of the n is plane 8 i. The sharp frame is the middle
-        one, number (n - 1) / 2, so it is plane 4 n - 4. A file has 8 n planes; the last file of a
-        clip may lack 7 of them.
+        The name GOPR0372_07_00 says that n = 7 raw frames were averaged. Between two raw frames
+        there are 7 interpolated frames, and each frame is a plane, so raw frame i is plane 8 i. The
+        sharp frame is the middle raw frame, i = (n - 1) / 2, so it is plane 4 n - 4. A file has
+        8 n planes; the last file of a clip may lack the last 7 planes.
         """
         own = self.clips.get(clip, {}).get("gt_plane")
         if own is not None:
@@ -184,6 +193,7 @@ class DatasetInfo:
         named = GOPRO_NAME.fullmatch(clip)
         if not named:
             return None
+        # A file with another number of planes was made in another way, so its name says nothing.
         n = int(named[1])
         if n and 8 * n - 7 <= planes <= 8 * n:
             return 4 * n - 4
@@ -198,7 +208,7 @@ def nearest_info(path: Path) -> DatasetInfo:
     counts. Returns an empty DatasetInfo if there is none.
     """
     above = path.resolve().parents
-    # From spike/ it is three folders up to the root, from a file four.
+    # <root>/<split>/<clip>/spike/<file>: the root is three folders above spike/, four above a file.
     folders = [path, *above[:3]] if path.is_dir() else [path.parent, *above[:4]]
     for folder in folders:
         info = load_info(str(folder))
@@ -223,10 +233,10 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
 
 def _read_info(path: Path) -> DatasetInfo:
     """Read and check a dataset.json. Raises DataError."""
-    whose = ""  # the clip of a wrong value, for the message
+    whose = ""  # "clip a: " while the values of clip a are checked, for the message
     try:
         known = _known_values(read_json(path))
-        # It is validated as JSON in strict mode: "56" and true are no numbers.
+        # The strict mode of JSON accepts neither "56" nor true as a number.
         info = TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
         for clip, own in info.clips.items():
             whose = f"clip {clip}: "
@@ -265,16 +275,18 @@ def _known_values(table: Any) -> dict[str, Any]:
     values["interpolate"] = recipe.get("interpolate")
     values.setdefault("light", recipe.get("light"))
     known = {}
-    for one in dataclasses.fields(DatasetInfo):
-        if one.name != "path" and values.get(one.name) is not None:
-            known[one.name] = values[one.name]
+    for field_of_info in dataclasses.fields(DatasetInfo):
+        name = field_of_info.name
+        if name != "path" and values.get(name) is not None:
+            known[name] = values[name]
     return known
 
 
 def _refuse_misspelt(own: dict[str, Any]) -> None:
     """Raise ValueError for a key of a clip that is probably misspelt, such as "gt_plan".
 
-    own: the values of the clip. A key that is far from all known keys is a record of the user.
+    own: the values of the clip. A key that resembles no known key is a note of the user, and is
+    allowed.
     """
     known = list(ClipKeys.model_fields)
     for key in own:
@@ -302,14 +314,14 @@ class Span:
 
     first, count: the planes first ... first + count - 1 of its file.
 
-    The plane of the sharp frame (`spike.center`, gt_plane) is a number in another count. With one
-    file per frame it is counted in the planes of the file, with one file per clip in the planes of
-    the exposure. Three fields translate between the two counts:
-    length: number of planes in this count.
-    origin: number of the first plane that is read, in this count. The planes that are read are
-    origin ... origin + count - 1.
-    middle: the middle of the planes that belong to the frame, in this count; x.5 lies between two
-    planes. It differs from the middle of the planes that are read if the file lacks some.
+    The user numbers planes in another way: with one file per frame, plane 0 is the first plane of
+    the file; with one file per clip, plane 0 is the first plane of the exposure. `spike.center` and
+    gt_plane are such numbers. Three fields translate them:
+    length: how many planes are numbered.
+    origin: the user's number of the first plane that is read. The planes that are read have the
+    numbers origin ... origin + count - 1.
+    middle: the user's number of the middle of the planes that belong to the frame; x.5 lies between
+    two planes. The middle of the planes that are read may differ, if the file lacks planes.
 
     Example: the exposure has the planes 100 ... 155 of the one file of a clip, and the middle half
     of them is read: first 114, count 28, length 56, origin 14, middle 27.5.
@@ -362,16 +374,16 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
 class Timing:
     """Which planes of the spike files are read.
 
-    first, count: of a file per frame, the planes first ... first + count - 1. count None: to the
-    end of the file. first "central": the `count` planes in the middle.
-    exposures: clip -> its exposures, if a clip has one file. The key "" stands for every other
+    first, count: of a file per frame, the planes first ... first + count - 1 are read. count None:
+    all planes to the end of the file. first "central": the `count` planes in the middle.
+    exposures: {clip: its exposures}, if a clip has one file. The key "" stands for every other
     clip. None: there is a file for each frame, or the frames of a clip share one file by their
     times, see `shares`.
 
     Two values come from the calibration, see data/cameras/spike_grid.py:
     offset: number of planes that is added to the first plane.
-    share: fraction of an exposure's planes that are read, in its middle. It is not shown by repr,
-    because digests contain the calibration.
+    share: fraction of the planes of an exposure that is read, in the middle of the exposure. The
+    repr leaves it out, because digests contain the calibration.
 
     Digests of runs hold the repr of this object: do not rename or reorder fields.
     """
@@ -388,7 +400,7 @@ class Timing:
         return self.exposures is not None
 
     def table(self, clip: str) -> Exposures | None:
-        """Return the exposures of a clip. Returns None if `exposures` has none for it."""
+        """Return the exposures of a clip, or None if `exposures` has no entry for the clip."""
         if self.exposures is None:
             return None
         return self.exposures.get(clip, self.exposures.get(""))
@@ -396,8 +408,9 @@ class Timing:
     def frames(self, clip: str, planes: int) -> int:
         """Return how many frames the one file of a clip holds.
 
-        These are the rows of `spike.exposure`, or as many exposures as end within `planes` planes.
-        Returns at least 1; `span` refuses this frame if it lies outside of the file.
+        These are the rows of `spike.exposure`, or the exposures that end within `planes` planes.
+        Returns at least 1, even if the first exposure does not fit: `span` then refuses this frame
+        with a message.
         """
         table = self.table(clip)
         if table is None:
@@ -429,11 +442,11 @@ class Timing:
 
         planes: number of planes in the file. times: when the frames were taken. tick_hz: planes per
         second, if known.
-        Returns (first plane, plane after the last) of each frame, or None if `exposures` says it.
+        Returns (first plane, plane after the last) of each frame, or None if `exposures` has them.
 
-        Frames at one distance share the planes evenly. Other frames of a film have the planes of
-        their own times. A list of exposures must have a row for each frame. A single start, length
-        and period needs frames at one distance.
+        Frames at equal distances get equal numbers of planes. Frames of a film at other distances
+        get the planes of their times. A list of exposures must have a row for each frame. A single
+        start, length and period needs frames at equal distances.
         Raises UnknownPlanes, which proposes exposures, if the times do not tell the planes.
         """
         if self.exposures is not None:
@@ -444,10 +457,12 @@ class Timing:
             return None
 
         first, count = self.window(planes)
-        # Numbers in names say that frames are missing, but not that the others kept their pace.
+        # Numbers in names may show that frames are missing. They are no times, so it is not known
+        # whether the frames before and after the gap were taken at equal distances.
         if times.doubt or (times.missing and not times.is_film):
             raise _unknown_times(clip, times, first, count)
-        # Both cameras have a clock, so the two must agree on the length of the clip.
+        # The film gives the length of the clip in seconds, and so does the number of planes divided
+        # by `tick_hz`. The two must agree.
         if times.is_film and tick_hz:
             times = times.until(times.begin + Fraction(count) / Fraction(tick_hz))
             if times.doubt:
@@ -468,8 +483,8 @@ class Timing:
         Raises DataError if the planes reach outside of the file, and for a frame that
         `spike.exposure` lacks.
         """
-        # The planes start ... start + count - 1 belong to the frame. For the count of `Span`,
-        # `origin` is the number of the plane `start`, and `length` the number of planes.
+        # The planes start ... start + count - 1 of the file belong to the frame. `origin` is the
+        # user's number of the plane `start`, and `length` how many planes the user numbers.
         if self.exposures is not None:
             # One file for the clip, and the user lists the exposures.
             start, count = self._exposure(clip, frame)
@@ -489,16 +504,16 @@ class Timing:
             origin = begin
             length = planes
 
-        # Of the planes of the frame, read lo ... hi - 1, those in the middle, during which it was
-        # exposed. This is at least one, unless the frame has none.
+        # The frame was exposed only during the share in the middle of its planes. Read these
+        # planes, lo ... hi - 1: at least one plane, unless the frame has no plane at all.
         exposed = nearest_plane(count * self.share)
         if count > 0:
             exposed = max(exposed, 1)
         lo = start + (count - exposed) // 2
         hi = lo + exposed
         if self.exposures is None and self.count is None:
-            # The user did not ask for these planes one by one. So planes that the file lacks, after
-            # a shift by the offset, are left out instead of refused.
+            # The user did not give plane numbers. So planes outside of the file, after a shift by
+            # the offset, are left out. If the user gave numbers, such planes are refused below.
             lo = min(max(lo, 0), planes)
             hi = min(hi, planes)
         if lo < 0 or hi <= lo or hi > planes:
@@ -528,7 +543,10 @@ class Timing:
         )
 
     def describe(self) -> str:
-        """Return what differs from reading whole files of one frame each, for digests."""
+        """Return a text for digests: "" if whole files of one frame each are read, else the repr.
+
+        The text begins with a space. Digests of existing runs contain it, so it must not change.
+        """
         return "" if self == Timing() else f" {self}"
 
 
@@ -607,7 +625,7 @@ def _exposures_in(path: str) -> Any:
 class UnknownPlanes(DataError):
     """The times of a clip's frames do not tell which planes of its one file belong to which frame.
 
-    clip: its name.
+    clip: name of the clip.
     proposal: exposures in the form of `spike.exposure` for a clip, a guess that the user corrects.
     """
 
@@ -662,7 +680,7 @@ def _unknown_times(
 ) -> UnknownPlanes:
     """Return the refusal of one file without spike.exposure. It proposes exposures.
 
-    times: of the frames. first, count: the planes of the file to distribute.
+    times: the times of the frames. first, count: the planes of the file to distribute.
     tick_hz: planes per second, if this clock and the times of the film contradict each other.
     The guess behind the proposal: the planes begin and end with the clip.
     """
@@ -689,8 +707,8 @@ def _unknown_times(
 def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
     """Raise UnknownPlanes if exposures do not belong to the frames that exist.
 
-    table: the exposures of a clip as the user gives them. times: of the existing frames. It
-    proposes the exposures of these frames.
+    table: the exposures of a clip as the user gives them.
+    times: the times of the existing frames. The error proposes the exposures of these frames.
     """
     if table.rows:
         # A list must have a row for each frame. If frames are missing, the list is likely to have
