@@ -3,6 +3,9 @@
 `main_test_vrt.py --input` calls `user_clips`, which finds the clips below a path. For each clip,
 `user_clip` matches the files of frames, spikes and sharp frames, and `ClipCheck` checks them as
 the clips of a data set. The result is a list of readers (data/clips/readers.py), one for each clip.
+
+Tests: tests/parts/data/test_user_folders.py, tests/stories/test_foreign_files.py,
+tests/stories/test_main_test.py
 """
 
 import dataclasses
@@ -74,12 +77,12 @@ def user_clips(
 ) -> list[DatasetClip]:
     """Return a reader for each clip at `path`: a film, a folder of frames, or a folder of either.
 
-    spike, gt: paths of the spikes and the sharp frames. If `path` has a folder for each clip, so
-    have they.
+    spike, gt: paths of the spikes and the sharp frames. If `path` has a folder for each clip, these
+    paths need a folder for each clip, too.
     spike_options: a `spike` section of the options. None: the network takes no spikes.
-    scale: size of the sharp frames over the size of the input.
-    trained: properties of the training spikes (ClipDataset.spike_data). They are used if nothing is
-    known of the user's spikes.
+    scale: how many times as large as the input the sharp frames are.
+    trained: properties of the training spikes (ClipDataset.spike_data). These are assumed if
+    nothing is known of the user's spikes.
     Raises DataError, naming the files, if frames, spikes and sharp frames do not belong together.
     """
     root = Path(expanded(str(path)))
@@ -120,6 +123,7 @@ def user_clips(
 
 
 def _as_path(path: str | Path | None) -> Path | None:
+    """Return a path with ~ and $NAME replaced. None stays None."""
     return None if path is None else Path(expanded(str(path)))
 
 
@@ -160,7 +164,7 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Pl
         gt_of_clip = None if gt is None else _gt_place(gt / name)
         found[name] = Places(frames, spike_of_clip, gt_of_clip)
     if not found:
-        # Read the root as a folder of frames, which raises the error that it holds none.
+        # Take the root as a folder of frames. `FrameSource` raises the error for an empty folder.
         return {_name_of(root): Places(root, spike, gt)}
     return found
 
@@ -205,7 +209,7 @@ def user_clip(
     gt: a folder of sharp frames, or a film. spike: a folder with one file per frame, or one file
     for the clip. spikes: how the spikes are read. `Timing.shares` says which planes of one file
     belong to which frame. trained, scale: see `user_clips`.
-    Raises DataError if they do not belong together.
+    Raises DataError if frames, sharp frames and spikes do not belong together.
     """
     opened = {"lq": frames}
     places = {"lq": str(frames.path)}
@@ -262,8 +266,9 @@ def _listing_of_spikes(
 ) -> dict[str, files.FileEntry]:
     """Return {stem: spike file} of a clip. Arguments: see `user_clip`. times: of the frames."""
     paths = spike_files(spike)
-    # A decoder left out frames of the film. Files that are matched in order would then belong to
-    # other frames. One file for the clip is divided by time, so it is not affected.
+    # If a decoder left out frames of the film, file number i no longer belongs to frame number i.
+    # So files that are matched in order are refused. One file for the whole clip is divided by the
+    # times of the frames, so it is accepted.
     if frames.is_video and times.missing and len(paths) not in (1, len(frames)):
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
     stems = _matched_stems(frames.stems, [file.stem for file in paths], frames.is_video)
@@ -321,7 +326,8 @@ def _check_spikes(
     is_one_file = len(clip) > 1 and len(clip.spike_files) == 1
     if is_one_file and files.is_read_from_start(clip.spike[0]):
         logger.warning("spikes of %s: %s", clip.name, files.FROM_START)
-    # Nobody gave spike.exposure, and the frames last for different times.
+    # Without spike.exposure, the times of the frames divide the planes. Say so if the frames last
+    # for different times, because the user may not expect it.
     if is_one_file and not spikes.timing.is_one_file and not times.is_even:
         logger.warning("spikes of %s: %s", clip.name, LEFT_OUT if times.missing else BY_TIME)
     # A calibration says where the planes lie, so any shape is right.

@@ -2,6 +2,8 @@
 
 A best score of one set of clips says nothing about another set, so a checkpoint keeps this digest
 beside the score. Times of change are left out, because a copy of the data is the same data.
+
+Tests: tests/parts/data/test_content.py
 """
 
 import hashlib

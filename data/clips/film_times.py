@@ -2,7 +2,10 @@
 
 A decoder leaves out frames of a damaged film without an error. But a container (.mp4, .mkv, ...)
 stores each encoded frame as a packet with a time, and packets are read without decoding. So a
-packet at whose time no frame was decoded is a missing frame. `film_times` compares the two.
+packet at whose time no frame was decoded is a missing frame. `film_times` compares the times of
+packets with the times of decoded frames.
+
+Tests: tests/parts/data/test_frame_times.py, tests/stories/test_foreign_files.py
 """
 
 import bisect
@@ -23,8 +26,8 @@ logger = logging.getLogger(__name__)
 # others, such as MP4 and Matroska, a gap without a packet is a frame that lasts longer.
 WITHOUT_PAUSES = ("mpegts", "mpeg", "rtp", "rtsp")
 
-# `go_on` is called once for so many packets. A packet is read within microseconds, so a call for
-# each one would take longer than the reading.
+# Number of packets for which `go_on` is called once. A packet is read within microseconds, so a
+# call for each packet would take longer than the reading.
 PACKETS_A_CALL = 1000
 # Number of damaged frames that a warning names.
 MOST_NAMED = 5
@@ -34,7 +37,7 @@ MOST_NAMED = 5
 class Packets:
     """What a container says of the frames of one video stream, decoded or not.
 
-    stated: number of frames that the container states in its header; 0 if it states none.
+    stated: number of frames that the container states in its header; 0 if it states no number.
     has_pauses: whether a frame may last longer than others in this container.
     times: time in seconds of each packet that should be shown, in order.
     damaged: times of the packets that the container marks as damaged.
@@ -58,20 +61,20 @@ def film_times(
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
-        # No stream has these times: the reader has made them up, because the frames have none that
-        # can be used. The times of a single frame do not matter.
+        # No stream has these times. So the reader has computed them from the frame rate, because
+        # the time stamps could not be used. The time of a single frame does not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
-        some = ", ".join(f"{float(time):.3f} s" for time in packets.damaged[:MOST_NAMED])
+        shown = ", ".join(f"{float(time):.3f} s" for time in packets.damaged[:MOST_NAMED])
         more = ", ..." if len(packets.damaged) > MOST_NAMED else ""
-        logger.warning("%s: the data of frames are damaged: at %s%s", path, some, more)
+        logger.warning("%s: the data of frames are damaged: at %s%s", path, shown, more)
     # One frame has no distance to another frame, so nothing can be said of missing frames.
     if len(times) < 2:
         return times_of_film(times)
     step = usual_step(times)
     missing = _lost_between(packets, times, step)
-    # The number of the first frame after the last decoded one, if all frames were there.
+    # The number that the first frame after the last decoded frame would have in the whole film.
     number = len(times) + sum(gap.count for gap in missing)
     missing += _lost_at_end(packets, times[-1], step, number)
     return times_of_film(times, missing)
@@ -112,7 +115,7 @@ def _packets_of(
 def _add(packet: Any, packets: Packets) -> None:
     """Add a packet of PyAV to the packets of its stream."""
     packets.count += 1
-    # A packet without a time, or one that is decoded but never shown.
+    # Leave out packets without a time, and packets that are decoded but never shown.
     if packet.pts is None or packet.is_discard:
         return
     time = packet.pts * Fraction(packet.time_base)  # in seconds
@@ -131,7 +134,7 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
     # Times of packets whose frames were not decoded, in order.
     lost = sorted(set(packets.times) - set(times))
     missing = []
-    number = 0  # of the next frame, if all frames were there
+    number = 0  # of the next frame in the whole film, missing frames included
     early = [time for time in lost if time < times[0]]
     if early:
         missing.append(Missing(0, len(early), early[0]))

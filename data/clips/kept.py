@@ -13,6 +13,8 @@ to other ranks and to loader workers.
 Anybody may have written these files. So their sizes and values are bounded, nothing in them is
 executed, and they are compared with the data set: the state of every folder, and the files of some
 clips. A record that does not fit is ignored, and the check runs again.
+
+Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """
 
 import hashlib
@@ -177,19 +179,20 @@ class Record:
             counts = str(about["counts"])
             content = _read(self.arrays)
             digest = hashlib.sha256(content).hexdigest()
-            # The two files belong to different checks.
+            # If the digests differ, the two files of the record come from different checks.
             if about["arrays"] != digest:
                 return None
             columns = _columns_in(content, types | STATE_COLUMNS)
-            del content  # the columns are copies; it may have a gigabyte
+            # The columns are copies, and the content may have a gigabyte.
+            del content
             refuse_columns({name: columns[name] for name in types}, self.source)
             table = ClipTable(self.source, columns)
             if not self._is_as_before(table, columns, share):
                 return None
-        # Anything else than a correct record: the check runs again.
+        # The files are no correct record, so the check must run again.
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        # The data have changed and are wrong now. The new check says what is wrong.
+        # The data have changed and are wrong now. The check runs again and says what is wrong.
         except (DataError, OptionError, SpikeFileError):
             return None
         self.mark = (self.name, digest)
@@ -298,7 +301,8 @@ class _SameClip:
         found: dict[str, dict[str, FileEntry] | None] = {}
         for kind, place in kinds_of(source).items():
             then = self._files_then(kind, number)
-            now = then  # right for an LMDB, whose state was compared
+            # The state of an LMDB was compared already, so its files are the same.
+            now = then
             if not is_lmdb(place.root):
                 files = list_clip(*place, clip.name)
                 if files:
@@ -309,7 +313,7 @@ class _SameClip:
             if not set(then) <= set(now):
                 return False
             found[kind] = {stem_of(entry.path): entry for entry in now}
-        # The sizes of the first clip are read, because they are the usual sizes.
+        # `usual` has the sizes of the first clip, so the sizes of this clip itself must be read.
         sizes = self.usual if number > 0 else None
         listed = source.listed[clip.name] if source.listed else None
         check = ClipCheck(clip.name, source, found, sizes)
@@ -350,7 +354,7 @@ def _read(path: Path) -> bytes:
 
 
 def _columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
-    """Return columns of an .npz file. types: {column: the type of its values}.
+    """Return columns of an .npz file. types: {column: its dtype}.
 
     We do not use np.load: nothing in the file may be executed, and it may take no more memory than
     it has bytes. So arrays must not be compressed. Raises ValueError.
@@ -358,31 +362,31 @@ def _columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
     columns = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            for name, kind in types.items():
+            for name, dtype in types.items():
                 member = archive.getinfo(f"{name}.npy")
                 is_encrypted = member.flag_bits & 1
                 if member.compress_type != zipfile.ZIP_STORED or is_encrypted:
                     raise ValueError(f"{name} is compressed")
-                columns[name] = _column(archive.read(member), kind)
+                columns[name] = _column(archive.read(member), dtype)
     except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, SyntaxError) as e:
         raise ValueError(f"no arrays: {e}") from e
     return columns
 
 
-def _column(content: bytes, kind: Any) -> np.ndarray:
+def _column(content: bytes, expected: Any) -> np.ndarray:
     """Return the one-dimensional array in the content of a .npy file.
 
-    kind: type of its values. Raises ValueError for any other array.
+    expected: dtype of the array. Raises ValueError for any other array.
     """
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"version {version}")
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    if dtype != kind or len(shape) != 1:
+    if dtype != expected or len(shape) != 1:
         raise ValueError(f"an array {shape} of {dtype}")
     # The values stand after the header, which the lines above have read.
-    column = np.frombuffer(content, kind, offset=file.tell())
+    column = np.frombuffer(content, expected, offset=file.tell())
     if len(column) != shape[0]:
         raise ValueError(f"{len(column)} values, not {shape[0]}")
     return column

@@ -6,6 +6,8 @@ root for each kind of file, with <root>/<clip>/<frame>. Each root may have eithe
 `scan` checks a data root by names and sizes alone, with `ClipCheck` for each clip. The data check
 before a run (data/clips/preflight.py) uses the same functions and also looks into the files.
 `raise_problems` makes one error of all problems, with a table.
+
+Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
 
 import hashlib
@@ -57,7 +59,8 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
 def names_of(source: Source, found: Mapping[str, Listing]) -> list[str]:
     """Return the names of the clips in natural order.
 
-    They are the clips of the meta file or, without one, the clips that have files of any kind.
+    With a meta file, these are the clips that it lists. Otherwise these are all clips that have
+    files of any kind.
     found: {kind: its files}.
     """
     if source.listed:
@@ -72,7 +75,7 @@ def names_of(source: Source, found: Mapping[str, Listing]) -> list[str]:
 def entries_of(
     source: Source, found: Mapping[str, Listing], names: Sequence[str]
 ) -> Iterator[dict[str, dict[str, FileEntry] | None]]:
-    """Yield {kind: {stem: file}} of each clip; None in place of the files if it has no folder.
+    """Yield {kind: {stem: file}} of each clip; {kind: None} if the clip has no folder of the kind.
 
     found: {kind: its files}. names: names of the clips.
     Size and time of change of every file are looked up, in threads. Raises DataError for a link
@@ -221,8 +224,8 @@ def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
 def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
     """Whether the sharp frames of all clips are copies of the blurry frames.
 
-    Only the first and the last frame of each clip are compared: a clip of real blur differs in
-    each. The first clip that differs ends the comparison.
+    Only the first and the last frame of each clip are compared, because in a clip with real blur
+    every frame differs from its sharp frame. The first clip that differs ends the comparison.
     """
     if source.may_share_frames or not source.dataroot_gt or not clips:
         return False

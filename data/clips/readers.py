@@ -3,6 +3,8 @@
 A test set is a dataset with a method `readers()`, which returns one reader for each clip. Tests and
 validations ask only the readers. `Reader` is the base of all readers: whoever adds a test set of
 another kind derives from it (docs/extending.md). `DatasetClip` reads a clip of a `TestClips`.
+
+Tests: tests/parts/data/test_readers.py, tests/stories/test_extending.py
 """
 
 import dataclasses
@@ -24,8 +26,8 @@ class Reader:
     """One clip to test on (utils.contract.ClipReader).
 
     A subclass sets `name` and `stems`, the names of the frames, and defines `frame`. Everything
-    else follows from these three. A subclass may override what it knows better, for example `size`
-    without reading a frame.
+    else follows from these three. A subclass may override a property to answer it faster, for
+    example `size`, for which this class reads a frame.
 
     origin: {"input", "gt", "spike": path} that the report shows.
     fps, times: frames a second of a film, and the time of each frame in seconds; else None.
@@ -206,8 +208,9 @@ class DatasetClip(Reader):
     def digest(self) -> str:
         """Return 16 hex digits that change with names, sizes and times of change of the files.
 
-        They also change with the stems and with how the spikes are read. A test stores them with
-        its results, so whoever changes the hashed texts makes these results look changed.
+        The digits also change with the stems and with how the spikes are read. A test stores the
+        digest with its results, so whoever changes the hashed texts makes the data of old results
+        look changed.
         """
         clip = self.clip
         spikes = clip.spikes

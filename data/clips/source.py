@@ -3,6 +3,11 @@
 A data root is a set of folders, one for each kind of file: blurry frames ("lq"), sharp frames
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
 makes a `Source` of its options (data/clip_dataset.py). `list_source` lists the files.
+
+A field of `Source` that decides the result of the data check must also be added to `question` in
+data/clips/kept.py. Otherwise a stored result of another value would be used.
+
+Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
 
 import os
@@ -301,7 +306,7 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     """
     found = {}
     errors = []
-    # Of Vimeo-90K, only listed clips are looked up. None: every clip in the folders.
+    # None lists every clip in the folders. From Vimeo-90K, only listed clips are looked up.
     names = None
     try:
         listed = source.listed

@@ -6,6 +6,8 @@ The data check calls `check_spikes` for each clip. All findings are warnings.
 
 The picture of the spikes is their firing rate, the spikes per plane of each pixel. The blurry frame
 shows the same scene during the same exposure, so the two must correlate.
+
+Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_two_cameras.py
 """
 
 from pathlib import Path
@@ -26,7 +28,7 @@ from utils.errors import DataError
 # the mean of values of one of these kinds. {kind: folder of the frames that are such means}, with
 # the names of GoPro and scripts/prepare_gopro_spike.py.
 FITTING = {"display": "blur", "linear": "blur_gamma"}
-# From this correlation of firing rates and frame on, both show the same.
+# Least correlation of firing rates and frame at which the two show the same scene.
 LEAST_CORRELATION = 0.5
 # The correlation of flipped spikes must be larger by this to count. Texture such as a wall may look
 # alike both ways.
@@ -49,8 +51,8 @@ class Views(NamedTuple):
 def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     """Return warnings from comparing the spikes of the first frame of a clip with the frame.
 
-    is_first: whether it is the first clip of a data set. The kind of light and the windows of the
-    representation are the same for all clips, so they are checked only there.
+    is_first: whether this is the first clip of a data set. The kind of light and the windows of the
+    representation are the same for all clips, so only the first clip is checked for them.
     """
     spikes = clip.spikes
     own = clip.exposures[0].own
