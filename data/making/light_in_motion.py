@@ -11,6 +11,11 @@ use
 
 Light is linear, float32, 1 at full scale. A "frame interval" is the time from one frame of the clip
 to be made to the next; it has a number of planes, and may have several frames of the video.
+
+The same source and seed must give the same light, because made data sets are continued and
+published. So the order of random draws is fixed; VERSION in data/making/prepare.py tells a change.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 from collections.abc import Callable, Iterator
@@ -24,11 +29,12 @@ import numpy as np
 from data.clips.files import FrameSource
 from data.spike.simulate import to_grey, to_linear
 
-# Largest motion, in pixels, between two frames that are interpolated. 95 % of the pixels move less.
+# Largest motion, in pixels, between two frames that are interpolated. The motion is the distance
+# below which 95 % of the pixels move.
 MOST_STEP = 8.0
-# If two frames differ more than this on average, in grey levels of 255, the scene has changed.
+# If two frames differ by more than this on average, in grey levels of 255, the scene has changed.
 CUT = 40.0
-# Most frames of an ordinary video in one frame interval.
+# Largest number of frames of an ordinary video in one frame interval.
 MOST_AVERAGE = 4
 # Display value 0 ... 255 -> linear light.
 LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
@@ -187,8 +193,8 @@ def find_cuts(
     """Return the parts of a video that can be interpolated, without a change of the scene.
 
     count: number of frame intervals of a part.
-    sides: the shortest and the longest shorter side of the scaled frames. The shorter it is, the
-    smaller is the motion in pixels.
+    sides: smallest and largest allowed value of `Cut.side`, the shorter side of the scaled frames.
+    In smaller frames, the motion is fewer pixels, so more parts can be interpolated.
     average: number of frames of an interval, or None for 1 to MOST_AVERAGE, drawn for each part.
     """
     least_side, most_side = sides
@@ -197,8 +203,8 @@ def find_cuts(
     cuts = []
     first = 0
     while True:
-        # The next part begins at frame `first`. A part needs a frame before its first interval and
-        # one after its last, to interpolate there.
+        # The next part begins at frame `first`. To interpolate at its ends, a part needs one frame
+        # before its first interval and one frame after its last interval.
         left = len(frames) - first - 2
         most = left // count  # frames per interval that are left
         least = 1 if average is None else average
@@ -210,8 +216,8 @@ def find_cuts(
             each = average
         steps_of_part = np.array(steps[first : first + each * count + 1])
 
-        # Motion is proportional to the side. Some steps are too long even if the frames are scaled
-        # to the least side (or are changes of the scene): begin again after the last of these.
+        # Motion in pixels is proportional to the side. If a step is too long even in frames of the
+        # least side, or is a change of the scene (inf), begin again after the last such step.
         most_step = MOST_STEP * side / least_side
         wrong = np.flatnonzero(steps_of_part > most_step).tolist()
         if wrong:
@@ -257,7 +263,7 @@ def video_scene(
     because the time is the time of a frame and the crop lies on whole pixels.
 
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
-    rng: draws the motion.
+    rng: generator of the motion.
     """
 
     def light_of(number: int) -> np.ndarray:
@@ -295,7 +301,7 @@ def video_scene(
 
 @dataclass(frozen=True)
 class _Layer:
-    """A piece of a photograph that moves on its own, like a sheet in front of the others.
+    """A piece of a photograph that moves on its own, like a sheet of paper before other sheets.
 
     sheet: (H, W, 4) light and opacity (0 to 1). The light is multiplied by the opacity already.
     places: (planes, 2), in each plane the point x, y of the sheet in the middle of the view.
@@ -336,7 +342,8 @@ def photo_scene(
     middle_to_origin = _translation(-fine / 2, -fine / 2)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     for plane in range(total):
-        # From the farthest layer to the nearest: each covers the ones behind it by its opacity.
+        # From the farthest layer to the nearest layer: each layer covers the layers behind it, by
+        # its opacity.
         view = _view(angles[plane], zooms[plane], tilts[plane])
         canvas = np.zeros((fine, fine, 3), np.float32)
         for layer in layers:

@@ -23,6 +23,11 @@ A finished clip has two folders, each with a record (made.json) of its settings 
 
     <out>/GOPRO_Large/<split>/<clip>/blur, sharp, ...       000000.png, ...
     <out>/GOPRO_Large_spike_seq/<split>/<clip>/spike        000000.dat, ...
+
+A recipe and a source give the same files on every machine, so that a set can be continued and
+published. Whoever changes the files must raise VERSION.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 import hashlib
@@ -60,8 +65,8 @@ from utils.options.section import Section
 from utils.random_streams import published_stream, random_stream
 
 SPLITS = ("train", "test")
-# To be raised when the same recipe and source give other files than before (2: the sensor's modulo
-# reset). Clips of another version are then refused instead of continued.
+# Raise it if the same recipe and source give other files than before. Clips of another version are
+# then refused instead of continued. Version 2 came with the modulo reset of the sensor.
 VERSION = 2
 # Name of the record in each folder of a clip.
 RECORD = "made.json"
@@ -71,7 +76,8 @@ RAW_ONLY = {
     "dark_rate", "threshold_mismatch", "instants",
 }  # fmt: skip
 RIG_ONLY = {"rig", "side", "crop", "clips", "frames", "planes"}
-# The shorter side of the scaled frames is at least this many crops, so that the crop can move.
+# The shorter side of the scaled frames is at least this many times the side of the crop, so that
+# the crop has room to move.
 MARGIN = 1.1
 
 
@@ -189,7 +195,7 @@ class Recipe(Section):
 class RawClip(NamedTuple):
     """A source of clips.
 
-    name: of the file or folder, without suffix.
+    name: name of the file or folder, without suffix.
     path: a folder of images, a video file or, with a rig, a photograph.
     split: "train" or "test" if the source has such folders, else "".
     """
@@ -207,7 +213,7 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
     """Return the sources in a folder, or in its folders `train` and `test`.
 
     source: a folder, or one file. photos: whether image files are sources too.
-    Raises DataError if there is none, and if two have the same name.
+    Raises DataError if there is no source, and if two sources have the same name.
     """
     if source.is_file():
         return [RawClip(source.stem, source, "")]
@@ -252,7 +258,7 @@ def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
 
     A DataError is returned, not raised, so that the other sources are still made.
     """
-    cv2.setNumThreads(1)  # there are other processes beside this one
+    cv2.setNumThreads(1)  # the program runs as many processes as there are cores
     try:
         frames = FrameSource(raw.path)
         if min(frames.size) < recipe.crop:
@@ -292,10 +298,10 @@ def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
 class Job:
     """One clip to make.
 
-    name: of the clip. split: "train" or "test".
-    raw: its source. out: the folder of the data set.
-    cut: with a rig, the part of the source; `first` of a photograph is the number of the clip. None
-    without a rig.
+    name: name of the clip. split: "train" or "test".
+    raw: source of the clip. out: folder of the data set.
+    cut: with a rig, the part of the source that is recorded. For a photograph, `cut.first` is the
+    number of the clip. None without a rig.
     """
 
     name: str
@@ -316,8 +322,8 @@ class Plan:
     """What making a clip needs.
 
     size: (height, width) of the source's frames, or with a rig of the frames of the clip.
-    bytes: size of the files of the clip, estimated.
-    todo: whether a folder is missing.
+    bytes: estimated size of the files of the clip.
+    todo: whether the clip must be made, because one of its two folders is missing.
     frames: number of raw frames to read or, with a rig, of frames to make.
     record: the contents of made.json.
     """
@@ -334,7 +340,7 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
     A DataError is returned, not raised, so that the errors of all clips can be shown.
     """
-    cv2.setNumThreads(1)  # there are other processes beside this one
+    cv2.setNumThreads(1)  # the program runs as many processes as there are cores
     try:
         return _plan(job, recipe)
     except DataError as e:
@@ -393,12 +399,15 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
     if todo and source:
         _refuse_other_sizes(job.name, files, size)
 
-    # Bytes of the spikes of a frame, and of its images: three, and the instants.
+    # Bytes of the spikes of a frame, and of its images. An image is estimated from the first frame.
+    # There are three images (blur, blur_gamma, sharp) and the instants.
     spike_bytes = recipe.planes_of(job.name) * height * width // 8
     if source:
         _, first_png = cv2.imencode(".png", source.read(0))
         image_bytes = len(first_png) * (3 + recipe.instants)
     else:
+        # With a rig, no frame exists yet. blur and sharp together have 6 bytes a pixel before they
+        # are compressed; half of this is assumed.
         image_bytes = 3 * recipe.crop**2
     return Plan(size, exposures * (spike_bytes + image_bytes), todo, frames, record)
 
@@ -471,9 +480,9 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
 def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     """Make the pictures and the spikes of one clip. Each folder appears when it is complete.
 
-    record: of the clip's plan; it is written last.
+    record: `Plan.record` of the clip. It is written last, so a folder with a record is complete.
     """
-    cv2.setNumThreads(1)  # there are other processes beside this one
+    cv2.setNumThreads(1)  # the program runs as many processes as there are cores
     frames = FrameSource(job.raw.path)
     scratch = [scratch_folder(folder.with_name(f".{job.name}.tmp")) for folder in job.folders]
     pictures, spikes = scratch
@@ -485,8 +494,8 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
         make_spikes(job.name, recipe, frames, spikes / "spike")
     for folder, made in zip(job.folders, scratch, strict=True):
         write_whole(made / RECORD, (json.dumps(record, indent=2) + "\n").encode())
-        # If a run was killed between the two folders, one of them exists. `plan_clip` has checked
-        # that it is equal.
+        # If a run was killed between the two folders, one folder exists. `plan_clip` has checked
+        # that it was made from the same source with the same recipe.
         if os.path.lexists(folder):
             shutil.rmtree(made)
         else:
@@ -527,8 +536,9 @@ def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path)
     """
     middle = average // 2
     instants = recipe.instants
-    # round() takes halves to the even number on both sides of 0, so that reversed time has the same
-    # instants.
+    # The instants must be symmetric about the middle, so that reversed time has the same instants.
+    # round() is symmetric: it rounds 0.5 to 0 and -0.5 to 0. For average 7 and 3 instants, the raw
+    # frames are 3 + round(-7 / 3) = 1, 3 and 5.
     offsets = []
     for k in range(instants):
         offsets.append(middle + round((k - instants // 2) * average / instants))

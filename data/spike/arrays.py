@@ -9,6 +9,8 @@ array is unpacked once and kept, a large one is unpacked again up to the planes 
 
 The header of an array tells its size. The size is compared with the size of the file before
 anything is read, because a small file may state, or unpack to, more than the memory holds.
+
+Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py
 """
 
 import io
@@ -27,9 +29,10 @@ import numpy as np
 HEAD_BYTES = 2**14
 # Larger arrays of a .npz are not kept in memory, but unpacked again for each read.
 KEPT_BYTES = 2**26
-# A .npz without an array of the expected name is searched if it has at most so many arrays.
+# Largest number of arrays in a .npz that is searched for an array of three axes. The header of each
+# array must be unpacked, so a file of very many arrays would take long.
 MOST_ARRAYS = 100
-# Planes in memory at once, if a file is read in parts.
+# Number of planes that are in memory at once if a file is read in parts.
 PART = 64
 
 
@@ -37,8 +40,8 @@ PART = 64
 class ArrayFile:
     """An array (planes, h, w) of a file.
 
-    path: of the .npy or .npz.
-    shape, dtype: of the array.
+    path: path of the .npy or .npz.
+    shape, dtype: shape and type of the array.
     start: number of the byte at which the values begin, in the .npy or in the file within the .npz.
     is_fortran: whether the first axis varies fastest, so that planes are not stored one by one.
     member: name of the array within a .npz, such as "spk"; None for a .npy.
@@ -121,7 +124,9 @@ class ArrayFile:
 
 
 def find_array(path: Path, name: str) -> ArrayFile:
-    """Return the array of a .npy, or of a .npz: the one called `name`, else the only one of 3 axes.
+    """Return the array of a .npy or of a .npz, without reading its values.
+
+    From a .npz, the array called `name` is taken, else the only array of three axes.
 
     Only headers are read, except that a .npz is unpacked as far as its headers.
     Raises OSError, ValueError, and what zipfile and zlib raise for a damaged file.
@@ -131,7 +136,7 @@ def find_array(path: Path, name: str) -> ArrayFile:
     if path.suffix.lower() == ".npy":
         with open(path, "rb") as file:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)
-    # Name -> array. If the expected name is there, the others do not matter.
+    # {name: array}. If the expected name is there, the other arrays are not even opened.
     found = {}
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: info for info in archive.infolist()}
@@ -156,7 +161,8 @@ def find_array(path: Path, name: str) -> ArrayFile:
 def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> ArrayFile:
     """Return the array that a header describes.
 
-    head: the beginning of the .npy, or of the file within a .npz. size: its length in bytes.
+    head: the beginning of the .npy, or of the file within a .npz. size: length of this file in
+    bytes.
     member: name of the array within a .npz; None for a .npy.
     Raises ValueError if the header is damaged or states more bytes than there are.
     """

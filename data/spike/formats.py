@@ -22,6 +22,11 @@ The size of a plane is not in the file, so every reader needs a `SpikeGeometry`.
 A reader reads only the bytes that it needs; of a .npz, all bytes up to them. When a file is opened,
 its content is checked: text, images, archives and the lines of an SPS100 sensor are not taken for
 packed planes.
+
+Published files must stay readable, and every value of `SpikeGeometry` must keep its meaning.
+
+Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_published_streams.py,
+tests/parts/data/test_any_bytes.py
 """
 
 import dataclasses
@@ -79,7 +84,7 @@ MARKS = {
     rb"MATLAB 7\.3 MAT-file|\x89HDF\r\n\x1a\n": "the header of an HDF5 or MATLAB 7.3 file",
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
-# So many bytes at the beginning of a file are compared with the marks.
+# Number of bytes at the beginning of a file that are compared with the marks.
 HEAD_BYTES = 64
 
 
@@ -113,7 +118,7 @@ class SpikeGeometry:
     """The size and storage of packed planes, which the file does not contain.
 
     height, width: pixels of a plane.
-    flipud: whether rows are stored bottom first, as in all known files but those of the SPS100.
+    flipud: whether rows are stored bottom first, as in all known files except those of the SPS100.
     head_columns: columns without image at the end of each sensor line (16 on 416-wide lines). They
     are dropped when reading and written as zeros.
     bit_order: the first pixel of a byte is its least significant bit ("little", as in all known
@@ -149,11 +154,11 @@ class SpikeGeometry:
             )
 
     def __repr__(self) -> str:
-        """Return the first four fields, and those of the others that are not at their default.
+        """Return the first four fields, and every other field that is not at its default.
 
-        Digests of runs hold this text, so it must not change: a field that is added later is shown
-        only if it has another value than before. For example
-        "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)".
+        For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)". Digests of
+        runs hold this text, so it must not change. A new field comes at the end, with a default
+        that means what was done before: then the text of existing runs stays the same.
         """
         shown = []
         for number, field in enumerate(dataclasses.fields(self)):
@@ -202,7 +207,7 @@ class Crop:
 
     @property
     def slices(self) -> tuple[slice, slice]:
-        """Its rows and columns in an array."""
+        """The rows and the columns of the rectangle, to index an array with."""
         rows = slice(self.top, self.top + self.height)
         columns = slice(self.left, self.left + self.width)
         return rows, columns
@@ -213,9 +218,9 @@ class Crop:
 
 @dataclass
 class SpikeFile:
-    """The planes of one file. It has either `packed` or `array`.
+    """The planes of one file. Either `packed` or `array` is set.
 
-    path: of the file, for error messages.
+    path: path of the file, for error messages.
     geometry: size and storage of the planes.
     planes: number of planes in the file.
     packed: (T, plane_bytes) uint8, in memory or mapped. None for an array of NumPy.
@@ -268,11 +273,13 @@ class SpikeFile:
         return self._parts_of_packed(first, count)
 
     def _parts_of_packed(self, first: int, count: int) -> Iterator[np.ndarray]:
+        """Do the work of `parts` for packed planes."""
         end = first + count
         for start in range(first, end, PART):
             yield self.read(start, min(PART, end - start))
 
     def _parts_of_array(self, array: ArrayFile, first: int, count: int) -> Iterator[np.ndarray]:
+        """Do the work of `parts` for an array."""
         with _file_errors(self.path):
             for part in array.parts(first, count):
                 # Without head columns. A copy, because the caller may change it.
@@ -388,8 +395,8 @@ def count_planes(
 ) -> int:
     """Return the number of planes in a file.
 
-    For packed planes in raster order, the size of the file tells it, so the file is not opened.
-    size: of the file in bytes, if it is known already.
+    For packed planes in raster order, the number follows from the size of the file, so the file is
+    not opened. size: size of the file in bytes, if the caller knows it already.
     Raises SpikeFileError.
     """
     if is_array(path) or geometry.layout != "raster":
@@ -418,7 +425,7 @@ def array_shape(path: PathLike) -> tuple[int, ...] | None:
 
 @contextmanager
 def _file_errors(path: PathLike) -> Generator[None]:
-    """Raise what a missing, unreadable or damaged file raises as a SpikeFileError."""
+    """Turn errors of a missing, unreadable or damaged file in the block into a SpikeFileError."""
     try:
         yield
     except SpikeFileError:
@@ -431,7 +438,7 @@ def _file_errors(path: PathLike) -> Generator[None]:
         ValueError,
         NotImplementedError,
     ) as e:
-        # An OSError without the name of the file, which is in `where`.
+        # The text of an OSError alone, without the name of the file, which is in `where` already.
         reason = e.strerror if isinstance(e, OSError) else None
         raise SpikeFileError(
             what=f"cannot read spike file: {reason or e}",
@@ -455,7 +462,7 @@ def write_spikes(
     """
     path = Path(path)
     parts = [spikes] if isinstance(spikes, np.ndarray) else spikes
-    # A file of the module tempfile would ignore the umask.
+    # The module tempfile ignores the umask, so other users could not read its files.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with open(temporary, "x+b") as file:
@@ -495,7 +502,7 @@ def _write_array(
         _check_shape(part, geometry)
         file.write(np.ascontiguousarray(part != 0).view(np.uint8).tobytes())
         planes += len(part)
-    # Now T is known: write the header again. It is as long as before, because NumPy pads it.
+    # Now T is known: write the header again. Its length stays the same, because NumPy pads it.
     shape = (planes, geometry.height, geometry.width)
     file.seek(0)
     np.lib.format.write_array_header_1_0(file, header | {"shape": shape})
@@ -515,7 +522,8 @@ def packed_planes(
     """
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     refuse_header(data[:HEAD_BYTES].tobytes(), path)
-    # An SPS100 is searched also if the layout is raster: its words would be taken for pixels.
+    # Look for the words of an SPS100 also if the layout is raster, because a raster reader would
+    # take the words for pixels.
     start = None
     if SPS100_SIDE in (geometry.height, geometry.width):
         start = _sps100_start(data)
@@ -561,7 +569,8 @@ def refuse_header(head: bytes, path: PathLike) -> None:
 def _is_text(head: bytes) -> bool:
     """Return whether bytes are printable text with more than 6 different letters.
 
-    Planes of an even scene may repeat a few bytes that happen to be letters.
+    With fewer letters the bytes may be spikes: planes of an even scene repeat a few bytes, which
+    may happen to be letters.
     """
     if len(set(head)) <= 6:
         return False
@@ -571,7 +580,8 @@ def _is_text(head: bytes) -> bool:
 def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str) -> int:
     """Return the number of raster planes in a file of `size` bytes.
 
-    Raises SpikeFileError if there is none, and for a remainder that is not to be ignored.
+    Raises SpikeFileError if there is no whole plane, and for bytes after the last whole plane
+    unless `remainder` is "truncate".
     """
     planes, left = divmod(size, geometry.plane_bytes)
     if planes and (not left or remainder == "truncate"):
@@ -581,7 +591,7 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
     held = f"no plane of {shape}"
     if planes:
         held = f"{planes} planes of {shape} and {left} bytes more"
-    # Which published cameras would fit this size?
+    # As advice: the published cameras whose planes would fit this size.
     known = []
     for height, width, head_columns in KNOWN_GEOMETRIES:
         bits = height * (width + head_columns)
@@ -630,7 +640,7 @@ def _sps100_start(data: np.ndarray) -> int | None:
     The last two bytes of each half-line are a little-endian number. Its bits, lowest first, are:
     4 bits of pixels, 10 bits with the number of the line (1 ... 500), 2 bits with the channel. The
     first half-line of a plane has line 500 and channel 0. A capture may start within a plane, at a
-    multiple of 16 bytes. The last whole plane must start as the first one.
+    multiple of 16 bytes. The last whole plane must start with the same word as the first plane.
     """
     half = SPS100_HALF // 8  # bytes of a half-line
     halves = 2 * SPS100_SIDE  # half-lines of a plane
@@ -653,7 +663,8 @@ def _sps100_start(data: np.ndarray) -> int | None:
         planes = (len(data) - first) // plane
         if not planes:
             continue
-        # The first half-line of the last plane: line 500, channel 0. The mask removes the pixels.
+        # The word at the start of the last plane must be line 500, channel 0: 500 << 4 = 0x1F40,
+        # low byte first. The mask removes the 4 bits of pixels.
         last = first + (planes - 1) * plane
         word = data[last + half - 2 : last + half] & [0xF0, 0xFF]
         if np.array_equal(word, [0x40, 0x1F]):
@@ -678,7 +689,7 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
     if line % 8 == 0:
         # Lines end on a byte: take the bytes that hold the columns of the crop.
         first_byte = crop.left // 8
-        end_byte = -(-(crop.left + crop.width) // 8)  # rounded up
+        end_byte = -(-(crop.left + crop.width) // 8)  # (left + width) / 8, rounded up
         lines = packed.reshape(planes, geometry.height, line // 8)
         window = lines[:, row : row + crop.height, first_byte:end_byte]
         window = np.ascontiguousarray(window)
@@ -688,7 +699,7 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
         # Lines do not end on a byte: unpack whole lines, then take the columns.
         first_bit = row * line
         end_bit = (row + crop.height) * line
-        end_byte = -(-end_bit // 8)  # rounded up
+        end_byte = -(-end_bit // 8)  # end_bit / 8, rounded up
         window = np.ascontiguousarray(packed[:, first_bit // 8 : end_byte])
         bits = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)
         bits = bits[:, first_bit % 8 :]

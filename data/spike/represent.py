@@ -8,10 +8,10 @@ A representation is a function
     center    number of the plane of the sharp frame
     channels  (S, h, w) float32; S depends on the options only, never on T
 
-`represent` calls it and adds what all of them share: reversed time, brightness, gamma. To add one,
-write the function under ``@representation``. Its keyword parameters become option keys of
-`spike.representation`; docs/options.md is made from the first paragraph of its docstring and from
-the paragraphs that explain keys.
+`represent` calls the function and does what all representations share: reversed time, brightness,
+gamma. To add a representation, write a function under ``@representation``. Its keyword parameters
+become option keys of `spike.representation`. docs/options.md is made from the first paragraph of
+its docstring and from the paragraphs that explain keys.
 
 Two invariants hold for every representation, and tests check them:
 
@@ -22,7 +22,11 @@ Two invariants hold for every representation, and tests check them:
 
 Words: the firing rate is the number of spikes per plane. A tick is the time of one plane. The
 exposure is the time during which the blurry frame was taken; by default the stream holds exactly
-its planes.
+the planes of the exposure.
+
+Trained networks expect these channels, so a formula never changes: a better formula is a new name.
+
+Tests: tests/parts/data/test_spike_represent.py, tests/parts/data/test_published_streams.py
 """
 
 import math
@@ -58,20 +62,21 @@ def _never(**_: Any) -> bool:
 class Representation:
     """A registered function, and how it uses the keys of the `spike` section.
 
-    proportional: whether its values are firing rates. Then `rate`, `light` and `gamma` apply.
-    is_ratio: whether its values are ratios of firing rates. Then `light` and `gamma` apply.
-    takes_context: whether it also uses planes outside of the exposure. Then it must have the option
-    half_exposure, which tells it where the exposure ends.
-    between: whether it accepts a center between two planes, such as 27.5. Other functions get the
-    plane after it, 28.
+    proportional: whether the channels are firing rates. Then `rate`, `light` and `gamma` apply.
+    is_ratio: whether the channels are ratios of firing rates. Then `light` and `gamma` apply.
+    takes_context: whether the function also uses planes outside of the exposure. Then it must have
+    the option half_exposure, which tells the function where the exposure ends.
+    between: whether the function accepts a center between two planes, such as 27.5. Other functions
+    get the next plane, 28.
 
-    Three more are functions of the options, because the answer depends on them:
+    Three fields are functions of the options, because the answer depends on the options:
     lag: the time that the channels show, minus `center`, in half planes. For example, 1 if the
     channels show the time between `center` and the next plane.
-    is_centered: whether it uses `center`. Windows that are spread over the whole file do not.
-    mirrors: whether reversed time is defined as its own channels in reverse order. This is needed
-    for windows spread over the file: their centres are rounded, which prefers one direction of
-    time, so the windows of the reversed stream would lie elsewhere.
+    is_centered: whether the function uses `center`. Windows that are spread over the whole file do
+    not depend on the center.
+    mirrors: whether the channels of reversed time are the same channels in reverse order. This is
+    needed for windows spread over the file: their centres are rounded, which prefers one direction
+    of time, so the windows of the reversed stream would lie elsewhere.
     """
 
     function: Callable[..., np.ndarray]
@@ -136,7 +141,7 @@ def represent(
     full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
     gamma: the channels are linear light raised to 1 / gamma, as in display values.
-    outside: numbers of planes at the begin and at the end that are not of the exposure (context).
+    outside: number of context planes (before, after) the exposure in the stream.
     Raises ValueError if the stream is too short for the representation.
     """
     known = REPRESENTATIONS[name]
@@ -144,8 +149,8 @@ def represent(
         center = math.ceil(center)
     last = len(stream) - 1
     if known.takes_context and options.get("half_exposure") is None:
-        # As many planes of the exposure as there are on both sides of the center. One plane less
-        # before it, because the light of plane 0 is not known to its start.
+        # The largest number of planes of the exposure that lie on both sides of the center. On the
+        # left there is one plane less, because the light of plane 0 is not known from its start.
         before, after = outside
         options["half_exposure"] = min(center - before - 1, last - after - center)
 
@@ -174,8 +179,8 @@ def represent(
 def channel_count(name: str, **options: Any) -> int:
     """Return S, the number of channels of representation `name` with these options.
 
-    It runs the function on one pixel of an empty stream, which is longer than any window on files
-    of a few hundred planes.
+    The function is run on one pixel of an empty stream. The stream has 8192 planes, more than any
+    window needs, because files have a few hundred planes.
     """
     stream = np.zeros((8192, 1, 1), np.uint8)
     center = len(stream) // 2
@@ -273,7 +278,7 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
         start = p * B + b * n
         stop = start + n
         # The planes that lie in the bin as a whole: first ... end - 1.
-        first = -(-start // B)  # rounded up
+        first = -(-start // B)  # start / B, rounded up
         end = stop // B
         counts = _counts(stream[first:end]).astype(np.uint32) * np.uint32(B)
         # The parts of the plane before them, and of the plane after them.
@@ -289,7 +294,7 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
 
 
 def _lag_of_tfi(**_: Any) -> int:
-    """The time of TFI is half a plane after its centre plane: between two spikes around it."""
+    """The time of TFI lies half a plane after its centre plane, between the two spikes."""
     return 1
 
 
@@ -430,7 +435,7 @@ def _spread_middles(num_windows: int, planes: int) -> list[int]:
 
 
 def _lag_of_light(**_: Any) -> int:
-    """Light is integrated before its spike: it belongs half a plane before the spike's plane."""
+    """The light of a spike was collected before it, so its time is half a plane earlier."""
     return -1
 
 
@@ -541,7 +546,7 @@ def relative(
     windows = [(center - half, center + half + 1) for half in halves]
     for i in range(num_bins):
         start = i * planes // num_bins
-        stop = -(-(i + 1) * planes // num_bins)  # rounded up
+        stop = -(-(i + 1) * planes // num_bins)  # (i + 1) planes / num_bins, rounded up
         windows.append((first + start, first + stop))
 
     # The light of the exposure is its number of spikes, with fractions at its ends. All are (h, w).

@@ -13,14 +13,18 @@ gives a spike (the bit 1 in the next plane, which is one read-out of all pixels)
 Units. Light is linear, 1 at full light. The light that is found from spikes has the unit
 "thresholds per plane": a pixel that fires in every second plane has 0.5.
 
-Light from spikes. In the time between two spikes of a pixel (an interval) its light is taken as
-constant: one threshold, spread evenly over the planes of the interval. Light is integrated before
-its spike: a spike in plane p ends an interval at time p + 1, where the next interval begins. Before
+Light from spikes. In the time between two spikes of a pixel (an interval), the light is taken as
+constant: one threshold, spread evenly over the planes of the interval. The light of a spike was
+collected before it: a spike in plane p ends an interval at time p + 1, where the next interval
+begins. For example, spikes in the planes 3 and 7 give the planes 4 ... 7 the light 1 / 4. Before
 the first and after the last spike, the light is the light of the nearest interval, limited to what
 a spike just outside of the file would allow. A pixel with a single spike has the light 1 / T, where
 T is the number of planes. A pixel without spikes has no light.
 
-The module needs numpy alone.
+The module needs numpy alone. Made data sets and training samples depend on its numbers bit for bit,
+so the order of random draws and of sums is fixed.
+
+Tests: tests/parts/data/test_spike_simulate.py, tests/parts/data/test_published_streams.py
 """
 
 import itertools
@@ -48,18 +52,19 @@ class IntegrateAndFire:
         s = A >= threshold
         A <- A mod threshold   where s
 
-    So `rate` is the firing rate at I = 1 in spikes per plane. It is gain / threshold: 0.5 for the
-    threshold 2 and gain 1 of SpkDeblurNet's v2s, 0.9925 for S-SDM.
+    So `rate` is the firing rate at I = 1 in spikes per plane, which is gain / threshold: 0.5 for
+    the threshold 2 and gain 1 of SpkDeblurNet's v2s, 0.9925 for S-SDM.
 
     Light of more than one threshold per plane resets a pixel several times in a plane. The pixel
-    still gives one spike, and only the charge since the last reset remains. Hence the modulo, as in
-    S-SDM's simulator (SimulationSimple_Video). Below one threshold per plane it equals the
-    subtraction of SpkDeblurNet's v2s. Source of the pixel: Huang et al., "1000x Faster Camera and
-    Machine Vision with Ordinary Devices", Engineering 25, 2023.
+    still gives one spike, and only the charge since the last reset remains. This is the reason for
+    the modulo, as in S-SDM's simulator (SimulationSimple_Video). Below one threshold per plane, the
+    modulo equals the subtraction of SpkDeblurNet's v2s. Source of the pixel: Huang et al., "1000x
+    Faster Camera and Machine Vision with Ordinary Devices", Engineering 25, 2023.
 
-    initial_charge: upper end of the first charges, which are drawn evenly from 0 on, in thresholds.
-    shot_noise: standard deviation of the charge of one plane at I = 1, in thresholds; it grows with
-    sqrt(I).
+    initial_charge: largest first charge of a pixel, in thresholds. The first charge is drawn
+    uniformly from 0 to this value.
+    shot_noise: standard deviation of the charge of one plane at I = 1, in thresholds. The deviation
+    grows with sqrt(I).
     dark_rate: spikes per plane without light.
     threshold_mismatch: relative standard deviation of the threshold over the pixels, fixed in time.
     """
@@ -85,7 +90,7 @@ class IntegrateAndFire:
         self.gain = rate * threshold
         # The order of the two draws decides which spikes a seed gives: do not change it.
         spread = 1.0 + threshold_mismatch * rng.standard_normal((height, width))
-        # A threshold near 0 or below would fire without end: at least a tenth.
+        # A threshold near 0 or below would fire without end, so it is at least a tenth of the mean.
         self.threshold = np.maximum(threshold * spread, 0.1 * threshold).astype(np.float32)
         first_charge = rng.uniform(0.0, 1.0, (height, width)) * initial_charge * self.threshold
         self.charge = first_charge.astype(np.float32)
@@ -235,8 +240,8 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
 def _first(ends: np.ndarray) -> np.ndarray:
     """Return the first of the ends of intervals of each pixel, (h, w); 0 if there is none.
 
-    ends: (t, h, w) unsigned, 0 where an interval does not end. Minus 1, a 0 becomes the largest
-    number of the type, so that a minimum ignores it.
+    ends: (t, h, w) unsigned, 0 where an interval does not end. Subtracting 1 turns each 0 into the
+    largest number of the type, so that the minimum ignores it.
     """
     one = ends.dtype.type(1)
     return (ends - one).min(axis=0) + one
@@ -260,9 +265,10 @@ def _outer_times(stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     one = ends.dtype.type(1)
     first = _first(ends)  # (h, w), the end of the first interval, and of the last one
     last = ends.max(axis=0)
-    # The distance from the first spike to the second, and from the last but one to the last. The
-    # spike itself would have the distance 0. Minus 1 it becomes the largest number of the type, and
-    # so do the zeros and the earlier ones, so that the minimum ignores them.
+    # The distance from the first spike to the second, and from the last spike but one to the last.
+    # 1 is subtracted from each distance, so that the distance 0 of the spike itself becomes the
+    # largest number of the unsigned type. Planes without a spike become large numbers, too. So the
+    # minimum ignores them. At the end 1 is added again.
     after = (ends - (first + one)).min(axis=0).astype(np.int32) + 1
     before = ((last - one) - ends).min(axis=0).astype(np.int32) + 1
     is_single = first == last
@@ -277,7 +283,7 @@ def _outer_times(stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 # ---- Spikes of another threshold ---------------------------------------------------------------
 
-# So many values of a stream are changed at a time: they fit into the cache of a core.
+# Number of values of a stream that are changed at a time. They fit into the cache of a core.
 BLOCK = 2**18
 
 
