@@ -11,6 +11,12 @@ clips) there, and override only what differs:
 * `frames_of`: which frames of the clip are read,
 * `transform`: what is done with a finished training sample,
 * `may_share_frames`: whether lq and gt may be the same files.
+
+Names, keys and the order of random draws stay as they are, because option files and runs of users
+depend on them.
+
+Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/stories/test_kair_files.py,
+tests/stories/test_protocols.py
 """
 
 import zlib
@@ -171,7 +177,8 @@ class VideoRecurrentTestDataset(TestClips):
 
     @classmethod
     def may_share_frames(cls, section: RecurrentTestKeys) -> bool:
-        return section.sigma is not None  # noise is added to the frames of dataroot_lq
+        # In a denoising test, noise is added to the frames of dataroot_lq, so they differ from gt.
+        return section.sigma is not None
 
     def read_frames(
         self, index: int, first: int, count: int, reverse: bool = False
@@ -278,12 +285,13 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
 
     @classmethod
     def may_share_frames(cls, section: VFIKeys) -> bool:
-        return True  # lq and gt are other frames of the same clip
+        # lq and gt come from the same files, but are different frames of the clip.
+        return True
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
         """Return every second frame for lq, and the middle frame for gt.
 
-        Of frames 0 ... 6 (im1 ... im7): 0, 2, 4, 6 for lq, and 3 for gt.
+        From the frames 0 ... 6 (im1 ... im7), lq gets 0, 2, 4, 6, and gt gets 3.
         """
         if kind == "lq":
             return frames[::2]

@@ -7,6 +7,11 @@
 
 A loader worker is a process. It hands over its batches through shared memory, /dev/shm. The module
 also names the sample at which a worker hangs or dies. main_train_vrt.py makes the `TrainLoader`.
+
+The order of samples must depend only on seed, epoch and position, because a run may resume with
+other numbers of ranks and workers.
+
+Tests: tests/dist/test_resume.py, tests/faults/test_startup.py, tests/parts/utils/test_system.py
 """
 
 import hashlib

@@ -7,6 +7,8 @@ representation (data/spike/represent.py), which turns spikes into channels, and 
 `Reconstruction` is the method as the test programs call it. `section_for` and `spike_section`
 change the options so that the spikes are read for the method. `spike_clip` makes a clip of spikes
 for which there are no frames.
+
+Tests: tests/stories/test_reconstruct.py
 """
 
 import logging
@@ -32,7 +34,6 @@ from utils.errors import DataError, OptionError
 from utils.options.models import LoaderOptions
 from utils.user_path import expanded
 
-# Keys of the spike section that a method sets itself.
 # Keys of the spike section that a method sets itself, so a user cannot set them.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
 # Keys with which a representation makes several pictures of a frame. A method makes one.
@@ -97,7 +98,7 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
             do="remove it",
         )
     options = REPRESENTATIONS.resolve(section, "method").plain()
-    # Called for its errors: it refuses options that contradict one another.
+    # The result is not used: the call raises an error for options that contradict one another.
     channels_of(options)
     return {key: value for key, value in options.items() if key not in SEVERAL}
 
@@ -170,7 +171,7 @@ def spike_section(section: Any, method: Reconstruction, recorded: float | None) 
 
     section: the section `spike` of the options.
     recorded: the firing rate at full light in dataset.json. If neither dataset.json nor the section
-    has it, it is measured from the brightness of the frames ("match").
+    has a rate, the rate is measured from the brightness of the frames ("match").
     """
     # The keys are those of `SET_BY_METHOD`.
     values = {
@@ -218,11 +219,11 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
 
 
 class LongExposures:
-    """Frames that are made of spikes, for a clip of which there are only spikes.
+    """Frames that are made of spikes, for a clip that has spikes but no frames.
 
     A frame is the mean of its planes, in grey. There is a frame for each spike file or, with
     spike.exposure, for each exposure in the one file. The object has the attributes of
-    data.clips.files.FrameSource, so it can stand in its place.
+    data.clips.files.FrameSource, so it can be used like one.
 
     The brightness follows from the rate, the spikes per plane at full light. If the rate is
     unknown, the brightest pixels of the first frame are white.

@@ -44,10 +44,10 @@ def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int
 
 
 def _is_for_training(dataset_class: Any) -> bool:
-    """Whether a dataset class is one to train on.
+    """Whether a dataset class is for training, not for testing.
 
-    A class may say so in `is_training`. Of other classes, a plain torch Dataset is for training,
-    and a class with `readers` is for testing.
+    A class with the attribute `is_training` says it there. Any other class is for testing if it has
+    the method `readers`, else (a plain torch Dataset) for training.
     """
     if hasattr(dataset_class, "is_training"):
         return dataset_class.is_training
