@@ -1,8 +1,8 @@
 """Files: order by name, atomic writing, and telling the project's own files from others.
 
 No program of the project changes or removes a file that it did not make. A folder of results or of
-a run is new, or holds a file that marks it as ours (MARK, RESULTS). Else it is refused as a whole,
-before any work is done.
+a run is new, or holds a file that marks it as ours (MARK, RESULTS). Any other folder is refused as
+a whole, before any work is done. "Ours" means: made by a program of this project.
 
     Names      natural_key, are_values, order_of       in which order frames follow one another
     Reading    open_plain, plain_descriptor, read_plain, rest_of, sha256_of
@@ -12,6 +12,10 @@ before any work is done.
     Refusals   refuse_existing, refuse_foreign, refuse_overlap
 
 Functions that begin with "refuse" return if all is well, else they raise an error for the user.
+
+Every program relies on these checks, so none of them may be loosened: a user's files would be lost.
+
+Tests: tests/parts/utils/test_output_folder.py, tests/parts/data/test_files.py
 """
 
 import errno
@@ -34,7 +38,7 @@ from utils.errors import DataError, OptionError
 MARK = ".spikevrt"
 # The mark of a folder of results.
 RESULTS = "run.json"
-# So many names are listed in a message.
+# Largest number of names in a message. More names would make the message unreadable.
 SHOWN = 5
 READ_AT_ONCE = 2**24  # bytes
 # Advice for the folder of a run, see `writing`.
@@ -110,7 +114,8 @@ def _is_counter(values: list[_Value]) -> bool:
     counts = []
     for value in values:
         count = int(value.fraction or "0")
-        if value.fraction != str(count):  # "" or with a 0 in front: no counter
+        # A counter has a number behind the point, without leading zeros. So "1." and "1.01" end it.
+        if value.fraction != str(count):
             return False
         counts.append(count)
     counts.sort()
@@ -137,9 +142,10 @@ def open_plain(path: str | Path) -> BinaryIO:
 
 
 def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
-    """Open a file to read. Returns its descriptor, and its state, which is asked for only once.
+    """Open a file to read. Returns its descriptor, and its state (size, time of change, ...).
 
-    The caller closes the descriptor. Raises OSError, see `open_plain`.
+    The caller closes the descriptor, and needs no further os.stat, which is slow on a network file
+    system. Raises OSError, see `open_plain`.
     """
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -162,9 +168,9 @@ def read_plain(path: str | Path, count: int = -1) -> bytes:
 
 
 def rest_of(descriptor: int, count: int = -1) -> bytes:
-    """Return the bytes of an open file behind those that were read already.
+    """Return the bytes of an open file that follow the bytes that were read already.
 
-    count: at most so many bytes, -1: all.
+    count: largest number of bytes to return, -1: all.
     """
     parts = []
     left = count
@@ -195,7 +201,8 @@ def sha256_of(path: Path) -> str:
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file that is whole or absent, also on a full disk or after a kill.
 
-    It is written under another name first. Makes the folder. Raises DataError.
+    The content is written under another name first, and then gets the name `path`. The folder is
+    made if it is missing. Raises DataError.
     """
     path = Path(path)
     with writing(path):
@@ -210,8 +217,8 @@ def write_whole(path: str | Path, content: bytes) -> None:
 def temporary_beside(path: Path) -> Path:
     """Return a name for a file that becomes `path` once it is whole. Makes the folder.
 
-    For example out/.clip.1a2b3c4d.png for out/clip.png. A file of the module tempfile would ignore
-    the umask, so others could not read the result.
+    For example out/.clip.1a2b3c4d.png for out/clip.png. The module tempfile is not used, because
+    it ignores the umask, so that other users could not read the result.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}")
@@ -256,7 +263,7 @@ def free_bytes(folder: Path) -> float:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise DataError if a file that a run writes is a link: another's file may be behind it."""
+    """Raise DataError if a file that a run writes is a link, because its target may not be ours."""
     if path.is_symlink():
         raise DataError(
             what="a link has the name of a file of the run",
@@ -269,9 +276,9 @@ def refuse_link(path: Path) -> None:
 def open_kept(path: Path, mode: str, permissions: int = 0o666, encoding: str | None = None) -> Any:
     """Open a file that a run keeps open and writes, such as its log.
 
-    It is `open` without a buffer for bytes and with one for a line of text, so that a killed run
-    loses at most a line. No link is followed at the end of the path.
-    permissions: of a file that is made, less the umask.
+    Bytes are written at once, text after each line, so that a killed run loses at most a line. If
+    `path` itself is a link, the link is not followed.
+    permissions: permissions of a new file, from which the umask is subtracted.
     Raises DataError if `path` is a link, OSError as `open` does.
     """
 
@@ -282,7 +289,8 @@ def open_kept(path: Path, mode: str, permissions: int = 0o666, encoding: str | N
     try:
         return open(path, mode, buffering, encoding, opener=opener)
     except OSError as e:
-        if e.errno == errno.ELOOP:  # with O_NOFOLLOW: it is a link
+        # With O_NOFOLLOW, the system reports a link by this number.
+        if e.errno == errno.ELOOP:
             refuse_link(path)
         raise
 
@@ -292,8 +300,8 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
 
     names: patterns of the files that a run writes there, such as "*.log".
     is_ours: whether the caller knows that an earlier run made the folder.
-    Raises OptionError if it is a folder of results, and if one of these files exists although the
-    folder has no mark.
+    Raises OptionError for a folder of results, and if one of these files exists although the folder
+    has no mark.
     """
     taken = []
     for name in names:
@@ -320,13 +328,14 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
 
 
 def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
-    """Raise DataError if a file to be written below `folder` would leave it, or cannot be a file.
+    """Raise DataError if a file that is to be written would lie outside of `folder`.
 
-    paths: of the files, below `folder`.
+    Also raises it if something else, such as a folder, has the name of the file.
+    paths: paths of the files, below `folder`.
     """
     wrong = [path for path in dict.fromkeys(paths) if not _is_plain(folder, path)]
     if wrong:
-        names = _some(path.relative_to(folder) for path in wrong)
+        names = _first_names(path.relative_to(folder) for path in wrong)
         raise DataError(
             what=f"{names} leads out of the output folder, or is no file",
             where=str(folder),
@@ -345,16 +354,17 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
         if path.is_file() and _is_plain(folder, path):
             path.unlink()
             folders.update(_folders_between(folder, path))
-    # The deepest first, because a folder is empty only after the folders in it are gone.
+    # The deepest folder first, because a folder is empty only after the folders in it are gone.
     for inner in sorted(folders, key=lambda path: -len(path.parts)):
-        with suppress(OSError):  # it holds files, or another rank has removed it
+        # rmdir fails if the folder still holds files, or if another rank has removed it.
+        with suppress(OSError):
             inner.rmdir()
 
 
 def _is_plain(folder: Path, path: Path) -> bool:
     """Return whether a file can be at `path` below `folder`, and only there.
 
-    No link may be below the folder on the way to it, and nothing else may be in its way.
+    No folder between `folder` and `path` may be a link, and none may be a file.
     """
     if folder not in path.parents:
         return False
@@ -373,7 +383,10 @@ def _is_plain(folder: Path, path: Path) -> bool:
 
 
 def _folders_between(folder: Path, path: Path) -> list[Path]:
-    """Return the folders on the way from `folder` to `path`, both left out."""
+    """Return the folders between `folder` and `path`, without these two.
+
+    For the folder out and the path out/a/b/0.png: out/a/b and out/a.
+    """
     return [parent for parent in path.parents if folder in parent.parents]
 
 
@@ -402,7 +415,7 @@ def scratch_folder(path: Path) -> Path:
 def publish_folder(scratch: Path, target: Path) -> None:
     """Give a finished scratch folder its name, and remove its mark.
 
-    Raises DataError if something else has the name. An empty folder is replaced.
+    Raises DataError if something else has the name `target`. An empty folder is replaced.
     """
     if os.path.lexists(target):
         is_empty_folder = not target.is_symlink() and target.is_dir() and not any(target.iterdir())
@@ -452,7 +465,7 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
                 foreign.append(path)
     if foreign:
         raise DataError(
-            what=f"the folder holds what is not part of {what}: {_some(foreign)}",
+            what=f"the folder holds what is not part of {what}: {_first_names(foreign)}",
             where=str(folder),
             expected=f"an empty folder, or {what}",
             do="choose another folder, or move these files away",
@@ -464,19 +477,19 @@ def refuse_overlap(
 ) -> None:
     """Raise OptionError if an output folder is, contains or lies in an input.
 
-    inputs: flag of each input -> its path, or None if it is not given. flag: of the output.
-    Links are resolved first.
+    inputs: {flag of an input: its path, or None if the input is not given}.
+    flag: flag of the output. Links are resolved first.
     """
-    place = output.resolve()
+    target = output.resolve()
     for name, path in inputs.items():
         if path is None:
             continue
         source = Path(path).resolve()
-        if place == source:
+        if target == source:
             how = "is"
-        elif place in source.parents:
+        elif target in source.parents:
             how = "contains"
-        elif source in place.parents:
+        elif source in target.parents:
             how = "lies in"
         else:
             continue
@@ -488,7 +501,7 @@ def refuse_overlap(
         )
 
 
-def _some(paths: Iterable[Path]) -> str:
+def _first_names(paths: Iterable[Path]) -> str:
     """Return the first SHOWN paths for a message, and how many more there are."""
     names = [str(path) for path in paths]
     text = ", ".join(names[:SHOWN])

@@ -1,7 +1,9 @@
 """Images: on disk, as panels side by side (a strip), and in HTML pages.
 
-Images are (H, W, 3) uint8 RGB everywhere in the project, if nothing else is said. OpenCV wants
-B, G, R, so colours are exchanged only here, next to the calls of OpenCV.
+Images are (H, W, 3) uint8 RGB everywhere in the project, unless a docstring says otherwise. OpenCV
+wants B, G, R, so the colours are exchanged next to each call of OpenCV.
+
+Tests: tests/parts/data/test_files.py, tests/parts/scripts/test_show_sample.py
 """
 
 import base64
@@ -17,9 +19,9 @@ from utils.files import write_whole
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 
-# Of a strip, in pixels: the height of the line with the name of a panel, and the width of the gap
-# between two panels.
+# Height in pixels of the line with the name of a panel, in a strip.
 LABEL_HEIGHT = 18
+# Width in pixels of the gap between two panels of a strip.
 GAP = 2
 # Name of the panel with the error.
 ERROR = "error x5"
@@ -44,8 +46,8 @@ def tensor_to_uint8(image: Any) -> np.ndarray:
 def scored_values(image: Any, values: str) -> np.ndarray:
     """Turn a tensor (..., C, H, W) in [0, 1] into the values (..., H, W, C) that a metric compares.
 
-    values: what the metric wants, one of metrics.VALUES. "uint8": rounded values 0 ... 255.
-    "clamped": float64 in 0 ... 255. Any other: float64, times 255 and not clamped.
+    values: what the metric takes, one of metrics.VALUES. "uint8": rounded values 0 ... 255.
+    "clamped": float64 in 0 ... 255. Any other text: float64, times 255 and not clamped.
     """
     if values == "uint8":
         return tensor_to_uint8(image)
@@ -67,7 +69,7 @@ def _channels_last(image: Any) -> np.ndarray:
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
     """Write (H, W, 3) uint8 in the format of the suffix. The file is whole or absent.
 
-    Makes the folder. Raises DataError.
+    The folder is made if it is missing. Raises DataError.
     """
     write_whole(path, encode_rgb(path, image))
 
@@ -75,8 +77,8 @@ def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
 def imread_rgb(path: str | Path) -> np.ndarray:
     """Return an image file as (H, W, 3) uint8. Raises DataError if it cannot be decoded."""
     image = None
-    # OpenCV ends the process for a name that is no UTF-8, so it gets the content, not the name. It
-    # refuses empty content.
+    # OpenCV ends the process for a name that is no UTF-8, so OpenCV gets the content, not the name.
+    # For empty content, OpenCV raises an error of its own, so it is not called.
     if Path(path).is_file():
         content = np.fromfile(path, np.uint8)
         if content.size:
@@ -172,7 +174,7 @@ def comparison_strip(
 def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Cut a strip of `comparison_strip` into its panels again: name -> (H, W, 3) uint8.
 
-    names: of the panels, in their order.
+    names: names of the panels, from left to right.
     """
     # n panels have n - 1 gaps between them. With one gap more, each panel takes the same width.
     step = (strip.shape[1] + GAP) // len(names)
@@ -190,7 +192,7 @@ def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
 def data_uri(kind: str, content: bytes) -> str:
     """Return the content of a file as a URI that stands in the page itself.
 
-    kind: its MIME type. For example "data:image/jpeg;base64,/9j/4AAQ...".
+    kind: MIME type of the file. For example "data:image/jpeg;base64,/9j/4AAQ...".
     """
     text = base64.b64encode(content).decode("ascii")
     return f"data:{kind};base64,{text}"

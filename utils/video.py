@@ -11,6 +11,11 @@ Every time stamp and every row of a frame is kept: nothing is dropped, doubled o
 come from anybody, so it is limited what FFmpeg may open and decode, see `open_container`.
 
 "A frame of PyAV" below is an `av.VideoFrame`; "a film" is the video stream in a file.
+
+Frames and times of a film decide the samples of a run, so they may not change for films that are
+read today.
+
+Tests: tests/parts/utils/test_video.py, tests/stories/test_foreign_files.py
 """
 
 import logging
@@ -33,7 +38,7 @@ from utils.picture import MOST_PIXELS, UPRIGHT, Orientation, upright
 
 logger = logging.getLogger(__name__)
 
-# Suffixes of films that are written and read, and of those that are read.
+# Suffixes of films that can be written, and of films that can be read.
 VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 FILM_SUFFIXES = (
     *VIDEO_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
@@ -49,7 +54,8 @@ CONTAINERS = (
 # In these containers each stream states its start in a clock of its own.
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
 
-# When `VideoReader.read` goes back, it keeps the frames before the wanted one, up to this size.
+# When `VideoReader.read` goes back, it also keeps frames before the wanted frame, at most so many
+# bytes of them: about 48 frames of 720p.
 KEPT_BYTES = 128 * 2**20
 # x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.
 QUALITY = "10"
@@ -61,17 +67,20 @@ LIMITED = 1  # AVCOL_RANGE_MPEG
 UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
 HDR = {16: "PQ", 18: "HLG"}  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
 
-# How to make a frame upright that is turned by 0, 90, 180 or 270 degrees counter-clockwise.
+# How to make a frame upright that is turned by 0, 90, 180 or 270 degrees counter-clockwise, in this
+# order.
 TURNS = (
     UPRIGHT,
     Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=True),
     Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=True),
     Orientation(is_transposed=True, has_reversed_columns=True, has_reversed_rows=False),
 )
-SQUARE = Fraction(1)  # the width of a pixel over its height
+# Aspect of a square pixel: width divided by height.
+SQUARE = Fraction(1)
 
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
-# Frames with fewer pixels are decoded several at a time. A 4K frame has half of this number.
+# Frames with fewer pixels are decoded several at a time. A 4K frame has half of this number. Larger
+# frames would take much memory if several were decoded at a time.
 LARGE = 2**24
 # The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
@@ -89,9 +98,9 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     Raises OSError or av.error.FFmpegError.
     """
     # PyAV's own log callback can hang: a decoder thread that logs needs the GIL, while close()
-    # holds the GIL and waits for this thread (PyAV #751). FFmpeg's own callback needs no GIL. Its
-    # lines are silenced, because errors come as exceptions. This is done each time, because
-    # importing torchvision 0.23 switches PyAV's callback on again.
+    # holds the GIL and waits for this thread (PyAV #751). FFmpeg's own callback needs no GIL, so it
+    # is restored. Its lines are silenced, because errors come as exceptions. Both calls are made
+    # each time, because importing torchvision 0.23 switches PyAV's callback on again.
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
 
@@ -155,7 +164,7 @@ class VideoReader:
                 go_on()
             if first is None:
                 raise OSError(0, "no frame can be decoded")
-            # 25 if neither the container nor the codec tells a rate.
+            # If neither the container nor the codec gives a rate, take 25 frames a second.
             fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
             self.pixel_aspect = _upright_aspect(stream, first)
             _warn_of_kind(path, stream, is_interlaced)
@@ -172,7 +181,7 @@ class VideoReader:
     def read(self, index: int) -> np.ndarray:
         """Return frame `index` as (H, W, 3) uint8, upright as players show it.
 
-        Raises DataError if it cannot be decoded.
+        Raises DataError if the frame cannot be decoded.
         """
         if index in self._kept:
             return self._kept[index]
@@ -180,8 +189,8 @@ class VideoReader:
         # The first frame that is kept. Frames before it are decoded but not converted.
         first = index
         if self._frames is None or index < self._next:
-            # The film goes back to its start. If frames were read before, somebody reads backwards
-            # and will want the frames before this one next.
+            # Decode from the start again. If frames were read before, the caller reads backwards,
+            # and will want the frames before `index` next: keep them, too.
             if self._kept:
                 frame_bytes = max(frame.nbytes for frame in self._kept.values())
                 first = index - max(1, KEPT_BYTES // frame_bytes)
@@ -240,7 +249,7 @@ def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
 def _film_in(container: Any) -> Any:
     """Return the stream of PyAV that players show. A cover picture is no film.
 
-    Raises OSError if there is none, or if its frames are too large.
+    Raises OSError if there is no film, or if its frames are too large.
     """
     films = []
     for stream in container.streams.video:
@@ -250,7 +259,7 @@ def _film_in(container: Any) -> Any:
     if not films:
         raise OSError(0, "the file holds no video")
 
-    # Of several films, players show the one that is marked as the default.
+    # If a file has several films, players show the film that is marked as the default.
     marked = [stream for stream in films if stream.disposition & Disposition.default]
     film = marked[0] if marked else films[0]
     if film.codec_context is None:
@@ -265,7 +274,7 @@ def _film_in(container: Any) -> Any:
 
 
 def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction) -> list[Fraction]:
-    """Return the time stamps if all are there and rise, else times from the frame rate."""
+    """Return the time stamps, or times i / fps if a stamp is missing or the stamps do not rise."""
     times = [stamp for stamp in stamps if stamp is not None]
     has_all = len(times) == len(stamps)
     if has_all and times == sorted(set(times)):
@@ -327,14 +336,14 @@ def _warn_of_kind(path: str | Path, stream: Any, is_interlaced: bool) -> None:
 def _orientation(frame: Any) -> Orientation:
     """Return how a frame of PyAV becomes upright, to the nearest quarter turn.
 
-    The film says it by a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y).
+    The film has a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y).
     Source: FFmpeg, libavutil/display.h.
     """
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:
-        # PyAV fails if other data that it does not know, such as Exif, is beside the frame. It
-        # still tells the angle.
+        # PyAV fails if data that it does not know, such as Exif, lies beside the frame. The angle
+        # can still be read.
         quarter_turns = round(frame.rotation / 90)
         return TURNS[quarter_turns % 4]
     if matrix is None:
@@ -370,8 +379,9 @@ def _upright_aspect(stream: Any, frame: Any) -> Fraction:
 class VideoWriter(AbstractContextManager):
     """A video in H.264, near lossless. Its file appears only when it is whole.
 
-    It is used in a `with` block. Frames go into a temporary file. If the block ends without an
-    error, the file is read back and gets its name. If the block ends with an error, it is removed.
+    A writer is used in a `with` block. Frames go into a temporary file. If the block ends without
+    an error, the temporary file is read back and gets its name. If the block ends with an error,
+    the temporary file is removed.
     """
 
     def __init__(
@@ -395,7 +405,8 @@ class VideoWriter(AbstractContextManager):
         self.pixel_aspect = pixel_aspect
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
-        # The clock has a tick for every time stamp: 1/24 s and 1/25 s need 600 ticks a second.
+        # The clock is the number of ticks a second, of which each time stamp needs a whole number:
+        # times in 1/24 s and 1/25 s need 600 ticks a second.
         if times:
             denominators = [time.denominator for time in times]
         else:
@@ -408,7 +419,7 @@ class VideoWriter(AbstractContextManager):
     def write(self, frame: np.ndarray) -> None:
         """Write a frame (H, W, 3) uint8 RGB. All frames have one size.
 
-        Raises DataError if it cannot be written.
+        Raises DataError if the frame cannot be written.
         """
         with writing(self.path, errors=FFMPEG_ERRORS):
             if self._out is None:
@@ -482,7 +493,9 @@ class VideoWriter(AbstractContextManager):
                     self._refuse_unreadable()
                     os.replace(self._temporary, self.path)
         finally:
-            with suppress(OSError):  # it has its name now, was never made, or the name is too long
+            # There may be no temporary file: it has got its name, or it was never made (no frame,
+            # or a name that is too long).
+            with suppress(OSError):
                 self._temporary.unlink()
 
     def _close(self, is_complete: bool) -> None:
@@ -498,7 +511,7 @@ class VideoWriter(AbstractContextManager):
     def _refuse_unreadable(self) -> None:
         """Raise OSError if not all frames can be read back from the temporary file.
 
-        Not every error of a write is raised when it happens. Only reading back shows it.
+        FFmpeg does not report every error of a write. Reading back finds all of them.
         """
         with open_container(str(self._temporary)) as container:
             readable = 0
