@@ -25,9 +25,9 @@ signals. The modules in utils/dist do the work below:
     message                objects as bytes
     state                  `RUN`: what this process knows of its run
 
-Whoever changes a function here keeps the order of its collectives and of its requests to the store.
-All ranks run the same code, so a new collective must be reached by every rank, also if this rank
-has failed or has nothing to send.
+A change of a function here must keep the order of its collectives and of its requests to the store,
+because all ranks must make them in the same order. Every rank must reach a new collective, even a
+rank that has failed or has nothing to send.
 
 Tests: tests/dist/test_dist.py, tests/dist/test_life.py, tests/faults/test_startup.py.
 """
@@ -851,11 +851,10 @@ def _on_signal(number: int, _: Any) -> None:
 
 
 def stop_vote() -> Callable[[], bool]:
-    """Begin to ask all ranks whether one of them was asked to stop. Returns a function that waits
-    for the answer.
+    """Begin to ask all ranks whether one of them was asked to stop.
 
-    Collective. The ranks exchange their answers while the step computes, so the exchange costs no
-    time:
+    Returns a function that waits for the answer: True if any rank was asked. Collective. The ranks
+    exchange their answers while the step computes, so the exchange costs no time:
 
         is_stop = stop_vote()
         ...                    # the step

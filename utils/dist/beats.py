@@ -254,7 +254,7 @@ class Beats:
         fewest = min(state["syncs"] for state in self.states.values())
         latest = None
         most_over = 0.0
-        # From the highest rank down, so that of two ranks that are equally late the higher counts.
+        # Go from the highest rank down. If two ranks are equally late, the higher rank is taken.
         for rank in sorted(self.states, reverse=True):
             state = self.states[rank]
             over = state["age"] - state["budget"]

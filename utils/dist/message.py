@@ -140,7 +140,7 @@ def _array(
 ) -> tuple[np.ndarray, int]:
     """Return the array at place `begin` of `message`, and the place after it.
 
-    size: number of its bytes, or None if dtype and shape say it.
+    size: number of bytes of the array, or None to compute it from dtype and shape.
     """
     if dtype.kind not in "biuf":
         raise ValueError(f"{dtype} is no type of an array")

@@ -9,7 +9,8 @@ Most of them read /proc, the folder in which Linux shows its processes. The part
 * `first_to_claim` chooses, among the ranks of a host, the rank that reports an error.
 * `kill_trees`, `end` and `die_with_parent` end processes.
 * `dump_stacks` writes what the threads of a process do.
-* `stack_file_of` proves that a process is a rank of this run. Only then is it asked or ended.
+* `stack_file_of` proves that a process is a rank of this run. Without this proof no process is
+  asked for its stacks or ended.
 * `guard` watches one rank from another process.
 
 Run as a program (`python -m utils.dist.process ...`), this module is the guard of a rank: a small

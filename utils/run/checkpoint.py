@@ -286,8 +286,10 @@ def _named_file(named: Path) -> Path:
 
 
 def _warn_not_used(named: Path, state: dict[str, Any]) -> None:
-    """Log that the file `named` is not used, but the checkpoint of this run, which holds
-    `state`."""
+    """Log that the checkpoint of this run is used, and not the file `named`.
+
+    state: the content of the checkpoint of this run.
+    """
     logger.warning(
         "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that "
         "file, choose another task name",
@@ -385,7 +387,7 @@ def restore_progress(
     if progress.batch == steps_then:
         progress.next_epoch()
 
-    # The options of this start win over those of the checkpoint, so say what differs.
+    # The options of this start count, and not the options in the checkpoint. Log what differs.
     changes = differences(state["options"], options)
     if changes and utils_dist.is_main_process():
         _log_changed_options(changes)
@@ -515,9 +517,11 @@ def _find_place(
     order_then: the order that the checkpoint was written with, or None if it is not known.
     order: the order of this start.
 
-    Raises OptionError if the samples a step differ, and DataError if the samples themselves differ.
+    Raises OptionError if the number of samples per step differs, and DataError if the samples
+    themselves differ.
     A run that a queue starts again must not continue with half of its GPUs or clips because a host
-    or a disk is missing. If the user named the checkpoint, the change is meant, and is only logged.
+    or a disk is missing. But if the user has named the checkpoint, the change is intended and is
+    only logged.
     """
     ranks = utils_dist.get_world_size()
     ranks_then = resumed.state["world_size"]
@@ -786,7 +790,8 @@ def load(path: Path) -> dict[str, Any]:
 
 def _fault_in_words(error: BaseException) -> str:
     """Return what is wrong with a file that `load_plain` could not read."""
-    # The texts of these two tell the fault. The texts of torch's errors speak of its own code.
+    # The texts of these two kinds of errors tell what is wrong with the file. The texts of torch's
+    # errors are about the code of torch.
     if isinstance(error, (OSError, RefusedFile)):
         return f"{error}"
     if isinstance(error, MemoryError):

@@ -181,8 +181,7 @@ def _as_json(history: History) -> bytes:
 
 
 def training_scalars(folder: Path, step: int) -> dict[str, float]:
-    """Return the scalars that the history in `folder` has for `step`, without those of a
-    validation.
+    """Return the scalars of training (tags without "val/") that the history has for `step`.
 
     E.g. {"train/loss": 0.0234, "train/lr": 0.0004}.
     """
@@ -566,7 +565,7 @@ def further_metrics(tags: Iterable[str]) -> list[str]:
     for tag in known:
         if f"{tag}_input" in known:
             names.add(tag.removeprefix("val/"))
-    return sorted(names - {"psnr", "ssim"})  # those two are always measured
+    return sorted(names - {"psnr", "ssim"})  # PSNR and SSIM are always measured
 
 
 def _by_step(history: History, tag: str) -> dict[float, float]:

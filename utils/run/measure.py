@@ -1,4 +1,4 @@
-"""What a run measures of itself: time, work of the device, memory; of one rank and of all ranks.
+"""Measurements of a run: its time, memory, and work of the device, on one rank and on all ranks.
 
 The numbers go this way, from a step to the log line:
 
@@ -8,9 +8,12 @@ The numbers go this way, from a step to the log line:
     log_values(...)          makes the numbers of the log line from them
     Health.logged(...)       judges them
 
-`Health` warns of what makes a run slow, or wastes it, and says what to do. Each warning comes once
-per start of a run, on rank 0. Its thresholds are constants, because they do not depend on the
-options: a run that stays below them needs no attention.
+`Health` warns if something makes a run slow or useless, and says what to do. Each warning comes
+once per start of a run, on rank 0. Its thresholds are constants, because they do not depend on the
+options: a run that stays below them needs no attention. A threshold may change if a healthy run is
+warned; docs and tests quote the texts.
+
+Tests: tests/parts/utils/test_health.py, tests/stories/test_main_train.py.
 """
 
 import logging
@@ -37,43 +40,47 @@ from utils.options.models import DatasetsOptions, TrainOptions
 logger = logging.getLogger(__name__)
 
 GB = 1e9
-Use = tuple[float, float]  # used, total, in GB (1e9 bytes)
+Use = tuple[float, float]  # (used, total) of a memory, in GB (1e9 bytes)
 
-# What happens between two steps, and does not count as their time.
+# The work between two steps that does not count as time of the steps.
 PAUSES = ("validation", "save")
-# The remaining time is predicted from the speed within about these seconds.
+# The remaining time is predicted from the speed of the last five minutes, roughly.
 WINDOW_S = 300.0
 
 # ---- Thresholds of `Health` ----
 
-# Share of the time that waits for data. Below it, a faster loader gains less than the noise between
-# two runs.
+# Share of the time that a rank may wait for data. Below this share, a faster loader would gain less
+# than the speeds of two equal runs differ.
 DATA_WAIT = 0.10
-# A rank is slow if it takes this many times the median of the other ranks, ...
+# A rank is slow if it takes more than 1.2 times the median of the other ranks, ...
 SLOWER = 1.2
-# ... and if the difference is more than this share of a step. Less delays nobody noticeably.
+# ... and if the difference is more than this share of a step. A smaller delay is not noticeable.
 LEAST_EFFECT = 0.05
-# Steps that are judged together. Fewer steps are judged with the next ones.
+# The speed is judged over a window of at least this many steps. With long steps, several log lines
+# make a window.
 WINDOW_STEPS = 10
-# A warning of the speed needs this many bad windows in a row, because a single bad window may
-# coincide with other load.
+# A warning of the speed needs this many bad windows in a row, because another program may slow down
+# a single window.
 IN_A_ROW = 3
-# Share of the memory that is "nearly full". netG.checkpoint "auto" plans with 0.90.
+# Above this share a memory is "nearly full". netG.checkpoint "auto" plans with 0.90, so it stays
+# below.
 MEMORY = 0.95
-# Times that the gradient norm grows if the learning rate is too high: by orders of magnitude. In a
-# healthy run it grows by less than 3.
+# A gradient norm explodes if it grows by this factor. With too high a learning rate it grows by
+# orders of magnitude; in a healthy run it grows by less than 3.
 NORM_FACTOR = 10.0
-NORM_RECENT = 10  # least number of the newest steps that are compared ...
-NORM_BEFORE = 50  # ... with this many steps before them
-KEPT = 1000  # steps whose norms and losses are remembered
-# Share of a run in which the learning rate may stay at its floor. Many schedules end on a short
+# The median of at least 10 newest steps is compared with that of at least 50 steps before them.
+NORM_RECENT = 10
+NORM_BEFORE = 50
+KEPT = 1000  # number of newest gradient norms and losses that are remembered
+# Share of a run in which the learning rate may stay at its floor. Many schedules end with a short
 # constant part.
 FLOOR_TAIL = 0.10
-# Falls of the validation PSNR in a row, and least sum of them in dB: PSNR wavers by some hundredths
-# of a dB.
+# The network overfits if the validation PSNR falls three times in a row, by at least 0.1 dB in all.
+# PSNR varies by some hundredths of a dB anyway.
 FALLS = 3
 FALL_DB = 0.1
-# Room for this many saves is time enough to react: a day or more with usual options.
+# With room for this many saves on the disk, nobody is warned: the user has a day or more to react
+# with usual options.
 SAVES = 20
 
 
@@ -83,9 +90,10 @@ SAVES = 20
 def seconds_of(
     run: Callable[[], Any], device: torch.device, repeats: int = 3, warmup: int = 0
 ) -> float:
-    """Return the median seconds of `run`, to the end of its work on the device.
+    """Return the median seconds of a call of `run`, until its work on the device is done.
 
-    repeats: number of calls that count. warmup: number of calls before them.
+    repeats: number of calls that count.
+    warmup: number of calls before them, which do not count.
     """
     seconds = []
     for _ in range(warmup + repeats):
@@ -97,9 +105,10 @@ def seconds_of(
 
 
 class Span:
-    """A stretch of the run: its steps, and the seconds of each kind of work.
+    """The number of steps in a time of the run, and the seconds of each kind of work in it.
 
-    `PAUSES` do not count.
+    `PAUSES` do not count. The kinds of work are the names given to `StepTimer.part`: "data" (wait
+    for a batch), "compute", ...
     """
 
     def __init__(self) -> None:
@@ -129,12 +138,11 @@ class Span:
 
 
 class StepTimer:
-    """Measures wall-clock time: of the steps since the last log line, of the epoch, and of the
-    pauses between steps.
+    """Measures wall-clock time: of the steps since the last log line, of the epoch, and of pauses.
 
-    The first step of a process does not count, because it also starts the workers, builds DDP,
-    compiles and tunes kernels. On a GPU the times show what the host waited for. No device
-    synchronisation is added.
+    The first step of a process does not count, because it also starts the loader processes, builds
+    DDP, and compiles and tunes kernels. On a GPU the times show what the host waited for: the timer
+    must not wait for the device itself, because this would slow down every step.
     """
 
     def __init__(self) -> None:
@@ -143,7 +151,8 @@ class StepTimer:
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
-        self._recent = (0.0, 0.0)  # steps and seconds before the last log line, see `_faded`
+        # (steps, seconds) up to the last log line, in which older ones count less; see `_faded`.
+        self._recent = (0.0, 0.0)
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
@@ -177,7 +186,8 @@ class StepTimer:
     def read(self) -> dict[str, float]:
         """Return `Span.values` since the last call, and "memory_gb".
 
-        memory_gb is the most memory so far: of torch's tensors on a GPU, else of the process.
+        memory_gb is the largest memory so far. On a GPU it is the memory of torch's tensors, on the
+        CPU the memory of the process.
         """
         values = self.line.values()
         self._recent = self._faded()
@@ -197,10 +207,11 @@ class StepTimer:
         return seconds / steps if steps else None
 
     def _faded(self) -> tuple[float, float]:
-        """Return steps and seconds up to now, in which older ones count less.
+        """Return (steps, seconds) up to now, in which older steps and seconds count less.
 
-        What was t seconds before the current log line counts exp(-t / WINDOW_S). So the speed
-        follows a change within minutes, and a single slow step hardly moves it.
+        The steps and seconds of the current line count 1. Those of t seconds before the current
+        line count exp(-t / WINDOW_S), e.g. 0.37 after five minutes. So the speed follows a change
+        within minutes, and a single slow step hardly changes it.
         """
         if not self.line.steps:
             return self._recent
@@ -213,14 +224,14 @@ class StepTimer:
 class DeviceClock:
     """Sums the seconds that the device spends on the blocks `measured`.
 
-    On the CPU these are wall-clock seconds. On a GPU each block lies between two events of the
-    current stream, which the GPU stamps with its time when it comes to them. The events are read
-    after that: the host never waits for the device.
+    On the CPU these are wall-clock seconds. On a GPU the clock puts an event (a time stamp) before
+    and after each block into the queue of the GPU. The GPU stamps an event when it has worked up to
+    it. `read` takes only events that are stamped, so the host never waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seconds = 0.0  # of the blocks that are read, since the last `read`
+        self.seconds = 0.0  # seconds of finished blocks since the last `read`
         # (begin, end) of blocks that are not read yet, the oldest first.
         self.events: deque[tuple[torch.Event, torch.Event]] = deque()
 
@@ -243,7 +254,7 @@ class DeviceClock:
         """Return the seconds since the last call, of the blocks that the device has finished."""
         while self.events:
             begun, ended = self.events[0]
-            if not ended.query():  # the device has not come to it yet
+            if not ended.query():  # the device has not finished this block yet
                 break
             self.events.popleft()
             self.seconds += begun.elapsed_time(ended) / 1000  # elapsed_time is in ms
@@ -259,11 +270,11 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     """Return (used, total) in GB of the fullest memory that this process may use.
 
     A process is in control groups of Linux, one within another. Containers and SLURM jobs limit the
-    memory of such a group. So the memory may be full for this process while the host has plenty:
-    the fullest of the host and these groups counts. Returns None if nothing is known.
+    memory of such a group. So a group may be full while the host has much free memory. Of the host
+    and these groups, the one with the largest used / total is returned, or None if none is known.
 
-    The kernel counts all processes of a group. Files that it keeps in memory (the file cache) do
-    not count here, not even files that were read twice, because the kernel drops them first.
+    `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
+    file cache) do not count, because the kernel drops them when memory is short.
 
     proc, groups: where the kernel mounts its files.
     """
@@ -273,7 +284,8 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             found += _uses_of_groups(line, groups)
-    # A group of version 1 without a limit states a limit of 2**63 bytes. No host has 2**60.
+    # Linux shows about 2**63 bytes as the limit of a group of version 1 without a limit. No host
+    # has 2**60 bytes, so a larger limit is none.
     no_limit = 2**60 / GB
     fullest = None
     fullest_share = -math.inf
@@ -319,7 +331,7 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
     if inner.is_dir():
         folders = [inner, *inner.parents]
     else:
-        # In a container the path may be that of the host, which the container does not see.
+        # In a container, the line may have the path on the host, which the container does not see.
         folders = [root]
 
     uses = []
@@ -341,40 +353,35 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rank measured since the last log line. Times are in seconds, over `steps` steps.
+    """The measurements of one rank since the last log line.
 
-    The first step of a process is left out.
-
-    host: name of the host.
-    cores: the cores that the process may use.
-    steps: number of steps that count.
-    seconds: wall-clock time of these steps.
-    data_s: wait for batches, without the first batch of an epoch, which waits for new workers.
-    forward_s: forward passes. They wait for no other rank, as the backward pass does.
-    compute_s: all computing of the steps.
-    values: numbers of the log line, e.g. "loss", "lr", "memory_gb".
-    memory: "GPU" and "host" -> (used, total) in GB, if it is known.
-    gpu: how busy the GPU is, see `gpu.usage`; None if it is not known.
+    The first step of a process is left out, because it also starts loader processes and compiles.
+    The ranks exchange these fields as plain types, so a new field must be a plain type too.
     """
 
-    host: str
-    cores: tuple[int, ...]
-    steps: int
+    host: str  # name of the host
+    cores: tuple[int, ...]  # numbers of the cores that the process may use
+    steps: int  # number of steps that were measured
+    # Wall-clock seconds of all these steps.
     seconds: float
+    # Of these, the seconds of waiting for batches. The first batch of an epoch does not count,
+    # because it waits for new loader processes.
     data_s: float
+    # Seconds of the forward passes. A forward pass waits for no other rank; a backward pass does.
     forward_s: float
-    compute_s: float
-    values: dict[str, float]
-    memory: dict[str, Use]
-    gpu: dict[str, float] | None
+    compute_s: float  # seconds of all computing of the steps
+    values: dict[str, float]  # numbers of the log line, e.g. "loss", "lr", "memory_gb"
+    memory: dict[str, Use]  # "GPU" and "host" -> (used, total) in GB, as far as they are known
+    gpu: dict[str, float] | None  # how busy the GPU is, see `gpu.usage`; None if it is not known
 
 
 def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> Measured:
-    """Return what this rank measured.
+    """Return the measurements of this rank since the last log line.
 
-    steps: number of steps that count.
-    model_log: `StepLog.read_line` (utils.run.steps), with "forward_s": loss, lr, norms, ...
-    timed: `StepTimer.read`, of these steps.
+    steps: number of steps that were measured.
+    model_log: the values of `StepLog.read_line` (utils.run.steps), and "forward_s", the seconds of
+        the forward passes.
+    timed: the values of `StepTimer.read` for these steps.
     """
     values: dict[str, Any] = model_log | timed
     forward_s = values.pop("forward_s")
@@ -383,7 +390,7 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
         values["grad_norm"] = statistics.median(norms)
     # Without a step there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
-    # The wait for the first batch of an epoch is within the wait for data: take it out.
+    # `data_share` includes the wait for the first batch of an epoch, which does not count.
     data_share = timed.get("data_share", 0.0) - values.pop("epoch_start_share", 0.0)
     device = utils_dist.get_device()
     return Measured(
@@ -406,7 +413,7 @@ def _memory(device: torch.device) -> dict[str, Use]:
     host = host_memory()
     if host:
         memory["host"] = host
-    with suppress(RuntimeError):  # the driver does not say it
+    with suppress(RuntimeError):  # the driver does not report its memory
         use = devices.memory_gb(device)
         if use:
             memory["GPU"] = use
@@ -416,8 +423,8 @@ def _memory(device: torch.device) -> dict[str, Use]:
 def log_values(ranks: list[Measured]) -> dict[str, float]:
     """Return the numbers of the log line: means over the ranks, and the largest memory_gb.
 
-    If all ranks report their GPU, three numbers are added: how busy the idlest GPU is, the mean,
-    and the memory of the fullest GPU.
+    If all ranks report their GPU, three numbers are added: "gpu_busy_min" (of the GPU that works
+    least), "gpu_busy_mean", and "gpu_used_gb_max" (memory of the fullest GPU).
     """
     values = {}
     for name in ranks[0].values:
@@ -443,29 +450,36 @@ class Health:
     def __init__(
         self, folder: Path, train: TrainOptions, datasets: DatasetsOptions, total_iter: int
     ) -> None:
-        """folder: the folder of the run. train, datasets: these sections of the options.
+        """folder: the folder of the run.
+        train: the section `train` of the options.
+        datasets: the section `datasets` of the options.
         total_iter: number of steps of the run.
         """
         self.folder = folder
         self.train = train
         self.datasets = datasets
         self.total_iter = total_iter
-        self.said: set[str] = set()  # names of the warnings that have come
+        self.warned: set[str] = set()  # names of the warnings that were logged
 
-        # The speed is judged in windows of some log lines.
-        self.window: list[list[Measured]] = []  # log lines (each: all ranks) not judged yet
-        self.is_first = True  # the first window also starts workers, builds DDP, compiles
+        # The speed is judged in windows of one or several log lines. These are the lines that are
+        # not judged yet; each line has the measurements of every rank.
+        self.window: list[list[Measured]] = []
+        # Whether no window was judged. The first window is left out: it also starts loader
+        # processes, builds DDP and compiles.
+        self.is_first = True
         self.in_a_row: Counter[str] = Counter()  # name of a warning -> bad windows in a row
 
         self.norms: deque[float] = deque(maxlen=KEPT)  # gradient norms of the newest steps
-        self.losses: deque[float] = deque(maxlen=KEPT)  # of the log lines since the last validation
-        self.validations: list[tuple[float, float]] = []  # PSNR, mean loss before it
+        # Losses of the log lines since the last validation.
+        self.losses: deque[float] = deque(maxlen=KEPT)
+        # (PSNR, mean loss since the validation before) of each validation.
+        self.validations: list[tuple[float, float]] = []
 
     def planned(self, lr_floor: int | None, key: str) -> None:
         """Warn if the learning rate stays at its floor for a long part of the run.
 
-        lr_floor: first step of the floor, None if there is none. key: the option that makes the
-        schedule longer.
+        lr_floor: first step at which the learning rate is at its floor, or None if it never is.
+        key: the option that makes the schedule longer, e.g. "train.G_linear_steps".
         """
         if lr_floor is None or self.total_iter - lr_floor <= FLOOR_TAIL * self.total_iter:
             return
@@ -486,16 +500,17 @@ class Health:
     def logged(self, ranks: list[Measured], grad_norms: list[float]) -> None:
         """Judge the steps since the last log line.
 
-        ranks: what each rank measured. grad_norms: norms of the steps, the same on all ranks.
+        ranks: the measurements of each rank.
+        grad_norms: gradient norms of the steps. They are the same on all ranks.
         """
         if not utils_dist.is_main_process():
             return
-        if grad_norms:  # else all steps of the line were skipped, and have no loss
+        if grad_norms:  # empty if all steps of the line were skipped; then there is no loss
             self.losses.append(statistics.fmean(rank.values["loss"] for rank in ranks))
         self._check_norms(grad_norms)
         self._check_memory(ranks)
 
-        # All ranks have made the same steps, so rank 0 tells how many there are.
+        # All ranks have made the same number of steps, so `line[0]`, rank 0, tells the number.
         self.window.append(ranks)
         if sum(line[0].steps for line in self.window) < WINDOW_STEPS:
             return
@@ -506,7 +521,12 @@ class Health:
         self.is_first = False
 
     def _check_norms(self, grad_norms: list[float]) -> None:
-        """Warn if the gradient norm explodes: the newest steps against those before."""
+        """Warn if the gradient norm explodes.
+
+        The median norm of the newest steps is compared with the median norm of the steps before.
+
+        grad_norms: gradient norms of the steps since the last log line.
+        """
         known = [*self.norms, *grad_norms]
         recent = max(NORM_RECENT, len(grad_norms))
         self.norms.extend(grad_norms)
@@ -553,9 +573,13 @@ class Health:
             )
 
     def _memory_advice(self, kind: str, total: float) -> str:
-        """Return what to do about a full memory. kind: "GPU" or "host". total: its size in GB."""
+        """Return what to do about a full memory.
+
+        kind: "GPU" or "host".
+        total: size of the memory in GB.
+        """
         if kind == "GPU":
-            # 0.85 of the memory leaves room below the 0.90 that "auto" plans with by itself.
+            # Advise less than the 0.90 of the memory that "auto" plans with by itself.
             budget = f"{0.85 * total:.3g}"
             return (
                 f'netG.checkpoint="auto" with netG.memory_budget_gb={budget} or less, or a '
@@ -570,10 +594,11 @@ class Health:
     def _check_speed(self, lines: list[list[Measured]]) -> None:
         """Warn if a rank waits for data, or is slower than the others.
 
-        Only what a rank does alone is compared: the wait for data and the forward pass. In the
-        backward pass the fast ranks wait for the slow one.
+        Ranks are compared by their wait for data and their forward pass, which a rank does alone.
+        The backward pass takes equally long on all ranks, because the fast ranks wait there for the
+        slow rank.
 
-        lines: log lines, each with what every rank measured.
+        lines: log lines, each with the measurements of every rank.
         """
         # Seconds of a step, for each rank.
         seconds = _per_step(lines, "seconds")
@@ -608,13 +633,15 @@ class Health:
     ) -> None:
         """Warn if a rank waits for data for a large share of the time.
 
-        newest: what every rank measured last. waits, seconds: time of a step that each rank waits
-        for data, and in all.
+        newest: the newest measurements of every rank.
+        waits: seconds of a step in which each rank waits for data.
+        seconds: seconds of a step of each rank.
         """
         shares = [wait / whole for wait, whole in zip(waits, seconds, strict=True)]
         share = max(shares)
         worst = shares.index(share)
-        # SLURM may give each rank cores of its own; otherwise the ranks of a host share them.
+        # SLURM may give each rank different cores. Otherwise the ranks of a host have the same
+        # cores, and share them. Count the ranks with the same host and cores.
         cores = [(rank.host, rank.cores) for rank in newest]
         sharing = cores.count(cores[worst])
         cores_of_rank = max(1, len(newest[worst].cores) // sharing)
@@ -629,7 +656,12 @@ class Health:
         )
 
     def _warn_if_again(self, name: str, is_bad: bool, text: str, *values: Any) -> None:
-        """Warn if something is bad in IN_A_ROW windows in a row. is_bad: in this window."""
+        """Warn if something is bad in IN_A_ROW windows in a row. Call this once for each window.
+
+        name: name of the warning.
+        is_bad: whether it is bad in this window.
+        text, values: format and values of the warning.
+        """
         if is_bad:
             self.in_a_row[name] += 1
         else:
@@ -670,13 +702,17 @@ class Health:
         )
 
     def saved(self, step: int) -> None:
-        """Warn if the disk has no room for the next saves. step: step of the save just done."""
+        """Warn if the disk has no room for the next saves.
+
+        step: step of the save that was just made.
+        """
         if not utils_dist.is_main_process():
             return
         saves_to_come = -(-(self.total_iter - step) // self.train.checkpoint_save)  # rounded up
 
-        # A checkpoint replaces the oldest of its former versions, so these files grow only until
-        # all versions are there. The weights of all steps stay: they fill the disk.
+        # A new checkpoint replaces the oldest of its former versions, so the folder `checkpoints`
+        # grows only until all versions exist. The files of the weights are never deleted, so they
+        # fill the disk.
         weights = 0
         for path in (self.folder / "models").glob(f"{step}_*.pth"):
             weights += path.stat().st_size
@@ -701,24 +737,26 @@ class Health:
         sizes = {}
         for path in (self.folder / "checkpoints").glob("checkpoint_*.pth"):
             sizes[path.name] = path.stat().st_size
-        # The latest checkpoint and, with a test split, the best one keep former versions.
+        # checkpoint_latest has former versions and so has checkpoint_best, which a run with a test
+        # split writes.
         kinds = 1 if self.datasets.test is None else 2
         versions = 1 + self.train.keep_checkpoints
         missing = max(0, kinds * versions - len(sizes))
-        # One more, because a new file is written before an old one goes.
+        # One more file is needed, because a new file is written before an old one is deleted.
         return sizes.get("checkpoint_latest.pth", 0) * (1 + missing)
 
     def _warn(self, name: str, text: str, *values: Any) -> None:
         """Log a warning on rank 0, once for each name."""
-        if name not in self.said and utils_dist.is_main_process():
-            self.said.add(name)
+        if name not in self.warned and utils_dist.is_main_process():
+            self.warned.add(name)
             logger.warning(text, *values)
 
 
 def _per_step(lines: list[list[Measured]], name: str) -> list[float]:
     """Return the mean seconds of a step, for each rank.
 
-    lines: log lines, each with what every rank measured. name: a time of `Measured`.
+    lines: log lines, each with the measurements of every rank.
+    name: name of a field of `Measured` in seconds, e.g. "data_s".
     """
     steps = sum(line[0].steps for line in lines)
     means = []
@@ -731,12 +769,14 @@ def _per_step(lines: list[list[Measured]], name: str) -> list[float]:
 def loader_advice(section: Any, share: float, cores: int) -> str:
     """Return what to set if training waits for data.
 
-    section: the options datasets.train. share: share of the time that waits (0..1). cores: number
-    of cores of a rank.
+    section: the options datasets.train.
+    share: share of the time in which training waits for data, 0 to 1.
+    cores: number of cores of a rank.
     """
     workers = section.dataloader_num_workers
-    # With n workers, a batch takes them n times as long as the step and the wait together. Without
-    # the wait it must come in (1 - share) of this time, so it needs n / (1 - share) workers.
+    # Now n workers make a batch in the time of a step, which includes the wait. Without the wait a
+    # step takes (1 - share) of this time, so n / (1 - share) workers are needed. E.g. with 6
+    # workers and a wait of 25 %, 8 workers.
     wanted = math.ceil(workers / (1 - share)) if workers else 2
     advice = []
     if wanted <= cores:

@@ -259,10 +259,9 @@ class Lines:
 
 
 class RunProgress(ExitStack):
-    """Shows the progress of a training run: one bar over all epochs, lines at the tenths, or
-    nothing.
+    """Shows the progress of a training run: one bar over all epochs, or a line at each tenth.
 
-    Used as a context manager by the run; leaving it closes the bar.
+    main_train_vrt.py uses it as a context manager, whose end closes the bar.
     """
 
     def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:

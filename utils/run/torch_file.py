@@ -42,7 +42,7 @@ class GrowingFile(RefusedFile):
 
 
 class DamagedFile(RefusedFile):
-    """The bytes of a file are not those that were written."""
+    """The bytes of a file have changed since it was written."""
 
 
 def load_plain(path: Path, mmap: bool = False) -> Any:

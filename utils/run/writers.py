@@ -10,7 +10,11 @@ validation. An `Experiment` logs a line, and hands numbers and pictures on to th
 A writer has a method `scalars(values, step)`, and may have `image(tag, rgb, step)` and `close()`.
 docs/extending.md shows an example. Only rank 0 has writers. One process has one run at a time.
 
-Tags of the numbers: `train/loss`, `val/psnr`, `ranks/data_s/3` (seconds a step of rank 3), ...
+A number has a tag, e.g. `train/loss`, `val/psnr`, or `ranks/data_s/3` (seconds per step that rank 3
+waits for data). Tags and log lines are read by scripts, by users' dashboards and by earlier runs
+that are resumed: a tag is never renamed, and a new number gets a new tag.
+
+Tests: tests/parts/utils/test_history.py, tests/stories/test_main_train.py.
 """
 
 import json
@@ -102,10 +106,10 @@ class Experiment:
         held: RunFolder | None = None,
     ) -> None:
         """folder: the folder of the run.
-        options: all options, plain and without secrets. Each checkpoint holds them.
-        order: the order of the training data. Each checkpoint holds it.
-        health: judges the numbers of log lines and validations, and warns.
-        held: the lock of the folder, on rank 0; None elsewhere.
+        options: all options, plain and without secrets. Each checkpoint holds the options.
+        order: the order of the training data. Each checkpoint holds the order.
+        health: object that judges the numbers of log lines and validations, and warns.
+        held: the lock of the folder on rank 0, or None on the other ranks.
         """
         self.held = held
         self.folder = folder
@@ -120,8 +124,9 @@ class Experiment:
     def log_training(
         self, progress: Progress, ranks: list[Measured], grad_norms: list[float], eta: str
     ) -> None:
-        """Log a line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...``, and hand its numbers to the
-        writers, with some numbers of each rank.
+        """Log a line, e.g. "Epoch: 1, Iter: 100, Loss: 0.0234, ...", and write its numbers.
+
+        The writers also get some numbers of each rank. Scripts read this line, so its form stays.
 
         ranks: what each rank measured in the steps since the last line.
         grad_norms: gradient norms of these steps; empty if all of them were skipped.
@@ -148,8 +153,8 @@ class Experiment:
         )
 
         tagged = {f"train/{name}": value for name, value in values.items()}
-        # The seconds a step of each rank show which rank is slow. Without a counted step there is
-        # nothing to divide.
+        # The seconds per step of each rank show which rank is slow. If no step was measured, there
+        # are no seconds to divide.
         if ranks[0].steps:
             for name in ("data_s", "forward_s", "compute_s"):
                 for number, rank in enumerate(ranks):
@@ -158,9 +163,11 @@ class Experiment:
         self.health.logged(ranks, grad_norms)
 
     def log_epoch(self, epoch: int, values: dict[str, float], timer: StepTimer) -> None:
-        """Log a line on the epoch that has ended, and begin to time the next one.
+        """Log a line on the epoch that has ended, and begin to measure the time of the next epoch.
 
-        epoch: number of the epoch, from 1. values: see `StepLog.read_epoch` (utils.run.steps).
+        epoch: number of the epoch that has ended, from 1.
+        values: mean loss and numbers of steps, see `StepLog.read_epoch` (utils.run.steps).
+        timer: the times of the epoch.
         """
         speed = timer.epoch.values()
         skipped = values["skipped"]
@@ -221,19 +228,22 @@ class Experiment:
         self.to_writers("scalars", scalars, progress.step)
 
     def save(self, name: str, state_of: Callable[[], dict[str, Any]], progress: Progress) -> None:
-        """Write checkpoints/checkpoint_<name>.pth: the state of the model, and with it the position
-        of the run, the options and the versions.
+        """Write the file checkpoints/checkpoint_<name>.pth.
 
-        All ranks may call it; rank 0 writes.
+        It holds the state of the model, the position of the run (`progress`), the options and the
+        version of this program. Earlier and later versions read the file, so a key is never renamed
+        or removed. All ranks may call this; only rank 0 writes.
 
         name: "latest" or "best".
         state_of: returns the state of the model. It is called on rank 0 only, because it copies all
             weights and moments to the CPU.
 
-        Raises FolderMovedError if somebody moved the folder of the run. The checkpoint is then
-        written where the folder is now.
+        Raises FolderMovedError if somebody has moved the folder of the run. If the new place is
+        known, the checkpoint is written there before the error is raised, so that no step is lost.
         """
-        is_again = name == "latest" and progress.saved == progress.step
+        # Whether this step was saved before. A validation after the first save adds its score by a
+        # second save. `progress.saved` is the step of the newest checkpoint_latest.
+        is_second_save = name == "latest" and progress.saved == progress.step
         if name == "latest":
             progress.saved = progress.step
         if not self.is_main:
@@ -245,7 +255,7 @@ class Experiment:
         try:
             self.check_folder()
         except FolderMovedError as e:
-            if e.now is None:  # nobody knows where the folder is now
+            if e.now is None:  # the new place of the folder is not known
                 raise
             path = checkpoint.own_checkpoint(e.now, name)
             moved = e
@@ -258,14 +268,16 @@ class Experiment:
             "version": VERSION,
             "options": self.options,
         }
-        # A second save of the same step completes the first one, e.g. by the score of its
-        # validation. It must not push an earlier version out.
-        keep = 0 if is_again else self.options["train"]["keep_checkpoints"]
+        # A second save of the same step replaces the first one. If it made the first one a former
+        # version, it would push out the state of an earlier step.
+        keep = 0 if is_second_save else self.options["train"]["keep_checkpoints"]
         checkpoint.save(state, path, keep)
         logger.info(
             "saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin
         )
         if moved is not None:
+            # The run ends here: its other files would go to the old place. `saved` tells the user
+            # which file the run can resume from.
             raise FolderMovedError(self.folder, moved.now, saved=path)
 
     def check_folder(self) -> None:
@@ -278,14 +290,14 @@ class Experiment:
     def to_writers(self, method: str, *values: Any) -> None:
         """Call a method of each writer, e.g. `to_writers("scalars", values, step)`.
 
-        A writer that fails is left out from then on, with one warning. So no error in TensorBoard
-        or W&B (a full disk, a lost connection) ends a run.
+        A writer that fails is left out from then on, with one warning. So an error in TensorBoard
+        or W&B (a full disk, a lost connection) never ends a run.
         """
         for writer in tuple(self.writers):  # a copy, because a failing writer leaves the list
             self._to_writer(writer, method, *values)
 
     def _to_writer(self, writer: Any, method: str, *values: Any) -> None:
-        """Call a method of one writer, if it has the method: the history takes no images."""
+        """Call a method of one writer, if the writer has it. E.g. the history has no `image`."""
         try:
             if hasattr(writer, method):
                 getattr(writer, method)(*values)
@@ -299,8 +311,8 @@ class Experiment:
     def close(self, limit_s: float | None = None) -> None:
         """Close the writers.
 
-        limit_s: seconds after which the run goes on without the writers that have not ended, e.g. a
-            dashboard without a network. None for no limit.
+        limit_s: longest time to wait, in seconds. Then the run goes on, even if a writer is still
+            closing, e.g. a dashboard without a network. None for no limit.
         """
         if limit_s is None:
             self.to_writers("close")
@@ -310,7 +322,7 @@ class Experiment:
 
     def _close_within(self, limit_s: float) -> None:
         """Close all writers at the same time, and wait at most `limit_s` for all of them."""
-        # The threads are daemons: one that hangs does not hold the end of the process.
+        # The threads are daemons, so that a thread that hangs does not keep the process alive.
         threads = {}
         for writer in tuple(self.writers):
             name = type(writer).__name__
@@ -326,10 +338,11 @@ class Experiment:
 
 
 def write_environment(folder: Path, parameters: int) -> None:
-    """Write environment.json into the folder of a run, for its report. Only rank 0 calls it.
+    """Write environment.json into the folder of a run, for its report. Only rank 0 calls this.
 
-    The file tells command, versions, device and size of the newest start that trains, e.g.
-    {"command": "main_train_vrt.py --opt ...", "torch": "2.8.0", "parameters": "18.32 M", ...}.
+    The file tells command, versions, device and size of the last start that trained, e.g.
+    {"command": "main_train_vrt.py --opt ...", "torch": "2.8.0", "parameters": "18.32 M", ...}. A
+    start that finds the run finished does not write it.
 
     parameters: number of parameters of the network.
     """
@@ -359,10 +372,10 @@ def _commit() -> str:
     """
     environment = {
         **os.environ,
-        # git looks no further up than the folder of this program. Otherwise it would name the
-        # commit of a repository that this folder happens to lie in.
+        # Let git look for a repository no higher than the folder of this program. Otherwise it
+        # could name the commit of another repository that contains this folder.
         "GIT_CEILING_DIRECTORIES": str(ROOT.parent),
-        # git takes no lock in the repository, which may be in use.
+        # Let git take no lock, because somebody may be working in the repository.
         "GIT_OPTIONAL_LOCKS": "0",
     }
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
@@ -394,8 +407,9 @@ class TensorBoardWriter:
         step: number of steps done when this start begins.
         options: all options, without secrets. They are shown as text, and the sections of HPARAMS
             as hyperparameters beside the newest METRICS.
-        repeated: scalars of `step` itself. If they are given, the entries of `step` are hidden too,
-            and these scalars are written again. None to keep the entries of `step`.
+        repeated: scalars of `step` itself, or None. With scalars, the entries of `step` are hidden
+            too, and these scalars are written in their place. With None, the entries of `step`
+            stay.
         """
         from torch.utils.tensorboard import SummaryWriter, summary
 
@@ -417,8 +431,9 @@ class TensorBoardWriter:
             # TensorBoard shows text as Markdown, which leaves indented lines as they are.
             text = "\n".join(f"    {line}" for line in lines)
             self.writer.add_text("options", text, step)
-            # `add_hparams` would write a second run. This is what it does, in this run: TensorBoard
-            # takes the values of the metrics from the scalars of this run.
+            # `SummaryWriter.add_hparams` would write the hyperparameters into a second run. So
+            # these lines do its work in this run. TensorBoard takes the values of the metrics from
+            # the scalars of this run.
             file_writer: Any = self.writer.file_writer  # open until `close`
             for entry in summary.hparams(hyperparameters, dict.fromkeys(METRICS)):
                 file_writer.add_summary(entry)
@@ -431,9 +446,10 @@ class TensorBoardWriter:
 
 
 def _silence(threads: set[threading.Thread]) -> None:
-    """Print no uncaught error of these threads, which are TensorBoard's.
+    """Keep Python from printing uncaught errors of these threads, which belong to TensorBoard.
 
-    TensorBoard raises such an error again in the next call of the run, which then reports it.
+    TensorBoard raises such an error again in the next call of its writer, and `_to_writer` then
+    logs it.
     """
     hook = threading.excepthook
 
@@ -447,12 +463,16 @@ def _silence(threads: set[threading.Thread]) -> None:
 def put_before_now(folder: Path) -> None:
     """Rename the files of earlier starts so that their names sort before the name of a new file.
 
-    TensorBoard reads the files of a folder in the order of their names, which begin with the second
-    of their start. If the clock went back, or if two starts share a second, it would take the newer
-    file for the older one, and hide what the older one holds.
+    TensorBoard reads the files of a folder in the order of their names. A name begins with the time
+    of the start of its run, in seconds. If the clock of the host was set back, or if two starts
+    have the same second, TensorBoard would take the new file for the older one, and hide the wrong
+    entries.
+
+    E.g. now is second 1000, and the files have the seconds 980, 1005, 1007. Their names get 980,
+    998, 999.
     """
-    # Go from the last name to the first. Each file gets a second that is no later than `latest`,
-    # which never goes up. So the order of the files stays.
+    # Go from the last name to the first. A file that is later than `latest` gets `latest` as its
+    # second. `latest` only becomes smaller, so the order of the files stays.
     latest = int(time.time()) - 1
     for path in sorted(folder.glob("events.out.tfevents.*"), reverse=True):
         found = EVENTS_NAME.fullmatch(path.name)
@@ -472,8 +492,8 @@ def put_before_now(folder: Path) -> None:
 class WandbWriter:
     """Writes to Weights & Biases. After a resume it continues the same W&B run.
 
-    wandb gets the key through the environment of this process only, because its own login would
-    write the key to a file.
+    wandb gets the secret key only through the environment of this process, because the login of
+    wandb would write the key to a file.
     """
 
     def __init__(
@@ -522,7 +542,7 @@ class WandbWriter:
 def _no_input() -> Generator[None]:
     """Give an empty stdin to the block.
 
-    On a terminal, without a key, wandb would wait for the user to type one, and store it.
+    Without a key, wandb on a terminal would wait until the user types a key, and would store it.
     """
     stdin = sys.stdin
     with open(os.devnull, encoding="utf-8") as nothing:
@@ -542,8 +562,8 @@ def build_writers(
     """Return the writers that the options `logging` ask for. The history is always the first.
 
     options: all options, without secrets.
-    progress: where the run starts. It holds the id of the W&B run to continue; the id of a new one
-        is noted there.
+    progress: the position at which this start begins. `progress.wandb_id` is the W&B run to
+        continue. If it is None, this function sets it to the id of the new W&B run.
     """
     writers: list[Any] = [history.HistoryWriter(folder, progress.step)]
     for writer_section in section.writers:
@@ -552,8 +572,8 @@ def build_writers(
     if section.use_tensorboard:
         repeated = None
         if progress.validated < progress.step:
-            # A validation of this step was perhaps recorded, and then interrupted before the
-            # checkpoint was written. It comes again, so its entries are hidden.
+            # An earlier start may have recorded a validation of this step, and then died before its
+            # checkpoint was written. This start repeats the validation, so hide its entries.
             repeated = history.training_scalars(folder, progress.step)
         writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated))
     if section.use_wandb:
