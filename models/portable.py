@@ -224,7 +224,7 @@ class LoadReport:
     widened: list[str] = field(default_factory=list)
     # In the network alone.
     missing: list[str] = field(default_factory=list)
-    # In both, with different shapes.
+    # In the network and in the file, with different shapes.
     mismatched: list[str] = field(default_factory=list)
     # In the file alone.
     unexpected: list[str] = field(default_factory=list)

@@ -157,7 +157,8 @@ class MotionNet(nn.Module):
         """
         windows = moved.unflatten(1, (WINDOWS, PICTURES))[:, INSIDE]  # (B, 11, 2, h, w)
         light, count = windows[:, :, 0], windows[:, :, 1]
-        # A count is in its own noise. This makes it relative light, as `light` is.
+        # The number of spikes comes in units of its noise. Divided by this factor it is relative
+        # light, as `light` is.
         noise = 2 * torch.exp(scene[:, 1:2] / 2)
         change_of_light = torch.einsum("dk,bkhw->bdhw", self.fit, light)
         change_of_count = torch.einsum("dk,bkhw->bdhw", self.fit, count) / noise

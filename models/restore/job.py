@@ -50,8 +50,8 @@ MAX_CLIPS = 24
 MAX_VIDEO = 2**20
 # Put behind the metrics in the protocol if LPIPS is computed: network and version of LPIPS.
 LPIPS_NOTE = "; LPIPS: AlexNet, version 0.1"
-# Lines of the protocol that the log shows. A method has weights or a name, not both. table.txt and
-# metrics.json have the whole protocol.
+# Lines of the protocol that the log shows: a network has the line "weights", a formula the line
+# "method". table.txt and metrics.json have the whole protocol.
 SHOWN = ("weights", "method", "tile", "speed")
 
 logger = logging.getLogger(__name__)

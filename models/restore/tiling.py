@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -217,8 +217,8 @@ def stream_clip(
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
     """Return the starts of the tiles along one axis.
 
-    The last tile ends with the axis, so it may overlap more than the others. E.g. length 10, size
-    4, overlap 1 -> 0, 3, 6.
+    The last tile ends with the axis, so it may overlap its neighbour by more than `overlap`. E.g.
+    length 10, size 4, overlap 1 -> 0, 3, 6; length 9 -> 0, 3, 5.
     """
     if length <= size:
         return [0]
@@ -256,14 +256,15 @@ def _stream_sequence(
         clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed)))
         del inputs  # the tile in time is restored, so its input can leave the memory
         weights = _blend_weights(starts, number, size, overlap, tiling.blend)
-        for position, weight in enumerate(weights.tolist()):
-            frame = clip[:, position] * weight
-            if position < len(pending):
-                total, total_weight = pending[position]
-                pending[position] = (total.add_(frame), total_weight + weight)
+        for place, weight in enumerate(weights.tolist()):  # place: number of a frame in the tile
+            frame = clip[:, place] * weight
+            if place < len(pending):  # an earlier tile has this frame, too
+                total, total_weight = pending[place]
+                pending[place] = (total.add_(frame), total_weight + weight)
             else:
                 pending.append((frame, weight))
         del clip  # the next tile is computed without it in memory
+        # Yield the frames before the next tile. No further tile contains them.
         next_start = starts[number + 1] if number + 1 < len(starts) else length
         for position in range(start, next_start):
             total, total_weight = pending.popleft()
@@ -272,6 +273,15 @@ def _stream_sequence(
 
 
 # ---- Space -----------------------------------------------------------------------------------
+
+
+class _Patch(NamedTuple):
+    """A tile in space. E.g. the second of three tiles along the height: row 1."""
+
+    row: int  # number of the tile along the height, from 0
+    top: int  # its first row of pixels, of the input
+    column: int  # number of the tile along the width, from 0
+    left: int  # its first column of pixels, of the input
 
 
 def restore_space(
@@ -286,15 +296,15 @@ def restore_space(
     """
     height, width = inputs[0].shape[-2:]
     s = tiling.spec.scale
-    # The tile in pixels: rows x cols, or the whole frame.
-    rows = height
-    cols = width
+    # Height and width of a tile, in pixels of the input.
+    tile_height = height
+    tile_width = width
     if tiling.size_patch_testing != WHOLE:
-        rows = min(tiling.size_patch_testing, height)
-        cols = min(tiling.size_patch_testing, width)
-    tops = tile_starts(height, rows, tiling.size_patch_overlapping)
-    lefts = tile_starts(width, cols, tiling.size_patch_overlapping)
-    if len(tops) == len(lefts) == 1:
+        tile_height = min(tiling.size_patch_testing, height)
+        tile_width = min(tiling.size_patch_testing, width)
+    tops = tile_starts(height, tile_height, tiling.size_patch_overlapping)
+    lefts = tile_starts(width, tile_width, tiling.size_patch_overlapping)
+    if len(tops) == 1 and len(lefts) == 1:
         whole = _run(net, inputs, tiling)
         tick(1)  # all of the work is done
         return whole
@@ -308,25 +318,32 @@ def restore_space(
     clips = len(inputs[0])  # B
     total = torch.empty(0)  # weighted sum; its size follows from the first output
     total_weight = torch.zeros(height * s, width * s)
-    # A tile is ((number among the rows of tiles, top), (number among the columns, left)).
-    tiles = list(itertools.product(enumerate(tops), enumerate(lefts)))
-    for first in range(0, len(tiles), tiling.batch_tiles):
-        batch = tiles[first : first + tiling.batch_tiles]
+    patches = []
+    for row, top in enumerate(tops):
+        for column, left in enumerate(lefts):
+            patches.append(_Patch(row, top, column, left))
+    for first in range(0, len(patches), tiling.batch_tiles):
+        batch = patches[first : first + tiling.batch_tiles]
         # Restore the tiles of a batch together, side by side along the axis of clips.
         cuts = []
-        for (_, top), (_, left) in batch:
-            cuts.append((..., slice(top, top + rows), slice(left, left + cols)))
+        for patch in batch:
+            rows = slice(patch.top, patch.top + tile_height)
+            columns = slice(patch.left, patch.left + tile_width)
+            cuts.append((..., rows, columns))
         stacked = tuple(torch.cat([x[cut] for cut in cuts]) for x in inputs)
         outs = _run(net, stacked, tiling).split(clips)  # one result (B, n, C', ...) per tile
         if first == 0:
             total = outs[0].new_zeros(*outs[0].shape[:-2], height * s, width * s)
-        for ((row, top), (col, left)), out in zip(batch, outs, strict=True):
-            weight = _blend_weights(tops, row, rows * s, overlap, tiling.blend)[:, None]
-            weight = weight * _blend_weights(lefts, col, cols * s, overlap, tiling.blend)
-            place = (..., slice(top * s, (top + rows) * s), slice(left * s, (left + cols) * s))
-            total[place] += out * weight.to(out.dtype)
-            total_weight[place] += weight
-        tick(len(batch) / len(tiles))  # the share of the tiles that this batch was
+        # Add each result to the sum at its place, which is `s` times as large as in the input.
+        for patch, out in zip(batch, outs, strict=True):
+            along_height = _blend_weights(tops, patch.row, tile_height * s, overlap, tiling.blend)
+            along_width = _blend_weights(lefts, patch.column, tile_width * s, overlap, tiling.blend)
+            weight = along_height[:, None] * along_width  # (rows, columns)
+            rows = slice(patch.top * s, (patch.top + tile_height) * s)
+            columns = slice(patch.left * s, (patch.left + tile_width) * s)
+            total[..., rows, columns] += out * weight.to(out.dtype)
+            total_weight[rows, columns] += weight
+        tick(len(batch) / len(patches))  # the share of the tiles that this batch was
     return total.div_(total_weight.to(total.dtype))
 
 
@@ -701,7 +718,10 @@ class LeftOutFrames:
         self.stems = [clip.stems[2 * gap + 1] for gap in self.gaps]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
-        """Return gt, and as lq the mean of both neighbours, the simplest interpolation."""
+        """Return the left-out frame as gt, and as lq the mean of the given frames beside it.
+
+        The mean is the simplest interpolation, to compare with.
+        """
         first = 2 * self.gaps[index]
         before = self.clip.frame(first)
         made = self.clip.frame(first + 1)
