@@ -68,13 +68,16 @@ def unpack(message: bytes, sender: int) -> Any:
 
 
 def _outline(value: Any, contents: list[bytes]) -> Any:
-    """Return the outline of `value`, and append the bytes of its arrays to `contents`."""
+    """Return the outline of `value`, and append the bytes of its arrays to `contents`.
+
+    `_value` reads each form that is made here. A new form needs a branch in both.
+    """
     if isinstance(value, np.generic):  # a single number of NumPy
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, dict):
-        # As pairs, because keys of JSON are texts only.
+        # Write a dict as pairs of key and value, because a key in JSON can only be a text.
         pairs = [[_outline(k, contents), _outline(v, contents)] for k, v in value.items()]
         return ["dict", *pairs]
     if isinstance(value, (list, tuple)):
@@ -86,7 +89,7 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
         dtype = str(value.dtype).removeprefix("torch.")
         if value.device.type == "meta":
             return ["shape", dtype, list(value.shape)]
-        # As bytes, because NumPy does not know bfloat16.
+        # Take the numbers as bytes, because NumPy does not know bfloat16.
         flat = value.detach().cpu().contiguous().reshape(-1)
         contents.append(flat.view(torch.uint8).numpy().tobytes())
         return ["tensor", dtype, list(value.shape)]
@@ -97,11 +100,18 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
 
 
 def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
-    """Return the value of an outline, and where in `message` its bytes end.
+    """Return the value that an outline describes, and the position behind its bytes in `message`.
 
-    begin: where in `message` its bytes begin. A value without arrays has no bytes.
+    The bytes of all arrays lie one behind the other. So the position behind one array is the
+    position of the next array.
 
-    Raises ValueError, or another error that `unpack` knows, if it is no outline of `pack`.
+    outline: an outline that `_outline` made, or any other JSON value, because the sender may be
+        another program.
+    begin: position in `message` at which the bytes of this value begin. A value without arrays has
+        no bytes, and returns `begin` unchanged.
+
+    Raises ValueError, or another error that `unpack` catches, if `_outline` cannot have made the
+    outline.
     """
     if not isinstance(outline, list):
         return outline, begin
@@ -120,7 +130,8 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
         return found, begin
     if kind == "path":
         return Path(rest[0]), begin
-    # The rest are arrays: the name of a type, and a shape.
+    # All other kinds are arrays and tensors, e.g. ["tensor", "uint8", [2, 3]]. `rest` is the name
+    # of the type, and the shape.
     name, shape = rest
     if kind == "array":
         return _array(np.dtype(name), shape, message, begin)
@@ -131,6 +142,7 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
         return torch.empty(shape, dtype=dtype, device="meta"), begin
     if kind != "tensor":
         raise ValueError(f"{kind} is no kind of value")
+    # Read the bytes of a tensor as an array of uint8, and then take them as numbers of its type.
     content, end = _array(np.dtype(np.uint8), [-1], message, begin, _bytes_of(dtype, shape))
     return torch.from_numpy(content).view(dtype).reshape(shape), end
 
@@ -138,8 +150,11 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
 def _array(
     dtype: np.dtype, shape: list[int], message: bytes, begin: int, size: int | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return the array at place `begin` of `message`, and the place after it.
+    """Return the array whose bytes begin at position `begin` of `message`, and the position behind.
 
+    dtype: type of the numbers. Object arrays and texts are refused, because they are not bytes of
+        numbers.
+    shape: shape of the array; [-1] for a flat array of `size` bytes.
     size: number of bytes of the array, or None to compute it from dtype and shape.
     """
     if dtype.kind not in "biuf":
@@ -148,7 +163,7 @@ def _array(
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not 0 <= size <= len(message) - begin:
         raise ValueError("the message is too short")
-    # A copy, because an array over the message itself could not be written.
+    # Copy the bytes, because nobody could write into an array that shares them with the message.
     content = np.frombuffer(message, np.uint8, count=size, offset=begin).copy()
     return content.view(dtype).reshape(shape), begin + size
 

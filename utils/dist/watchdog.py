@@ -422,9 +422,9 @@ class Watchdog(threading.Thread):
         if self.store is not None:
             self.store.set(REPORTED, "1")
             if rank != self.rank and verdict.kind != "DEAD":
-                time.sleep(
-                    0.5
-                )  # a stuck rank reads the failure with its next beat, and ends itself
+                # A stuck rank reads the failure with its next beat, half a second later, and ends
+                # itself. A rank that cannot is killed.
+                time.sleep(0.5)
                 process.kill_rank(self.beats.states[rank]["pid"], stack_file_name(rank))
         leave(STALL_CODE, self.store)
 
