@@ -215,13 +215,13 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         if env.get(name):
             found[torchruns_name] = env[name].strip()
 
-    # A rank needs no torchrun. These three facts each show that this process is a rank, or that
-    # it is alone: no number of ranks for a node, a number within the node, a task that srun started
-    # (srun starts one task for each rank).
-    if "PET_NPROC_PER_NODE" not in found or env.get("LOCAL_RANK"):
-        return {}
+    # A process that is a rank itself, or that is alone, needs no torchrun.
+    if "PET_NPROC_PER_NODE" not in found:
+        return {}  # no variable tells the number of ranks on a node
+    if env.get("LOCAL_RANK"):
+        return {}  # this process has a number among the ranks of its node
     if "SLURM_PROCID" in env and "WORLD_SIZE" not in env:
-        return {}
+        return {}  # srun has started this process, and starts one for each rank
 
     # torchrun takes these three words in place of a number.
     if found["PET_NPROC_PER_NODE"] in ("auto", "gpu"):
@@ -261,9 +261,10 @@ def host_count(nodelist: str) -> int:
     """Return the number of hosts of a SLURM node list: 6 for "gpu[003-007],cpu1"."""
     count = 0
     for name in re.findall(rf"{PIECE_OF_NAME}+", nodelist):
-        # The brackets of a name multiply: "rack[1-2]gpu[1-4]" stands for 2 x 4 hosts.
+        # If a name has several brackets, their numbers multiply: "rack[1-2]gpu[1-4]" stands for
+        # 2 x 4 hosts. A name without a bracket is one host.
         hosts = 1
-        # The text within each bracket, e.g. "003-007,9".
+        # The text within each bracket, e.g. "003-007,9", which stands for 5 + 1 numbers.
         for numbers in re.findall(r"\[([^\]]*)\]", name):
             hosts *= sum(_numbers_in(text) for text in numbers.split(","))
         count += hosts
