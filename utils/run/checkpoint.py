@@ -233,6 +233,7 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
 def _find(resume: str | None, folder: Path) -> Resumed | None:
     """Do the work of `find_checkpoint` on rank 0."""
     latest = own_checkpoint(folder, "latest")
+    # Whether this run has a checkpoint_latest, or a former version of it.
     has_own = bool(_existing_versions(latest))
     if resume is None and has_own:
         raise OptionError(
@@ -262,7 +263,7 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     if not has_own or named.name == latest.name:
         return found
 
-    # The named file and checkpoint_latest are of the same run: the one with more steps counts.
+    # The named file and checkpoint_latest belong to the same run. Use the one with more steps.
     try:
         state = _read_state(latest)
     except CheckpointError:

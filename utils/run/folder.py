@@ -72,32 +72,36 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take the lock. Raises OptionError if another run holds it, DataError if it is a link."""
+        """Take the lock of the folder `path`.
+
+        Raises OptionError if another run holds the lock, and DataError if the file is a link.
+        """
         self.path = path
         self.lock = _take_lock(path / LOCK_NAME)
 
     def check(self) -> None:
         """Check that `path` is still the folder that this run has locked.
 
-        If the lock was removed, it is made and taken again.
+        If somebody has removed the file `.lock`, it is made and locked again.
 
-        Raises FolderMovedError if the folder is elsewhere, or if another folder has its name, and
-        OptionError if another run holds the lock meanwhile.
+        Raises FolderMovedError if the folder was moved, or if another folder has its path now, and
+        OptionError if another run has locked the folder.
         """
-        own = os.fstat(self.lock.fileno())
+        own = os.fstat(self.lock.fileno())  # identifies the file that this run has locked
         lock = self.path / LOCK_NAME
         if _is_same(lock, own):
             return
-        # The file is not there any more. The kernel knows the present path of an open file.
+        # The locked file is not at its path any more. The kernel knows the present path of an open
+        # file.
         path = system.path_of(self.lock.fileno())
         now = None if path is None else path.parent
-        # The folder was moved, and the lock with it.
+        # Case 1: the folder was moved, and the locked file is still in it.
         if now is not None and _is_same(now / LOCK_NAME, own) and now != self.path.resolve():
             raise FolderMovedError(self.path, now)
-        # Somebody removed the folder, and another run made it anew.
+        # Case 2: somebody removed the folder, and another run made a new one with its own lock.
         if lock.exists():
             raise FolderMovedError(self.path, None)
-        # Somebody removed the lock, or the whole folder.
+        # Case 3: somebody removed the lock, or the whole folder. Make both again.
         with writing(self.path, OTHER_ROOT):
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / MARK).touch()
@@ -114,11 +118,13 @@ def only_run_in(
 
     Yields the locked folder on rank 0, and None on the other ranks.
 
-    names: patterns of what a run writes there, see writers.WRITTEN.
-    appended: names of files that grow.
+    folder: the folder of the run. It is made if it does not exist.
+    names: patterns of the files that a run writes there, see writers.WRITTEN.
+    appended: names of the files to which a run appends. They must not be links, because a run would
+        then write into a file elsewhere.
 
-    Raises OptionError if another process has the lock, or if there are files with the names of ours
-    that no run made. Raises DataError if one of our files is a link.
+    Raises OptionError if another process has the lock, or if the folder has files of these names
+    that no run made. Raises DataError if one of the files is a link.
     """
     held = None
     with utils_dist.all_ranks_or_none():

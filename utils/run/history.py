@@ -77,8 +77,8 @@ SHOWN_WARNINGS = 40
 class HistoryWriter:
     """Writes the history of a run, and after each validation its curves and its report.
 
-    An entry is appended to the file at once, which takes the same time however long the file is. If
-    the process is killed, at most the line is lost that it is writing.
+    An entry is appended to the file at once, so a killed process loses at most the line that it is
+    writing. The time to append does not grow with the file.
     """
 
     def __init__(self, folder: Path, start: int) -> None:
@@ -96,6 +96,7 @@ class HistoryWriter:
         """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
         self.is_behind = True
         with best_effort(str(self.file)):
+            # At its first entry, this start removes the entries that it is going to repeat.
             if not self.is_ready:
                 earlier = self._entries_that_stay(values, step)
                 write_whole(self.file, b"".join(map(_line, earlier)))
@@ -141,6 +142,7 @@ class HistoryWriter:
     def _append(self, line: bytes) -> None:
         """Append the whole line, or nothing of it. Raises OSError if the line cannot be written."""
         with open_kept(self.file, "ab") as file:
+            # If the disk gets full in the middle of the line, cut the file back to this size.
             size = file.tell()
             try:
                 if file.write(line) < len(line):

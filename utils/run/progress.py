@@ -151,7 +151,7 @@ class Bar(ExitStack):
         super().__exit__(*error)
 
     def update(self, count: float = 1, name: str = "", values: str = "") -> None:
-        """Move the bar on.
+        """Move the bar forward by `count`, and draw it again if tqdm finds that it is time.
 
         count: number of things that were done since the last call. It may be a fraction.
         name: the new name in front of the bar. Empty to keep the name.
