@@ -1,4 +1,12 @@
-"""Strangers at the ports of a run: what they write is read as data, and no one gets in."""
+"""A stranger writes to the port of a run: its text is read as data, and none of it is executed.
+
+The ranks of a run share a key-value store that listens on a TCP port. Each rank writes a "beat"
+there, a JSON text that says that the rank is alive. A failing rank writes the key "failure". The
+tests write forged values into the store of two real ranks (tests/dist/helpers_worker.py).
+
+With a job key (SPIKEVRT_JOB_KEY, a secret that the launcher gives to all ranks) each value begins
+with a proof: an HMAC that only ranks of this job can compute.
+"""
 
 import json
 import os
@@ -7,46 +15,75 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from tests.dist.launching import Ranks, run_ranks
+from tests.dist.launching import ROOT, Ranks, run_ranks
 from utils.dist import process
 
 WORKER = "tests/dist/helpers_worker.py"
-ROOT = Path(__file__).resolve().parents[2]
-ENDED = "that no rank of this run wrote"
+# The end of the sentence with which a run reports a forged value.
+REPORT = "that no rank of this run wrote"
+KEY = "0123456789abcdef"
+NOBODY = 65534  # a user who owns nothing
+
+
+def begin_work(folder: Path, env: dict[str, str] | None = None) -> Ranks:
+    """Start two ranks that take steps until the file `over` exists in `folder`."""
+    return Ranks(2, WORKER, "work", str(folder / "over"), env=env)
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Two ranks that take steps until tmp_path/over exists."""
-    with Ranks(2, WORKER, "work", str(tmp_path / "over")) as ranks:
-        ranks.wait_for("at work", 0, 60)
+    """Two ranks at work."""
+    with begin_work(tmp_path) as ranks:
+        ranks.wait_for("at work", rank=0, limit_s=60)
         yield ranks
 
 
-def store_of(ranks):
+def store_of(ranks: Ranks) -> PrefixStore:
+    """Connect to the store of a run, as a stranger on this host could do."""
     return PrefixStore("spikevrt/", TCPStore("127.0.0.1", ranks.port, is_master=False))
 
 
-def pid_of(ranks, rank):
+def pid_of(ranks: Ranks, rank: int) -> int:
+    """Return the process id that a rank says in its beat."""
     return json.loads(store_of(ranks).get(f"beat/{rank}"))["pid"]
 
 
-def test_a_forged_beat_opens_no_file_and_ends_no_process(run, tmp_path):
+def write_until_the_end(ranks: Ranks, store: PrefixStore, key: str, value: str) -> None:
+    """Write a value again and again until rank 0 ends, for 30 s at most.
+
+    A single write would not do, because the rank itself soon writes its next beat.
+    """
+    deadline = time.monotonic() + 30
+    while ranks.processes[0].poll() is None and time.monotonic() < deadline:
+        try:
+            store.set(key, value)
+        except RuntimeError:
+            return  # the store has ended with rank 0
+        time.sleep(0.01)
+
+
+# ---- Forged values ------------------------------------------------------------------------------
+
+
+def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("three weeks of work")
     bystander = subprocess.Popen(["sleep", "600"])
     store = store_of(run)
     beat = json.loads(store.get("beat/1"))
-    os.kill(beat["pid"], signal.SIGSTOP)  # rank 1 falls silent, so that rank 0 acts on its beat
-    time.sleep(0.6)
+    # Rank 1 falls silent, so that rank 0 acts on its beat: on a true beat, it ends the process that
+    # the beat names, and prints the file that holds its stack.
+    os.kill(beat["pid"], signal.SIGSTOP)
+    time.sleep(0.6)  # so that no true beat follows the forged one
     forged = beat | {"pid": bystander.pid, "stack_file": str(precious), "beat": 1000}
 
     store.set("beat/1", json.dumps(forged))
-    time.sleep(6)
+    time.sleep(6)  # longer than the limit of a silence in this worker, 4 s
     os.kill(beat["pid"], signal.SIGCONT)
     result = run.wait(30)
 
@@ -54,110 +91,122 @@ def test_a_forged_beat_opens_no_file_and_ends_no_process(run, tmp_path):
     assert bystander.poll() is None
     bystander.kill()
     assert result.exit_codes[0] == 2
-    assert ENDED in result.stderr[0]
+    assert REPORT in result.stderr[0]
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        '{"rank": 0, "code": 0, "by": 1}',
-        '{"rank": 7, "code": 3, "by": 1}',
-        '{"rank": 0, "code": 3}',
-        '{"rank": "0", "code": 3, "by": true}',
-        "garbage{",
-        "[" * 100_000,
+        pytest.param('{"rank": 0, "code": 0, "by": 1}', id="exit code 0"),
+        pytest.param('{"rank": 7, "code": 3, "by": 1}', id="a rank that does not exist"),
+        pytest.param('{"rank": 0, "code": 3}', id="a key is missing"),
+        pytest.param('{"rank": "0", "code": 3, "by": true}', id="wrong types"),
+        pytest.param("garbage{", id="no JSON"),
+        pytest.param("[" * 100_000, id="nested too deeply for the parser"),
     ],
 )
-def test_a_forged_failure_ends_the_run_with_a_word_and_not_with_exit_code_0(run, value):
+def test_a_forged_failure_ends_the_run_with_a_report(run, value):
     store_of(run).set("failure", value)
     result = run.wait(30)
 
+    # Not with the exit code of the forged value, e.g. 0.
     assert result.exit_codes == [2, 2]
-    assert result.text.count(ENDED) == 1
-    assert "key 'failure'" in result.text and 'in phase "' in result.text
+    assert result.text.count(REPORT) == 1
+    assert "key 'failure'" in result.text
+    assert 'in phase "' in result.text
 
 
-@pytest.mark.parametrize("value", ["garbage{", "{}", '{"beat": 1e400}', "\x1b[2J", "null"])
-def test_a_beat_that_is_none_ends_the_run_with_a_word(run, value):
-    store = store_of(run)
-    deadline = time.monotonic() + 30
-    while run.processes[0].poll() is None and time.monotonic() < deadline:
-        try:
-            store.set("beat/1", value)
-        except RuntimeError:
-            break
-        time.sleep(0.01)
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param("garbage{", id="no JSON"),
+        pytest.param("{}", id="no keys"),
+        pytest.param('{"beat": 1e400}', id="infinite number"),
+        pytest.param("\x1b[2J", id="clears a terminal"),
+        pytest.param("null", id="null"),
+    ],
+)
+def test_a_text_that_is_no_beat_ends_the_run_with_a_report(run, value):
+    write_until_the_end(run, store_of(run), "beat/1", value)
     result = run.wait(30)
 
     assert 0 not in result.exit_codes
-    assert result.text.count(ENDED) == 1
+    assert result.text.count(REPORT) == 1
     assert "key 'beat/1'" in result.text
 
 
 def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
-    rows = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-    ]
-    listening = {row[9]: row[1] for row in rows if row[3] == "0A"}
+    # /proc/net/tcp has a line for each socket. Column 1 is its address and port, column 3 its state
+    # ("0A": listens), column 9 its inode.
+    listening = {}
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A":
+                listening[columns[9]] = columns[1]
+
+    # An open socket of a process is a link "socket:[inode]" in /proc/<pid>/fd.
     addresses = set()
     for rank in range(2):
         for link in Path(f"/proc/{pid_of(run, rank)}/fd").iterdir():
             target = os.readlink(link) if link.is_symlink() else ""
             inode = target.removeprefix("socket:[").removesuffix("]")
             if inode in listening:
-                addresses.add(listening[inode].partition(":")[0])
+                address, _, _port = listening[inode].partition(":")
+                addresses.add(address)
 
     assert addresses == {"0100007F"}  # 127.0.0.1
 
 
-def test_a_run_with_a_job_key_ends_as_one_without(tmp_path):
-    key = {"SPIKEVRT_JOB_KEY": "0123456789abcdef"}
-    with Ranks(2, WORKER, "work", str(tmp_path / "over"), env=key) as ranks:
-        ranks.wait_for("at work", 0, 60)
+# ---- The job key --------------------------------------------------------------------------------
+
+
+def test_a_run_with_a_job_key_ends_as_a_run_without_one(tmp_path):
+    with begin_work(tmp_path, env={"SPIKEVRT_JOB_KEY": KEY}) as ranks:
+        ranks.wait_for("at work", rank=0, limit_s=60)
         environment = Path(f"/proc/{ranks.processes[0].pid}/environ")
         (tmp_path / "over").touch()
         result = ranks.wait(30)
 
     assert result.exit_codes == [0, 0], result.text
-    assert "0123456789abcdef" not in result.text
-    assert not environment.exists()
+    assert KEY not in result.text
+    assert not environment.exists()  # the process is gone
 
 
-def test_a_stranger_without_the_job_key_is_refused_at_the_meeting(tmp_path):
+def test_a_rank_without_the_job_key_is_refused_at_the_meeting(tmp_path):
     result = run_ranks(
-        2, WORKER, "work", str(tmp_path / "over"),
-        env={"SPIKEVRT_JOB_KEY": "0123456789abcdef"}, env_of={1: {"SPIKEVRT_JOB_KEY": "guessed"}},
-    )  # fmt: skip
+        2,
+        WORKER,
+        "work",
+        str(tmp_path / "over"),
+        env={"SPIKEVRT_JOB_KEY": KEY},
+        env_of={1: {"SPIKEVRT_JOB_KEY": "guessed"}},
+    )
 
     assert 0 not in result.exit_codes
     assert "what arrived as rank 1 does not have the key of this start" in result.text
-    assert "0123456789abcdef" not in result.text
+    assert KEY not in result.text
 
 
-def test_a_beat_without_the_job_key_ends_the_run(tmp_path):
-    key = {"SPIKEVRT_JOB_KEY": "0123456789abcdef"}
-    with Ranks(2, WORKER, "work", str(tmp_path / "over"), env=key) as ranks:
-        ranks.wait_for("at work", 0, 60)
+def test_a_beat_with_the_proof_of_another_beat_ends_the_run(tmp_path):
+    with begin_work(tmp_path, env={"SPIKEVRT_JOB_KEY": KEY}) as ranks:
+        ranks.wait_for("at work", rank=0, limit_s=60)
         store = store_of(ranks)
-        value = store.get("beat/1").decode()
-        proof, _, text = value.partition(" ")
+        # A value is "<proof> <beat>".
+        proof, _, text = store.get("beat/1").decode().partition(" ")
         forged = json.dumps(json.loads(text) | {"beat": 10**6, "phase": "as usual"})
-        deadline = time.monotonic() + 30
-        while ranks.processes[0].poll() is None and time.monotonic() < deadline:
-            try:
-                store.set("beat/1", f"{proof} {forged}")
-            except RuntimeError:
-                break
-            time.sleep(0.01)
+        write_until_the_end(ranks, store, "beat/1", f"{proof} {forged}")
         result = ranks.wait(30)
 
-    assert len(proof) == 64
+    assert len(proof) == 64  # a SHA-256 in hex digits
     assert 0 not in result.exit_codes
-    assert result.text.count(ENDED) == 1
+    assert result.text.count(REPORT) == 1
 
 
+# ---- A stranger in the place of a rank ----------------------------------------------------------
+
+# A program that joins the run as rank 1, then sends rank 0 a pickle that would create a file.
+# Arguments: port of the store, the file, a beat.
 STRANGER = """
 import os, pickle, sys, time
 from datetime import timedelta
@@ -165,9 +214,11 @@ import torch, torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
 class Planted:
+    # pickle.loads would call os.system
     def __reduce__(self):
         return os.system, (f"touch {sys.argv[2]}",)
 
+# Write the keys with which a rank joins the run.
 tcp = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=timedelta(seconds=60))
 store = PrefixStore("spikevrt/", tcp)
 store.add("joined", 1)
@@ -177,6 +228,8 @@ store.add("arrived", 1)
 store.set("met", "1")
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 dist.init_process_group("gloo", store=PrefixStore("group", store), rank=1, world_size=2)
+
+# Take part in the first all_gather of objects: first the sizes, then the padded bytes.
 message = torch.frombuffer(bytearray(pickle.dumps(Planted())), dtype=torch.uint8)
 sizes = [torch.zeros(1, dtype=torch.long) for _ in range(2)]
 dist.all_gather(sizes, torch.tensor([len(message)]))
@@ -190,10 +243,20 @@ time.sleep(10)
 
 def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
     beat = {
-        "beat": 1, "machine": "elsewhere", "phase": "start", "step": 0, "syncs": 0, "age": 0.0,
-        "budget": 0.0, "pid": 1, "host": "elsewhere", "facts": {},
-    }  # fmt: skip
-    absent = ["second_life", str(tmp_path / "absent")]  # rank 1 ends before it meets rank 0
+        "beat": 1,
+        "machine": "elsewhere",
+        "phase": "start",
+        "step": 0,
+        "syncs": 0,
+        "age": 0.0,
+        "budget": 0.0,
+        "pid": 1,
+        "host": "elsewhere",
+        "facts": {},
+    }
+    # With these arguments rank 1 ends before it meets rank 0.
+    absent = ["second_life", str(tmp_path / "absent")]
+
     with Ranks(2, WORKER, "work", str(tmp_path / "over"), args_of={1: absent}) as ranks:
         arguments = [str(ranks.port), str(tmp_path / "executed"), json.dumps(beat)]
         stranger = subprocess.Popen([sys.executable, "-c", STRANGER, *arguments], cwd=ROOT)
@@ -206,21 +269,33 @@ def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
     assert "rank 1 sent something that no rank of this version sends" in result.stderr[0]
 
 
+# ---- Which process of a host reports an error ---------------------------------------------------
+
+# Of the processes of a host that find the same error, the first one reports it. It binds a Unix
+# socket whose name is a hash of user, machine and error.
+
+# A program that binds this socket. Its argument is the text to hash.
+SQUATTER = r"""
+import hashlib, socket, sys, time
+s = socket.socket(socket.AF_UNIX)
+s.bind('\0spikevrt-' + hashlib.sha256(sys.argv[1].encode()).hexdigest())
+s.listen()
+print('bound', flush=True)
+time.sleep(60)
+"""
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a second user: run as root")
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a python for all users")
-def test_an_address_that_another_user_has_bound_silences_no_report():
+def test_a_socket_that_another_user_has_bound_silences_no_report():
     name = "an error that must be said"
-    text = f"{os.getuid()} {process.machine()} {name}"
-    squatter = subprocess.Popen(
-        [
-            "/usr/bin/python3", "-c",
-            "import hashlib, socket, sys, time; s = socket.socket(socket.AF_UNIX); "
-            "s.bind('\\0spikevrt-' + hashlib.sha256(sys.argv[1].encode()).hexdigest()); "
-            "s.listen(); print('bound', flush=True); time.sleep(60)",
-            text,
-        ],
-        user=65534, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    text = f"{os.getuid()} {process.machine()} {name}"  # as in process.first_to_claim
+    squatter: Any = subprocess.Popen(
+        ["/usr/bin/python3", "-c", SQUATTER, text],
+        user=NOBODY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert squatter.stdout.readline() == "bound\n"
 
     is_first = process.first_to_claim(name)
@@ -229,12 +304,14 @@ def test_an_address_that_another_user_has_bound_silences_no_report():
     assert is_first
 
 
-def test_a_claim_of_our_own_user_is_kept():
+def test_a_second_process_of_our_own_user_does_not_report_an_error_again():
     name = f"said once {os.getpid()}"
     program = f"from utils.dist import process; print(process.first_to_claim({name!r}))"
-    assert process.first_to_claim(name)
+
+    is_first = process.first_to_claim(name)
     second = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
 
+    assert is_first
     assert second.stdout == "False\n"
