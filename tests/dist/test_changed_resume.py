@@ -1,14 +1,23 @@
-"""A run that goes on after something was changed: options, data, or the moment at which it was
-stopped.
+"""A run resumes after its options or data were changed, or after it was stopped in a validation.
+
+Each test trains in real processes, on small clips in tmp_path and with the network "odd" of
+tests/dist/odd_worker.py. `odd` runs such a training until it ends. Its arguments `case` and
+`struck` say what goes wrong, and on which rank at which step.
+
+Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 4 no finite loss, 75
+stopped by a signal and to be started again, -9 killed by SIGKILL.
 """
 
 import fcntl
 import json
 import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from tests.dist.launching import RankResult
 from tests.helpers.train_files import (
     events_of,
     experiment,
@@ -21,218 +30,342 @@ from tests.helpers.train_files import (
     write_odd,
 )
 
+# Options of a run without a validation.
+NO_TEST = "datasets.test={}"
+TENSORBOARD = "logging.use_tensorboard=true"
+
+
+def total(steps: int) -> str:
+    """Return the option that ends a run after so many steps."""
+    return f"train.total_iter={steps}"
+
+
+def position(state: dict[str, Any]) -> tuple[int, int, int]:
+    """Return where in the data a checkpoint was saved: step, epoch, batch of the epoch."""
+    return state["step"], state["epoch"], state["batch"]
+
+
+def exit_codes(*results: RankResult) -> list[list[int]]:
+    """Return the exit codes of the ranks of each run."""
+    return [result.exit_codes for result in results]
+
+
+def texts(*results: RankResult) -> str:
+    """Return what all runs wrote, for the message of an assertion."""
+    return "\n".join(result.text for result in results)
+
+
+# ---- Starts with other options or other data ----------------------------------------------------
+
+
+class Start(NamedTuple):
+    """One start of the run of `story`."""
+
+    # Exit codes, and what the run wrote.
+    result: RankResult
+    # The latest checkpoint after this start.
+    state: dict[str, Any]
+
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
-    """One run, started again and again: (option file, {chapter: result})."""
+def story(tmp_path_factory) -> dict[str, Start]:
+    """Start one run six times. Returns each start by its name.
+
+    The data have 8 samples an epoch, and a step takes one sample. The option file says
+    total_iter 4.
+    """
     options = write_odd(tmp_path_factory.mktemp("story"))
-    text = json.loads(options.read_text())
-    text["datasets"]["test"] = {}
-    options.write_text(json.dumps(text))
-    path = experiment(options) / "checkpoints/checkpoint_latest.pth"
-    lr = (
+    file = json.loads(options.read_text())
+    file["datasets"]["test"] = {}
+    options.write_text(json.dumps(file))
+    checkpoint = experiment(options) / "checkpoints/checkpoint_latest.pth"
+    starts = {}
+
+    # One epoch of 8 steps, more than the 4 steps of the file.
+    result = odd(options, "--epochs", "1", "debug.every=4")
+    starts["epochs"] = Start(result, latest(options))
+
+    # Other learning rate, betas and parameter groups. Two epochs are 16 steps, 13 are fewer.
+    result = odd(
+        options,
+        total(13),
+        "train.epochs=2",
         "train.G_optimizer_lr=1e-6",
         "train.G_optimizer_betas=[0.5,0.6]",
         'train.fix_keys=["bias"]',
+        case="states",  # counts the checkpoints in memory
+        struck=(0, 1),
     )
-    found = {}
-    # 8 samples an epoch; the file says total_iter 4.
-    found["epochs"] = odd(options, "--epochs", "1", "debug.every=4"), latest(options)
-    changed = ("train.total_iter=13", "train.epochs=2", *lr)
-    found["changed"] = odd(options, *changed, case="states", struck=(0, 1)), latest(options)
+    starts["changed"] = Start(result, latest(options))
+
+    # While another process holds the lock of the folder.
     with open(experiment(options) / ".lock", "ab") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        found["locked"] = odd(options, "train.total_iter=15"), latest(options)
-    found["weights"] = (
-        odd(options, "task=other", "--resume", str(experiment(options) / "models/8_G.pth")),
-        None,
-    )
+        result = odd(options, total(15))
+    starts["locked"] = Start(result, latest(options))
+
+    # Weights in place of a checkpoint.
+    weights = experiment(options) / "models/8_G.pth"
+    result = odd(options, "task=other", "--resume", str(weights))
+    starts["weights"] = Start(result, latest(options))
+
+    # One of two training clips is removed. An epoch now has 4 samples, but the run has taken 5
+    # samples of its last epoch, so no sample of this epoch would be left.
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(options.parent / root / "train/train1")
-    # 4 samples an epoch, and the run stands at batch 5 of the last epoch: nothing would be left of
-    # it
-    found["fewer"] = odd(options, "train.total_iter=15", "train.epochs=2"), latest(options)
-    found["named"] = (
-        odd(options, "train.total_iter=15", "--resume", str(path), "debug.every=1"),
-        latest(options),
-    )
-    return found
+    result = odd(options, total(15), "train.epochs=2")
+    starts["fewer clips"] = Start(result, latest(options))
+
+    # The same data, but the checkpoint is named.
+    result = odd(options, total(15), "--resume", str(checkpoint), "debug.every=1")
+    starts["checkpoint named"] = Start(result, latest(options))
+    return starts
 
 
-def test_epochs_on_the_command_line_decide_and_a_file_that_cuts_them_says_so(story):
-    result, state = story["epochs"]
-    assert result.exit_codes == [0] and state["step"] == 8, result.text
-    result, state = story["changed"]
-    assert result.exit_codes == [0] and (state["step"], state["epoch"], state["batch"]) == (
-        13,
-        1,
-        5,
-    ), result.text
-    assert result.text.count("train.total_iter = 13 ends the run before train.epochs = 2") == 1
-    result, _ = story["epochs"]  # the first batch of a rank is described once
-    assert result.stdout[0].count("[Rank 0/1] First batch: lq (1, 2, 3, 32, 32) float32 0") == 1
-    assert (
-        "gt (1, 2, 3, 32, 32) float32" in result.stdout[0] and "loss () float32" in result.stdout[0]
-    )
-    assert result.stdout[0].count("[Rank 0/1] Step ") == 2
+def test_epochs_on_the_command_line_replace_the_steps_of_the_file(story):
+    start = story["epochs"]
+
+    assert start.result.exit_codes == [0], start.result.text
+    assert start.state["step"] == 8
 
 
-def test_changed_rates_betas_and_groups_take_effect_and_no_checkpoint_stays_in_memory(
-    story,
-):
-    result, state = story["changed"]
-    groups = state["optimizer"]["param_groups"]
-    assert [(g["initial_lr"], tuple(g["betas"]), len(g["params"])) for g in groups] == [
-        (1e-6, (0.5, 0.6), 1)
-    ] * 2
-    assert "train.G_optimizer_lr: 0.001 -> 1e-06" in result.text
-    assert 'train.fix_keys: [] -> ["bias"]' in result.text and "lr: 1.000e-03" not in result.text
-    assert all(entry["step"] == 13 for entry in state["optimizer"]["state"].values())
-    assert "0 checkpoints in memory" in result.text
+def test_a_start_says_that_the_steps_end_the_run_before_its_epochs(story):
+    start = story["changed"]
+
+    assert start.result.exit_codes == [0], start.result.text
+    assert position(start.state) == (13, 1, 5)
+    message = "train.total_iter = 13 ends the run before train.epochs = 2"
+    assert start.result.text.count(message) == 1
+
+
+def test_the_first_batch_of_a_rank_is_described_once(story):
+    output = story["epochs"].result.stdout[0]
+
+    assert output.count("[Rank 0/1] First batch: lq (1, 2, 3, 32, 32) float32 0") == 1
+    assert "gt (1, 2, 3, 32, 32) float32" in output
+    assert "loss () float32" in output
+    # debug.every is 4, and the start has 8 steps.
+    assert output.count("[Rank 0/1] Step ") == 2
+
+
+def test_changed_rates_and_betas_take_effect_in_each_parameter_group(story):
+    start = story["changed"]
+    optimizer = start.state["optimizer"]
+
+    groups = []
+    for group in optimizer["param_groups"]:
+        groups.append((group["initial_lr"], tuple(group["betas"]), len(group["params"])))
+    # `fix_keys` makes two groups of one parameter each: the weight and the bias.
+    assert groups == [(1e-6, (0.5, 0.6), 1), (1e-6, (0.5, 0.6), 1)]
+    assert all(entry["step"] == 13 for entry in optimizer["state"].values())
+    assert "train.G_optimizer_lr: 0.001 -> 1e-06" in start.result.text
+    assert 'train.fix_keys: [] -> ["bias"]' in start.result.text
+    assert "lr: 1.000e-03" not in start.result.text
+
+
+def test_no_checkpoint_stays_in_memory_after_a_resume(story):
+    assert "0 checkpoints in memory" in story["changed"].result.text
 
 
 def test_a_second_run_in_a_folder_is_refused(story):
-    result, state = story["locked"]
-    assert (
-        result.exit_codes == [2] and result.text.count("another run is at work in this folder") == 1
-    ), result.text
-    assert "process " in result.text and state["step"] == 13
+    start = story["locked"]
+
+    assert start.result.exit_codes == [2], start.result.text
+    assert start.result.text.count("another run is at work in this folder") == 1
+    assert "process " in start.result.text
+    assert start.state["step"] == 13
 
 
 def test_weights_are_no_checkpoint_to_resume_from(story):
-    result, _ = story["weights"]
-    assert result.exit_codes == [3] and "Traceback" not in result.text, result.text
-    assert (
-        "it holds no optimizer state and no position" in result.text
-        and "path.pretrained_netG=" in result.text
-    )
+    result = story["weights"].result
+
+    assert result.exit_codes == [3], result.text
+    assert "it holds no optimizer state and no position" in result.text
+    assert "path.pretrained_netG=" in result.text
+    assert "Traceback" not in result.text
 
 
-def test_other_clips_than_before_stop_a_run_unless_the_checkpoint_is_named(story):
-    result, state = story["fewer"]
-    assert result.exit_codes == [3] and state["step"] == 13, result.text
-    assert (
-        "samples an epoch 8 -> 4, other clips, frames or spikes" in result.text
-        and "--resume" in result.text
-    )
-    result, state = story["named"]
-    assert result.exit_codes == [0] and (state["step"], state["epoch"], state["batch"]) == (
-        15,
-        2,
-        2,
-    ), result.text
-    assert result.text.count("epoch 3 begins with its first sample") == 1
-    assert "train1" not in result.text.rpartition("starting at")[2]
+def test_a_run_refuses_other_training_clips_than_before(story):
+    start = story["fewer clips"]
+
+    assert start.result.exit_codes == [3], start.result.text
+    assert start.state["step"] == 13
+    assert "samples an epoch 8 -> 4, other clips, frames or spikes" in start.result.text
+    assert "--resume" in start.result.text
 
 
-def test_a_signal_in_a_validation_stops_it_and_the_run_validates_again_and_ends_with_the_same_bits(
-    tmp_path,
-):
+def test_a_run_takes_other_training_clips_if_the_checkpoint_is_named(story):
+    start = story["checkpoint named"]
+
+    assert start.result.exit_codes == [0], start.result.text
+    # It begins the next epoch, and takes 2 steps of it.
+    assert position(start.state) == (15, 2, 2)
+    assert start.result.text.count("epoch 3 begins with its first sample") == 1
+    _, _, after_start = start.result.text.rpartition("starting at")
+    assert "train1" not in after_start
+
+
+# ---- Stopped in a validation --------------------------------------------------------------------
+
+
+def test_a_run_stopped_in_a_validation_ends_with_the_bits_of_an_uninterrupted_run(tmp_path):
     options = write_odd(tmp_path)
-    args = ("train.checkpoint_test=2", "train.total_iter=3")
-    whole = odd(options, "task=whole", *args, ranks=2)
-    first = odd(options, *args, ranks=2, case="signal", struck=(1, 2))
+    steps = ("train.checkpoint_test=2", total(3))
+    whole = odd(options, "task=whole", *steps, ranks=2)
+
+    # Rank 1 gets a signal in the validation after step 2.
+    first = odd(options, *steps, ranks=2, case="signal", struck=(1, 2))
     stopped = latest(options)
-    second = odd(options, *args, ranks=2)
-    assert [r.exit_codes for r in (whole, first, second)] == [[0, 0], [75, 75], [0, 0]], (
-        first.text + second.text
-    )
-    assert (stopped["step"], stopped["validated"], stopped["best_psnr"]) == (2, 0, None)
-    assert "Iter: 2, validation" not in first.text and second.text.count("Iter: 2, validation") == 1
-    assert same(state_of(options, "whole"), state_of(options)) and latest(options)["validated"] == 3
+    second = odd(options, *steps, ranks=2)
+
+    assert exit_codes(whole, first, second) == [[0, 0], [75, 75], [0, 0]], texts(first, second)
+    assert (stopped["step"], stopped["validated"]) == (2, 0)
+    assert stopped["best_psnr"] is None
+    assert "Iter: 2, validation" not in first.text
+    assert second.text.count("Iter: 2, validation") == 1
+    assert same(state_of(options, "whole"), state_of(options))
+    assert latest(options)["validated"] == 3
 
 
-def test_a_validation_that_never_fits_into_a_life_of_the_run_holds_neither_it_nor_a_queue_for_ever(
-    tmp_path,
-):
+def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
     options = write_odd(tmp_path)
-    args = ("train.checkpoint_test=2", "train.total_iter=4")
-    # Twice in each validation; the last life begins none.
-    lives = [odd(options, *args, case="signal", struck=(0, step)) for step in (2, 0, 2, 0, 0)]
-    assert [r.exit_codes for r in lives] == [[75]] * 4 + [[0]], lives[-1].text
-    for life, step in ((2, 2), (4, 4)):
-        assert f"the validation at iter {step} was stopped twice" in lives[life].text, lives[
-            life
-        ].text
+    steps = ("train.checkpoint_test=2", total(4))
+
+    # The first four starts get a signal in a validation: two in the validation after step 2, two in
+    # the validation after step 4. The step of `struck` counts from the start, so a start that
+    # begins with the validation has 0. The last start begins no validation.
+    starts = []
+    for step in (2, 0, 2, 0, 0):
+        starts.append(odd(options, *steps, case="signal", struck=(0, step)))
+
+    assert exit_codes(*starts) == [[75], [75], [75], [75], [0]], starts[-1].text
+    assert "the validation at iter 2 was stopped twice" in starts[2].text, starts[2].text
+    assert "the validation at iter 4 was stopped twice" in starts[4].text, starts[4].text
 
 
 @pytest.fixture(scope="module")
-def best(tmp_path_factory):
-    """The best PSNR of a run of two steps that nobody stopped."""
+def best_psnr(tmp_path_factory) -> float:
+    """Return the best PSNR of a run of two steps that nobody stopped."""
     options = write_odd(tmp_path_factory.mktemp("whole"))
-    result = odd(options, "train.total_iter=2")
+    result = odd(options, total(2))
     assert result.exit_codes == [0], result.text
     return latest(options)["best_psnr"]
 
 
-# Stopped in step 1, which comes into effect after step 2; in the validation; killed there, and as
-# it is recorded.
+class Cut(NamedTuple):
+    """How a run of two steps is stopped before its last validation is recorded."""
+
+    # What odd_worker.py does, and after how many steps.
+    case: str
+    step: int
+    writers: list[str]
+    exit_code: int
+
+
 @pytest.mark.parametrize(
-    ("case", "step", "writers", "code"),
-    [("term", 1, [], 75), ("signal", 2, [], 75), ("kill", 2, [], -9), ("none", 0, ["killing"], -9)],
+    "cut",
+    [
+        # A signal in step 1 takes effect after step 2.
+        pytest.param(Cut("term", 1, [], 75), id="signal in a step"),
+        pytest.param(Cut("signal", 2, [], 75), id="signal in the validation"),
+        pytest.param(Cut("kill", 2, [], -9), id="killed in the validation"),
+        # This writer kills the process when it is given the scores.
+        pytest.param(Cut("none", 0, ["killing"], -9), id="killed while scores are recorded"),
+    ],
 )
-def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(
-    tmp_path, best, case, step, writers, code
-):
+def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path, best_psnr, cut):
     options = write_odd(tmp_path)
-    args = ("train.total_iter=2", "logging.use_tensorboard=true")
-    cut = odd(options, *args, f"logging.writers={json.dumps(writers)}", case=case, struck=(0, step))
-    assert latest(options)["step"] == 2 and (
-        code == 75 or (experiment(options) / "models/2_G.pth").exists()
-    ), cut.text
-    second = odd(options, *args)
+    common = (total(2), TENSORBOARD)
+    writers = f"logging.writers={json.dumps(cut.writers)}"
+
+    first = odd(options, *common, writers, case=cut.case, struck=(0, cut.step))
+    step_after_first = latest(options)["step"]
+    has_weights = (experiment(options) / "models/2_G.pth").exists()
+    second = odd(options, *common)
     files = files_of_run(experiment(options))
-    # The best PSNR of another crop would not count
-    third = odd(options, *args, "datasets.test.num_frame=1")
-    assert [r.exit_codes for r in (cut, second, third)] == [[code], [0], [0]], (
-        cut.text + second.text
-    )
-    assert second.text.count("Iter: 2, validation") == 1 and "Iter: 2, validation" not in third.text
-    assert "already finished at iter 2" in third.text and "mean over clips" in third.text
-    assert files_of_run(experiment(options)) == files  # what is recorded stays as it is
-    state, kept = latest(options), experiment(options) / "checkpoints/checkpoint_best.pth"
-    assert (state["validated"], state["best_step"], state["best_psnr"]) == (2, 2, best)
-    assert torch.load(kept, weights_only=True)["best_psnr"] == best and history(options)[
-        "val/psnr"
-    ] == [[2, best]]
-    assert [event.step for event in events_of(options).Scalars("val/psnr")] == [2]
+    # Validates the finished run on other crops, whose best PSNR does not count.
+    third = odd(options, *common, "datasets.test.num_frame=1")
+
+    assert exit_codes(first, second, third) == [[cut.exit_code], [0], [0]], texts(first, second)
+    assert step_after_first == 2
+    # A kill leaves no time to save, so the weights were saved before the validation.
+    if cut.exit_code != 75:
+        assert has_weights, first.text
+    assert second.text.count("Iter: 2, validation") == 1
+    assert "Iter: 2, validation" not in third.text
+    assert "already finished at iter 2" in third.text
+    assert "mean over clips" in third.text
+    assert files_of_run(experiment(options)) == files
+
+    assert_validated_once(options, best_psnr)
+
+
+def assert_validated_once(options: Path, psnr: float) -> None:
+    """Check that each record of a run of two steps has its one validation, with this PSNR."""
+    state = latest(options)
+    assert (state["validated"], state["best_step"]) == (2, 2)
+    assert state["best_psnr"] == psnr
+    best = torch.load(experiment(options) / "checkpoints/checkpoint_best.pth", weights_only=True)
+    assert best["best_psnr"] == psnr
+    assert history(options)["val/psnr"] == [[2, psnr]]
+    assert steps_in_tensorboard(options, "val/psnr") == [2]
     assert "<td>2 (best)</td>" in (experiment(options) / "report.html").read_text()
 
 
-def test_a_line_of_skipped_steps_has_no_loss_and_a_new_start_hides_the_curves_of_the_one_before(
-    tmp_path,
-):
-    options = write_odd(tmp_path)
-    args = (
-        "train.total_iter=4",
-        "datasets.test={}",
-        "logging.use_tensorboard=true",
-        "train.max_nonfinite_steps=2",
-    )
-    failed = odd(options, *args, case="nan", struck=(0, 3))
+def steps_in_tensorboard(options: Path, curve: str) -> list[int]:
+    """Return the steps at which TensorBoard shows a value of a curve."""
+    return [event.step for event in events_of(options).Scalars(curve)]
+
+
+# ---- Curves of several starts -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def after_skipped_steps(tmp_path_factory) -> dict[str, Any]:
+    """A run whose output is NaN from step 3 on, so that it ends. Then the run is started again."""
+    options = write_odd(tmp_path_factory.mktemp("skipped"))
+    # Two skipped steps in a row end the run.
+    changes = (total(4), NO_TEST, TENSORBOARD, "train.max_nonfinite_steps=2")
+    failed = odd(options, *changes, case="nan", struck=(0, 3))
     losses = history(options)["train/loss"]
-    again = odd(options, *args)
-    assert [r.exit_codes for r in (failed, again)] == [[4], [0]], failed.text + again.text
-    assert (
-        "Iter: 3, Loss: none (all steps skipped), lr" in failed.text
-        and "Loss: 0.0000" not in failed.text
-    )
-    assert [step for step, _ in losses] == [1, 2, 3] and losses[2][1] is None and losses[0][1] > 0
-    assert [event.step for event in events_of(options).Scalars("train/loss")] == [1, 2, 3, 4]
+    again = odd(options, *changes)
+    assert exit_codes(failed, again) == [[4], [0]], texts(failed, again)
+    return {"options": options, "failed": failed, "losses": losses}
+
+
+def test_a_log_line_of_skipped_steps_has_no_loss(after_skipped_steps):
+    text = after_skipped_steps["failed"].text
+    losses = after_skipped_steps["losses"]
+
+    assert "Iter: 3, Loss: none (all steps skipped), lr" in text
+    assert "Loss: 0.0000" not in text
+    assert [step for step, _ in losses] == [1, 2, 3]
+    loss_of_first_step = losses[0][1]
+    loss_of_skipped_step = losses[2][1]
+    assert loss_of_first_step > 0
+    assert loss_of_skipped_step is None
+
+
+def test_tensorboard_shows_each_step_once_after_a_second_start(after_skipped_steps):
+    assert steps_in_tensorboard(after_skipped_steps["options"], "train/loss") == [1, 2, 3, 4]
 
 
 def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path):
     options = write_odd(tmp_path)
-    args = ("datasets.test={}", "logging.use_tensorboard=true")
-    first = odd(options, "train.total_iter=2", *args)
+    first = odd(options, total(2), NO_TEST, TENSORBOARD)
+    # The file name holds the time of the start: events.out.tfevents.<seconds>.<host>... Move it an
+    # hour into the future, as if the clock went back an hour before the second start.
     (written,) = (experiment(options) / "tb_logger").iterdir()
-    _, _, _, second, rest = written.name.split(".", 4)
-    written.rename(written.with_name(f"events.out.tfevents.{int(second) + 3600}.{rest}"))
+    _, _, _, seconds, rest = written.name.split(".", 4)
+    an_hour_later = int(seconds) + 3600
+    written.rename(written.with_name(f"events.out.tfevents.{an_hour_later}.{rest}"))
+    # A file of the user, whose name has no time.
     foreign = written.with_name("events.out.tfevents.of_my_own")
     foreign.write_bytes(b"")
 
-    again = odd(options, "train.total_iter=4", *args)
+    again = odd(options, total(4), NO_TEST, TENSORBOARD)
 
-    assert [r.exit_codes for r in (first, again)] == [[0], [0]], first.text + again.text
+    assert exit_codes(first, again) == [[0], [0]], texts(first, again)
+    # TensorBoard could not read it. The line fails if the run has removed the file.
     foreign.unlink()
-    assert [event.step for event in events_of(options).Scalars("train/loss")] == [1, 2, 3, 4]
+    assert steps_in_tensorboard(options, "train/loss") == [1, 2, 3, 4]
