@@ -155,8 +155,10 @@ def ranks(log: bool = True) -> Generator[None]:
     """
     process.open_closed_streams()
     try:
+        # Find out which rank this is. Another library, e.g. Ray Train, may have made a process
+        # group already. Then this run uses that group, and leaves it to the library at the end.
         launch = _read_own_launch()
-        is_group_of_others = dist.is_initialized()  # made by Ray Train, for example
+        is_group_of_others = dist.is_initialized()
         if is_group_of_others:
             launch = _launch_of_group(launch)
         if log:
@@ -165,6 +167,7 @@ def ranks(log: bool = True) -> Generator[None]:
         # `pop` takes the key out of the environment, so that no child process and no report has it.
         RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
         if launch.mode == "torchrun":
+            # If somebody kills torchrun, no rank is left over.
             process.die_with_parent()
         if launch.world_size > 1:
             # The watchdog writes its first beat (its record in the store) when it is made. It is
@@ -198,7 +201,7 @@ def ranks(log: bool = True) -> Generator[None]:
         RUN.reported = None
         if get_world_size() > 1:
             watchdog.leave(code, RUN.store)  # ends this process
-        # A single process. Or the ranks have not met yet, and several processes have this error.
+        # This is a single process, or one of several that failed before it knew its rank.
         process.write_exit_file(code)
         process.outlast_siblings()
         process.kill_trees()
@@ -213,13 +216,18 @@ def _read_own_launch() -> LaunchInfo:
     torchrun takes the place of this process.
     """
     gpu_count = devices.count()
-    command = shlex.join(["python", "-u", *map(shown_argument, sys.argv)])  # for advice in errors
+    # What the user typed, for the advice in errors. `shown_argument` hides secrets.
+    command = shlex.join(["python", "-u", *map(shown_argument, sys.argv)])
     env = with_standard_names(os.environ, gpu_count, command)
+    # If this process stands for a node, `node` has torchrun's variables for the ranks of the node.
+    # execve replaces this program by torchrun, in the same process.
     node = node_variables(env, gpu_count)
     if node:
         torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
         arguments = [sys.executable, "-u", torchrun, *sys.argv]
         os.execve(sys.executable, arguments, os.environ | node)
+    # Otherwise this process is a rank, or alone. Several ranks need /proc, e.g. to see which
+    # process of the host is a rank.
     launch = read_launch(env, gpu_count, command)
     if launch.world_size > 1:
         system.refuse_ranks_without_proc()
@@ -251,12 +259,12 @@ def begin(
         init_dist(budgets.timeout_s(timeout_s))
     check_same_on_all_ranks("the options", digest)
     if budgets is None and get_world_size() == 1:
-        return  # a test alone may be as slow as it likes: no other rank waits for it
+        return  # without options and other ranks there is no limit to watch
     if budgets is None:
         budgets = WatchdogOptions()
     if get_world_size() > 1:
         budgets = _fitted_to_timeout(budgets)
-    if RUN.watchdog is None:  # a single process, which has not met anybody
+    if RUN.watchdog is None:  # a single process: `ranks` makes a watchdog for several ranks only
         RUN.watchdog = Watchdog()
     RUN.watchdog.watch(budgets)
 
@@ -731,8 +739,8 @@ def _ending_with_store(error: BaseException) -> _Ending:
     if earlier is None:
         return _Ending(cause, code, is_reporter=True)
     if earlier.code == StallError.exit_code:
-        # A watchdog, of this rank or another one, still reports, and then ends this process. It
-        # needs less than watchdog.EXIT_S, 8 s, so wait a little longer.
+        # The watchdog of a rank still reports, and then the watchdog of this rank ends this process
+        # within watchdog.EXIT_S, 8 s. So wait a little longer than this.
         time.sleep(10)
     return _Ending(cause, earlier.code, is_reporter=False)
 
