@@ -121,7 +121,7 @@ class Outputs:
         return [self.file("exact", clip, stem) for stem in stems]
 
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Return the files that the user asked for, of a clip with these frames."""
+        """Return the files that the user asked for by `save`, for a clip with these frames."""
         frames = self.frame_files(clip, stems) if "frames" in self.save else []
         videos = [self.file(kind, clip) for kind in VIDEOS if kind in self.save]
         return frames + videos
@@ -332,6 +332,9 @@ def _refuse_another_test(
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
     """Raise DataError if two results, or a file and a folder, would have one name.
 
+    E.g. a clip "street.mp4" has a folder street.mp4/ for its frames, and the video of a clip
+    "street" is the file street.mp4.
+
     planned: owner, e.g. "clip street" -> its files.
     """
     owners: dict[Path, str] = {}
@@ -357,7 +360,10 @@ def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> N
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
-    """Return "key was OLD, is NEW" for every value that differs, with dotted keys."""
+    """Return "key was OLD, is NEW" for every value that differs, with dotted keys.
+
+    E.g. {"spike": {"rate": 1}} and {"spike": {"rate": 2}} -> ["spike.rate was 1, is 2"].
+    """
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         if old == new:
             return []
@@ -406,7 +412,8 @@ def finish_clip(
             instants = images[:-1]
             restored = images[-1]
             scored: Any = instants if instants else [restored]
-            # There is at most one file of exact values. It replaces the rounded ones for scoring.
+            # If scores are computed from values that are not rounded, there is one file of these
+            # values. They take the place of the images in the scoring.
             for path in outputs.exact_files(clip.name, [stem]):
                 scored = scored_values(torch.from_numpy(np.load(path)), outputs.metric.values)
             watchdog.go_on()
@@ -436,7 +443,8 @@ def finish_clip(
         "per_frame": scorer.scores,
     }
     write_whole(outputs.file("clip", clip.name), json_bytes({**about, **notes}))
-    # Now the JSON is there, so files that only the scoring needed can go.
+    # Remove the files that only the scoring needed. This comes after the JSON, because a test that
+    # is interrupted before the JSON must find these files again.
     temporary = outputs.exact_files(clip.name, clip.stems)
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)

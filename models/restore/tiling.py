@@ -431,7 +431,8 @@ def _mirrored(x: Tensor, axis: int, size: int) -> Tensor:
 def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """Return the next tiling to try after an out-of-memory error, or None after the smallest.
 
-    First fewer tiles per pass, then half the side, then half the length.
+    First fewer tiles per pass, then half the side, then half the length. E.g. 12 frames x 256 px
+    -> 12 x 128 -> 12 x 64 -> 6 x 64, for a network whose smallest side is 64.
     """
     if tiling.batch_tiles > 1:
         return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
@@ -557,7 +558,8 @@ class Restorer:
         restored = self._restored(
             windows, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers))
         )
-        # The network gives the new frame `length` times (see _run), so take each length-th.
+        # The network gives each new frame `length` times (see _run). So take every frame whose
+        # number is a multiple of `length`.
         made = itertools.islice(restored, 0, None, length)
         for index in wanted:
             if reader.gaps[index] is None:
@@ -604,14 +606,17 @@ class Restorer:
                         expected="tiles that fit into memory",
                         do=self.do,
                     ) from e
-            # After the except block, because the traceback keeps the tensors that filled the
-            # memory.
+            # Free the memory only here, behind the except block, because until its end the
+            # traceback holds the tensors that filled the memory.
             devices.free_kept_memory(self.device)
             self.tiling = shrunk
             logger.warning("out of memory; trying again with %s", shrunk.describe())
 
     def _read(self, cache: FrameReader, moments: Sequence[Moment]) -> tuple[Tensor, ...]:
-        """Return lq (1, n, C, H, W) and, if there are any, spike (1, n, S, H, W)."""
+        """Return lq (1, n, C, H, W) and, if the clip has spikes, spike (1, n, S, H, W).
+
+        For a non-blind denoiser, lq has the noise map as a further channel.
+        """
         items = [cache.frame(index, reverse) for index, reverse in moments]
         lq = torch.stack([item["lq"] for item in items])[None]
         if self.noise_sigma is not None:
@@ -638,7 +643,8 @@ class Restorer:
             out = self.net(*(x.to(self.device, non_blocking=True) for x in inputs))
         if not self.tiling.spec.interpolates:
             return out
-        # The one new frame, repeated for every input frame, as the tiles expect it.
+        # Repeat the one new frame for every input frame, because `stream_clip` expects one result
+        # for each frame of a tile.
         return out[:, :1].expand(-1, inputs[0].shape[1], -1, -1, -1)
 
 
