@@ -1,4 +1,12 @@
-"""scripts/spike_tool.py, on made scenes and on a published stream."""
+"""scripts/spike_tool.py: it describes, converts, simulates, shows and plays files of spikes.
+
+The tests use two kinds of spikes:
+
+    a scene     `write_scene` simulates spikes of a smooth picture that is darker at the bottom
+    published   42 planes of 250 x 400 pixels of a published stream of a spike camera (simulated)
+
+Exit codes of the tool: 0, 2 for wrong arguments, 3 for files that cannot be used.
+"""
 
 import subprocess
 import sys
@@ -21,420 +29,671 @@ from utils.image import LABEL_HEIGHT as LABEL
 from utils.image import imread_rgb
 from utils.video import VideoReader
 
+# The planes of the published stream.
 PLANE = SpikeGeometry(250, 400)
-# See tests/parts/data/test_published_streams.py
-CAMERA = (
-    "--size",
-    250,
-    400,
-    "--rate",
-    0.6,
-    "--light",
-    "display",
-)
+SIZE = ("--size", 250, 400)
+# Its brightness, see tests/parts/data/test_published_streams.py.
+CAMERA = (*SIZE, "--rate", 0.6, "--light", "display")
+# The exponent between the values of a picture and the light that it shows.
+GAMMA = 2.2
+# Pixels between two pictures that stand side by side.
+GAP = 2
+
+
+# ---- Files of spikes ----
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """42 planes of a published stream, simulated: its planes 0 and 130 to 170."""
+    """Give the path of the published stream: its planes 0 and 130 to 170. No test changes it."""
     path = tmp_path_factory.mktemp("published") / "203.dat"
     restore_dat("spikezoo_203_part1_planes_0_130-170", path)
     return path
 
 
-def scene(h, w, seed=0):
-    """(h, w) light in [0, 1], smooth, darker at the bottom."""
-    clouds = cv2.GaussianBlur(
-        np.random.default_rng(seed).random((h, w)).astype(np.float32), (0, 0), 4
-    )
+def scene(h, w):
+    """Return light (h, w) in [0, 1], smooth, darker at the bottom."""
+    noise = np.random.default_rng(0).random((h, w)).astype(np.float32)
+    clouds = cv2.GaussianBlur(noise, (0, 0), 4)
     clouds = (clouds - clouds.min()) / np.ptp(clouds)
-    return 0.5 * clouds + 0.5 * np.linspace(1, 0, h, dtype=np.float32)[:, None]
+    ramp = np.linspace(1, 0, h, dtype=np.float32)[:, None]
+    return 0.5 * clouds + 0.5 * ramp
 
 
 def write_scene(path, h, w, planes, geometry=None):
-    light = scene(h, w)
-    spikes = IntegrateAndFire(h, w, rate=0.5, rng=np.random.default_rng(0)).run([light] * planes)
+    """Write spikes of `scene` at rate 0.5. geometry: layout of the file, if it is not the usual."""
+    rng = np.random.default_rng(0)
+    spikes = IntegrateAndFire(h, w, rate=0.5, rng=rng).run([scene(h, w)] * planes)
     write_spikes(path, spikes, geometry or SpikeGeometry(h, w))
 
 
-def test_info_lists_what_fits_and_finds_the_picture_among_it(tmp_path, capsys):
-    def info(path):
-        assert tool("info", path) == 0
-        return capsys.readouterr().out
+def write_grey(path, light):
+    """Write light (h, w) in [0, 1] as a grey picture, whose values are proportional to it."""
+    assert cv2.imwrite(str(path), np.rint(255 * light).astype(np.uint8))
 
-    write_scene(tmp_path / "a.dat", 180, 320, 128)  # as many bytes as 32 planes of 360 x 640
-    said = info(tmp_path / "a.dat")
-    assert "360 x 640      32" in said and "180 x 320     128" in said
-    assert "most likely 180 x 320" in said
+
+def frames_of(path):
+    """Return the frames (h, w) of a grey video."""
+    video = VideoReader(path)
+    return [video.read(number)[..., 0].astype(float) for number in range(video.num_frames)]
+
+
+def expected(path, method, plane, **options):
+    """Return the picture (250, 400) in 0..255 that a method makes of the published stream."""
+    spikes = read_spikes(path, PLANE)
+    light = represent(method, spikes, plane, rate=0.6, light="display", gamma=GAMMA, **options)[0]
+    return 255 * np.clip(light, 0, 1)
+
+
+# ---- info: the size of a plane ----
+
+
+def info(capsys, *arguments):
+    """Return what `spike_tool.py info` prints."""
+    assert tool("info", *arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_info_lists_the_sizes_that_fit(tmp_path, capsys):
+    # As many bytes as 32 planes of 360 x 640.
+    write_scene(tmp_path / "a.dat", 180, 320, 128)
+
+    said = info(capsys, tmp_path / "a.dat")
+
+    assert "360 x 640      32" in said
+    assert "180 x 320     128" in said
+
+
+def test_info_finds_the_size_that_gives_a_picture(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 180, 320, 128)
+
+    assert "most likely 180 x 320" in info(capsys, tmp_path / "a.dat")
+
+
+def test_info_takes_the_size_from_dataset_json(tmp_path, capsys):
     write_clips(tmp_path, "clip0")
-    # dataset.json
-    assert "8 x 12      24" in info(tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat")
+    path = tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat"
+
+    assert "8 x 12      24" in info(capsys, path)
+
+
+def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_path, capsys):
+    # Light that rises from row to row, so that the picture can be recognised.
     light = np.broadcast_to(np.linspace(0.1, 0.7, 1000)[:, None], (1000, 1000))
-    spikes = np.stack([np.floor((t + 1) * light) > np.floor(t * light) for t in range(2)])
-    (tmp_path / "a.dat").write_bytes(sps100_bytes(spikes))
-    said = info(tmp_path / "a.dat")
-    assert "1000 x 1000 (SPS100)       2" in said and "1000 x 1024" not in said
+    fired = [np.floor((plane + 1) * light) > np.floor(plane * light) for plane in range(2)]
+    (tmp_path / "a.dat").write_bytes(sps100_bytes(np.stack(fired)))
+
+    said = info(capsys, tmp_path / "a.dat")
+
+    assert "1000 x 1000 (SPS100)       2" in said
+    # With its words a line has as many bits as 1024 pixels. This would be the wrong size.
+    assert "1000 x 1024" not in said
 
 
-def test_info_derives_a_size_that_no_known_camera_has_from_the_length_of_the_file(tmp_path, capsys):
-    write_scene(tmp_path / "a.dat", 125, 200, 56)  # as many bytes as 14 planes of 250 x 400
-
-    assert tool("info", tmp_path / "a.dat") == 0
-
-    said = capsys.readouterr().out
-    assert "125 x 200      56" in said and "250 x 400      14" in said
-    assert "most likely 125 x 200" in said and "most likely 250" not in said
-    assert "tried: the known cameras; heights and widths from 32 to 2048" in said
-    assert "fit too: " in said and "100 x 200" in said.partition("fit too: ")[2]
-    assert "is the size of a camera" not in said
+@pytest.fixture
+def said_of_unknown_camera(tmp_path, capsys):
+    """Give what info says of 56 planes of 125 x 200: the bytes of 14 planes of 250 x 400."""
+    write_scene(tmp_path / "a.dat", 125, 200, 56)
+    return info(capsys, tmp_path / "a.dat")
 
 
-def test_info_takes_the_shape_from_the_picture(tmp_path, capsys):
+def test_info_derives_a_size_of_no_known_camera_from_the_length(said_of_unknown_camera):
+    assert "125 x 200      56" in said_of_unknown_camera
+    assert "250 x 400      14" in said_of_unknown_camera
+
+
+def test_info_prefers_a_size_of_no_known_camera_that_gives_a_picture(said_of_unknown_camera):
+    assert "most likely 125 x 200" in said_of_unknown_camera
+    assert "most likely 250" not in said_of_unknown_camera
+    assert "is the size of a camera" not in said_of_unknown_camera
+
+
+def test_info_says_which_sizes_it_tried(said_of_unknown_camera):
+    tried = "tried: the known cameras; heights and widths from 32 to 2048"
+    assert tried in said_of_unknown_camera
+
+
+def test_info_names_further_sizes_that_fit(said_of_unknown_camera):
+    assert "fit too: " in said_of_unknown_camera
+    assert "100 x 200" in said_of_unknown_camera.partition("fit too: ")[2]
+
+
+def test_info_takes_the_shape_of_a_plane_from_the_picture(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", 120, 200, 60)
-    frame = np.repeat(scene(240, 400)[..., None], 3, axis=2)
-    cv2.imwrite(str(tmp_path / "frame.png"), (255 * frame).astype(np.uint8))
-    cv2.imwrite(str(tmp_path / "upright.png"), np.zeros((2000, 33, 3), np.uint8))
+    write_grey(tmp_path / "frame.png", scene(240, 400))
 
-    assert tool("info", tmp_path / "a.dat", "--picture", tmp_path / "frame.png") == 0
-    said = capsys.readouterr().out
+    said = info(capsys, tmp_path / "a.dat", "--picture", tmp_path / "frame.png")
+
     assert "most likely 120 x 200" in said
     assert "tried: the sizes of the shape of the picture, 240 x 400" in said
-    assert "200 x 288" not in said  # of another shape
+    # This size fits the bytes, but its shape is another one.
+    assert "200 x 288" not in said
+
+
+def test_info_refuses_a_picture_whose_shape_fits_no_size(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 120, 200, 60)
+    write_grey(tmp_path / "upright.png", np.zeros((2000, 33)))
 
     assert tool("info", tmp_path / "a.dat", "--picture", tmp_path / "upright.png") == 3
+
     said = capsys.readouterr().err
     assert "no size of the picture's shape fits 180000 bytes" in said
     assert "tried: the sizes of the shape of the picture, 2000 x 33" in said
 
 
-def test_info_names_no_size_where_two_are_as_good_or_none_gives_an_image(tmp_path, capsys):
+def test_info_names_no_size_if_two_are_as_good(tmp_path, capsys):
     write_scene(tmp_path / "two.dat", 64, 64, 100)
-    assert tool("info", tmp_path / "two.dat") == 0
-    said = capsys.readouterr().out
+
+    said = info(capsys, tmp_path / "two.dat")
+
     assert "the size is not clear: it may be 64 x 64 or 32 x 64" in said
-    assert "most likely" not in said and "--picture FRAME for its shape" in said
+    assert "most likely" not in said
+    assert "--picture FRAME for its shape" in said
 
-    noise = np.random.default_rng(0).integers(0, 256, 12500 * 4, np.uint8)
+
+def test_info_names_no_size_if_none_gives_a_picture(tmp_path, capsys):
+    # A plane of 250 x 400 has 12,500 bytes.
+    noise = np.random.default_rng(0).integers(0, 256, 4 * 12500, np.uint8)
     (tmp_path / "noise.dat").write_bytes(noise.tobytes())
-    assert tool("info", tmp_path / "noise.dat") == 0
-    said = capsys.readouterr().out
+
+    said = info(capsys, tmp_path / "noise.dat")
+
     assert "the size is not clear: none of them gives an image without doubt" in said
-    assert "most likely" not in said and "bit order" not in said
+    assert "most likely" not in said
+    assert "bit order" not in said
 
 
-def test_info_of_what_is_no_spike_file_is_an_error(tmp_path, capsys):
-    path = tmp_path / "a.dat"
-    for content, options, words in (
-        (None, (), "No such file"), (b"12345", (), "no known geometry fits 5 bytes"),
-        (b"", (), "the file is empty"),
-        (b"\1" * (2 * 12500 + 7), (), "250 x 400: 2 planes, 7 bytes left over"),
-        (b"\1" * 5120, ("--size", 250, 400), "64 x 64 (10 planes)"),
-        (b"time x y\n" * 40, (), "begins with text"),
-    ):  # fmt: skip
-        if content is not None:
-            path.write_bytes(content)
-        assert tool("info", path, *options) == 3
-        assert words in capsys.readouterr().err
+# Content of a file, further arguments, and what the message says.
+NO_SPIKES = [
+    pytest.param(b"12345", (), "no known geometry fits 5 bytes", id="few bytes"),
+    pytest.param(b"", (), "the file is empty", id="empty"),
+    pytest.param(
+        b"\1" * (2 * 12500 + 7),
+        (),
+        "250 x 400: 2 planes, 7 bytes left over",
+        id="two planes and a rest",
+    ),
+    pytest.param(
+        b"\1" * 5120,
+        SIZE,
+        "64 x 64 (10 planes)",
+        id="planes of another size than is given",
+    ),
+    pytest.param(b"time x y\n" * 40, (), "begins with text", id="a table"),
+]
+
+
+@pytest.mark.parametrize(("content", "arguments", "words"), NO_SPIKES)
+def test_info_refuses_a_file_without_spikes(tmp_path, capsys, content, arguments, words):
+    (tmp_path / "a.dat").write_bytes(content)
+
+    assert tool("info", tmp_path / "a.dat", *arguments) == 3
+
+    assert words in capsys.readouterr().err
+
+
+def test_info_refuses_a_missing_file(tmp_path, capsys):
+    assert tool("info", tmp_path / "a.dat") == 3
+
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_info_refuses_an_array_of_one_dimension(tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.zeros(50, np.uint8))
-    for other, words in ((tmp_path / "a.npy", "expected  (planes, h, w)"), (tmp_path, "a folder")):
-        assert tool("info", other) == 3 and words in capsys.readouterr().err
+
+    assert tool("info", tmp_path / "a.npy") == 3
+
+    assert "expected  (planes, h, w)" in capsys.readouterr().err
 
 
-def test_arrays_of_another_order_are_named_and_convert_says_in_words_what_it_read_and_wrote(
-    tmp_path, capsys
-):
-    np.save(
-        tmp_path / "turned.npy",
-        (np.random.default_rng(0).random((250, 400, 10)) < 0.3).astype(np.uint8),
-    )
-    for command in (("info",), ("convert", tmp_path / "turned.dat")):
-        assert tool(command[0], tmp_path / "turned.npy", *command[1:]) == 0
-        said = capsys.readouterr().out
-        assert (
-            "(h, w, planes), where (planes, h, w) is expected" in said
-            and "rows are flipped" not in said
-        )
-    write_scene(tmp_path / "a.dat", 64, 64, 10)
-    assert tool("convert", tmp_path / "a.dat", tmp_path / "b.bin", "--out-bit-order", "big") == 0
-    read, *warnings, written = capsys.readouterr().out.splitlines()
-    assert "10 planes of 64 x 64, bottom row first" in read and "no --size" in read and not warnings
-    assert "the most significant bit is the first pixel" in written
-    assert tool("convert", tmp_path / "a.dat", tmp_path / "c.dat", "--size", 64, 64) == 0
-    assert "no --size" not in capsys.readouterr().out
+def test_info_refuses_a_folder(tmp_path, capsys):
+    assert tool("info", tmp_path) == 3
+
+    assert "a folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flip", [True, False])
-def test_view_shows_the_image_upright_and_flipped_by_the_row_order_of_dataset_json(
-    tmp_path, capsys, flip
-):
-    folder = tmp_path / "GOPRO_Large_spike_seq" / "train" / "clip0" / "spike"
-    folder.mkdir(parents=True)
-    write_scene(folder / "a.dat", 64, 64, 40, SpikeGeometry(64, 64, flipud=flip))
-    write_info(tmp_path, h=64, w=64, flip=flip)
-    assert tool("view", folder / "a.dat", "--out", tmp_path / "a.png") == 0
-    image = read_picture(tmp_path / "a.png", cv2.IMREAD_GRAYSCALE)[LABEL:].astype(float)
-    left, right = image[:, :320], image[:, -320:]
-    assert left[:100].mean() > 1.3 * left[-100:].mean() and np.array_equal(left, right[::-1])
-    assert tool("view", folder / "a.dat", "--out", tmp_path / "a.mp4") == 3
-    assert "cannot write a .mp4 image" in capsys.readouterr().err
+# ---- info: the order of axes and bits, and the light ----
 
 
-def test_programs_that_need_no_network_start_without_torch():
-    names = "make_sample_data, prepare_gopro_spike, spike_tool"
-    code = f"import sys; from scripts import {names}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+def test_info_finds_the_bit_order(tmp_path, published, capfd):
+    spikes = read_spikes(published, PLANE)[1:17]
+    write_spikes(tmp_path / "big.bin", spikes, SpikeGeometry(250, 400, bit_order="big"))
+
+    said = info(capfd, tmp_path / "big.bin", *SIZE)
+
+    assert "bit order big: the most significant bit is the first pixel" in said
+
+
+def test_info_describes_a_published_file(published, capfd):
+    said = info(capfd, published)
+
+    assert "250 x 400      42" in said
+    assert "bit order little" in said
+
+
+def test_info_describes_an_array(tmp_path, published, capfd):
+    write_spikes(tmp_path / "a.npz", read_spikes(published, PLANE)[1:17], PLANE)
+
+    assert "an array (16, 250, 400)" in info(capfd, tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("command", ["info", "convert"])
+def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
+    fired = np.random.default_rng(0).random((250, 400, 10)) < 0.3
+    np.save(tmp_path / "turned.npy", fired.astype(np.uint8))
+    output = [tmp_path / "turned.dat"] if command == "convert" else []
+
+    assert tool(command, tmp_path / "turned.npy", *output) == 0
+
+    said = capsys.readouterr().out
+    assert "(h, w, planes), where (planes, h, w) is expected" in said
+    # An array has no rows that are stored from the bottom.
+    assert "rows are flipped" not in said
 
 
 @pytest.mark.parametrize("light", ["linear", "display"])
 def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
-    write_scene(tmp_path / "a.dat", 64, 64, 100)  # integrates the values of `scene` at rate 0.5
-    shown = scene(64, 64) if light == "display" else scene(64, 64) ** (1 / 2.2)
-    cv2.imwrite(
-        str(tmp_path / "a.png"), np.rint(255 * shown).astype(np.uint8).repeat(2, 0).repeat(2, 1)
-    )
-    assert tool("info", tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "a.png") == 0
-    assert f'"light": "{light}", "rate": 0.5' in capsys.readouterr().out
-    cv2.imwrite(str(tmp_path / "b.png"), np.full((64, 64), 128, np.uint8))
-    assert tool("info", tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "b.png") == 0
-    assert "does not show which light" in capsys.readouterr().out
+    # The spikes integrate the values of `scene` at rate 0.5.
+    write_scene(tmp_path / "a.dat", 64, 64, 100)
+    # These values are either those of the picture, or the light that the picture shows.
+    values = scene(64, 64) if light == "display" else scene(64, 64) ** (1 / GAMMA)
+    twice_as_large = values.repeat(2, axis=0).repeat(2, axis=1)
+    write_grey(tmp_path / "a.png", twice_as_large)
+
+    said = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "a.png")
+
+    assert f'"light": "{light}", "rate": 0.5' in said
 
 
-def test_simulated_spikes_give_the_picture_back_and_planes_that_do_not_fill_bytes_are_refused(
-    tmp_path, capsys
-):
-    picture = np.rint(255 * scene(32, 48) ** (1 / 2.2)).astype(np.uint8)
-    cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_GRAY2BGR))
-    cv2.imwrite(str(tmp_path / "small.png"), np.zeros((20, 20, 3), np.uint8))
-    options = ["--planes-per-frame", 200, "--ratio", 2, "--rate", 0.8]
-    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
-    light = read_spikes(tmp_path / "a.dat", SpikeGeometry(16, 24)).mean(axis=0) / 0.8
-    expected = cv2.resize(scene(32, 48), (24, 16), interpolation=cv2.INTER_AREA)
-    assert np.abs(light - expected).max() < 0.02
-    wrong = (("rate", 1.5, 2, "above 0, at most 1"), ("ratio", 4, 3, "do not fill whole bytes"))
-    for flag, value, code, words in wrong:
-        assert (
-            tool("simulate", tmp_path / "small.png", tmp_path / "b.dat", f"--{flag}", value) == code
-        )
-        assert words in capsys.readouterr().err
+def test_info_says_that_a_flat_picture_does_not_show_the_light(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 64, 64, 100)
+    write_grey(tmp_path / "flat.png", np.full((64, 64), 0.5))
+
+    said = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "flat.png")
+
+    assert "does not show which light" in said
 
 
-def test_a_long_stream_is_made_and_played_in_parts(tmp_path):
-    cv2.imwrite(str(tmp_path / "a.png"), np.full((256, 256, 3), 90, np.uint8))
-    stream, whole = tmp_path / "a.dat", 1000 * 256 * 256  # a byte for each spike
-    for arguments in (
-        ("simulate", tmp_path / "a.png", stream, "--planes-per-frame", 1000),
-        ("play", stream, "--size", 256, 256, "--out", tmp_path / "a.mp4", "--step", 250),
-    ):
-        tracemalloc.start()
-        assert tool(*arguments) == 0
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < whole / 2
-    assert stream.stat().st_size == whole // 8 and len(frames_of(tmp_path / "a.mp4")) == 4
+# ---- convert ----
+
+
+def test_convert_says_what_it_read_and_wrote(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 64, 64, 10)
+
+    assert tool("convert", tmp_path / "a.dat", tmp_path / "b.bin", "--out-bit-order", "big") == 0
+
+    # Two lines, so there is no warning between them.
+    read, written = capsys.readouterr().out.splitlines()
+    assert "10 planes of 64 x 64, bottom row first" in read
+    assert "no --size" in read
+    assert "the most significant bit is the first pixel" in written
+
+
+def test_convert_does_not_ask_for_a_size_that_is_given(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 64, 64, 10)
+
+    assert tool("convert", tmp_path / "a.dat", tmp_path / "c.dat", "--size", 64, 64) == 0
+
+    assert "no --size" not in capsys.readouterr().out
 
 
 def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, published):
-    before, size = published, ("--size", 250, 400)
-    for name, options in (
-        ("a.npz", size), ("b.npy", ()), ("c.bin", ("--out-bit-order", "big")),
-        ("d.dat", (*size, "--bit-order", "big")),
-    ):  # fmt: skip
-        assert tool("convert", before, tmp_path / name, *options) == 0
-        before = tmp_path / name
-    assert (tmp_path / "d.dat").read_bytes() == published.read_bytes()
-    assert (tmp_path / "c.bin").read_bytes() != published.read_bytes()
+    def convert(source, name, *options):
+        assert tool("convert", source, tmp_path / name, *options) == 0
+        return tmp_path / name
+
+    npz = convert(published, "a.npz", *SIZE)
+    npy = convert(npz, "b.npy")
+    with_other_bits = convert(npy, "c.bin", "--out-bit-order", "big")
+    dat = convert(with_other_bits, "d.dat", *SIZE, "--bit-order", "big")
+
+    assert dat.read_bytes() == published.read_bytes()
+    assert with_other_bits.read_bytes() != published.read_bytes()
 
 
-def test_convert_takes_part_of_a_file_and_overwrites_nothing(tmp_path, published, capfd):
+@pytest.fixture
+def with_head(tmp_path, published):
+    """Give the published spikes in a file whose lines begin with 16 bits that are no pixels."""
     head = SpikeGeometry(250, 400, flipud=False, head_columns=16)
-    spikes = read_spikes(published, PLANE)
-    write_spikes(tmp_path / "a.dat", spikes, head)
-    size = ("--size", 250, 400, "--head-columns", 16, "--no-flip")
-    assert (
-        tool("convert", tmp_path / "a.dat", tmp_path / "b.npy", *size, "--first", 5, "--count", 7)
-        == 0
-    )
-    assert np.array_equal(np.load(tmp_path / "b.npy"), spikes[5:12])
-    for arguments, words in (
-        ((tmp_path / "a.dat", tmp_path / "b.npy", *size), "exists already"),
-        ((tmp_path / "a.dat", tmp_path / "c.mat", *size), ".dat, .bin, .npy, .npz"),
-        (
-            (tmp_path / "a.dat", tmp_path / "c.npy", *size, "--first", 40, "--count", 3),
-            "within 0 to 41",
-        ),
-        (
-            (tmp_path / "a.dat", tmp_path / "none/c.npy", *size),
-            "cannot read or write: No such file or directory",
-        ),
-        ((tmp_path / "a.dat", tmp_path / "c.npy", *size), "cannot read or write: File too large"),
-    ):
-        with small_files(1000):
-            assert tool("convert", *arguments) in (2, 3)
-        assert words in capfd.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.dat", "b.npy"]
+    write_spikes(tmp_path / "a.dat", read_spikes(published, PLANE), head)
+    return tmp_path / "a.dat"
 
 
-def test_info_judges_a_published_file_its_bit_order_and_what_speaks_against_the_others(
-    tmp_path, published, capfd
+WITH_HEAD = (*SIZE, "--head-columns", 16, "--no-flip")
+
+
+def test_convert_takes_some_planes_of_a_file(tmp_path, published, with_head):
+    some = ("--first", 5, "--count", 7)
+
+    assert tool("convert", with_head, tmp_path / "b.npy", *WITH_HEAD, *some) == 0
+
+    assert np.array_equal(np.load(tmp_path / "b.npy"), read_spikes(published, PLANE)[5:12])
+
+
+# Name of the output, further arguments, the message, and the exit code.
+WRONG_OUTPUTS = [
+    ("there.npy", (), "exists already", 2),
+    ("c.mat", (), ".dat, .bin, .npy, .npz", 2),
+    ("c.npy", ("--first", 40, "--count", 3), "within 0 to 41", 3),
+    ("none/c.npy", (), "cannot read or write: No such file or directory", 3),
+    # The file would be larger than the 1000 bytes that the process may write.
+    ("c.npy", (), "cannot read or write: File too large", 3),
+]
+
+
+@pytest.mark.parametrize(("output", "arguments", "words", "code"), WRONG_OUTPUTS)
+def test_a_refused_convert_leaves_no_file(
+    tmp_path, with_head, capfd, output, arguments, words, code
 ):
-    spikes = read_spikes(published, PLANE)[1:17]
-    write_spikes(tmp_path / "big.bin", spikes, SpikeGeometry(250, 400, bit_order="big"))
-    assert tool("info", tmp_path / "big.bin", "--size", 250, 400) == 0
-    assert "bit order big: the most significant bit is the first pixel" in capfd.readouterr().out
-    assert tool("info", published) == 0
-    said = capfd.readouterr().out
-    assert "250 x 400      42" in said and "bit order little" in said
-    write_spikes(tmp_path / "a.npz", spikes, PLANE)
-    assert tool("info", tmp_path / "a.npz") == 0
-    assert "an array (16, 250, 400)" in capfd.readouterr().out
+    (tmp_path / "there.npy").write_bytes(b"of the user")
+
+    with small_files(1000):
+        found = tool("convert", with_head, tmp_path / output, *WITH_HEAD, *arguments)
+
+    assert found == code
+    assert words in capfd.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.dat", "there.npy"]
+    assert (tmp_path / "there.npy").read_bytes() == b"of the user"
 
 
-def expected(path, method, plane, **options):
-    values = represent(
-        method, read_spikes(path, PLANE), plane, rate=0.6, light="display", gamma=2.2, **options
-    )[0]
-    return 255 * np.clip(values, 0, 1)
+# ---- simulate ----
 
 
-def frames_of(path):
-    video = VideoReader(path)
-    return [video.read(i)[..., 0].astype(float) for i in range(video.num_frames)]
+def test_simulated_spikes_give_the_picture_back(tmp_path):
+    write_grey(tmp_path / "a.png", scene(32, 48) ** (1 / GAMMA))
+    options = ("--planes-per-frame", 200, "--ratio", 2, "--rate", 0.8)
+
+    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
+
+    light = read_spikes(tmp_path / "a.dat", SpikeGeometry(16, 24)).mean(axis=0) / 0.8
+    light_of_picture = cv2.resize(scene(32, 48), (24, 16), interpolation=cv2.INTER_AREA)
+    # 200 planes tell the rate to 1 / 200, divided by 0.8. The rest is rounding of the picture.
+    assert np.abs(light - light_of_picture).max() < 0.02
 
 
-def test_play_shows_each_plane_beside_its_reconstruction(published, tmp_path, capfd):
-    out = tmp_path / "a.mp4"
+@pytest.mark.parametrize(
+    ("flag", "value", "code", "words"),
+    [
+        ("--rate", 1.5, 2, "above 0, at most 1"),
+        # Planes of 5 x 5 pixels have 25 bits.
+        ("--ratio", 4, 3, "do not fill whole bytes"),
+    ],
+)
+def test_simulate_refuses_a_wrong_value(tmp_path, capsys, flag, value, code, words):
+    write_grey(tmp_path / "small.png", np.zeros((20, 20)))
+
+    assert tool("simulate", tmp_path / "small.png", tmp_path / "b.dat", flag, value) == code
+
+    assert words in capsys.readouterr().err
+
+
+def peak_memory(*arguments):
+    """Run the tool, and return the bytes that Python had allocated at most."""
+    tracemalloc.start()
+    assert tool(*arguments) == 0
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def test_a_long_stream_is_never_whole_in_memory(tmp_path):
+    write_grey(tmp_path / "a.png", np.full((256, 256), 0.35))
+    stream = tmp_path / "a.dat"
+    video = tmp_path / "a.mp4"
+    # A byte for each pixel of each plane.
+    whole = 1000 * 256 * 256
+
+    simulating = peak_memory("simulate", tmp_path / "a.png", stream, "--planes-per-frame", 1000)
+    playing = peak_memory("play", stream, "--size", 256, 256, "--out", video, "--step", 250)
+
+    assert simulating < whole / 2
+    assert playing < whole / 2
+    # Nothing was left out.
+    assert stream.stat().st_size == whole // 8
+    assert len(frames_of(video)) == 4
+
+
+# ---- view ----
+
+
+@pytest.fixture(params=[True, False], ids=["bottom row first", "top row first"])
+def clip_of_scene(request, tmp_path):
+    """Give a spike file of `scene` whose dataset.json tells the order of its rows."""
+    folder = tmp_path / "GOPRO_Large_spike_seq" / "train" / "clip0" / "spike"
+    folder.mkdir(parents=True)
+    geometry = SpikeGeometry(64, 64, flipud=request.param)
+    write_scene(folder / "a.dat", 64, 64, 40, geometry)
+    write_info(tmp_path, h=64, w=64, flip=request.param)
+    return folder / "a.dat"
+
+
+def test_view_shows_the_picture_as_dataset_json_says_beside_the_flipped_one(
+    tmp_path, clip_of_scene
+):
+    assert tool("view", clip_of_scene, "--out", tmp_path / "a.png") == 0
+
+    image = read_picture(tmp_path / "a.png", cv2.IMREAD_GRAYSCALE)[LABEL:].astype(float)
+    # Pictures of 64 pixels are shown 320 pixels wide.
+    left = image[:, :320]
+    right = image[:, -320:]
+    # The scene is darker at the bottom.
+    assert left[:100].mean() > 1.3 * left[-100:].mean()
+    assert np.array_equal(left, right[::-1])
+
+
+def test_view_refuses_to_write_a_video(tmp_path, clip_of_scene, capsys):
+    assert tool("view", clip_of_scene, "--out", tmp_path / "a.mp4") == 3
+
+    assert "cannot write a .mp4 image" in capsys.readouterr().err
+
+
+# ---- play ----
+
+
+@pytest.fixture(scope="module")
+def played(published, tmp_path_factory):
+    """Give a video of the planes 2, 5, 8 and 11 beside their reconstruction."""
+    out = tmp_path_factory.mktemp("played") / "a.mp4"
     how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
-    assert (
-        tool(
-            "play",
-            published,
-            *CAMERA,
-            *how,
-            "--out",
-            out,
-            "--method",
-            "tfi",
-            "method.half_window=9",
-        )
-        == 0
-    )
+    method = ("--method", "tfi", "method.half_window=9")
+    assert tool("play", published, *CAMERA, *how, "--out", out, *method) == 0
+    return frames_of(out)
+
+
+# The number of a frame of the video, and the plane that it shows.
+FRAMES = [(0, 2), (1, 5), (2, 8), (3, 11)]
+
+
+def test_play_says_what_it_plays(published, tmp_path, capfd):
+    how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
+
+    assert tool("play", published, *CAMERA, *how, "--out", tmp_path / "a.mp4") == 0
+
     said = capfd.readouterr().out
-    assert (
-        "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame, 266.7 x slower"
-        in said
-    )
-    frames, stream = frames_of(out), read_spikes(published, PLANE)
-    assert len(frames) == 4 and frames[0].shape == (LABEL + 250, 802)
-    for frame, plane in zip(frames, (2, 5, 8, 11), strict=True):
-        dots, picture = frame[LABEL:, :400], frame[LABEL:, 402:]
-        # White where a pixel fired, up to the video's loss
-        assert np.abs(dots - 255 * stream[plane]).mean() < 6
-        assert np.abs(picture - expected(published, "tfi", plane, half_window=9)).mean() < 3
-        assert frame[:LABEL].max() > 200  # the number of the plane
-    assert not np.array_equal(frames[0][:LABEL], frames[1][:LABEL])
-    # Tfi ends with 39 and 40: nothing fires after plane 41
-    for method, count in (
-        ("tfi", 2),
-        ("tfp", 3),
-    ):
-        end = tmp_path / f"{method}.mp4"
-        assert (
-            tool("play", published, *CAMERA, "--first", 39, "--out", end, "--method", method) == 0
-        )
-        assert len(frames_of(end)) == count
+    assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in said
+    # 20,000 planes a second, of which the video shows 3 x 25.
+    assert "266.7 x slower" in said
 
 
-def test_recon_is_the_registered_representation_by_each_method_that_needs_no_frame(
-    published, tmp_path
-):
-    assert tuple(name for name, formula in METHODS.items() if formula.is_grey) == GREY_METHODS
-    for method in GREY_METHODS:
-        out = tmp_path / f"{method}.png"
-        assert (
-            tool("recon", published, *CAMERA, "--method", method, "--planes", 21, "--out", out) == 0
-        )
-        picture = imread_rgb(out)
-        assert picture.shape == (250, 400, 3)
-        assert np.abs(picture[..., 0] - expected(published, method, 21)).max() <= 0.51
+def test_play_makes_a_frame_of_each_third_plane(played):
+    assert len(played) == 4
+    assert played[0].shape == (LABEL + 250, 400 + GAP + 400)
 
 
-def test_recon_writes_a_folder_a_strip_or_a_video_of_several_planes(published, tmp_path):
-    where = ("recon", published, *CAMERA, "--planes", 30, 0, 15)
+@pytest.mark.parametrize(("number", "plane"), FRAMES)
+def test_the_left_half_of_a_video_is_white_where_a_pixel_fired(published, played, number, plane):
+    spikes = read_spikes(published, PLANE)[plane]
+
+    dots = played[number][LABEL:, :400]
+
+    # The mean difference is the loss of the compressed video.
+    assert np.abs(dots - 255 * spikes).mean() < 6
+
+
+@pytest.mark.parametrize(("number", "plane"), FRAMES)
+def test_the_right_half_of_a_video_is_the_reconstruction(published, played, number, plane):
+    picture = played[number][LABEL:, 400 + GAP :]
+
+    assert np.abs(picture - expected(published, "tfi", plane, half_window=9)).mean() < 3
+
+
+def test_each_frame_of_a_video_has_the_number_of_its_plane(played):
+    for frame in played:
+        # White digits.
+        assert frame[:LABEL].max() > 200
+
+    assert not np.array_equal(played[0][:LABEL], played[1][:LABEL])
+
+
+# tfi needs a spike after the plane, and nothing fires after the last plane, 41.
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        pytest.param("tfi", 2, id="tfi shows planes 39 and 40"),
+        pytest.param("tfp", 3, id="tfp shows planes 39 to 41"),
+    ],
+)
+def test_play_ends_with_the_last_plane_of_the_method(published, tmp_path, method, count):
+    out = tmp_path / "end.mp4"
+
+    assert tool("play", published, *CAMERA, "--first", 39, "--out", out, "--method", method) == 0
+
+    assert len(frames_of(out)) == count
+
+
+# ---- recon ----
+
+
+def test_recon_has_each_method_that_needs_no_frame():
+    grey = tuple(name for name, formula in METHODS.items() if formula.is_grey)
+
+    assert grey == GREY_METHODS
+
+
+@pytest.mark.parametrize("method", GREY_METHODS)
+def test_recon_is_the_registered_representation(published, tmp_path, method):
+    out = tmp_path / "a.png"
+    how = ("--method", method, "--planes", 21, "--out", out)
+
+    assert tool("recon", published, *CAMERA, *how) == 0
+
+    picture = imread_rgb(out)
+    assert picture.shape == (250, 400, 3)
+    # 0.5 is the error of rounding to whole values.
+    assert np.abs(picture[..., 0] - expected(published, method, 21)).max() <= 0.51
+
+
+@pytest.fixture(scope="module")
+def reconstructed(published, tmp_path_factory):
+    """Give a folder with the pictures of the planes 0, 15 and 30 in three forms."""
+    folder = tmp_path_factory.mktemp("reconstructed")
     for out in ("folder", "a.png", "a.mp4"):
-        assert tool(*where, "--out", tmp_path / out) == 0
-    names = sorted(path.name for path in (tmp_path / "folder").iterdir())
-    assert names == ["000000.png", "000015.png", "000030.png"]
-    single = [imread_rgb(tmp_path / "folder" / name) for name in names]
-    assert np.abs(single[1][..., 0] - expected(published, "tfp", 15)).max() <= 0.51
-    strip = imread_rgb(tmp_path / "a.png")[LABEL:]
-    assert all(
-        np.array_equal(strip[:, 402 * i : 402 * i + 400], picture)
-        for i, picture in enumerate(single)
-    )
-    frames = frames_of(tmp_path / "a.mp4")
-    assert len(frames) == 3 and np.abs(frames[2][LABEL:] - single[2][..., 0]).mean() < 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "a.png", "folder"]
+        arguments = ("--planes", 30, 0, 15, "--out", folder / out)
+        assert tool("recon", published, *CAMERA, *arguments) == 0
+    return folder
 
 
-def test_wrong_planes_suffixes_and_options_are_named(published, tmp_path, capfd):
-    cases = {
-        "no tfp at plane -1, 42, 50": (
-            "recon",
-            "--planes",
-            50,
-            3,
-            42,
-            -1,
-            "--out",
-            tmp_path / "a.png",
-        ),
-        "no tfi at plane 41": (
-            "recon",
-            "--method",
-            "tfi",
-            "--planes",
-            41,
-            "--out",
-            tmp_path / "a.png",
-        ),
-        "the suffix of the output is '.txt'": ("recon", "--planes", 1, "--out", tmp_path / "a.txt"),
-        "use spike_tool.py recon for images": ("play", "--out", tmp_path / "a.png"),
-        "planes within 0 to 41": ("play", "--first", 42, "--out", tmp_path / "a.mp4"),
-        "the nearest is half_window": ("play", "--out", tmp_path / "a.mp4", "method.half_windw=3"),
-    }
-    for words, (action, *arguments) in cases.items():
-        assert tool(action, published, *CAMERA, *arguments) == 2
-        said = capfd.readouterr().err
-        assert words in said, said
+NAMES = ["000000.png", "000015.png", "000030.png"]
+
+
+def test_recon_writes_nothing_but_its_outputs(reconstructed):
+    assert sorted(path.name for path in reconstructed.iterdir()) == ["a.mp4", "a.png", "folder"]
+    assert sorted(path.name for path in (reconstructed / "folder").iterdir()) == NAMES
+
+
+def test_recon_writes_a_folder_with_a_picture_of_each_plane(published, reconstructed):
+    picture = imread_rgb(reconstructed / "folder/000015.png")
+
+    assert np.abs(picture[..., 0] - expected(published, "tfp", 15)).max() <= 0.51
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(NAMES)))
+def test_recon_writes_a_strip_of_the_planes(reconstructed, number, name):
+    strip = imread_rgb(reconstructed / "a.png")[LABEL:]
+
+    left = number * (400 + GAP)
+    assert np.array_equal(strip[:, left : left + 400], imread_rgb(reconstructed / "folder" / name))
+
+
+def test_recon_writes_a_video_of_the_planes(reconstructed):
+    frames = frames_of(reconstructed / "a.mp4")
+
+    last = imread_rgb(reconstructed / "folder/000030.png")[..., 0]
+    assert len(frames) == 3
+    assert np.abs(frames[2][LABEL:] - last).mean() < 2
+
+
+# ---- Arguments and outputs of all commands ----
+
+# Command, arguments, name of the output, and the message.
+WRONG_ARGUMENTS = [
+    ("recon", ("--planes", 50, 3, 42, -1), "a.png", "no tfp at plane -1, 42, 50"),
+    ("recon", ("--method", "tfi", "--planes", 41), "a.png", "no tfi at plane 41"),
+    ("recon", ("--planes", 1), "a.txt", "the suffix of the output is '.txt'"),
+    ("play", (), "a.png", "use spike_tool.py recon for images"),
+    ("play", ("--first", 42), "a.mp4", "planes within 0 to 41"),
+    ("play", ("method.half_windw=3",), "a.mp4", "the nearest is half_window"),
+]
+
+
+@pytest.mark.parametrize(("command", "arguments", "output", "words"), WRONG_ARGUMENTS)
+def test_wrong_arguments_are_named_before_anything_is_written(
+    published, tmp_path, capfd, command, arguments, output, words
+):
+    out = ("--out", tmp_path / output)
+
+    # --out stands before the others, because `method.half_windw=3` is no flag.
+    assert tool(command, published, *CAMERA, *out, *arguments) == 2
+
+    said = capfd.readouterr().err
+    assert words in said, said
     assert list(tmp_path.iterdir()) == []
+
+
+COMMANDS = [("play", ("--count", "2")), ("view", ()), ("recon", ())]
 
 
 def test_nothing_is_written_into_the_repository_by_default(published, tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
-    parts = {"play": ("--count", "2"), "view": (), "recon": ()}
     before = sorted(ROOT.iterdir())
 
-    for action, part in parts.items():
-        call = ("scripts/spike_tool.py", action, published, *map(str, CAMERA), *part)
-        result = run_ranks(1, *map(str, call), env={"TMPDIR": str(folder)})  # from ROOT
+    for command, arguments in COMMANDS:
+        call = ("scripts/spike_tool.py", command, published, *CAMERA, *arguments)
+        # Started in the repository.
+        result = run_ranks(1, *map(str, call), env={"TMPDIR": str(folder)})
         assert result.exit_codes == [0], result.text
-        (written,) = folder.glob(f"*/{published.stem}_{action}.*")
+        (written,) = folder.glob(f"*/{published.stem}_{command}.*")
         assert str(written) in result.text
 
     assert sorted(ROOT.iterdir()) == before
 
 
-def test_outputs_have_names_by_default_and_recon_shows_the_middle(
-    published, tmp_path, monkeypatch, capfd
-):
+@pytest.fixture
+def default_outputs(published, tmp_path, monkeypatch):
+    """Give an empty folder in which all commands have written without --out."""
     monkeypatch.chdir(tmp_path)
-    for action, *part in (("view",), ("recon",), ("play", "--count", 2)):
-        assert tool(action, published, *CAMERA, *part) == 0
-    written = {path.name for path in tmp_path.iterdir() if path != published}
-    assert written >= {
-        f"{published.stem}_view.png",
-        f"{published.stem}_recon.png",
-        f"{published.stem}_play.mp4",
-    }
-    assert tool("view", published, *CAMERA) == 2 and "exists already" in capfd.readouterr().err
+    for command, arguments in COMMANDS:
+        assert tool(command, published, *CAMERA, *arguments) == 0
+    return tmp_path
+
+
+def test_outputs_have_names_by_default(published, default_outputs):
+    written = {path.name for path in default_outputs.iterdir()}
+
+    name = published.stem
+    assert written >= {f"{name}_view.png", f"{name}_recon.png", f"{name}_play.mp4"}
+
+
+@pytest.mark.usefixtures("default_outputs")
+def test_an_output_with_a_default_name_is_not_overwritten(published, capfd):
+    assert tool("view", published, *CAMERA) == 2
+
+    assert "exists already" in capfd.readouterr().err
+
+
+def test_programs_that_need_no_network_start_without_torch():
+    names = "make_sample_data, prepare_gopro_spike, spike_tool"
+    code = f"import sys; from scripts import {names}; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
