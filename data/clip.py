@@ -1,8 +1,14 @@
-"""The record of one clip, `Clip`. Whatever a clip comes from, it becomes such a record.
+"""The record of one clip, `Clip`: its files, frame by frame.
 
-Clips come from the folders of a data set, from a clip cache, or from a user's own files. The checks
-(data/clips/clip_check.py) make the record, and datasets and readers read the files that it names.
-A record never changes; `dataclasses.replace` makes a changed copy.
+Clips come from the folders of a data set, from a clip cache, or from a user's own files. Each of
+them becomes the same kind of record. The checks (data/clips/clip_check.py) make the record, and
+datasets and readers read the files that the record names. A record never changes;
+`dataclasses.replace` makes a changed copy.
+
+A new field needs a default, so that other code can still make records without it. If the field must
+survive in a clip cache, add it to STORED in data/clips/io_backend.py.
+
+Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_clip_cache.py
 """
 
 import re
@@ -61,14 +67,15 @@ class Clip:
     spike: path of the spike file of each frame. One file may hold the planes of all frames; then it
     is listed for each of them.
     planes: number of planes in the spike file of each frame.
-    size, gt_size: (height, width) in pixels of the first frame of lq and of gt.
+    size: (height, width) in pixels of the first lq frame. gt_size: the same of the first gt frame.
     gt_instants: K sharp frames of each exposure in the order of time, frame after frame.
     exposures: the planes of each frame; () without spikes.
     spikes: how the spikes are read, a data.cameras.spike_source.DatSpikes; None without spikes.
-    times: when the frames were taken, if one spike file holds the planes of all; else None.
+    times: when the frames were taken, if one spike file holds the planes of all frames; else None.
 
     Only for a user's clip, else None:
-    opened: {"lq", "gt": data.clips.files.FrameSource}. origin: {"input", "gt", "spike": path}.
+    opened: {"lq" or "gt": data.clips.files.FrameSource}, which reads the frames.
+    origin: {"input", "gt" or "spike": path as the user gave it}, for the report.
     """
 
     name: str
@@ -106,11 +113,12 @@ class Clip:
 
     @property
     def croppable(self) -> tuple[tuple[int, int, int, int], int]:
-        """Where crops of lq frames may lie: (top, left, height, width), and the step.
+        """The region in which crops of lq frames may lie, and the step of their corners.
 
-        The corner of a crop is a multiple of the step away from (top, left). With spikes, the
-        region is what both cameras see, and the step is the number of lq pixels along a spike
-        pixel.
+        region: (top, left, height, width). With spikes, the region is what both cameras see.
+        step: the upper left corner of a crop is a multiple of the step away from (top, left). With
+        spikes, the step is the number of lq pixels along a spike pixel, so that no spike pixel is
+        cut.
         """
         if self.spikes:
             return self.grid.region, self.grid.step
@@ -130,7 +138,7 @@ class Clip:
 
     @property
     def scale(self) -> int:
-        """Size of the sharp frames over the size of the blurry ones."""
+        """How many times as large as the blurry frames the sharp frames are, 1 for deblurring."""
         return self.gt_size[0] // self.size[0]
 
     @property
@@ -153,8 +161,9 @@ class Clip:
 
 
 def checked_name(name: str, where: str) -> str:
-    """Return `name` if it can name a clip or a frame, because results are written under it.
+    """Return `name` if it can be the name of a clip or of a frame.
 
+    Results are written under this name, so it must not lead to another folder.
     where: where the name was read, for the message.
     Raises DataError for names that lead out of their folder, for control characters, and for bytes
     that are not UTF-8. "a/b" is a correct name; "a//b", "../b" and "/b" are not.

@@ -75,15 +75,15 @@ class Calibration(Section):
     None stands for the largest rectangle that the spike planes cover.
 
     When an exposure happens:
-    time_offset_planes: added to the number of the plane at which an exposure should start. It is
-    positive if the spike camera started first.
+    time_offset_planes: number that is added to the plane at which an exposure should start. The
+    number is positive if the spike camera started first.
     exposure_share: fraction of the planes of a frame during which the frame was exposed. These
     planes lie in the middle of the planes of the frame: share 0.5 of 56 planes is planes 14 ... 41.
     tick_hz: planes per second. None if it is unknown.
 
-    made: how the file was made. It has no effect.
+    made: how the file was made, for a reader. It has no effect.
 
-    Only `--method joint` uses the last two:
+    Only `--method joint` uses these two:
     rolling: the last row of a frame is exposed later than the first row by this fraction of the
     exposure.
     lens_blur: blur of the spike camera's lens, the sigma of a Gaussian in spike pixels.
@@ -105,7 +105,7 @@ class Calibration(Section):
     def to_rgb(self) -> np.ndarray:
         """Return the matrix (3, 3) float64 from spike pixels to RGB pixels.
 
-        It takes pixels of the upright spike image as stored, and `mirror` is part of the matrix.
+        It maps a pixel of the upright spike image before mirroring: `mirror` is part of the matrix.
         """
         matrix = np.eye(3)
         # An affine matrix has 2 rows. Its third row is 0 0 1, as in the identity.
