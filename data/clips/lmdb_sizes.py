@@ -7,6 +7,8 @@ may end, which looks at each value first:
     python lmdb_sizes.py ROOT    reads a key from each line, and writes the size of its value
 
 This file imports nothing of the project, so that the process starts fast.
+
+Tests: tests/parts/data/test_any_bytes.py, tests/parts/data/test_io_backend.py
 """
 
 import signal
@@ -14,8 +16,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-NONE = -1  # written in place of a size if there is no value under the key
-REFUSED = 3  # exit code if liblmdb says what is wrong
+# Written in place of a size if there is no value under the key.
+NONE = -1
+# Exit code of the process if liblmdb finds the damage and names it.
+REFUSED = 3
 
 
 class DamagedLmdbError(Exception):

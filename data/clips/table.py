@@ -68,8 +68,9 @@ SPIKE_COLUMNS = {
     "exposures": np.int32,  # for each frame of each clip: the number of its row
 }
 
-# An exposure is stored as a row of integers. Most frames have equal rows, so each row is stored
-# once. A row does not name files. It says "previous", "own" or "next" file of a frame instead.
+# An exposure is stored as a row of integers. Most frames have equal rows, so each different row is
+# stored once. Rows would differ if they named files. So a row has three places for the previous
+# file, the own file and the next file of a frame.
 ROW = 11  # numbers in a row
 FIRST = 0  # first plane of the frame in its own file
 COUNT = 1  # number of planes of the frame
@@ -78,8 +79,8 @@ ORIGIN = 3  # `Exposure.origin`
 IS_WHOLE = 4  # 1 if `Exposure.center` is an int, 0 if it is a float
 PIECES = 5  # from here on: (first plane, number of planes) read from previous, own and next file
 
-# `TableBuilder` looks for an equal row only among the first rows, so many. This bounds the memory
-# for a dataset in which every row differs. A later row may be stored twice, which is correct too.
+# `TableBuilder` looks for an equal row only among this many first rows, which bounds the memory for
+# a dataset in which every row differs. A later row may be stored twice, which is correct, too.
 MOST_ROWS_COMPARED = 65_536
 # Largest height or width that a stored record may claim, far above any camera.
 LARGEST_SIDE = 2**20
@@ -292,7 +293,10 @@ class ClipTable(_Clips):
         return sorted(firsts.tolist())
 
     def _ways_of_reading(self) -> np.ndarray:
-        """Number the ways of reading spikes: 0 is the usual way, a clip of its own way has > 0."""
+        """Return a number for the way in which the spikes of each clip are read.
+
+        0 is the usual way. Each clip in `own_spikes` has a number of its own, from 1 on.
+        """
         numbers = {name: number for number, name in enumerate(self.source.own_spikes, 1)}
         return np.array([numbers.get(name, 0) for name in self.names.all()])
 
@@ -451,6 +455,7 @@ class TableBuilder:
         return ClipTable(self.source, columns), columns
 
     def _add_texts(self, column: str, texts: Sequence[str]) -> None:
+        """Add texts to a column, with a zero byte after each."""
         text = "".join(f"{text}\0" for text in texts)
         self.texts[column].extend(text.encode())
 

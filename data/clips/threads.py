@@ -1,6 +1,8 @@
-"""Ask for many files at once, in threads.
+"""Look up or read many files at once, in threads.
 
-A network file system takes its time for each answer, and other questions can be asked meanwhile.
+A network file system answers each call slowly, but answers many calls at the same time.
+
+Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py
 """
 
 import itertools
@@ -9,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-# Number of threads. Answers are waited for, not computed, so it may be larger than the number of
-# cores.
+# Number of threads. The threads wait for the file system and compute little, so there may be more
+# threads than cores.
 THREADS = 16
 # Number of items that a thread takes at once. With one item each, the pool's own work for a million
 # files would take long.
@@ -30,12 +32,13 @@ def mapped(
 
     at_once: number of items that a thread takes at once.
     go_on: called after each item, by the thread that did it.
+    The results come in the order of the items, whichever thread is faster: callers rely on this.
     The first error of an item is raised here. Items that no thread has begun are then left out.
     """
     todo = iter(items)
 
     def work(some: list[Item]) -> list[Result]:
-        """Run in a thread."""
+        """Compute the results of some items. Runs in a thread."""
         results = []
         for item in some:
             results.append(function(item))
