@@ -310,10 +310,11 @@ def compare_weights(
         unexpected=[name for name in weights if name not in own],
     )
     fitting: dict[str, Tensor] = {}
-    for key in sorted(own.keys() & weights.keys()):  # the names in both
+    # Compare the tensors that are in the network and in the file.
+    for key in sorted(own.keys() & weights.keys()):
         given = weights[key]
         wanted = own[key]
-        wide = None
+        wide = None  # conv_first with further input channels
         if key == "conv_first.weight" and given.shape != wanted.shape:
             wide = widen_first(given, wanted, net)
         if given.shape == wanted.shape:
@@ -325,6 +326,7 @@ def compare_weights(
         else:
             report.mismatched.append(f"{key} {tuple(given.shape)}, network {tuple(wanted.shape)}")
 
+    # With `strict` nothing may differ. Otherwise a small share of the tensors may.
     faults = report.missing + report.mismatched + report.unexpected + report.widened
     is_refused = report.share < MIN_MATCHED or (strict and len(faults) > 0)
     if not is_refused:
@@ -400,13 +402,16 @@ def load_pretrained(
 class SavedNetwork:
     """A weights file and the network it belongs to.
 
-    netG: options of the network. scale: size of the output / size of the input.
+    path: the weights file.
+    weights: its tensors by name.
+    netG: options of the network.
+    scale: size of the output / size of the input.
     spike_channels: spike channels per frame.
     spike: options of the spike representation, or None for RGB only.
     spike_data: rate, light and centre of the training spikes (see data/cameras/spike_source.py), or
     None if they are not known.
-    known_from: where the options come from, in words. released: name of the published network, or
-    None.
+    known_from: where the options come from, in words, e.g. "the weights file".
+    released: name of the published network, e.g. "006_VRT_videodeblurring_GoPro", or None.
     """
 
     path: Path

@@ -242,7 +242,7 @@ def _check_interpolation(
     spec: InputSpec,
 ) -> None:
     """Raise OptionError if the options do not fit a network that interpolates."""
-    # A training clip has the given frames and one frame in each gap between them.
+    # A training clip has the given frames and one frame in each gap between them, e.g. 4 + 3 = 7.
     frames = 2 * spec.least_frames - 1
     num_frame = getattr(train, "num_frame", None)
     if num_frame is not None and num_frame != frames:
@@ -254,6 +254,7 @@ def _check_interpolation(
             "given",
             do=f"set it to {frames}",
         )
+    # A network may make several new frames, but the datasets have one sharp frame to train on.
     out_chans = getattr(netG, "out_chans", 3)
     if train and out_chans != 3:
         raise OptionError(

@@ -1,8 +1,8 @@
 """The job of main_test_vrt.py: clips to restore, the share of each rank, and the report.
 
-`restore_clips` restores and scores the clips of a `Job` on all ranks; `write_report` then writes
+`restore_clips` restores and scores the clips of a `Job` on all ranks. Then `write_report` writes
 the results of all clips. Frames and finished clips that are in the output folder already are not
-computed again, so an interrupted test goes on where it stopped.
+computed again, so a test that was interrupted continues where it stopped.
 
     restore_clips -> claim_folder -> plan_work -> restore_share -> finish (each clip)
     write_report  -> metrics.json, table.txt, report.html

@@ -133,6 +133,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     args = parser.parse_intermixed_args(_options_before_lists(argv))
     check_launch_flags(args)
     given = {key for key, value in vars(args).items() if value != parser.get_default(key)}
+    # --tile is "auto" or two numbers, --overlap two numbers.
     tile = args.tile
     if tile != "auto":
         tile = _two_numbers("tile", args.tile)
@@ -141,6 +142,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
         args.weights = str(SHIPPED)
     _refuse_contradictions(args, given)
 
+    # "method.key=value" belongs to the section `method`, all other overrides to the option file.
     overrides = tuple(args.overrides or ())
     method = None
     if args.method is not None:

@@ -117,6 +117,7 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
     given = results["averages"].get("input", {})
     metrics = [metric for metric in COLUMNS if metric in total]
 
+    # A row for each clip, then the mean that was asked for, then the other mean.
     rows = []
     for name, clip in results["clips"].items():
         restored = clip.get("restored", {})
@@ -129,6 +130,7 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
         blurry = {metric: given.get(f"{metric}_{other}_mean") for metric in metrics}
         rows.append(_row(f"mean over {other}s", total["frames"], restored, blurry, metrics))
 
+    # The columns must be in the order of the cells of `_row`.
     header = ["clip", "frames"]
     for metric in metrics:
         header += [COLUMNS[metric].title, "input"]

@@ -117,6 +117,7 @@ class _LayerNorm(torch.autograd.Function):
         channels = x.shape[-1]
         n = x.numel() // channels
         shape = tile(channels)
+        # One program for each tile of rows.
         _norm_forward[(math.ceil(n / shape["ROWS"]),)](
             x, weight, bias, y, n, eps, C=channels, **shape
         )
@@ -133,6 +134,7 @@ class _LayerNorm(torch.autograd.Function):
         shape = tile(channels)
         grad = grad.contiguous()
         grad_x = torch.empty_like(x)
+        # No more programs than tiles. Each writes its sums to its own row of `partial`.
         programs = min(PROGRAMS, math.ceil(n / shape["ROWS"]))
         partial = x.new_empty(programs, 2, channels, dtype=torch.float32)
         _norm_backward[(programs,)](
