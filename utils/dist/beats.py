@@ -107,10 +107,12 @@ class Beats:
             # `multi_get` in `read` waits for a key that does not exist, so create the key with an
             # empty value. If a rank has already written a failure, compare_set leaves it.
             store.compare_set(FAILURE, "", "")
-            # A table of the ranks of each host: on/<machine> is their number, and
-            # on/<machine>/0, on/<machine>/1, ... are the ranks. `add` returns the new number.
-            self.place = store.add(f"on/{self.machine}", 1) - 1  # index among the ranks of its host
-            store.set(f"on/{self.machine}/{self.place}", str(rank))
+            # The store also has a list of the ranks of each host: the key on/<machine> is the
+            # length of the list, and on/<machine>/0, on/<machine>/1, ... are its ranks. `add`
+            # returns the new length. The index of this rank in the list follows from the order of
+            # arrival.
+            self.index_on_host = store.add(f"on/{self.machine}", 1) - 1
+            store.set(f"on/{self.machine}/{self.index_on_host}", str(rank))
 
     # ---- Writing and reading -----------------------------------------------------------------
 
@@ -166,8 +168,8 @@ class Beats:
         * The next rank on this host, because the end of a process can be seen only on its host.
         """
         count_on_host = store.add(f"on/{self.machine}", 0)  # adding 0 reads the number
-        next_place = (self.place + 1) % count_on_host
-        key = f"on/{self.machine}/{next_place}"
+        next_index = (self.index_on_host + 1) % count_on_host
+        key = f"on/{self.machine}/{next_index}"
         next_on_host = _rank_in(key, store.get(key), self.world_size)
         next_rank = (self.rank + 1) % self.world_size
         watched = {0, next_rank, next_on_host}
