@@ -1,8 +1,10 @@
-"""JSON files of data (dataset.json, exposures, calibrations) of any content: read, or refused in
-words.
+"""JSON files of data: whatever such a file holds, it is read or refused in words.
+
+Three kinds of files are read: dataset.json (sizes and timing of spikes), a table of exposures, and
+a calibration (which spike pixel shows the same as a pixel of a frame). Each test writes a right
+file, INFO, EXPOSURE or CALIBRATION, with some keys changed, or a file of other bytes.
 """
 
-import itertools
 import json
 import os
 import time
@@ -18,6 +20,9 @@ from tests.helpers.checked import present
 from tests.helpers.damage import examples
 from utils.errors import DataError, OptionError
 
+# ---- Right files ----
+
+# In planes: the first exposure begins at plane 0, lasts 24 planes, and the next begins at plane 32.
 EXPOSURE = {"start": 0.0, "length": 24.0, "period": 32.0}
 CALIBRATION = {
     "format": 1,
@@ -29,58 +34,80 @@ INFO = {"format": 1, "h": 8, "w": 12}
 
 
 def read_info(path):
+    """Read dataset.json of a folder. path: of the file."""
     return load_info(str(path.parent))
 
 
+def read_table(path):
+    """Read a table of exposures."""
+    return read_exposures(str(path))
+
+
+# Name of a file -> the function that reads it, and the content of a right file.
 READERS = {
     "dataset.json": (read_info, INFO),
-    "exposures.json": (lambda path: read_exposures(str(path)), EXPOSURE),
+    "exposures.json": (read_table, EXPOSURE),
     "calibration.json": (load_calibration, CALIBRATION),
 }
+
+
+# ---- Bytes of a file ----
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_byte_order_mark_is_read_over(tmp_path, name):
     reader, table = READERS[name]
-    (tmp_path / name).write_text(json.dumps(table), encoding="utf-8-sig")
+    path = tmp_path / name
 
-    marked = reader(tmp_path / name)
-    (tmp_path / name).write_text(json.dumps(table), encoding="utf-8")
+    # Some editors of Windows begin a file with this mark.
+    path.write_text(json.dumps(table), encoding="utf-8-sig")
+    marked = reader(path)
+    path.write_text(json.dumps(table), encoding="utf-8")
+    unmarked = reader(path)
 
-    assert marked == reader(tmp_path / name)
-
-
-HOSTILE = {
-    "brackets": b"[" * 100_000,
-    "objects": b'{"a":' * 100_000,
-    "closed": b'{"format": 1, "clips": ' + b'{"a":' * 50 + b"1" + b"}" * 51,
-    "latin": '{"h": "é"}'.encode("latin-1"),
-    "utf-16": json.dumps(INFO).encode("utf-16"),
-    "digits": b'{"format": 1, "h": ' + b"1" * 5000 + b"}",
-    "NaN": b'{"format": NaN, "h": NaN}',
-    "empty": b"",
-    "a list": b"[1, 2]",
-    "a text": b'"x"',
-    "null": b"null",
-    "cut": b'{"format": 1, "h"',
-    "binary": bytes(range(256)),
-}
+    assert marked == unmarked
 
 
-@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+# Bytes of a file that no reader can use.
+HOSTILE = [
+    pytest.param(b"[" * 100_000, id="more lists than Python's stack holds"),
+    pytest.param(b'{"a":' * 100_000, id="more objects than Python's stack holds"),
+    pytest.param(
+        b'{"format": 1, "clips": ' + b'{"a":' * 50 + b"1" + b"}" * 51, id="50 nested objects"
+    ),
+    pytest.param('{"h": "é"}'.encode("latin-1"), id="another encoding"),
+    pytest.param(json.dumps(INFO).encode("utf-16"), id="two bytes a character"),
+    pytest.param(b'{"format": 1, "h": ' + b"1" * 5000 + b"}", id="a number of 5000 digits"),
+    pytest.param(b'{"format": NaN, "h": NaN}', id="NaN"),
+    pytest.param(b"", id="empty"),
+    pytest.param(b"[1, 2]", id="a list"),
+    pytest.param(b'"x"', id="a text"),
+    pytest.param(b"null", id="null"),
+    pytest.param(b'{"format": 1, "h"', id="cut off"),
+    pytest.param(bytes(range(256)), id="binary"),
+]
+
+
+@pytest.mark.parametrize("data", HOSTILE)
 @pytest.mark.parametrize("name", READERS)
 def test_a_file_of_no_use_is_an_error_in_words(tmp_path, name, data):
+    reader, _ = READERS[name]
     (tmp_path / name).write_bytes(data)
+
     begin = time.monotonic()
-
     with pytest.raises((DataError, OptionError)) as error:
-        READERS[name][0](tmp_path / name)
+        reader(tmp_path / name)
+    seconds = time.monotonic() - begin
 
-    text = str(error.value)
-    assert name in text and len(text) < 1500 and time.monotonic() - begin < 2
+    # The message names the file and does not quote all of it.
+    message = str(error.value)
+    assert name in message
+    assert len(message) < 1500
+    assert seconds < 2
 
 
 def test_a_folder_whose_name_is_no_utf_8_is_read(tmp_path):
+    # The byte 0xE9 is an é in Latin-1, and nothing in UTF-8.
     folder = os.path.join(os.fsencode(tmp_path), b"d\xe9fi")
     os.mkdir(folder)
     path = Path(os.fsdecode(folder), "dataset.json")
@@ -95,10 +122,15 @@ def test_a_device_without_end_is_not_read_to_its_end():
 
 
 def test_brackets_in_texts_are_not_counted(tmp_path):
+    # Brackets outside of texts are counted, because too many nested ones would crash the reader.
+    # This text has many, and quotation marks and backslashes that do not end it.
     text = '"[[\\\\' + "[{" * 40 + '\\"' + "[" * 40 + '"'
     (tmp_path / "dataset.json").write_text(f'{{"format": 1, "h": 8, "w": 12, "note": {text}}}')
 
     assert load_info(str(tmp_path)).h == 8
+
+
+# ---- Values of dataset.json ----
 
 
 @pytest.mark.parametrize(
@@ -120,6 +152,7 @@ def test_a_value_of_a_wrong_type_or_range_is_refused(tmp_path, change):
         load_info(str(tmp_path))
 
 
+# Wrong keys and values of one clip, which dataset.json may have under "clips".
 OF_CLIP = [
     {"planes": -1}, {"planes": "24"}, {"gt_plane": "z"}, {"gt_plane": 2**70}, {"gt_plane": -1},
     {"offset": 1.5}, {"offset": 2**70}, {"rate": "20000"}, {"rate": 0}, {"rate": True},
@@ -132,15 +165,20 @@ OF_CLIP = [
 def test_a_wrong_key_or_value_of_a_clip_is_refused_with_its_name(tmp_path, own):
     (tmp_path / "dataset.json").write_text(json.dumps(INFO | {"clips": {"b/2": own}}))
 
-    with pytest.raises(DataError, match=f"clip b/2: .*{next(iter(own))}"):
+    (key,) = own
+    with pytest.raises(DataError, match=f"clip b/2: .*{key}"):
         load_info(str(tmp_path))
 
 
 def test_records_and_nulls_of_a_clip_are_accepted(tmp_path):
+    # These keys are not read, or are null as if they were missing.
     own = {"split": "train", "source": "x.mp4", "planes": None, "offset": None, "rig": {"any": 1}}
     (tmp_path / "dataset.json").write_text(json.dumps(INFO | {"clips": {"a": own}, "planes": 56}))
 
     assert load_info(str(tmp_path)).planes_of("a", 7) == (56, 49)
+
+
+# ---- Exposures ----
 
 
 @pytest.mark.parametrize(
@@ -158,21 +196,27 @@ def test_exposures_out_of_range_are_refused(value):
         read_exposures(value)
 
 
+@pytest.mark.parametrize("offset", [0.0, 2.8, -3.0])
+@pytest.mark.parametrize(("start", "length"), [(0.0, 24.0), (7.5, 24.0), (3.0, 0.6)])
 @pytest.mark.parametrize("period", [0.5, 0.7, 1.0, 24.0, 32.0, 31.4, 1000.0])
-def test_a_file_holds_as_many_exposures_as_end_in_it(period):
-    starts_and_lengths = ((0.0, 24.0), (7.5, 24.0), (3.0, 0.6))
-    for (start, length), offset in itertools.product(starts_and_lengths, (0.0, 2.8, -3.0)):
-        table = {"start": start, "length": length, "period": period}
-        timing = Timing(exposures=read_exposures(table), offset=offset)
-        exposures = present(timing.exposures)[""]
-        for planes in (1, 24, 25, 55, 56, 57, 87, 88, 89, 1000):
-            fitting = 0
-            while sum(exposures.planes_of(fitting, offset)) <= planes:
-                fitting += 1
+def test_a_file_holds_as_many_exposures_as_end_in_it(period, start, length, offset):
+    table = {"start": start, "length": length, "period": period}
+    timing = Timing(exposures=read_exposures(table), offset=offset)
+    # The table names no clip, so its exposures have the key "" and hold for all clips.
+    exposures = present(timing.exposures)[""]
 
-            assert timing.frames("clip", planes) == max(fitting, 1)
+    for planes in (1, 24, 25, 55, 56, 57, 87, 88, 89, 1000):
+        # Count one exposure after the other, until one ends after the last plane.
+        fitting = 0
+        while sum(exposures.planes_of(fitting, offset)) <= planes:
+            fitting += 1
+
+        assert timing.frames("clip", planes) == max(fitting, 1)
 
 
+# ---- Any values ----
+
+# Any value that JSON can hold, nested a little.
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: (
@@ -180,6 +224,7 @@ values = st.recursive(
     ),
     max_leaves=6,
 )
+# The keys that the three kinds of files know.
 keys = st.sampled_from([
     *DatasetInfo.__dataclass_fields__, "format", "recipe", "offset", "length", "start", "period",
     "matrix", "spike_size", "rgb_size", "region", "tick_hz",
