@@ -175,6 +175,7 @@ def test_records_and_nulls_of_a_clip_are_accepted(tmp_path):
     own = {"split": "train", "source": "x.mp4", "planes": None, "offset": None, "rig": {"any": 1}}
     (tmp_path / "dataset.json").write_text(json.dumps(INFO | {"clips": {"a": own}, "planes": 56}))
 
+    # 56 planes a file, and at least 49 in the last one, whose last 7 planes may be missing.
     assert load_info(str(tmp_path)).planes_of("a", 7) == (56, 49)
 
 
