@@ -29,15 +29,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.clip_dataset import check_clips
 from data.clips.clip_reader import described, user_clips
 from data.motion.joint import Solver
-from data.motion.learned import Finder, finder_of
-from data.motion.method import JointMethod, JointOptions, LearnedMotion, joint_options
+from data.motion.learned import finder_of
+from data.motion.method import (
+    JointMethod,
+    JointOptions,
+    LearnedMotion,
+    LearnedParts,
+    joint_options,
+)
 from data.reconstruct import (
     SET_BY_METHOD,
     Reconstruction,
@@ -366,11 +371,12 @@ def with_motion(start: Method, saved: SavedNetwork) -> Method:
     if fusion is None:
         return start
 
-    def parts(device: torch.device) -> tuple[nn.Module, Finder]:
+    def parts(device: torch.device) -> LearnedParts:
         net = motion_of(saved.build())
         assert net is not None
         net = net.to(device).eval()
-        return net.steps, finder_of(net.motion_by, net.motion_net, device)
+        find = finder_of(net.motion_by, net.motion_net, device)
+        return LearnedParts(net.steps, net.few_steps or net.steps, find)
 
     solver = Solver(
         groups=fusion.groups, linearisations=fusion.linearisations, steps=fusion.proposal_steps

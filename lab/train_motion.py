@@ -12,6 +12,9 @@ are means of display values, and wrong motion. Nothing of the videos to choose b
 of the photographs of lab/joint_gain.py, is seen. Sets and samples that are there are not made
 again.
 
+The fusion has two sets of steps. --part says which one is trained: that for few spikes, or that for
+good light. The other one stays as --begin has it.
+
 --plain trains the same conv net on the same samples, but hides the motion and its equations. It
 shows what they are worth.
 
@@ -173,6 +176,7 @@ def main(argv: Sequence[str]) -> int:
     add("--steps", type=int, default=2000, help="optimizer steps, default %(default)s")
     add("--seed", type=int, default=0)
     add("--network", type=Path, required=True, help="weights by lab/train_motion_net.py")
+    add("--part", choices=("few", "good"), default="few", help="default %(default)s")
     add("--begin", type=Path, help="weights with the fusion motion whose steps are trained on")
     add("--plain", action="store_true", help="hide the motion and its equations")
     add("--out", type=Path, help="results folder (default experiments/train_motion)")
@@ -185,24 +189,24 @@ def main(argv: Sequence[str]) -> int:
     operator = read_saved(OPERATOR)
     saved, net = motion_network(operator, args.network)
     if args.begin:
-        begun = motion_fusion_of(read_saved(args.begin).build())
-        assert begun is not None
-        net.steps.load_state_dict(begun.steps.state_dict())
+        begin_at(net, args.begin)
+    trained = steps_of(net, args.part)
     folders = made_sets(out, args.videos)
     find = finder_of(net.motion_by, net.motion_net, CPU)
     samples = {name: samples_of(out, name, folders[name], operator, find) for name in SETS}
     if args.plain:
         hide_motion(samples)
-    parameters = sum(p.numel() for p in net.steps.parameters())
+    parameters = sum(p.numel() for p in trained.parameters())
     print(f"{sum(map(len, samples.values()))} samples, {parameters:,} parameters", flush=True)
 
     _, averaged = motion_network(operator, args.network)
 
     def save(weights: Mapping[str, Tensor], step: int) -> None:
-        averaged.steps.load_state_dict(weights)
+        averaged.load_state_dict(net.state_dict())
+        steps_of(averaged, args.part).load_state_dict(weights)
         write_weights(out / "motion.pth", saved, averaged, step)
 
-    train(net.steps, samples, SOLVER, args.steps, args.seed, save)
+    train(trained, samples, SOLVER, args.steps, args.seed, save)
     return 0
 
 
@@ -223,6 +227,23 @@ def motion_network(
     if network:
         net.fusion.motion_net.load_state_dict(torch.load(network))
     return saved, net.fusion.eval()
+
+
+def steps_of(net: MotionFusion, part: str) -> MotionSteps:
+    """Return the steps for "few" spikes or for "good" light."""
+    if part == "good":
+        return net.steps
+    assert net.few_steps is not None
+    return net.few_steps
+
+
+def begin_at(net: MotionFusion, weights: Path) -> None:
+    """Take over the steps of other weights with this fusion. One set of steps serves as both."""
+    begun = motion_fusion_of(read_saved(weights).build())
+    assert begun is not None
+    net.steps.load_state_dict(begun.steps.state_dict())
+    if net.few_steps is not None:
+        net.few_steps.load_state_dict((begun.few_steps or begun.steps).state_dict())
 
 
 def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, steps: int) -> None:

@@ -148,7 +148,8 @@ class MotionFusion(ExposureFusion):
     step_features, step_layers: size of the conv net of the steps.
     step_count: number of steps. motion_by: what finds the motion: "dis" (optical flow between
     pictures of the spikes), a "network" (models/fusion/motion_net.py), or "both": in dim light the
-    mean of both, else DIS. The rest: as in "exposure".
+    mean of both, else DIS. With "both", few spikes have steps of their own. The rest: as in
+    "exposure".
     """
 
     def __init__(
@@ -172,6 +173,10 @@ class MotionFusion(ExposureFusion):
         self.linearisations = linearisations
         self.proposal_steps = proposal_steps
         self.steps = MotionSteps(step_features, step_layers, step_count)
+        # Of the same form, with other weights, for exposures with few spikes.
+        self.few_steps = None
+        if motion_by == "both":
+            self.few_steps = MotionSteps(step_features, step_layers, step_count)
         self.motion_by = motion_by
         self.motion_net = None if motion_by == "dis" else MotionNet()
 

@@ -13,8 +13,10 @@ from lab.train_motion import (
     OPERATOR,
     SETS,
     Sample,
+    begin_at,
     loss_of,
     motion_network,
+    steps_of,
     train,
     write_weights,
     wrong_motion,
@@ -103,6 +105,19 @@ def test_a_network_that_finds_the_motion_is_taken_over_with_the_weights_of_the_s
     found = present(again.motion_net).state_dict()
     assert wanted.keys() == found.keys()
     assert all(torch.equal(found[key], value) for key, value in wanted.items())
+
+
+def test_steps_for_few_spikes_begin_at_those_of_weights_without_them(tmp_path):
+    operator = read_saved(OPERATOR)
+    saved, by_dis = motion_network(operator)
+    torch.nn.init.normal_(by_dis.steps.tail.weight)
+    write_weights(tmp_path / "motion.pth", saved, by_dis, 3)
+    torch.save(MotionNet().state_dict(), tmp_path / "network.pt")
+    _, net = motion_network(operator, tmp_path / "network.pt")
+    begin_at(net, tmp_path / "motion.pth")
+    for part in ("good", "few"):
+        assert torch.equal(steps_of(net, part).tail.weight, by_dis.steps.tail.weight)
+    assert steps_of(net, "good") is not steps_of(net, "few")
 
 
 def test_the_control_sees_neither_the_motion_nor_its_equations(sample):

@@ -75,6 +75,17 @@ def test_its_first_estimate_is_that_of_exposure_with_the_same_weights():
     assert torch.equal(motion.on_input(lq, spike), exposure.on_input(lq, spike))
 
 
+def test_a_network_and_steps_for_few_spikes_are_there_where_they_are_asked_for():
+    sizes = {}
+    for motion_by in ("dis", "network", "both"):
+        section = {"type": "motion", **SMALL, "motion_by": motion_by}
+        fusion = FUSIONS.build(section, "netG.fusion", spike_channels=S)
+        sizes[motion_by] = {name.partition(".")[0] for name in fusion.state_dict()}
+    assert not {"motion_net", "few_steps"} & sizes["dis"]
+    assert sizes["network"] - sizes["dis"] == {"motion_net"}
+    assert sizes["both"] - sizes["dis"] == {"motion_net", "few_steps"}
+
+
 def test_a_network_of_it_alone_gives_the_first_estimate():
     net = FusionNet({"type": "motion", **SMALL}, spike_channels=S)
     lq, spike = random_clip()
