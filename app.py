@@ -9,6 +9,14 @@ machine alone; what is uploaded and restored is in a temporary folder, which goe
 Each clip is restored by main_test_vrt.py in a process of its own. See docs/python.md.
 """
 
+# How a clip passes through this program:
+#
+#   button "Restore" -> restore() -> start_work() of scripts/parts/uploaded_clip.py checks the files
+#   and starts main_test_vrt.py -> follow() counts the restored frames -> restore() shows the result
+#
+# The page is built with the package gradio. A handler of a button gets the values of the fields
+# that are named as inputs, and returns or yields the new values of the fields named as outputs.
+
 import argparse
 import importlib
 import os
@@ -33,8 +41,13 @@ from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.image import imread_rgb
 from utils.results import read_json
 
-MOST_S = 3600  # that a restoration may take
-LOOK_S = 0.3  # between two looks at the process
+MOST_S = 3600  # seconds after which a restoration is ended
+POLL_S = 0.3  # seconds after which the number of restored frames is shown anew
+# Gradio removes uploaded files, and forgets the restoration of a visitor, after so many seconds.
+VISITOR_S = 7200
+CLEAN_EACH_S = 600  # seconds after which gradio looks for such files again
+MOST_WAITING = 8  # requests that may wait for a restoration to end; more are refused
+
 ABOUT = """# SpikeVRT
 A blurry film or frames and the stream of a spike camera become sharp frames. Give your own files,
 or take the demo clip. A `dataset.json` beside the spikes says their size and rate.
@@ -48,16 +61,21 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--port", type=int, help="port of this machine (from 7860 on, a free one)")
     command = parser.parse_args(arguments)
-    # Taken as Ctrl-C, else it would leave the folder behind.
+
+    # Treat SIGTERM as Ctrl-C. By default it would end the program at once, and leave the temporary
+    # folder behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
     with tempfile.TemporaryDirectory(prefix="spikevrt_app_") as name:
         folder = Path(name)
+        # Settings of gradio, which it takes from environment variables.
         os.environ["GRADIO_TEMP_DIR"] = str(folder / "uploads")
-        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # send nothing to its makers
         page = build_page(gradio(), folder)
-        page.queue(default_concurrency_limit=1, max_size=8)
+        # One restoration at a time. Other visitors wait for its end.
+        page.queue(default_concurrency_limit=1, max_size=MOST_WAITING)
         _, address, _ = page.launch(
-            # A Space sets the variable; elsewhere the page is for this machine alone.
+            # A Hugging Face Space sets the variable. Elsewhere only this machine reaches the page.
             server_name=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
             server_port=command.port,
             share=False,
@@ -71,12 +89,13 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             page.block_thread()  # until Ctrl-C
         finally:
+            # A restoration may still be running. It would write into the folder that is removed.
             process.kill_trees(process.children_of(os.getpid()))
     return 0
 
 
 def gradio() -> Any:
-    """Return the package. Raises OptionError if it is not installed."""
+    """Return the package gradio. Raises OptionError if it is not installed."""
     try:
         return importlib.import_module("gradio")
     except ImportError as e:
@@ -88,10 +107,21 @@ def gradio() -> Any:
         ) from e
 
 
+# ---- The page --------------------------------------------------------------------------------
+
+
 def build_page(gr: Any, folder: Path) -> Any:
-    """Return the page. folder: for the files of all restorations."""
-    with gr.Blocks(title="SpikeVRT", analytics_enabled=False, delete_cache=(600, 7200)) as page:
-        work = gr.State(None, time_to_live=7200, delete_callback=forget)
+    """Return the page.
+
+    gr: the package gradio.
+    folder: the folder in which each restoration makes a folder of its own.
+    """
+    cleaning = (CLEAN_EACH_S, VISITOR_S)
+    with gr.Blocks(title="SpikeVRT", analytics_enabled=False, delete_cache=cleaning) as page:
+        # The last restoration of the visitor (`Work`). Gradio keeps one value for each visitor.
+        work = gr.State(None, time_to_live=VISITOR_S, delete_callback=forget)
+
+        # What the visitor gives.
         gr.Markdown(ABOUT)
         with gr.Row():
             files = partial(gr.File, file_count="multiple", height=160)
@@ -114,21 +144,28 @@ def build_page(gr: Any, folder: Path) -> Any:
             demo = gr.Button("Take the demo clip", elem_id="demo")
             start = gr.Button("Restore", variant="primary", elem_id="restore")
             cancel = gr.Button("Cancel", variant="stop", elem_id="cancel")
+
+        # What the program shows.
         state = gr.HTML(elem_id="state")
         slider = gr.ImageSlider(label="Blurry | restored", format="png", elem_id="slider")
         number = gr.Slider(1, 2, step=1, label="Frame", elem_id="number")
         download = gr.File(label="Results", interactive=False, elem_id="download")
         said = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
-        asked = [frames, spikes, sharp, method, weights, height, width, rate, more]
-        private = {"api_visibility": "private"}
+        # What the buttons do. The arguments of an event are handler, inputs, outputs. The order of
+        # the inputs is the order of start_work's arguments. The order of the outputs is the order
+        # of what `restore` yields.
+        inputs = [frames, spikes, sharp, method, weights, height, width, rate, more]
+        outputs = [work, state, said, slider, number, download]
+        private = {"api_visibility": "private"}  # for this page only, not for programs
         demo.click(partial(demo_clip, folder), None, [frames, spikes, sharp], **private)
-        shown = [work, state, said, slider, number, download]
-        private["show_progress"] = "hidden"  # it would cover what is shown
-        running = start.click(partial(restore, gr, folder), [work, *asked], shown, **private)
-        cancel.click(stop, work, state, cancels=[running], queue=False, **private)
-        last = {"trigger_mode": "always_last"}
-        number.release(compare, [work, number], slider, **private, **last)
+        # Gradio's own progress would cover the fields that show the progress here.
+        hidden = {**private, "show_progress": "hidden"}
+        running = start.click(partial(restore, gr, folder), [work, *inputs], outputs, **hidden)
+        # Not in the queue, where it would wait for the end of what it is to cancel.
+        cancel.click(stop, work, state, cancels=[running], queue=False, **hidden)
+        # If the visitor moves on while a frame is read, only the last position counts.
+        number.release(compare, [work, number], slider, **hidden, trigger_mode="always_last")
     return page
 
 
@@ -136,52 +173,69 @@ def build_page(gr: Any, folder: Path) -> Any:
 
 
 def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Return frames, spikes and sharp frames of the clip of `make demo`, made at the first time."""
+    """Return the files of the clip of `make demo`: blurry frames, spikes, sharp frames.
+
+    folder: where the clips of the demo are. The first call makes them.
+    """
     make_sample(folder / "demo", DEMO)
-    clip = sorted((folder / "demo" / RGB / "test").iterdir())[-1]
-    spikes = folder / "demo" / SPIKES
-    blurry, sharp = (sorted(map(str, (clip / name).iterdir())) for name in ("blur", "sharp"))
-    recorded = sorted(map(str, (spikes / "test" / clip.name / "spike").iterdir()))
-    return blurry, [*recorded, str(spikes / FILE_NAME)], sharp
+    clips = sorted((folder / "demo" / RGB / "test").iterdir())
+    clip = clips[-1]  # the photograph
+    blurry = sorted(map(str, (clip / "blur").iterdir()))
+    sharp = sorted(map(str, (clip / "sharp").iterdir()))
+
+    all_spikes = folder / "demo" / SPIKES
+    spikes = sorted(map(str, (all_spikes / "test" / clip.name / "spike").iterdir()))
+    spikes.append(str(all_spikes / FILE_NAME))  # dataset.json: size and rate of the spikes
+    return blurry, spikes, sharp
 
 
 def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator[tuple[Any, ...]]:
-    """Restore a clip; yield the work, the state, the messages, the slider, its frames, the results.
+    """Restore a clip, and yield what the page shows, anew at each step.
 
-    former: the last restoration of this visitor, whose files go. asked: see `start_work`.
+    former: the last restoration of this visitor. Its files are removed.
+    asked: the values of the fields, the arguments of `start_work` after the folder.
+
+    Yields (work, state, messages, pictures of the slider, number of the frame, results), the
+    outputs in `build_page`.
     """
     forget(former)
     folder = Path(tempfile.mkdtemp(prefix="clip_", dir=folder))
-    empty = (None, gr.update(value=1), None)
-    yield None, progress("looking at the files", 0, 1), "", *empty
+    no_result = (None, gr.update(value=1), None)  # slider, number, results
+    yield None, progress("looking at the files", 0, 1), "", *no_result
+
     work = None
     try:
         work = start_work(folder, *asked)
+        total = len(work.frames)
         for done in follow(work):
-            text = f"{done} of {len(work.frames)} frames restored"
-            yield work, progress(text, done, len(work.frames)), work.messages(), *empty
+            text = f"{done} of {total} frames restored"
+            yield work, progress(text, done, total), work.messages(), *no_result
     except SpikeVRTError as e:
-        yield work, progress("refused"), as_uploaded(str(e), folder), *empty
+        # Wrong files or options, or the restoration took too long.
+        yield work, progress("refused"), as_uploaded(str(e), folder), *no_result
         return
-    except GeneratorExit:  # cancelled, or nobody asks any more
+    except GeneratorExit:
+        # Gradio closes this generator if the visitor cancels or closes the page.
         if work is not None:
             work.remove()
         raise
+
     if work.is_cancelled:
-        yield work, progress("cancelled"), work.messages(), *empty
-    elif work.process.returncode:
-        yield work, progress("refused"), work.messages(), *empty
+        yield work, progress("cancelled"), work.messages(), *no_result
+    elif work.process.returncode != 0:
+        yield work, progress("refused"), work.messages(), *no_result
     else:
-        results = shutil.make_archive(str(folder / "restored"), "zip", work.results)
+        archive = shutil.make_archive(str(folder / "restored"), "zip", work.results)
         count = len(work.restored())
         middle = count // 2 + 1
-        frames = gr.update(maximum=max(count, 2), value=middle)
+        # A slider of gradio needs two positions, also for a clip of one frame.
+        number = gr.update(maximum=max(count, 2), value=middle)
         scores = progress(scores_of(work.results))
-        yield work, scores, work.messages(), compare(work, middle), frames, results
+        yield work, scores, work.messages(), compare(work, middle), number, archive
 
 
 def follow(work: Work) -> Iterator[int]:
-    """Yield the number of restored frames to the end. Raises DataError after MOST_S."""
+    """Yield the number of restored frames until the process ends. Raises DataError after MOST_S."""
     begin = time.monotonic()
     while work.process.poll() is None:
         if time.monotonic() - begin > MOST_S:
@@ -193,41 +247,64 @@ def follow(work: Work) -> Iterator[int]:
                 do="give a part of the clip, or use main_test_vrt.py, which has no such limit",
             )
         yield len(work.restored())
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def stop(work: Work | None) -> str:
+    """End a restoration, if there is one. Returns the new state. Its files stay."""
     if work is not None:
         work.cancel()
     return progress("cancelled")
 
 
 def forget(work: Work | None) -> None:
+    """End a restoration, if there is one, and remove its files."""
     if work is not None:
         work.remove()
 
 
 def compare(work: Work | None, number: int | None) -> tuple[Any, Any] | None:
-    """Return a blurry frame and its restored one, (H, W, 3) uint8 each. number: from 1."""
-    restored = work.restored() if work is not None else []
-    if work is None or not restored:
+    """Return a blurry frame and the restored one, (H, W, 3) uint8 each, for the slider.
+
+    number: number of the frame, from 1. None, from an empty field, means the first frame.
+
+    Returns None if no frame is restored yet.
+    """
+    if work is None:
         return None
+    restored = work.restored()
+    if not restored:
+        return None
+    # The last restored frame stands for frames that are not restored yet.
     index = min(number or 1, len(restored)) - 1
     return work.frames.read(index), imread_rgb(restored[index])
 
 
+# ---- Texts of the page -----------------------------------------------------------------------
+
+
 def progress(text: str, done: int = 0, total: int = 0) -> str:
-    bar = f'<progress value="{done}" max="{total}"></progress> ' if total else ""
+    """Return the state as HTML: a text in bold, with a progress bar before it if total is not 0."""
+    bar = ""
+    if total:
+        bar = f'<progress value="{done}" max="{total}"></progress> '
     return f"{bar}<b>{escape(text)}</b>"
 
 
 def scores_of(results: Path) -> str:
-    """Return the PSNR in words, where there are sharp frames. Frames in grey have that of luma."""
+    """Return the scores in words, e.g. "PSNR: blurry 25.10 dB, restored 31.20 dB".
+
+    results: a results folder of main_test_vrt.py.
+
+    Without sharp frames there are no scores, and the text is "restored".
+    """
     averages = read_json(results / "metrics.json")["averages"]
+    # Grey restored frames have no PSNR of colours. Their score is the PSNR of luma.
     for key, name in (("psnr", "PSNR"), ("psnr_y", "PSNR-Y")):
-        values = [averages.get(kind, {}).get(key) for kind in ("input", "restored")]
-        if None not in values:
-            return "{}: blurry {:.2f} dB, restored {:.2f} dB".format(name, *values)
+        blurry = averages.get("input", {}).get(key)
+        restored = averages.get("restored", {}).get(key)
+        if blurry is not None and restored is not None:
+            return f"{name}: blurry {blurry:.2f} dB, restored {restored:.2f} dB"
     return "restored"
 
 

@@ -40,23 +40,37 @@ from utils.run.history import LINES_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
-SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
-STOPPED = 75  # the exit code of a run that a signal stopped: the same command resumes it
-TRAIN_S = 60.0
+RESTORATION = ROOT / "options/operators/exposure_alone.json"  # option file of the first part
+SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # and of the second part
+# The exit code of a run that a signal stopped. The same command resumes such a run.
+STOPPED = 75
+TRAIN_S = 60.0  # seconds of training
+
+
+# ---- The clips -------------------------------------------------------------------------------
 
 
 def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], np.ndarray]:
-    """See `Size`: clip 0 is a made scene, clip 1 the photograph."""
+    """Return the scene of a clip: a function from a spike plane to the light of this moment.
+
+    planes: number of spike planes of the clip.
+    clip: number of the clip; 0 is a made scene, 1 is the photograph.
+    """
     layers = make_layers(rng, planes, DEMO.side)
     if clip == 1:
+        # Only the first layer, the background, with the photograph as its picture. It keeps the
+        # motion of the background, which looks like the motion of a camera.
         photo = simulate.to_linear(imread_rgb(PHOTO).astype(np.float32) / 255)
-        layers = [
-            replace(layers[0], sheet=np.concatenate((photo, np.ones_like(photo[..., :1])), axis=2))
-        ]
+        opaque = np.ones_like(photo[..., :1])
+        sheet = np.concatenate((photo, opaque), axis=2)  # (H, W, 4): R, G, B, cover
+        layers = [replace(layers[0], sheet=sheet)]
     return partial(render, layers)
 
 
 DEMO = Size("demo", {"test": 2}, 8, scene, version=1, side=256)
+
+
+# ---- The command -----------------------------------------------------------------------------
 
 
 @with_exit_code
@@ -80,33 +94,59 @@ def main(arguments: list[str] | None = None) -> int:
         "--root", type=Path, default=Path("experiments"), help="folder of runs (%(default)s)"
     )
     command = parser.parse_args(arguments)
-    import main_test_vrt  # not before --help: it brings torch
-    from models.restore.request import SHIPPED
 
     make_sample(command.data, DEMO)
-    roots = {"gt": RGB, "lq": RGB, "spike": SPIKES}
-    overrides = ["task=demo"]
-    for key, name in roots.items():
-        overrides.append(f"datasets.test.dataroot_{key}={command.data / name / 'test'}")
-    code = main_test_vrt.main([
-        "--opt", str(ROOT / "options/operators/exposure_alone.json"), "--weights", str(SHIPPED),
-        "--output", str(command.output), "--save", "comparison", "--fps", "5", "--overwrite",
-        *overrides,
-    ])  # fmt: skip
-    if code:
+    code = restore(command.data, command.output)
+    if code != 0:
         return code
+
     page = (command.output / "report.html").resolve()
     print(f"\nopen {page}")
-    # Elsewhere a browser might take the terminal
+    # On Linux without a display a browser of the terminal might start, and take the terminal.
     if os.environ.get("DISPLAY") or sys.platform == "darwin":
         webbrowser.open(page.as_uri())
+
     if command.train_s <= 0:
         return 0
     return train(command.sample, command.root, command.train_s, page)
 
 
+# ---- First part: restore ---------------------------------------------------------------------
+
+
+def restore(data: Path, output: Path) -> int:
+    """Restore the clips of the demo with the shipped weights. Returns the exit code."""
+    import main_test_vrt  # not before --help: it brings torch
+    from models.restore.request import SHIPPED
+
+    arguments = ["--opt", str(RESTORATION), "--weights", str(SHIPPED), "--output", str(output)]
+    arguments += ["--save", "comparison", "--fps", "5", "--overwrite", "task=demo"]
+    arguments += data_roots("test", data)
+    return main_test_vrt.main(arguments)
+
+
+def data_roots(split: str, data: Path) -> list[str]:
+    """Return options for the folders of a made data set, e.g.
+    "datasets.test.dataroot_gt=trainsets/demo/GOPRO_Large/test".
+
+    split: "train" or "test". data: folder of the set.
+    """
+    options = []
+    for kind, folder in (("gt", RGB), ("lq", RGB), ("spike", SPIKES)):
+        options.append(f"datasets.{split}.dataroot_{kind}={data / folder / split}")
+    return options
+
+
+# ---- Second part: train ----------------------------------------------------------------------
+
+
 def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
-    """Train the sample run for a while, and add its curves to the page. Returns the exit code."""
+    """Train the sample run for a while, and add its curves to the page. Returns the exit code.
+
+    sample: folder of the training data, which is made if it is not there.
+    root: folder of runs.
+    page: the report of the restored clips.
+    """
     make_sample(sample, SAMPLE)
     print(f"\nnow training a small network on made clips, for {seconds:.0f} s:\n", flush=True)
     code = train_for(seconds, sample, root)
@@ -124,19 +164,18 @@ def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
 
 
 def train_for(seconds: float, sample: Path, root: Path) -> int:
-    """Start the sample run, or resume it, and stop it as a scheduler would.
+    """Start the sample run, or resume it, and stop it as a scheduler would. Returns its exit code.
 
-    seconds: counted from the first line of losses, so that there are curves on a slow machine too.
+    seconds: time from the first line of losses to the signal. The start before it may take long on
+    a slow machine, and there are curves all the same.
     """
-    history = root / SAMPLE_RUN.stem / LINES_NAME
-    before = history.stat().st_size if history.is_file() else 0
-    folders = []
-    for split in ("train", "test"):
-        for key, name in (("gt", RGB), ("lq", RGB), ("spike", SPIKES)):
-            folders.append(f"datasets.{split}.dataroot_{key}={sample / name / split}")
+    history = root / SAMPLE_RUN.stem / LINES_NAME  # losses, a line is added at each log step
+    bytes_before = _size(history)
+    folders = data_roots("train", sample) + data_roots("test", sample)
     launcher = [ROOT / "launch_train.sh", "1", SAMPLE_RUN, f"path.root={root}", *folders]
     with subprocess.Popen(launcher) as run:
-        while run.poll() is None and not (history.is_file() and history.stat().st_size > before):
+        # Wait for the first line of losses, or for the end of the run.
+        while run.poll() is None and _size(history) <= bytes_before:
             time.sleep(0.1)
         try:
             return run.wait(seconds)
@@ -145,8 +184,13 @@ def train_for(seconds: float, sample: Path, root: Path) -> int:
             return run.wait()
 
 
+def _size(file: Path) -> int:
+    """Return the bytes of a file; 0 if it does not exist."""
+    return file.stat().st_size if file.is_file() else 0
+
+
 def add_curves(page: Path, curves: Path) -> None:
-    """Show a picture of curves at the end of a page."""
+    """Add a picture of curves at the end of a page. The page holds the picture itself."""
     text = page.read_text(encoding="utf-8")
     picture = base64.b64encode(curves.read_bytes()).decode("ascii")
     section = (
