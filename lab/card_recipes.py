@@ -1,11 +1,17 @@
-"""How many clips each GPU takes at once, from the counted memory of docs/ddp.md: the table of
-docs/gpu.md.
+"""Compute how many clips a GPU can take at once, and print the tables of docs/gpu.md and ddp.md.
 
     python lab/card_recipes.py
 
-As many clips as fit into half of what a step may use: an H200 took 34.3 GB for 8 clips where 39.7
-GB are counted, and 5.1 GB for one (docs/gpu.md). Accumulation costs no arithmetic, recomputation
-does.
+Every recipe trains the published batch of 8 clips per step: GPUs x clips at once x passes. A GPU
+with little memory takes few clips at once, and sums the gradients of several passes.
+
+The memory of a step is computed from the memory of one clip, which docs/ddp.md says ("A = 4.47 GB
+for each clip"). A step takes at most half of what it may use of a card (HALF), so there is a large
+reserve. Fewer clips at once cost little, because several passes compute nothing twice. If the
+memory were short, blocks would be computed again in the backward pass (netG.checkpoint).
+
+The computed memory is more than the memory that is used. An H200 took 34.3 GB for 8 clips where
+39.7 GB are computed, and 5.1 GB for one clip (docs/gpu.md).
 """
 
 import re
@@ -18,63 +24,102 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from lab.tools import ROOT
 from models.vrt.fit_memory import BYTES_PER_PARAMETER, GB, MARGIN
 
-BATCH = 8  # in all, as published
-SHARE = 0.9  # of a card's memory; CUDA itself needs some
-PARAMETERS = 20e6  # of network 006 with its fusion, at most
-GPUS, CARDS = (8, 4, 1), (24, 40, 80, 141)
+BATCH = 8  # clips of a step on all GPUs, as published
+CLIPS_AT_ONCE = (1, 2, 4, 8)  # the divisors of BATCH
+GPUS = (8, 4, 1)
+CARDS = (24, 40, 80, 141)  # memory of a card in GB
+SHARE = 0.9  # of a card's memory may be used; CUDA itself needs some
+HALF = 0.5  # of the usable memory that a step takes at most
+PARAMETERS = 20e6  # network 006 with its fusion has 18.3 million; a little more, to be safe
+CROP = 192  # pixels along a side of a training clip; docs/ddp.md says the memory of this size
+
+
+# ---- Memory and recipes ----------------------------------------------------------------------
 
 
 def counted_gb() -> float:
-    """Activations of one clip, with every block recomputed or not."""
+    """Return the GB of activations of one clip of CROP x CROP pixels, as docs/ddp.md says them."""
     text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
-    (gb,) = re.findall(r"\bA = ([\d.]+) GB for each clip", text)
+    [gb] = re.findall(r"\bA = ([\d.]+) GB for each clip", text)
     return float(gb)
 
 
 def step_gb(clips: int, activations_gb: float) -> float:
-    """A training step with fit_memory's margin."""
-    return MARGIN * (PARAMETERS * BYTES_PER_PARAMETER / GB + clips * activations_gb)
+    """Return the GB of a training step, with the margin of models/vrt/fit_memory.py.
+
+    clips: number of clips at once. activations_gb: GB of activations of one clip.
+    """
+    # Weights, gradients and moments of Adam.
+    of_parameters = PARAMETERS * BYTES_PER_PARAMETER / GB
+    return MARGIN * (of_parameters + clips * activations_gb)
 
 
 def clips_at_once(gpus: int, card: int) -> int:
-    """Clips per GPU and pass, a divisor of the GPU's share of the batch."""
-    most, share = counted_gb(), BATCH // gpus
-    return max(
-        (n for n in (1, 2, 4, 8) if n <= share and step_gb(n, most) <= 0.5 * SHARE * card),
-        default=1,
-    )
+    """Return how many clips a GPU takes at once: the largest number that fits, at least 1.
+
+    gpus: number of GPUs. card: memory of a GPU in GB.
+    """
+    clips_of_gpu = BATCH // gpus  # in a step
+    limit_gb = HALF * SHARE * card
+    most = 1
+    for clips in CLIPS_AT_ONCE:
+        if clips <= clips_of_gpu and step_gb(clips, counted_gb()) <= limit_gb:
+            most = clips
+    return most
 
 
 def file_for(gpus: int, card: int) -> Path:
-    """The option file of the smallest card that takes as many clips."""
+    """Return the option file for GPUs of a size. Cards that take as many clips share a file.
+
+    The name says the smallest of these cards, e.g. options/gpu/006_rgbspike_bf16_1x24gb.json is for
+    24 and for 40 GB.
+    """
     clips = clips_at_once(gpus, card)
-    least = min(other for other in CARDS if clips_at_once(gpus, other) == clips)
-    return ROOT / f"options/gpu/006_rgbspike_bf16_{gpus}x{least}gb.json"
+    cards = [other for other in CARDS if clips_at_once(gpus, other) == clips]
+    return ROOT / f"options/gpu/006_rgbspike_bf16_{gpus}x{min(cards)}gb.json"
+
+
+# ---- Tables ----------------------------------------------------------------------------------
 
 
 def table() -> Iterator[str]:
+    """Yield the rows of "Which option file for which GPU" in docs/gpu.md.
+
+    A row: GPUs, cards, option file, clips at once x passes, GB of a step.
+    """
     for gpus in GPUS:
-        for file in dict.fromkeys(file_for(gpus, card) for card in CARDS):
-            cards = ", ".join(f"{card} GB" for card in CARDS if file_for(gpus, card) == file)
-            clips = clips_at_once(
-                gpus, next(card for card in CARDS if file_for(gpus, card) == file)
-            )
+        cards_of_file: dict[Path, list[int]] = {}
+        for card in CARDS:
+            cards_of_file.setdefault(file_for(gpus, card), []).append(card)
+
+        for file, cards in cards_of_file.items():
+            names = ", ".join(f"{card} GB" for card in cards)
+            clips = clips_at_once(gpus, cards[0])
+            passes = BATCH // gpus // clips
             gb = step_gb(clips, counted_gb())
-            batch = f"{clips} x {BATCH // gpus // clips}"
-            yield f"| {gpus} | {cards} | `{file.relative_to(ROOT)}` | {batch} | {gb:.1f} |"
+            path = file.relative_to(ROOT)
+            yield f"| {gpus} | {names} | `{path}` | {clips} x {passes} | {gb:.1f} |"
 
 
 def small_table() -> Iterator[str]:
-    """The lines of docs/ddp.md: options for cards of less than 24 GB, one clip at a time."""
-    most = least = counted_gb()
-    crops = [(gpus, 16, 192) for gpus in GPUS] + [(1, 4, 128), (1, 2, 64)]
-    for gpus, card, crop in crops:
-        gb = step_gb(1, most if crop == 192 else least * (crop / 192) ** 2)
-        options = (
-            f"netG.memory_budget_gb={SHARE * card:.1f} train.accumulation_steps={BATCH // gpus}"
-        )
-        options += f" datasets.train.gt_size={crop}" if crop < 192 else ""
-        yield f"| {gpus} | {card} GB | `{options}` | {gb:.1f} |"
+    """Yield the rows of docs/ddp.md for GPUs of less than 24 GB, which take one clip at a time.
+
+    A row: GPUs, card, options, GB of a step.
+    """
+    # GPUs, GB of a card, side of the crop. GPUs of 4 and 2 GB need smaller crops.
+    rows = [(gpus, 16, CROP) for gpus in GPUS]
+    rows += [(1, 4, 128), (1, 2, 64)]
+    for gpus, card, crop in rows:
+        # Activations grow with the number of pixels.
+        activations_gb = counted_gb() * (crop / CROP) ** 2
+        gb = step_gb(1, activations_gb)
+        options = [
+            f"netG.memory_budget_gb={SHARE * card:.1f}",
+            f"train.accumulation_steps={BATCH // gpus}",
+        ]
+        if crop < CROP:
+            options.append(f"datasets.train.gt_size={crop}")
+        yield f"| {gpus} | {card} GB | `{' '.join(options)}` | {gb:.1f} |"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Is the difference of two runs' loss curves larger than that between seeds?
+"""Compare the loss curves of two runs: do they differ by more than the curves of two seeds?
 
-Writes OUT.json and OUT.png.
+    python -m lab.compare_curves experiments/fp32 experiments/bf16 \\
+        --noise experiments/seed1 --out docs/benchmarks/amp
 
-python -m lab.compare_curves experiments/fp32 experiments/bf16 --noise experiments/seed1 --out
-docs/benchmarks/amp
+--noise: repetitions of the first run with another train.manual_seed.
 
---noise: repetitions of the first run with another train.manual_seed. Exit code 1 where the
-difference is larger.
+Writes OUT.json, with the figures, and OUT.png, with the curves. The exit code is 1 if the two runs
+differ by more than the first run and its repetitions.
+
+How it is computed: each curve is smoothed, and divided by the first curve. The root mean square of
+the change from 1 is the figure that is compared (`rms`).
 """
 
 import argparse
@@ -35,46 +38,90 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args(argv)
+
+    # The first curve is the reference. The second is compared with it. The others are of seeds.
     names = run_names(args.runs)
-    scalars = (read_history(run)[args.tag] for run in (*args.runs, *args.noise))
-    histories = [{int(step): value for step, value in scalar} for scalar in scalars]
-    steps = sorted(set.intersection(*map(set, histories)))
-    kernel = np.full(args.smooth, 1 / args.smooth)
-    curves = np.array(
-        [np.convolve([history[step] for step in steps], kernel, "valid") for history in histories]
-    )
-    # Relative to the first curve: the second one, and those of other seeds, of which the largest
-    # count.
-    figures = [
-        {
-            "rms": float(np.sqrt(np.mean(d**2))),
-            "largest": float(np.abs(d).max()),
-            "last": float(abs(d[-1])),
-        }
-        for d in (curves[1:] - curves[0]) / np.abs(curves[0])
-    ]
-    noise = {key: max(f[key] for f in figures[1:]) for key in figures[0]}
+    steps, curves = read_curves([*args.runs, *args.noise], args.tag, args.smooth)
+
+    reference = curves[0]
+    differences = [difference(curve, reference) for curve in curves[1:]]
+    of_runs = differences[0]
+    of_seeds = differences[1:]
+    # Of several seeds, the largest difference counts.
+    noise = {}
+    for key in of_runs:
+        noise[key] = max(of_seed[key] for of_seed in of_seeds)
+
     result = {
         "tag": args.tag,
         "runs": names,
         "smooth": args.smooth,
-        "difference": figures[0],
+        "difference": of_runs,
         "noise": noise,
+        "is_within_noise": of_runs["rms"] <= noise["rms"],
     }
-    result["is_within_noise"] = figures[0]["rms"] <= noise["rms"]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    labels = [*names, *["another seed"] * len(args.noise)]
+    figure = plot(steps, curves, labels, args.tag)
+    figure.savefig(args.out.with_suffix(".png"), dpi=110)
+
+    print(json.dumps(result, indent=2))
+    return 0 if result["is_within_noise"] else 1
+
+
+def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.ndarray]:
+    """Read a scalar of several runs, at the steps that all of them have logged.
+
+    tag: name of the scalar in the history, e.g. "train/loss".
+    smooth: number of log entries in a running mean.
+
+    Returns the N steps, and the smoothed curves (runs, N). Each value is the mean of the last
+    `smooth` entries, so the first `smooth` - 1 common steps have no value, and are left out.
+    """
+    histories = []  # of each run: step -> value
+    for run in runs:
+        histories.append({int(step): value for step, value in read_history(run)[tag]})
+
+    common = set(histories[0])
+    for history in histories[1:]:
+        common = common & set(history)
+    steps = sorted(common)
+
+    weights = np.full(smooth, 1 / smooth)
+    curves = []
+    for history in histories:
+        values = [history[step] for step in steps]
+        curves.append(np.convolve(values, weights, "valid"))
+    return steps[smooth - 1 :], np.array(curves)
+
+
+def difference(curve: np.ndarray, reference: np.ndarray) -> dict[str, float]:
+    """Return how much a curve differs from a reference, as a fraction of the reference.
+
+    rms: root mean square over all steps. largest: at the step with the largest difference. last: at
+    the last step.
+    """
+    change = (curve - reference) / np.abs(reference)
+    return {
+        "rms": float(np.sqrt(np.mean(change**2))),
+        "largest": float(np.abs(change).max()),
+        "last": float(abs(change[-1])),
+    }
+
+
+def plot(steps: list[int], curves: np.ndarray, labels: list[str], tag: str) -> Figure:
+    """Plot the curves above, and below their difference from the first one in percent."""
     figure = Figure(figsize=(7, 6), layout="tight")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    for curve, label in zip(curves, [*names, *["another seed"] * len(args.noise)], strict=True):
-        top.plot(steps[args.smooth - 1 :], curve, label=label, linewidth=1.2)
-        bottom.plot(steps[args.smooth - 1 :], 100 * (curve / curves[0] - 1), linewidth=1.2)
-    top.set(ylabel=args.tag, yscale="log")
+    for curve, label in zip(curves, labels, strict=True):
+        top.plot(steps, curve, label=label, linewidth=1.2)
+        percent = 100 * (curve / curves[0] - 1)
+        bottom.plot(steps, percent, linewidth=1.2)
+    top.set(ylabel=tag, yscale="log")
     top.legend()
-    bottom.set(xlabel="step", ylabel=f"% from {names[0]}")
-    figure.savefig(args.out.with_suffix(".png"), dpi=110)
-    print(json.dumps(result, indent=2))
-    return int(not result["is_within_noise"])
+    bottom.set(xlabel="step", ylabel=f"% from {labels[0]}")
+    return figure
 
 
 if __name__ == "__main__":

@@ -1,7 +1,20 @@
-"""The pictures of the documents, at twice their size, of what `make demo` and `make sample` made.
+"""Make the pictures of the documents, in docs/images, from the results of `make demo` and `make
+sample`.
 
-python -m lab.demo_picture    needs Chromium and its driver, and requirements-test.txt; trains 30
-steps for the terminal
+    python -m lab.demo_picture
+
+Needs Chromium and its driver, and requirements-test.txt.
+
+    demo.webp                the two restored clips, moving
+    training_report.webp     the page of a run
+    sample_page.webp         the page of a training sample
+    spike_player.webp        a picture of `spike_tool.py play`
+    sample_strip.webp        a validated frame
+    tensorboard.webp         TensorBoard's page of a run
+    bar.webp                 a training on a terminal; 30 steps are trained for it
+
+All but demo.webp are screenshots or pictures at two or three times their size, so that they are
+sharp on screens with small pixels.
 """
 
 import html
@@ -24,134 +37,190 @@ from tests.helpers.terminal import in_terminal, screen
 from utils.image import comparison_strip, imread_rgb, imwrite_rgb, panels_of
 from utils.video import VideoReader
 
-OUT, SAMPLE = Path("docs/images"), "options/vrt/000_train_vrt_sample_rgbspike.json"
-RUN, STRIP = Path("experiments/000_train_vrt_sample_rgbspike"), "images/SAMPLE00_test/500.png"
-SPIKES = "trainsets/demo/GOPRO_Large_spike_seq/test/DEMO01_test/spike/000004.dat"
-CLIPS, PANELS = ("DEMO01_test", "DEMO00_test"), ("blurry", "spikes", "restored", "sharp")
-SHOWN = ("train/loss", "train/lr", "train/grad_norm", "val/psnr", "val/ssim", "ranks/forward_s/0")
-# Of the run on a terminal; the picture shows it with the last such bar
-STEPS, LAST = (
-    30,
-    rb" [78]\d%\|",
-)
-STYLE = (
-    "body{margin:0;background:#1e1e1e;color:#ddd} "
-    "pre{margin:0;padding:10px;font:13px/1.4 monospace}"
-)
+OUT = Path("docs/images")
+
+# What `make demo` has made.
+DEMO_RESULTS = Path("experiments/demo")
+DEMO_CLIPS = ("DEMO01_test", "DEMO00_test")  # the upper one and the lower one
+DEMO_SPIKES = "trainsets/demo/GOPRO_Large_spike_seq/test/DEMO01_test/spike/000004.dat"
+# The pictures beside one another in a frame of the demo's videos.
+PANELS = ("blurry", "spikes", "restored", "sharp")
+
+# What `make sample` has made.
+SAMPLE_OPTIONS = "options/vrt/000_train_vrt_sample_rgbspike.json"
+SAMPLE_RUN = Path("experiments/000_train_vrt_sample_rgbspike")
+SAMPLE_STRIP = SAMPLE_RUN / "images/SAMPLE00_test/500.png"
 
 
-def frames(clip: str) -> list[np.ndarray]:
-    video = VideoReader(Path("experiments/demo") / f"{clip}_comparison.mp4")
-    return [video.read(index) for index in range(video.num_frames)]
+def main() -> None:
+    make_demo_animation(OUT / "demo.webp")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        report = folder / "training_report.html"
+        compare_runs.main([str(SAMPLE_RUN), "--out", str(report)])
+        save_screenshot(report, 1700)
+
+        sample = folder / "sample_page.html"
+        show_sample.main(["--opt", SAMPLE_OPTIONS, "--index", "20", "--out", str(sample)])
+        save_screenshot(sample, 1400)
+
+        video = folder / "play.mp4"
+        spike_tool.main(["play", DEMO_SPIKES, "--out", str(video)])
+        middle_plane = VideoReader(video).read(44)  # of 88
+        save_enlarged(middle_plane, 3, folder / "spike_player.png")
+
+        save_enlarged(imread_rgb(SAMPLE_STRIP), 2, folder / "sample_strip.png")
+        save_tensorboard(SAMPLE_RUN, folder / "tensorboard.png")
+        save_terminal(SAMPLE_OPTIONS, folder / "bar.png")
+
+        for path in folder.glob("*.png"):
+            picture = Image.open(path).convert("RGB")
+            picture.save(OUT / f"{path.stem}.webp", quality=85, method=6)
 
 
-def moving_picture(path: Path) -> None:
+# ---- The restored clips ----------------------------------------------------------------------
+
+
+def make_demo_animation(path: Path) -> None:
+    """Write an animation of the two clips of the demo, one above the other."""
+    upper_clip, lower_clip = DEMO_CLIPS
+    upper_frames = read_frames(upper_clip)
+    lower_frames = read_frames(lower_clip)
     pictures = []
-    for strips in zip(*map(frames, CLIPS), strict=True):
-        rows = []
-        for strip in strips:
-            panels = panels_of(strip[:, : strip.shape[1] // 4 * 4], PANELS)
-            rows.append(comparison_strip({name: panels[name] for name in PANELS[:3]}))
+    for upper, lower in zip(upper_frames, lower_frames, strict=True):
+        rows = (without_sharp(upper), without_sharp(lower))
         pictures.append(Image.fromarray(np.concatenate(rows)))
-    rest = [*pictures[1:], *pictures[-2:0:-1]]  # there and back
-    pictures[0].save(
-        path, save_all=True, append_images=rest, duration=200, loop=0, quality=60, method=6
+
+    # Play forwards, then backwards, so that nothing jumps. The first and the last picture are shown
+    # once in each round.
+    first = pictures[0]
+    forwards = pictures[1:]
+    backwards = pictures[-2:0:-1]
+    first.save(
+        path,
+        save_all=True,
+        append_images=[*forwards, *backwards],
+        duration=200,  # milliseconds of a picture
+        loop=0,  # without end
+        quality=60,
+        method=6,
     )
 
 
-def top_of_page(page: Path, height: int) -> None:
-    """A picture beside a page 900 pixels wide, of which `height` are shown."""
+def read_frames(clip: str) -> list[np.ndarray]:
+    """Return the frames of a clip's comparison video, (H, W, 3) each."""
+    video = VideoReader(DEMO_RESULTS / f"{clip}_comparison.mp4")
+    return [video.read(index) for index in range(video.num_frames)]
+
+
+def without_sharp(strip: np.ndarray) -> np.ndarray:
+    """Return a frame of a comparison video without the last of its PANELS, the sharp frame."""
+    # A video may be a few pixels wider than its panels. All panels have the same width.
+    width = strip.shape[1] // len(PANELS) * len(PANELS)
+    panels = panels_of(strip[:, :width], PANELS)
+    return comparison_strip({name: panels[name] for name in PANELS[:3]})
+
+
+# ---- Pages and pictures ----------------------------------------------------------------------
+
+
+def save_screenshot(page: Path, height: int) -> None:
+    """Write the top of a page as a PNG beside the page, twice as large: 900 x `height` pixels."""
     with headless_browser(900, height, 2) as browser:
         browser.get(page.as_uri())
         browser.save_screenshot(str(page.with_suffix(".png")))
 
 
-def enlarged(picture: np.ndarray, factor: int, path: Path) -> None:
-    imwrite_rgb(
-        path, cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
-    )
+def save_enlarged(picture: np.ndarray, factor: int, path: Path) -> None:
+    """Write a picture enlarged by a whole factor, with sharp pixels."""
+    enlarged = cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
+    imwrite_rgb(path, enlarged)
 
 
-def scalars(run: Path, picture: Path) -> None:
-    """TensorBoard's page of a run, once the names of all SHOWN are there; it draws only the cards
-    that are in sight.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(run / "tb_logger"),
-        "--load_fast",
-        "false",
-    ]
-    command += ["--host", "127.0.0.1", "--port", "0"]
+# ---- TensorBoard -----------------------------------------------------------------------------
+
+# The scalars of the picture. TensorBoard draws only the cards that are in sight.
+SCALARS = ("train/loss", "train/lr", "train/grad_norm", "val/psnr", "val/ssim", "ranks/forward_s/0")
+
+
+def save_tensorboard(run: Path, picture: Path) -> None:
+    """Write a screenshot of TensorBoard's page of a run, with the curves of SCALARS."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(run / "tb_logger")]
+    command += ["--load_fast", "false", "--host", "127.0.0.1", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
     try:
-        address = next(
-            found[0] for line in process.stdout if (found := re.search(r"http://\S+?:\d+/", line))
-        )
-        tags = "|".join(f"^{re.escape(tag)}$" for tag in SHOWN)
+        # The page shows the scalars whose names match this expression.
+        names = "|".join(f"^{re.escape(tag)}$" for tag in SCALARS)
+        address = f"{_address_of(process)}?tagFilter={quote(names)}#timeseries"
         with headless_browser(1280, 1160, 2) as browser:
-            browser.get(f"{address}?tagFilter={quote(tags)}#timeseries")
-            body = browser.find_element("tag name", "body")  # its text breaks names into pieces
-            WebDriverWait(browser, 300).until(
-                lambda _: all(tag in body.text.replace("\n", "") for tag in SHOWN)
-            )
-            browser.find_element(
-                "xpath", "//button[contains(., 'Settings')]"
-            ).click()  # closes its side bar
-            time.sleep(3)  # the curves are drawn
+            browser.get(address)
+            body = browser.find_element("tag name", "body")
+
+            def has_all_names(_: object) -> bool:
+                text = body.text.replace("\n", "")  # the page breaks long names into lines
+                return all(tag in text for tag in SCALARS)
+
+            WebDriverWait(browser, 300).until(has_all_names)
+            # This button closes the side bar.
+            browser.find_element("xpath", "//button[contains(., 'Settings')]").click()
+            time.sleep(3)  # until the curves are drawn; nothing on the page says when they are
             browser.save_screenshot(str(picture))
     finally:
         process.terminate()
         process.wait(30)
 
 
-def bar(options: str, picture: Path) -> None:
-    """A training run on a terminal: the log, and the bar below it."""
+def _address_of(process: subprocess.Popen[str]) -> str:
+    """Return the address that TensorBoard prints once it serves its page."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        found = re.search(r"http://\S+?:\d+/", line)
+        if found is not None:
+            return found[0]
+    raise SystemExit("TensorBoard has ended without an address")
+
+
+# ---- A training on a terminal ----------------------------------------------------------------
+
+STEPS = 30
+# The progress bar when 70 to 89 % of the steps are done. The picture shows the last such bar.
+NEARLY_DONE = rb" [78]\d%\|"
+STYLE = (
+    "body{margin:0;background:#1e1e1e;color:#ddd} "
+    "pre{margin:0;padding:10px;font:13px/1.4 monospace}"
+)
+
+
+def save_terminal(options: str, picture: Path) -> None:
+    """Train for STEPS steps on a terminal, and write a picture of its screen near the end.
+
+    options: the option file. The picture has the lines of the log, and the bar below them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         code, written = in_terminal(
             "main_train_vrt.py", "--opt", options, f"path.root={folder}",
             f"train.total_iter={STEPS}", "train.checkpoint_test=20", limit_s=600,
         )  # fmt: skip
-        if code:
+        if code != 0:
             raise SystemExit(written.decode())
-        bar = [found.start() for found in re.finditer(LAST, written)][-1]
-        rows = screen(written[: written.index(b"\r", bar)])
-        page = Path(folder, "terminal.html")
+
+        # What the program had written when it drew that bar. A carriage return ends a bar.
+        bars = list(re.finditer(NEARLY_DONE, written))
+        end = written.index(b"\r", bars[-1].start())
+        rows = screen(written[:end])
+
+        # A web page that looks like the terminal. The temporary folder gets the usual name.
         text = "\n".join(html.escape(row).replace(folder, "experiments") for row in rows)
+        page = Path(folder, "terminal.html")
         page.write_text(
             f"<meta charset=utf-8><style>{STYLE}</style><pre>{text}</pre>", encoding="utf-8"
         )
-        with headless_browser(1640, 200, 2) as driver:
-            driver.get(page.as_uri())
-            height = driver.execute_script("return document.querySelector('pre').offsetHeight")
-            driver.set_window_size(1640, height + 150)  # the window's own frame
-            driver.find_element("tag name", "pre").screenshot(str(picture))
-
-
-def main() -> None:
-    moving_picture(OUT / "demo.webp")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        report, sample, video = (
-            folder / "training_report.html",
-            folder / "sample_page.html",
-            folder / "play.mp4",
-        )
-        compare_runs.main([str(RUN), "--out", str(report)])
-        top_of_page(report, 1700)
-        show_sample.main(["--opt", SAMPLE, "--index", "20", "--out", str(sample)])
-        top_of_page(sample, 1400)
-        spike_tool.main(["play", SPIKES, "--out", str(video)])
-        enlarged(VideoReader(video).read(44), 3, folder / "spike_player.png")
-        enlarged(imread_rgb(RUN / STRIP), 2, folder / "sample_strip.png")
-        scalars(RUN, folder / "tensorboard.png")
-        bar(SAMPLE, folder / "bar.png")
-        for path in folder.glob("*.png"):
-            Image.open(path).convert("RGB").save(OUT / f"{path.stem}.webp", quality=85, method=6)
+        with headless_browser(1640, 200, 2) as browser:
+            browser.get(page.as_uri())
+            height = browser.execute_script("return document.querySelector('pre').offsetHeight")
+            browser.set_window_size(1640, height + 150)  # the frame of the window needs the rest
+            browser.find_element("tag name", "pre").screenshot(str(picture))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 usage: python lab/make_tried_table.py [--check]
 
-The table has a row for each story: a test in one of the folders below that starts whole programs.
-The first line of a test file says the situation, and the name of a test says what happens.
+The table has a row for each story: a test in one of FOLDERS, which starts whole programs. The first
+line of a test file says the situation, and the name of a test says what happens. E.g. the file
+tests/dist/test_torchrun.py and its test `test_an_elastic_restart_resumes` give
+
+    | torchrun itself: restarts, signals | an elastic restart resumes | [test_torchrun](...) |
+
 `--check` writes nothing and exits with 1 if the page has another table.
 """
 
@@ -16,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reliability.md"
 FOLDERS = ("tests/stories", "tests/dist", "tests/faults")
+# Lines of the page before and after the table.
 BEGIN = "<!-- python lab/make_tried_table.py -->\n"
 END = "<!-- end of the table -->\n"
 
@@ -27,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if the table is old")
     arguments = parser.parse_args(argv)
 
+    # Replace what is between the two marks.
     former = PAGE.read_text(encoding="utf-8")
     before, _, rest = former.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -39,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def table() -> Iterator[str]:
-    """Yield the lines of the table."""
+    """Yield the lines of the table, without line ends."""
     yield "| situation | what happens | tests |"
     yield "|---|---|---|"
     for folder in FOLDERS:
@@ -48,19 +54,22 @@ def table() -> Iterator[str]:
 
 
 def rows(file: Path) -> Iterator[str]:
-    """Yield a row for each test of a file. The first row says the situation."""
+    """Yield a row for each test of a file. Only the first row says the situation."""
     module = ast.parse(file.read_text(encoding="utf-8"))
-    situation = sentence((ast.get_docstring(module) or "").split("\n")[0])
+    docstring = ast.get_docstring(module) or ""
+    first_line = docstring.split("\n")[0]
+    situation = sentence(first_line)
+    path = file.relative_to(ROOT)
     for node in module.body:
+        # Other functions of the file are fixtures and helpers.
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             happens = node.name.removeprefix("test_").replace("_", " ")
-            place = file.relative_to(ROOT)
-            yield f"| {situation} | {happens} | [{file.stem}](../{place}) |"
+            yield f"| {situation} | {happens} | [{file.stem}](../{path}) |"
             situation = ""
 
 
 def sentence(text: str) -> str:
-    """Return a sentence as it stands in a cell: without its full stop, bars escaped."""
+    """Return a sentence as a cell of the table: no full stop, and bars do not end the cell."""
     return text.rstrip(".").replace("|", "\\|")
 
 
