@@ -4,9 +4,12 @@
     net = torch.hub.load("REPOSITORY", "motion", source="local")
     net = torch.hub.load("REPOSITORY", "vrt_small", source="local")
 
-net(lq, spike): blurry frames (B, T, 3, H, W) in [0, 1] and spike channels (B, T, S, H, W) -> sharp
-frames (B, T, 3, H, W). net.input_spec says how many frames and channels, and which sizes fit.
-docs/python.md restores whole clips.
+net(lq, spike) takes blurry frames (B, T, 3, H, W) in [0, 1] and spike channels (B, T, S, H, W), and
+returns sharp frames (B, T, 3, H, W). net.input_spec says how many frames and channels, and which
+sizes fit. docs/python.md restores whole clips.
+
+torch.hub calls the public functions of this file by name. `dependencies` lists the packages that it
+looks for first.
 """
 
 from pathlib import Path
@@ -29,18 +32,22 @@ def operator(pretrained: bool = True) -> torch.nn.Module:
 
 
 def motion(pretrained: bool = True) -> torch.nn.Module:
-    """Return the fusion operator "motion", 125 thousand parameters, likewise.
+    """Return the fusion operator "motion", 125 thousand parameters, in eval mode on the CPU.
 
-    net(lq, spike) is its first estimate, that of the operator. `net.fusion.steps(z_0, equations)`
-    takes the learned steps on the equations of an exposure (data.motion.joint.Equations), which
-    need all planes of the spikes; main_test_vrt.py takes them for whole clips.
     pretrained: whether it has the weights of weights/motion.pth, or fresh ones.
+
+    net(lq, spike) is the operator's first estimate z_0. `net.fusion.steps(z_0, equations)` improves
+    it by the learned steps. They work on the equations of an exposure
+    (data.motion.joint.Equations), which need all planes of the spikes. main_test_vrt.py takes the
+    steps for whole clips.
     """
     return _network(read_saved(WEIGHTS / "motion.pth"), pretrained)
 
 
 def vrt_small(pretrained: bool = True) -> torch.nn.Module:
-    """Return the operator with a small VRT behind it, 2.5 million parameters, likewise.
+    """Return the operator with a small VRT behind it, in eval mode on the CPU.
+
+    It has 2.5 million parameters.
 
     pretrained: whether it has the weights of weights/vrt_small.pth, or fresh ones.
     """
@@ -48,4 +55,7 @@ def vrt_small(pretrained: bool = True) -> torch.nn.Module:
 
 
 def _network(saved: SavedNetwork, pretrained: bool) -> torch.nn.Module:
-    return saved.build() if pretrained else saved.network().eval()
+    """Build the network of a file in eval mode, with the weights of the file or fresh ones."""
+    if pretrained:
+        return saved.build()
+    return saved.network().eval()

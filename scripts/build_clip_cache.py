@@ -12,7 +12,9 @@ continues.
 
 import argparse
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -39,14 +41,26 @@ def main(arguments: list[str] | None = None) -> int:
     opt = load_options(command.opt, command.overrides, parts=PARTS)
     section = getattr(opt.datasets, command.split)
     if section is None:
-        what = f"datasets.{command.split} is empty"
         raise OptionError(
-            what, command.opt, "a section to build a cache of", "choose another split"
+            what=f"datasets.{command.split} is empty",
+            where=command.opt,
+            expected="a section to build a cache of",
+            do="choose another split",
         )
-    show, clips = lambda found: tracked(found, len(found), f"cache {command.split}", "clips"), []
+
+    def with_progress(clips: Sequence[Any]) -> Iterable[Any]:
+        """Return the clips, and show on the terminal how many are done."""
+        return tracked(clips, len(clips), f"cache {command.split}", "clips")
+
+    # A source is a folder of clips. Several sources have a folder of the cache each, and their
+    # clips have the folder's name before their own.
+    clips = []
     for source in section.constructor.sources_of(section):
-        clips += build_cache(source, str(Path(command.out, source.name_prefix)), show)
-    size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
+        folder = Path(command.out, source.name_prefix)
+        clips += build_cache(source, str(folder), with_progress)
+
+    files = [file for file in Path(command.out).rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
     print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
     print(
         f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": '

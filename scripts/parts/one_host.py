@@ -1,7 +1,14 @@
-"""How torchrun's agent lets the ranks of one host meet: without a port of its own.
+"""Let the ranks of one host meet without a port of torchrun's agent.
 
-`torchrun --standalone` opens a store on every address of the host, and loads pickles from it. Here
-the agent keeps what it notes in its own memory. Rank 0 opens the store of the run, on the loopback.
+torchrun's agent is the process that starts the ranks of a host and watches them. Before it starts
+them, it needs a rendezvous: a place where the agents of all hosts agree on who takes part, and a
+store in which they keep notes. `torchrun --standalone` opens such a store on every address of the
+host, and loads pickles from it. So any program that reaches the port could run code here.
+
+With `OneHost` the agent keeps its notes in its own memory, because there is no other agent. The
+ranks need a store too. Rank 0 opens this store on the loopback, which other hosts do not reach.
+
+scripts/torchrun_quiet.py calls `use` if all ranks are on one host.
 """
 
 import socket
@@ -17,12 +24,12 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-BACKEND = "one-host"
+BACKEND = "one-host"  # the name of this rendezvous in torchrun's arguments
 LOOPBACK = "127.0.0.1"
 
 
 def use(args: Namespace) -> None:
-    """Change torchrun's parsed arguments so that its agent uses this meeting."""
+    """Change torchrun's parsed arguments so that its agent uses `OneHost`."""
     rendezvous_handler_registry.register(BACKEND, OneHost)
     args.standalone = False
     args.rdzv_backend = BACKEND
@@ -30,7 +37,10 @@ def use(args: Namespace) -> None:
 
 
 class OneHost(RendezvousHandler):
-    """A meeting of one agent, which is complete at once. Each start of the ranks has a new port."""
+    """The rendezvous of a single agent. It is complete at once.
+
+    torchrun's agent calls these methods. Their names and results are torch's.
+    """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self.run_id = parameters.run_id
@@ -39,22 +49,36 @@ class OneHost(RendezvousHandler):
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
+        """Return the agent's store and rank, and the address at which rank 0 opens its store.
+
+        The agent calls this before each start of the ranks. So each start has a new port, and ranks
+        of a former start cannot disturb it.
+        """
+        # Port 0 lets the system choose a free port. The socket is closed again at once, because
+        # rank 0 opens the port itself.
         with socket.socket() as free:
             free.bind((LOOPBACK, 0))
             port = free.getsockname()[1]
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, port))
+        return RendezvousInfo(
+            HashStore(),
+            0,  # the rank of this agent
+            1,  # the number of agents
+            RendezvousStoreInfo(LOOPBACK, port),
+        )
 
     def is_closed(self) -> bool:
         return False
 
     def set_closed(self) -> None:
-        """Nobody else asks."""
+        """Do nothing: no other agent asks whether the rendezvous is closed."""
 
     def num_nodes_waiting(self) -> int:
+        """Return how many other agents wait to join."""
         return 0
 
     def get_run_id(self) -> str:
         return self.run_id
 
     def shutdown(self) -> bool:
+        """Return whether the rendezvous could be closed. There is nothing to close."""
         return True

@@ -1,7 +1,11 @@
 """When torchrun with --max-restarts starts the ranks again, and when it does not.
 
 A restart mends a host that failed, a lost connection or a rank that hung. It mends no wrong option,
-no wrong file and no NaN, and a run that a signal stopped waits for its queue.
+no wrong file and no NaN. A run that a signal stopped waits for its queue, so it is not started
+again either.
+
+scripts/torchrun_quiet.py calls `only_after_faults_that_pass` before it starts torchrun's agent, the
+process that starts and watches the ranks of a host.
 """
 
 from pathlib import Path
@@ -10,13 +14,18 @@ from typing import Any
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
-# Wrong options or launch, bad data, NaN or Inf, stopped by a signal, Ctrl-C:
-# docs/troubleshooting.md.
-FINAL = (2, 3, 4, 75, 130)
+# Exit codes after which a restart would end in the same way (docs/troubleshooting.md).
+FINAL = (
+    2,  # wrong options or launch
+    3,  # bad data
+    4,  # NaN or Inf
+    75,  # stopped by a signal
+    130,  # Ctrl-C
+)
 
 
 class FinalError(Exception):
-    """The run ended with a code of FINAL."""
+    """The run ended with an exit code of FINAL."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
@@ -26,18 +35,26 @@ class FinalError(Exception):
 def only_after_faults_that_pass(exit_file: Path) -> None:
     """Make torchrun's agent look at the run's exit code before it restarts the ranks.
 
-    exit_file: file into which the first rank that ends writes its code. It is emptied for each
-    start.
+    If the code is one of FINAL, the agent stops the ranks and raises FinalError.
+
+    exit_file: file into which the first rank that ends writes its exit code. The agent empties the
+    file before each restart.
     """
 
     class Agent(LocalElasticAgent):
         def _restart_workers(self, worker_group: Any) -> None:
+            """Restart the ranks, as the base class does, unless the run's exit code is final."""
+            # The file has no code if the ranks were killed before one of them could write.
             codes = exit_file.read_text(encoding="ascii").split()
-            if codes and int(codes[0]) in FINAL:
-                self._stop_workers(worker_group)
-                raise FinalError(int(codes[0]))
+            if codes:
+                code = int(codes[0])
+                if code in FINAL:
+                    self._stop_workers(worker_group)
+                    raise FinalError(code)
+            # The newline reserves a block of the disk, see scripts/torchrun_quiet.py.
             exit_file.write_text("\n", encoding="ascii")
             super()._restart_workers(worker_group)
 
-    launcher: Any = api  # torch has no argument for the class of the agent
+    # torch has no argument for the class of the agent. Its launcher finds the class by this name.
+    launcher: Any = api
     launcher.LocalElasticAgent = Agent
