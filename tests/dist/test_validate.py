@@ -1,4 +1,4 @@
-"""Validation on several ranks, and the turn of the epoch in the real loop."""
+"""Several ranks validate together, and begin each epoch together."""
 
 import re
 import weakref
@@ -14,11 +14,14 @@ from tests.helpers.train_files import odd, write_odd, write_options
 from utils.dist import watchdog
 from utils.dist.state import RUN
 
+# Times at which the watchdog last saw a sign of life, one for each tile of the validation.
 ticks: set[float] = set()
 
 
 @NETWORKS.register("same")
 class Same(nn.Module):
+    """A network that returns its input. It notes the last sign of life in `ticks`."""
+
     def __init__(self) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.ones(()))
@@ -29,13 +32,18 @@ class Same(nn.Module):
 
 
 class Clip:
-    """Noise; counts its frames that are alive."""
+    """A test clip of noise that counts its frames in memory."""
 
     def __init__(self, number: int, frames: int) -> None:
-        self.name, self.number, self.alive, self.most = f"clip{number}", number, 0, 0
+        self.name = f"clip{number}"
+        self.number = number
+        # Blurry frames that are in memory now, and the most at once.
+        self.alive = 0
+        self.most = 0
         self.stems = [f"{i:03d}" for i in range(frames)]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        """Return a sharp frame, and the same frame with noise."""
         generator = torch.Generator().manual_seed(100 * self.number + index)
         gt = torch.rand(3, 64, 64, generator=generator)
         lq = (gt + 0.1 * torch.rand(gt.shape, generator=generator)).clamp(0, 1)
@@ -45,44 +53,69 @@ class Clip:
         return {"lq": lq, "gt": gt}
 
     def gone(self) -> None:
+        """Python calls this when it deletes a blurry frame."""
         self.alive -= 1
 
 
 def test_a_validation_keeps_one_tile_of_a_clip_and_each_tile_is_a_sign_of_life(tmp_path):
     options = write_options(tmp_path, netG={"net_type": "same"})
-    model = ModelVRT(
-        read_options(["--opt", str(options), "train.E_decay=0", "val.num_frame_testing=4"])
-    )
-    clips = [Clip(number, frames) for number, frames in enumerate((12, 3, 3))]
+    tiles_of_4 = "val.num_frame_testing=4"
+    model = ModelVRT(read_options(["--opt", str(options), "train.E_decay=0", tiles_of_4]))
+    clips = [Clip(0, frames=12), Clip(1, frames=3), Clip(2, frames=3)]
+
     found = validate(model, clips)
-    # A tile of 4 frames and 2 more, however long the clip
+
+    # A tile has 4 frames, and a few more are read beside it, however long the clip is.
     assert max(clip.most for clip in clips) <= 7
-    assert len(ticks) == 5 + 1 + 1  # 12 frames in tiles of 4 that share 2: 5 tiles
-    assert sorted(found.panels) == ["clip0", "clip1", "clip2"] and model.netG.training
-    watchdog.phase("start")
+    # 12 frames make 5 tiles of 4 frames, because neighbours share 2 frames. 3 frames make one tile.
+    assert len(ticks) == 5 + 1 + 1
+    assert sorted(found.panels) == ["clip0", "clip1", "clip2"]
+    assert model.netG.training
+    watchdog.phase("start")  # as before the test
 
 
 def test_one_and_two_ranks_validate_alike(tmp_path):
-    # 3 clips on 2 ranks: padding to 4 would count one twice.
+    # There are 3 clips. If 2 ranks took 2 clips each, one clip would count twice.
     options = write_odd(tmp_path)
-    # The second run finds it finished
-    results = [odd(options, "train.total_iter=1", ranks=ranks) for ranks in (1, 2)]
-    assert [result.exit_codes for result in results] == [[0], [0, 0]], results[1].text
-    pattern = r"test split after 1 iterations:\n(.*?)\n\["
-    one, two = (re.search(pattern, result.text, re.DOTALL)[1] for result in results)
-    assert one == two and "mean over clips" in one
+
+    one_rank = odd(options, "train.total_iter=1", ranks=1)
+    # The run is finished, so this start only validates it.
+    two_ranks = odd(options, "train.total_iter=1", ranks=2)
+
+    assert one_rank.exit_codes == [0], one_rank.text
+    assert two_ranks.exit_codes == [0, 0], two_ranks.text
+    scores = table_of_scores(one_rank.text)
+    assert scores == table_of_scores(two_ranks.text)
+    assert "mean over clips" in scores
+
+
+def table_of_scores(text: str) -> str:
+    """Return the table that a run of one step prints at its end."""
+    # It ends where the next line of the log begins, with "[".
+    found = re.search(r"test split after 1 iterations:\n(.*?)\n\[", text, re.DOTALL)
+    assert found, text
+    return found[1]
 
 
 def test_epochs_turn_without_a_hang_and_progress_opens_when_all_ranks_have_their_loaders(tmp_path):
-    loader = (
+    changes = (
+        "train.epochs=6",
+        "train.total_iter=100",  # more than 6 epochs
+        "datasets.test={}",
         "datasets.train.dataloader_persistent_workers=true",
         "datasets.train.dataloader_num_workers=2",
     )
-    changes = ("train.epochs=6", "train.total_iter=100", "datasets.test={}", *loader)
+
+    # Rank 1 takes longer to start its loaders.
     result = odd(write_odd(tmp_path), *changes, case="late", struck=(1, 0), ranks=2)
+
     assert result.exit_codes == [0, 0], result.text
-    moments = result.jsons
-    assert [len(rank["progress"]) for rank in moments] == [6, 6]
-    started = [max(both) for both in zip(*(rank["loader"] for rank in moments), strict=True)]
-    for rank in moments:
-        assert all(opened >= last for opened, last in zip(rank["progress"], started, strict=True))
+    # Each rank prints when it had started the loader and when it showed the progress of each epoch.
+    first, second = result.jsons
+    assert len(first["progress"]) == 6
+    assert len(second["progress"]) == 6
+    assert len(first["loader"]) == len(second["loader"]) == 6
+    for epoch in range(6):
+        all_started = max(first["loader"][epoch], second["loader"][epoch])
+        assert first["progress"][epoch] >= all_started
+        assert second["progress"][epoch] >= all_started
