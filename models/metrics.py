@@ -153,8 +153,8 @@ def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
     for name in names:
         chosen[name] = Metric(name, METRICS.constructor(name), COLUMNS[name].on_luma)
     seen: set[str] = set()
-    for entry in more:
-        options = METRICS.resolve(entry, "metric.more").plain()
+    for index, entry in enumerate(more):
+        options = METRICS.resolve(entry, f"metric.more.{index}").plain()
         name = options.pop("type")
         if name in seen:
             raise OptionError(

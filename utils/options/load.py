@@ -470,44 +470,97 @@ _TOKEN = re.compile(
 )
 
 
-def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
-    """Return (dotted key, line) of every key of a file, in its order, with repetitions.
+@dataclass
+class _Bracket:
+    """An object or a list that is open at some point of an option file."""
 
-    json and json5 do not say where a key is. Raises OptionError for brackets that are too deep.
+    name: str  # dotted key of the object or list, e.g. "logging.writers"; "" for the whole file
+    is_list: bool
+    key: str = ""  # of an object: dotted key of the entry that is read
+    index: int = 0  # of a list: index of the item that is read
+
+    def name_of_value(self) -> str:
+        """Return the dotted key of the value that is read now.
+
+        Each item of a list has a name of its own, e.g. "logging.writers.2". Otherwise the keys of
+        two objects in one list would look as if one key were given twice.
+        """
+        if self.is_list:
+            return _dotted(self.name, str(self.index))
+        return self.key
+
+
+def _dotted(section: str, key: str) -> str:
+    """Return the dotted key of a key within a section, e.g. "train", "amp" -> "train.amp"."""
+    return f"{section}.{key}".lstrip(".")  # the whole file has the name ""
+
+
+def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
+    """Return (dotted key, line) of every key of an option file, in the order of the file.
+
+    A key that is given twice is in the list twice. Keys in a list are named with the index of their
+    item. For example, these two lines
+
+        {"logging": {"progress": "bar",
+                     "writers": [{"type": "table"}]}}
+
+    give ("logging", 1), ("logging.progress", 1), ("logging.writers", 2) and
+    ("logging.writers.0.type", 2).
+
+    We look for the keys ourselves, because json and json5 do not say on which line a key is. A text
+    that is no valid JSON gives some keys or other; `_parse` refuses this text afterwards.
+
+    Raises OptionError if too many brackets are open at once.
 
     where: the file, for the message
     """
     found: list[tuple[str, int]] = []
-    stack = [""]  # the dotted keys of the brackets that are open
-    word = ""  # the last text or word: a key, if a colon follows
+    whole = _Bracket(name="", is_list=False)  # stands around the brackets of the file
+    open_brackets = [whole]
+    word = ""  # the last text, word or number. It is a key if a colon follows.
     word_line = 1
     line = 1
-    end = 0  # up to here, line ends are counted
+    counted = 0  # number of characters whose line ends are counted in `line`
     for token in _TOKEN.finditer(text):
-        line += text.count("\n", end, token.start())
-        end = token.start()
+        line += text.count("\n", counted, token.start())
+        counted = token.start()
+        bracket = open_brackets[-1]
         mark = token["mark"]
-        if token["text"] or token["word"]:
-            word = token["word"] or token["text"][1:-1]  # without the quotes
+        if token["word"]:
+            word = token["word"]
+            word_line = line
+        elif token["text"]:
+            word = token["text"][1:-1]  # without the quotes
             word_line = line
         elif mark == ":":
-            word = f"{stack[-1]}.{word}".lstrip(".")
-            found.append((word, word_line))
+            bracket.key = _dotted(bracket.name, word)
+            found.append((bracket.key, word_line))
+        elif mark == ",":
+            bracket.index += 1  # counts in objects, too, where nobody reads it
         elif mark == "{" or mark == "[":
-            if len(stack) > DEEPEST:
-                raise OptionError(
-                    what="the option file is no valid JSON for this program: more than "
-                    f"{DEEPEST} brackets within one another on line {line}",
-                    where=where,
-                    expected="fewer brackets within one another",
-                    do="correct the file there or just above",
-                )
-            # Keys within are named after the last word. For an object that is a value, this is its
-            # key. The name of a list gets the number of keys so far, so that no two lists share it.
-            stack.append(word if mark == "{" else f"{word}.{len(found)}")
-        elif (mark == "}" or mark == "]") and len(stack) > 1:
-            stack.pop()
+            _refuse_depth(len(open_brackets), line, where)
+            open_brackets.append(_Bracket(bracket.name_of_value(), is_list=mark == "["))
+        elif mark == "}" or mark == "]":
+            # A text that closes more brackets than it opens is no JSON: `_parse` refuses it.
+            if bracket is not whole:
+                open_brackets.pop()
     return found
+
+
+def _refuse_depth(depth: int, line: int, where: str) -> None:
+    """Raise OptionError if a bracket on this line stands within DEEPEST others.
+
+    depth: number of brackets within one another, with this one
+    where: the file, for the message
+    """
+    if depth > DEEPEST:
+        raise OptionError(
+            what="the option file is no valid JSON for this program: more than "
+            f"{DEEPEST} brackets within one another on line {line}",
+            where=where,
+            expected="fewer brackets within one another",
+            do="correct the file there or just above",
+        )
 
 
 # ---- From sections to typed options -----------------------------------------------------------

@@ -320,6 +320,41 @@ def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after,
         assert text in message
 
 
+OBJECTS_IN_LISTS = """,
+  "logging": { "writers": [
+    { "type": "table", "columns": [{ "n": 1 }, { "n": 1 }] },
+    { "type": "table", "columns": [[{ "n": 1 }], [{ "n": 1 }]] },
+    { "type": "table", "more": { "n": 1 } },
+    { "type": "table" }
+  ] }
+}
+"""
+
+
+def test_objects_in_a_list_may_have_the_same_keys(file):
+    file.write_text(TEXT.rstrip().removesuffix("}").rstrip() + OBJECTS_IN_LISTS)
+    assert len(load(file).logging.writers) == 4
+
+
+def test_a_key_given_twice_in_an_object_of_a_list_is_refused(file):
+    twice = OBJECTS_IN_LISTS.replace('"more": { "n": 1 }', '"more": { "n": 1, "n": 2 }')
+    file.write_text(TEXT.rstrip().removesuffix("}").rstrip() + twice)
+    assert "logging.writers.2.more.n is given twice" in refusal(file)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_an_error_in_an_object_of_a_list_names_its_own_line(file, index):
+    file.write_text(TEXT.rstrip().removesuffix("}").rstrip() + OBJECTS_IN_LISTS)
+    key = f"logging.writers.{index}.type"
+    line = TEXT.count("\n") + 1 + index  # the first writer stands on the line of the last "}"
+
+    def check(opt: Options) -> None:
+        raise OptionError("no such writer", key, "a writer", "do")
+
+    with pytest.raises(OptionError, match=rf"line {line}\n"):
+        load_options(file, [], PARTS, [check])
+
+
 # Name of the case, overrides, and what the message says.
 WRONG_OVERRIDES = [
     (
