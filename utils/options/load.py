@@ -48,6 +48,10 @@ LARGEST_JSON5 = 2**14
 # Brackets within one another. Files of this project need 6. json and json5 call themselves for each
 # bracket, so many brackets would exhaust Python's stack.
 DEEPEST = 64
+# Characters of a dotted key, such as "netG.fusion.type". Our longest key has some 50. Each key
+# holds the names of the sections around it. Without this limit, 20,000 keys in a section whose name
+# has 500,000 characters would take 10 GB.
+LONGEST_KEY = 500
 # Keys of a file that are no options: the JSON Schema for editors, and the version of this project
 # that wrote a record of options.
 NO_OPTIONS = ("$schema", "$version")
@@ -534,6 +538,7 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
             word_line = line
         elif mark == ":":
             bracket.key = _dotted(bracket.name, word)
+            _refuse_long_key(bracket.key, word_line, where)
             found.append((bracket.key, word_line))
         elif mark == ",":
             bracket.index += 1  # counts in objects, too, where nobody reads it
@@ -560,6 +565,20 @@ def _refuse_depth(depth: int, line: int, where: str) -> None:
             where=where,
             expected="fewer brackets within one another",
             do="correct the file there or just above",
+        )
+
+
+def _refuse_long_key(key: str, line: int, where: str) -> None:
+    """Raise OptionError if a dotted key has more than LONGEST_KEY characters.
+
+    where: the file, for the message
+    """
+    if len(key) > LONGEST_KEY:
+        raise OptionError(
+            what=f"a key has more than {LONGEST_KEY} characters: {key[:40]}...",
+            where=f"{where}, line {line}",
+            expected="a key, with the names of its sections, as in docs/options.md",
+            do="correct the key",
         )
 
 

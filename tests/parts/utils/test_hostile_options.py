@@ -33,6 +33,10 @@ HOSTILE = {
     "an open list": ('{"task": "x", "l": [' + "1," * 100_000, "no valid JSON"),
     "quotes": ('"\\' * 100_000, "no valid JSON"),
     "comments": ("/* " * 100_000, "no valid JSON"),
+    "keys in a long name": (
+        '{"' + "p" * 500_000 + '": {' + '"b":1,' * 20_000,
+        "a key has more than",
+    ),
     "a long text": ('{"task": "' + "x" * 900_000 + '"}', "task"),
 }
 
