@@ -198,15 +198,15 @@ class VideoReader:
             self._next = 0
 
         self._kept = {}
-        with self._errors(f"frame {self._next} of {self.num_frames} cannot be decoded"):
-            while self._next <= index:
+        while self._next <= index:
+            with self._errors(f"frame {self._next} of {self.num_frames} cannot be decoded"):
                 frame = next(self._frames, None)
                 if frame is None:
                     raise OSError(0, "the video ends there")
-                self._go_on()
-                if self._next >= first:
-                    self._kept[self._next] = frame
-                self._next += 1
+            self._go_on()
+            if self._next >= first:
+                self._kept[self._next] = frame
+            self._next += 1
         return self._kept[index]
 
     @contextmanager

@@ -348,3 +348,15 @@ def test_a_small_film_of_huge_frames_is_refused_before_it_takes_memory(tmp_path,
     assert_refused(
         "utils.video.VideoReader", tmp_path / name, by="DataError", saying="67 million pixels"
     )
+
+
+def test_a_film_that_became_shorter_names_the_first_frame_that_is_missing(tmp_path):
+    film = tmp_path / "film.mp4"
+    noise_film(film, 8)
+    reader = VideoReader(film)  # counts the frames, and reads none
+    noise_film(film, 4)  # somebody replaces the film
+
+    with pytest.raises(DataError) as caught:
+        reader.read(6)
+
+    assert caught.value.what.startswith("frame 4 of 8 cannot be decoded")
