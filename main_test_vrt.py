@@ -78,6 +78,7 @@ from utils.options.models import LoaderOptions, MetricOptions, Options
 
 logger = logging.getLogger(__name__)
 
+# Section of the option file -> the registry of the parts that it may name.
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
@@ -85,25 +86,43 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 class MethodRequest:
     """What --method asks for.
 
-    formula: None if the frames, or the first estimates of the joint solution, are a network's.
-    joint: None if the frames are not improved by the joint solution.
+    There are four cases:
+
+        no --method               formula None, joint None: the frames of a network
+        --method tfp              formula set, joint None: the frames of the formula
+        --method joint            both set: the joint solution, begun with the formula `exposure`
+        ... with --weights FILE   formula None, joint set: the same, begun with a network
     """
 
+    # The formula of the frames or first estimates. None if a network makes them.
     formula: Reconstruction | None
+    # The options of the joint solution. None if nothing improves the frames.
     joint: JointOptions | None
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything else."""
+    """Restore and score what the command line asks for.
+
+    Every rank runs this function. `all_ranks_or_none` lets all ranks go on, or ends all of them
+    with one message if any of them has an error. So no rank may leave out one of these blocks.
+
+    Returns the exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything
+    else.
+
+    argv: the arguments without the name of the program.
+    """
     with utils_dist.ranks():
+        # Read the command line and the option file, before the ranks know of each other.
         with utils_dist.all_ranks_or_none():
             request = read_request(argv, __doc__)
             method = read_method(request)
             opt = read_options(request)
+        # Join the ranks. Without an option file they have the default limits.
         if opt is None:
             utils_dist.begin()
         else:
             utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept)
+        # Read weights and clips. Then restore the clips: each rank takes a part of them.
         with utils_dist.all_ranks_or_none():
             if opt is None or request.is_of_own_clips:
                 job = job_on_own_clips(request, method, opt)
@@ -116,15 +135,17 @@ def main(argv: list[str]) -> int:
 
 
 def read_method(request: TestRequest) -> MethodRequest:
-    """Check --method and its options. Raises OptionError."""
+    """Return what --method asks for, with its options checked. Raises OptionError."""
     if request.method is None:
         return MethodRequest(formula=None, joint=None)
+    # A formula: tfp, tfi, tfstp or exposure.
     center_frame_only = request.tiles.center_frame_only
     if not request.is_joint:
         formula = Reconstruction(method_options(request.method), center_frame_only)
         if formula.is_grey and request.lpips:
             refuse_lpips_of_grey(request)
         return MethodRequest(formula, joint=None)
+    # The joint solution, begun with a network if there are --weights, else with a formula.
     joint = joint_options(request.method)
     if request.needs_weights:
         return MethodRequest(formula=None, joint=joint)
@@ -143,7 +164,8 @@ def read_options(request: TestRequest) -> Options | None:
         lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale),
         lambda opt: check_metrics(opt.metric),
     ]
-    # The overrides of the form with --input are of the spikes, see `changed_spikes`.
+    # With --input, the overrides are spike.key=value. They change how the user's spikes are read,
+    # not the option file, so `changed_spikes` takes them.
     overrides = () if request.is_of_own_clips else request.overrides
     opt = load_options(request.opt, overrides, parts=PARTS, check=checks)
     choose_gpus(opt.gpu_ids, opt.opt_path)
@@ -155,6 +177,8 @@ def read_options(request: TestRequest) -> Options | None:
 
 def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> Job:
     """Restore the clips of datasets.test by a network with the tiles of `val`, or by a formula."""
+    # What makes the frames, or the first estimates of the joint solution. A formula reads its
+    # spikes in another form than the option file says, so it changes the section.
     section = section_of_test_set(opt)
     start: Method
     formula = asked.formula
@@ -167,19 +191,24 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
         start = network_for_test_set(saved, request, opt.val, section)
     method = improved(start, asked.joint, saved)
 
+    # The clips. check_clips looks at the files before the first frame is restored.
     dataset: Any = build_dataset(section, "test", opt.train.manual_seed)
     check_clips(dataset, "test", opt.scale, method.instants if saved is not None else None)
     clips = dataset.readers()
     if saved is not None:
         clips = scored_clips(clips, saved.spec)
 
+    # The results must not lie in a folder of the data. A data set that a user has registered need
+    # not have folders.
     folder = output_folder(request, asked, opt)
-    # A test set of another kind need not have folders.
     for source in getattr(dataset, "sources", ()):
         refuse_overlap(folder, source.roots())
+    # What the report says: title, number of clips, which keys the scores depend on.
     title = f"Test of {request.method_name or opt.task}"
     if formula is not None:
         title += f" on the test set of {opt.task}"
+    # A clip that the meta file does not list is counted as expected, so that the report shows that
+    # it was not restored.
     expected = len(clips)
     if hasattr(dataset, "count_folders"):
         expected = max(expected, dataset.count_folders())
@@ -227,7 +256,11 @@ def output_folder(request: TestRequest, asked: MethodRequest, opt: Options) -> P
 
 
 def keys_of_scores(section: LoaderOptions) -> dict[str, Any]:
-    """Return the options of datasets.test that say what is read of the files and how."""
+    """Return the options of datasets.test on which the scores depend.
+
+    Results with other values are not continued in the same folder. How the clips are loaded does
+    not change a score, so these keys are left out, e.g. dataloader_num_workers.
+    """
     values = {}
     for key, value in section.plain().items():
         if not key.startswith(("dataloader_", "cache_data")):
@@ -236,7 +269,8 @@ def keys_of_scores(section: LoaderOptions) -> dict[str, Any]:
 
 
 def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> str:
-    """Return which frames of a clip are restored, in words."""
+    """Return which frames of a clip are restored, in words for the report, e.g. "all"."""
+    # num_frame: -1 is all frames. A data set that a user has registered may lack the key.
     first = getattr(section, "num_frame", -1)
     frames = f"the first {first} of each clip" if first > 0 else "all"
     if saved is not None and saved.spec.interpolates:
@@ -250,8 +284,9 @@ def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> st
 def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | None) -> Job:
     """Restore a user's own clips, or spikes by a formula.
 
-    opt: describes the network. None if the weights file describes it.
+    opt: the options that describe the network. None if the weights file describes its network.
     """
+    # What makes the frames, or the first estimates, and how the spikes are read.
     assert request.output is not None  # else refused by `read_request`, as are other flags below
     start: Method
     frames = "all"
@@ -269,6 +304,7 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
             start = network_for_own_clips(saved, request)
         method = improved(start, asked.joint, saved)
 
+        # The clips: blurry frames, or spikes alone for a formula that makes grey frames.
         clips: Sequence[ClipReader]
         if request.input is not None:
             clips = clips_with_frames(request.input, request, spike, saved)
@@ -286,6 +322,7 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
                 do="add --input PATH, or use another method",
             )
 
+    # What is saved: as --save says, else in the form of the input, with a comparison.
     if request.save:
         save = request.save
     else:
@@ -293,6 +330,7 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
         save = (kind, "comparison")
         if method.instants > 1:
             save += ("slowmotion",)
+    # The title of the report: the folder of several clips, or the name of the only clip.
     if request.input is not None and len(clips) > 1:
         title = Path(request.input).name
     else:
@@ -312,7 +350,10 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
 
 
 def spikes_for_formula(request: TestRequest, formula: Reconstruction) -> Any:
-    """Return the spike section of a user's spikes, as a formula reads them."""
+    """Return the spike section of a user's spikes, as a formula reads them.
+
+    The user cannot change the keys in SET_BY_METHOD, because the formula needs them as they are.
+    """
     changed = changed_spikes({"type": "dat"}, request, SET_BY_METHOD)
     section = SPIKE_SOURCES.resolve(changed, "spike")
     assert request.spike is not None
@@ -325,10 +366,13 @@ def clips_with_frames(
 ) -> Sequence[ClipReader]:
     """Return the clips of --input. Rank 0 warns if their spikes lie wrongly.
 
-    path: --input. spike: the spike section, None if no spikes are read.
+    path: --input. spike: the spike section, None if no spikes are read. saved: the network, None
+    for a formula.
     """
+    # trained: what the weights say of their training spikes. A formula has none of this.
     scale, trained = (saved.scale, saved.spike_data) if saved is not None else (1, None)
     clips = user_clips(path, request.spike, request.gt, spike, scale, trained)
+    # Whether spikes and frames show the same place and time is measured once, not by each rank.
     warning = warning_of(clips) if utils_dist.is_main_process() else None
     if warning:
         logger.warning("%s", warning)
@@ -339,7 +383,11 @@ def clips_with_frames(
 
 @contextmanager
 def spike_size_is_a_flag() -> Generator[None]:
-    """Let an error about the unknown size of a spike plane name the flag, not the option."""
+    """Let an error about the unknown size of a spike plane name the flag, not the option.
+
+    The code below knows only the keys spike.h and spike.w, but a user who gave --spike types
+    --spike-size.
+    """
     try:
         yield
     except SpikeVRTError as e:
@@ -353,9 +401,12 @@ def spike_size_is_a_flag() -> Generator[None]:
 
 
 def improved(start: Method, joint: JointOptions | None, saved: SavedNetwork | None) -> Method:
-    """Return the method, or the joint solution or learned steps that begin with its frames.
+    """Return `start`, or a method that improves the frames of `start`.
 
-    saved: the network of `start`. None if it is a formula.
+    The joint solution improves them if --method joint asks for it. The learned steps improve them
+    if the network has the fusion "motion". With --method joint, the learned steps are left out.
+
+    saved: the network of `start`. None if `start` is a formula.
     """
     if joint is None:
         return start if saved is None else with_motion(start, saved)
@@ -366,16 +417,20 @@ def improved(start: Method, joint: JointOptions | None, saved: SavedNetwork | No
 
 def with_motion(start: Method, saved: SavedNetwork) -> Method:
     """Return the method of a network, with the steps of the fusion "motion" if it has this one."""
-    with torch.device("meta"):  # it takes no memory there
+    # On the device "meta" tensors have shapes and no memory. The shapes are enough to see which
+    # fusion the network has.
+    with torch.device("meta"):
         fusion = motion_of(saved.network())
     if fusion is None:
         return start
 
     def parts(device: torch.device) -> LearnedParts:
+        """Return the learned parts of the fusion on a device. Reads the weights anew."""
         net = motion_of(saved.build())
         assert net is not None
         net = net.to(device).eval()
         find = finder_of(net.motion_by, net.motion_net, device)
+        # Without steps of their own for few spikes, the only steps serve for both.
         return LearnedParts(net.steps, net.few_steps or net.steps, find)
 
     solver = Solver(
@@ -391,12 +446,17 @@ def outputs_of(
     method: Method,
     metric: MetricOptions,
 ) -> Outputs:
+    """Return what is written to `folder`. save: names such as "frames", "video"; sorted here."""
     return Outputs(folder, tuple(sorted(save)), request.fps, method.instants, metric)
 
 
 def refuse_other_frames(saved: SavedNetwork) -> None:
-    """Refuse weights whose frames are not sharp ones of the blurry frames, one for each."""
+    """Raise OptionError for weights whose frames the joint solution cannot begin with.
+
+    It needs one sharp frame in colour for each blurry frame, in the size of the blurry frame.
+    """
     spec = saved.spec
+    # Words for the message -> whether they are true of these weights.
     faults = {
         "take no spikes": not spec.spike_channels,
         "enlarge the frames": spec.scale != 1,
@@ -415,6 +475,7 @@ def refuse_other_frames(saved: SavedNetwork) -> None:
 
 
 def refuse_lpips_of_grey(request: TestRequest) -> None:
+    """Raise OptionError: LPIPS compares frames in colour, and this formula makes grey frames."""
     raise OptionError(
         what=f"--lpips with --method {request.method_name}, whose frames are grey",
         where="--lpips",

@@ -57,7 +57,7 @@ class Motion:
     def at(self, time: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the shifts (H, W, 2) and their errors (H, W) at any time.
 
-        They are linear between the X
+        They are linear between the measured instants, and beyond the first and the last of these.
         """
         right = int(np.clip(np.searchsorted(self.times, time), 1, len(self.times) - 1))
         begin, end = self.times[right - 1], self.times[right]

@@ -21,8 +21,18 @@ from utils.files import write_whole
 from utils.options.secrets import redact
 from utils.options.section import Section
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+# Types of keys. For other numbers, a key gives its range in its own Field.
+Count = Annotated[int, Field(ge=0)]  # 0, 1, 2, ...
+Positive = Annotated[int, Field(ge=1)]  # 1, 2, 3, ...
+
+
+# ---- The sections of an option file ------------------------------------------------------------
+#
+# One class is one section, and one field is one key. The first paragraphs of the class docstrings
+# and the descriptions of the fields are printed in docs/options.md and in options/schema.json.
+# After a change of either, run lab/make_options_doc.py: its pages are compared with these models.
+# A default is part of a run: another default changes what old option files do, so say it in
+# CHANGELOG.md.
 
 
 class LoaderOptions(Section):
@@ -57,15 +67,18 @@ class LoaderOptions(Section):
 
     @property
     def spike_channels(self) -> int:
-        """S, the spike channels of the dataset's samples; 0 for RGB. Its class says so."""
+        """Return S, the number of spike channels of a sample, e.g. 12. It is 0 for RGB alone."""
+        # `constructor` is the class of the data set that `dataset_type` names. A data set without
+        # spikes need not have the function.
         kind = self.constructor
         return kind.spike_channels(self) if hasattr(kind, "spike_channels") else 0
 
     @property
     def spike_data(self) -> dict[str, Any] | None:
-        """What those who use the weights need to know of the spikes; see data.cameras.spike_source.
+        """Return what a user of the weights must know of the spikes of the training data.
 
-        Reads dataset.json.
+        data.cameras.spike_source says which keys there are. Returns None for a data set without
+        spikes. Reads the file dataset.json beside the spikes.
         """
         kind = self.constructor
         return kind.spike_data(self) if hasattr(kind, "spike_data") else None
@@ -248,10 +261,11 @@ class DebugOptions(Section):
     )
 
 
-# Limits that follow from watchdog.stall_s where they are null: so many times as long, and of 300 s
-# at least.
+# Key of a limit -> how many times watchdog.stall_s the limit has if its key is null.
+# A stall_s below 300 s counts as 300 s here. E.g. stall_s 100 gives start_s 900, validate_s 1500.
 MULTIPLES = {"start_s": 3, "validate_s": 5, "save_s": 3}
-LIMITS = {"start": "start_s", "first step": "start_s", "save": "save_s"}  # phase -> its limit
+# Phase of a run -> key of its limit. All other phases have stall_s.
+LIMITS = {"start": "start_s", "first step": "start_s", "save": "save_s"}
 LIMITS |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
 
 
@@ -278,17 +292,31 @@ class WatchdogOptions(Section):
     )
 
     def limit(self, name: str) -> float:
-        """The seconds of stall_s, or of one of MULTIPLES."""
+        """Return a limit in seconds.
+
+        name: a key of this section: "stall_s", or a key of MULTIPLES. If the user leaves it out,
+        the limit follows from stall_s.
+        """
         return getattr(self, name) or MULTIPLES[name] * max(300.0, self.stall_s)
 
     def of(self, name: str) -> float:
-        # What follows the colon names a clip
+        """Return how many seconds a rank may stay in a phase. This is stall_s or more.
+
+        name: the phase as the watchdog writes it, with the phases around it and perhaps a clip,
+        e.g. "load in validate: clip_01". The outermost phase decides, here "validate".
+        """
+        # Leave out the colon and the clip, then all before the last " in ".
         outermost = name.partition(":")[0].rpartition(" in ")[2]
         return max(self.stall_s, self.limit(LIMITS[outermost]) if outermost in LIMITS else 0.0)
 
     def timeout_s(self, least_s: float) -> float:
-        """The time-out of a process group that the watchdog comes before: least_s (dist_timeout_s)
-        or more.
+        """Return the time-out of the process group of the ranks, in seconds.
+
+        The time-out must come after each limit of the watchdog, because the watchdog can name the
+        rank that stands still and the process group cannot. So the time-out is 20 % longer than
+        the longest limit.
+
+        least_s: what the user asks for (dist_timeout_s). The result is never shorter.
         """
         return max(least_s, 1.2 * max(self.stall_s, *map(self.limit, MULTIPLES)))
 
@@ -310,6 +338,7 @@ class Options(Section):
     are no options.
     """
 
+    # The pattern is that of one folder below path.root: no "/", and neither "." nor "..".
     task: str = Field(
         pattern=r"^\.*[\w\-][\w.\-]*$",
         description="Name of the run; its folder is <path.root>/<task>.",
@@ -337,19 +366,31 @@ class Options(Section):
     logging: LoggingOptions = LoggingOptions()
     debug: DebugOptions = DebugOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
-    opt_path: str = Field("", exclude=True)
-    kair_totals: list[str] = Field([], exclude=True)
+    # No keys of a file: `read_options` of utils/options/load.py fills these fields. `exclude` keeps
+    # them out of what is saved and compared.
+    opt_path: str = Field("", exclude=True)  # the option file, e.g. "options/vrt/000_train.json"
+    kair_totals: list[str] = Field([], exclude=True)  # e.g. ["dataloader_batch_size"]
+
+    # ---- What other modules ask of the options ----
 
     @property
     def spike_channels(self) -> int:
-        """S of the training data, else of the test data; 0 for RGB."""
+        """Return S of the training data, or of the test data if there are no training data.
+
+        S is the number of spike channels that go into the network. It is 0 for RGB alone.
+        """
         section = self.datasets.train or self.datasets.test
         return section.spike_channels if section else 0
 
     def portable(self) -> dict[str, Any]:
-        """What a weights file says of its network: plain types, no paths of the training data."""
+        """Return what a weights file says of its network, as plain JSON.
+
+        The keys are part of the file format: models/portable.py reads them from old files, too. No
+        path of the training data is among them, because weights are given to others.
+        """
         section = self.datasets.train or self.datasets.test
-        own: Any = getattr(section, "spike", None)  # a key of datasets with spikes
+        # Only data sets with spikes have the key `spike`, and its value may be None.
+        own: Any = getattr(section, "spike", None)
         spike = own.plain() if hasattr(section, "spike") else None
         return {
             "scale": self.scale,
@@ -361,20 +402,24 @@ class Options(Section):
 
     @property
     def folder(self) -> Path:
-        """What the run leaves: <path.root>/<task>."""
+        """Return the folder of the run, <path.root>/<task>, e.g. experiments/000_sample."""
         return Path(self.path.root) / self.task
 
     @property
     def kept(self) -> Path:
-        """What was found in the data, for all runs beside this one."""
+        """Return the folder of what the checks found in the data, <path.root>/.preflight.
+
+        All runs below the same path.root share it, so that a file is checked once.
+        """
         return Path(self.path.root) / ".preflight"
 
     def save(self, folder: Path) -> Path:
-        """Write the resolved options, without secrets, to <folder>/<option file's
-        name>_<time>.json; gives the path.
+        """Write the options with all defaults and without secrets to a new file. Return its path.
+
+        The file is <folder>/<name of the option file>_<time>.json, e.g. 000_251106_100000.json.
         """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
-        # Within this second
+        # A run that was started twice within one second gets "_2" behind the time.
         starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))
         target = folder / f"{name}{f'_{starts + 1}' if starts else ''}.json"
         write_whole(
@@ -384,19 +429,29 @@ class Options(Section):
         return target
 
     def digest(self) -> str:
-        """12 hex digits that are equal where all options but secrets are equal; ranks compare it at
-        the start.
+        """Return 12 hex digits that are equal if all options are equal. Secrets do not count.
+
+        The ranks compare their digests at the start of a run, so that no rank trains with another
+        option file.
         """
         return hashlib.sha256(
             json.dumps(redact(self.plain()), sort_keys=True).encode()
         ).hexdigest()[:12]
 
     def note_on_totals(self, ranks: int) -> str:
-        """The warning where a file of KAIR is run on several ranks: its loader's numbers are
-        totals, ours per GPU.
+        """Return the warning for an option file of KAIR on several ranks. "" if there is none.
+
+        In KAIR the numbers of the loader are totals of all GPUs. Here they are numbers per GPU. So
+        with 4 ranks, a batch of 8 becomes 32 clips a step, and the warning names the override
+        datasets.train.dataloader_batch_size=2, with which the total is 8 again.
+
+        ranks: number of processes.
         """
+        # One rank: a total and a number per GPU are the same.
         if ranks == 1 or not self.kair_totals:
             return ""
+        # totals: what each key is here and was in KAIR. overrides: what the user may type.
+        # kept: a batch that cannot be divided, so it stays.
         totals, overrides, kept = [], [], []
         for key in self.kair_totals:
             value = getattr(self.datasets.train, key)
@@ -406,7 +461,8 @@ class Options(Section):
             if key == "dataloader_batch_size" and value % ranks:
                 kept.append(f"a batch of {value} cannot be divided evenly among {ranks} ranks")
             else:
-                # 0 workers would read the samples in the training process.
+                # At least 1 worker per rank is left if KAIR had any: 0 would read the samples in
+                # the training process. A value of 0 in the file stays 0.
                 overrides.append(f"datasets.train.{key}={max(1, value // ranks) if value else 0}")
         return (
             "This option file has keys that only KAIR has. KAIR divides the loader's numbers among "
@@ -414,12 +470,19 @@ class Options(Section):
             f"{' '.join([*overrides, *kept])}"
         )
 
+    # ---- Values that contradict one another ----
+
     @model_validator(mode="after")
     def _check_conflicts(self) -> "Options":
-        """Raise OptionError for values that contradict one another, or the file system."""
+        """Raise OptionError for values that contradict one another, or the file system.
+
+        pydantic calls it after each key has been checked by itself. The first contradiction is
+        raised. A contradiction that needs the network or the data is found later, where they are.
+        """
         self._refuse_task()
         self._refuse_static_graph()
         self._refuse_steps()
+        # VRT has its scale as a parameter of its own. A network without the parameter passes.
         upscale = getattr(self.netG, "upscale", self.scale)
         if upscale != self.scale:
             raise OptionError(
@@ -431,7 +494,10 @@ class Options(Section):
         return self
 
     def _refuse_task(self) -> None:
+        """Raise OptionError if `task` cannot be the name of the folder of a run."""
         try:
+            # ".preflight" is the folder of `kept`. File systems take at most 255 bytes a name, and
+            # a Chinese character has 3 bytes in UTF-8.
             is_no_folder = self.task == ".preflight" or len(os.fsencode(self.task)) > 255
         except UnicodeEncodeError:  # in an ASCII locale
             is_no_folder = True
@@ -446,6 +512,7 @@ class Options(Section):
             )
 
     def _refuse_static_graph(self) -> None:
+        """Raise OptionError if use_static_graph is set with an option that DDP cannot join."""
         if not self.use_static_graph:
             return
         if self.find_unused_parameters:
@@ -466,7 +533,8 @@ class Options(Section):
             )
 
     def _refuse_steps(self) -> None:
-        """Refuse a run without an end, a loader slower than the watchdog, and odd milestones."""
+        """Raise OptionError for a run without an end, a slow loader, or wrong milestones."""
+        # No end: neither a number of steps nor a number of epochs.
         train = self.train
         if train.total_iter is None and train.epochs is None:
             raise OptionError(
@@ -475,6 +543,8 @@ class Options(Section):
                 expected="steps or epochs",
                 do="set one of them",
             )
+        # The time-out of the loader must come before the watchdog. A time-out of null is derived
+        # from stall_s elsewhere, and always comes before. So it counts as 0 here.
         loader = self.datasets.train
         timeout_s = (loader.dataloader_timeout_s if loader else None) or 0
         stall_s = self.watchdog.stall_s
@@ -487,6 +557,8 @@ class Options(Section):
                 "watchdog cannot",
                 do="lower or remove it, or raise watchdog.stall_s",
             )
+        # Milestones rise if sorting them and removing repeated ones changes nothing: [10, 20]
+        # rises, [20, 10] and [10, 10] do not.
         steps = train.G_scheduler_milestones
         rise = bool(steps) and steps == sorted(set(steps))
         if train.G_scheduler_type == "MultiStepLR" and not rise:
@@ -498,18 +570,24 @@ class Options(Section):
             )
 
 
+# ---- Keys of KAIR without effect ---------------------------------------------------------------
+
+# Reasons that several keys share.
 _FOLDER = "the folder is <path.root>/<task>"
 _SPLIT = "datasets.train is for training, datasets.test for testing"
 _INIT = "the network is initialized as VRT is"
 _REGULARIZER = "there is no such regularizer"
+# Key of a data set -> the reason.
 _DATASET = {
     "val_partition": "only VideoRecurrentTrainDataset leaves clips out",
     "test_mode": _SPLIT, "phase": _SPLIT,
     "spike_channels": "it follows from the representation",
     "spike_data": "it follows from the spikes",
 }  # fmt: skip
-# Keys of KAIR's option files, and of those that former versions saved, that say nothing here unless
-# a registered part knows them: accepted, with one notice. Section -> key -> the reason.
+# Section -> key -> the reason why the key has no effect here. The keys come from option files of
+# KAIR, and from files that former versions of this project saved. `drop_without_effect` removes
+# them with one warning, unless a registered part (such as a network) has a parameter of this name.
+# docs/options.md prints the reasons.
 KAIR_ONLY = {
     "path": {
         "task": _FOLDER, "log": _FOLDER, "models": _FOLDER, "images": _FOLDER, "options": _FOLDER,
@@ -529,5 +607,6 @@ KAIR_ONLY = {
         "recal_all_flows": "it never had an effect",
     },
 }  # fmt: skip
-# Of these, the ones that former versions saved, which say nothing about where a file comes from.
+# The keys of KAIR_ONLY that former versions of this project saved. They do not show that a file
+# comes from KAIR, so they do not turn the numbers of the loader into totals.
 FORMERLY_OURS = {"spike_channels", "spike_data"}

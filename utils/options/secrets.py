@@ -9,7 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-MASK = "***"
+MASK = "***"  # what stands in place of a secret that is recognised by its form
+
+# ---- Keys of secrets ----------------------------------------------------------------------------
+
 # The last words of a key that holds a secret: "wandb_api_key", "db_pwd", but not "token_dim".
 _NAME = (
     r"(?i:(?:api|access|secret|private|ssh|signing|encryption|license|account|shared)[_-]?keys?|"
@@ -17,33 +20,45 @@ _NAME = (
     r"auth|authorization|bearer|credentials?|webhooks?(?:[_-]?url)?|dsn|cookies?|session(?:[_-]?id)?|"
     r"pat|jwt|sas|otp|connection[_-]?string)"
 )
-# After a blank, a sign, a digit, or at a capital letter: "hfToken", but not "compat".
+# The name must begin a word: at the begin of the key, after a sign or a digit, or at a capital
+# letter. So "wandb_api_key" and "hfToken" match. "compat" does not, although it ends in "pat".
 KEY = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
-# What a person may have misspelt; compared in messages only.
+# Names that a person may misspell, e.g. "wandb_api_kye". A misspelt key is refused, and a message
+# may show its value, so in messages a key that resembles one of these counts as a secret.
 SPELLED = (
     "wandb_api_key", "api_key", "access_key", "secret_key", "private_key", "token", "auth_token",
     "password", "passphrase", "secret", "credentials",
 )  # fmt: skip
-# A number under such a key is a count if one of these words precedes it ("num_tokens"), or if it is
-# shorter than any secret.
+# A number under such a key may be a count and no secret: if the key has one of these words
+# ("num_tokens"), or if the number is below LEAST_SECRET, which has fewer digits than any secret.
 COUNTS = {"num", "n", "max", "min", "count", "total", "size", "len", "per"}
 LEAST_SECRET = 100_000
 
 # ---- Forms of secrets in any text ---------------------------------------------------------------
 
 # Every repetition has an upper bound, so that a long text takes time in proportion to its length.
+# Keep this if you add a form. Group 1 is what stays in the text, and MASK replaces the rest.
+
+# "https://user:PASSWORD@host"
 _URL_PASSWORD = re.compile(r"(\b[\w+.-]{2,20}://[^\s:/@]{0,200}:)[^\s/@]{1,500}(?=@)")
+# "...?token=VALUE", "...&X-Amz-Signature=VALUE"
 _URL_PARAMETER = re.compile(
     rf"([?&](?:[\w-]{{0,40}}[_-])?(?:{_NAME}|sig|signature)=)[^\s&#]{{1,2000}}"
 )
+# "Authorization: Bearer VALUE". 12 characters at least, so that "token of the run" stays.
 _BEARER = re.compile(r"(?i)\b((?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{12,2000}")
+# Tokens that begin as their service writes them: GitHub ("ghp_..."), GitLab, Hugging Face
+# ("hf_..."), OpenAI ("sk-..."), Slack, Amazon ("AKIA..."), Google ("AIza..."), JSON web tokens
+# ("eyJ..."), PyPI and Docker. The whole token is replaced.
 _TOKEN = re.compile(
     r"\b(?:gh[opsur]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{16,64}|hf_[A-Za-z0-9]{20,64}|"
     r"sk-[\w-]{16,200}|xox[abeoprs]-[\w-]{10,200}|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,40}|"
     r"eyJ[\w-]{10,2000}\.[\w-]{10,4000}\.[\w-]{0,1000}|pypi-[\w-]{16,300}|dckr_pat_[\w-]{16,64})"
 )
+# A private key as OpenSSL and SSH write it to a file, also if its end is cut off.
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
 # "token: value" in text that is no JSON, or "--token value" on a command line; for messages.
+# Group 2 is the value: a text in quotes, or all up to a blank, a comma or a closing bracket.
 _IN_TEXT = re.compile(
     rf"""(?<![^\W_])({_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}|"""
     rf"""--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =])"""
@@ -54,24 +69,34 @@ _IN_TEXT = re.compile(
 def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
     """Return a copy of `value`, the value of option `key`, without secrets, however deep they lie.
 
-    shown: text in place of a secret under a key that says so; None for what is saved. With `shown`,
-    for a message, misspelt keys and "name: value" in a text count too. A secret that its own form
-    tells becomes MASK in either case.
+    All that is saved, shown or logged of the options passes through here. For example
+    {"wandb_api_key": "abc"} becomes {"wandb_api_key": None}, and with shown="***" it becomes
+    {"wandb_api_key": "***"}.
+
+    shown: the text that replaces a secret in a message. Then misspelt keys and "name: value" within
+    a text count as secrets, too. None for what is saved: the secret becomes null, and misspelt keys
+    do not count, because no valid option has such a key.
+
+    A secret that is recognised by its form becomes MASK in both cases.
     """
     is_secret = is_secret_key(key) or (shown is not None and _resembles(key))
+    # Containers: everything below a secret key is secret. The items of a list have its key.
     if isinstance(value, Mapping):
         return {k: redact(v, key if is_secret else str(k), shown) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact(v, key, shown) for v in value]
+    # A bool holds no secret, e.g. "use_auth": true. Test it first: in Python a bool is an int.
     if isinstance(value, bool):
         return value
+    # In a message every number of a secret key is hidden. What is saved keeps counts, because a
+    # resumed run needs them.
     if isinstance(value, (int, float)):
         return (
             shown if is_secret and (shown is not None or _is_secret_number(value, key)) else value
         )
     if not isinstance(value, str):
         return value
-    # pydantic prints a SecretStr as stars.
+    # pydantic prints a SecretStr as ten stars.
     if is_secret or (len(value) == 10 and set(value) == {"*"}):
         return shown
     text = without_tokens(value)
@@ -80,11 +105,15 @@ def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
 
 def is_secret_key(key: str) -> bool:
     """Return whether the last words of a key say that its value is a secret."""
+    # 200 characters are longer than any of the names, and bound the time for a long key.
     return KEY.search(key[-200:]) is not None
 
 
 def without_tokens(text: str) -> str:
-    """Return `text` with MASK for passwords in URLs and for tokens that their form tells."""
+    """Return `text` with MASK in place of passwords in URLs and of tokens of a known form.
+
+    For example "https://me:abc@host/x" becomes "https://me:***@host/x".
+    """
     text = _PEM.sub(MASK, text)
     for form in (_URL_PASSWORD, _URL_PARAMETER, _BEARER):
         text = form.sub(rf"\g<1>{MASK}", text)
@@ -92,11 +121,18 @@ def without_tokens(text: str) -> str:
 
 
 def _resembles(key: str) -> bool:
+    """Return whether the end of a key looks like a misspelt name of SPELLED.
+
+    For example, of "run.wandb_api_kye" these ends are compared: "run_wandb_api_kye",
+    "wandb_api_kye", "api_kye" and "kye". The names of SPELLED have three words at most, so four
+    words are enough.
+    """
     words = re.split(r"[\W_]+", key[-200:].lower())[-4:]
     tails = ["_".join(words[first:]) for first in range(len(words))]
     return any(difflib.get_close_matches(tail, SPELLED, n=1, cutoff=0.8) for tail in tails)
 
 
 def _is_secret_number(value: float, key: str) -> bool:
+    """Return whether a number under the key of a secret is a secret, and not a count."""
     words = re.split(r"[\W_]+", key[-200:].lower())
     return abs(value) >= LEAST_SECRET and COUNTS.isdisjoint(words)
