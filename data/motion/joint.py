@@ -1,36 +1,70 @@
-"""The sharp frame, solved from the blurry frame and the spikes together, along their motion.
+"""Solve for the sharp frame from the blurry frame and the spikes together, along their motion.
 
-Unknown are the display values z (3, H, W) of the sharp instant. Their light is x = z^2.2. The spike
-camera integrates l = luma(x), or luma(z) if it sees display values. The exposure is cut into G
-groups of planes. Pixel p of group g shows what is at p + u_g(p) in the sharp instant, so its light
-is x(p + u_g(p)). Two kinds of equations tell x:
+Called by data/motion/method.py (`--method joint`) and by the fusion "motion"
+(models/fusion/fusion_motion.py), which takes learned steps on the same equations.
 
-    RGB     B x = sum over g of s_g x(p + u_g(p)) = b
-            b: light of the blurry frame; s_g: part of group g in the exposure of a row
-    spikes  S l = sum over g of c_g D L l(p + u_g(p)) = y = n / (gain (e - f))
-            n thresholds of a pixel from one of its spikes, at f, to a later one, at e;
-            c_g: part of group g in [f, e); L: lens of the spike camera; D: mean over a spike pixel
+The unknown is the sharp frame at one instant: display values z, (3, H, W). Its light is x = z^2.2.
+The spike camera integrates a grey value l = luma(x), or l = luma(z) if it sees display values.
 
-A blurry pixel is wrong by sigma_b in display values. The two times of a spike equation are rounded
-to planes, and jitter j adds up: var(n) = r^2 / 6 + j^2 n with r = n / (e - f). That is far less
-than Poisson's n: at 0.12 spikes a plane one interval is known to 5 %. Motion and optics add
-sigma_s. A weight w is 1 / (error in light): the error in display values times the slope dx / dz.
+The planes of the exposure are divided into G groups. Pixel p of group g shows the point that lies
+at p + u_g(p) in the sharp instant, so its light is x(p + u_g(p)). Two kinds of equations follow:
 
-    minimise  sum rho(w_b (b - B x)) + sum rho(w_s (y - S l)) + sum lambda |z - z_0|^2
+    RGB equations, one per pixel and colour of the blurry frame:
 
-rho is Cauchy's, so an equation along a wrong motion counts little. z_0 is a first estimate, and
-lambda = 1 + K (q / sigma_b)^2 holds z to it where the expected error q of the motion is large, in
-pixels. Each linearisation solves (A^T W A + lambda) d = A^T W r - lambda (z - z_0) by a few steps
-of conjugate gradients, and adds d to z. These steps end before noise is fitted.
+        B x = sum over g of s_g x(p + u_g(p)) = b
 
-Where the motion is wrong without being known to be, z is worse than z_0. So both are blended at the
-end (`guarded`): each counts by how well it fits the spikes around the sharp instant, for which no
-motion is needed.
+        b       light of the blurry frame
+        s_g     share of group g in the exposure of a row
+
+    Spike equations, one per spike pixel and interval between two of its spikes:
+
+        S l = sum over g of c_g D L l(p + u_g(p)) = y
+
+        begin, end  times of the two spikes, in planes
+        n           thresholds that the pixel passed between them: 1 for neighbouring spikes
+        y           measured grey value: y = n / (gain (end - begin))
+        c_g         share of group g in the time from begin to end
+        L, D        lens blur of the spike camera, and the mean over the area of a spike pixel
+
+    A means both maps together: A = (B, S).
+
+Errors. A blurry pixel has the error sigma_b, in display values. The error of n has two causes: the
+times of both spikes are rounded to whole planes, and each threshold jitters by its share j. So
+
+        var(n) = r^2 / 6 + j^2 n    with the rate r = n / (end - begin)
+
+This is far less than the variance n of Poisson noise. For example, at 0.12 spikes per plane one
+interval gives the light within 5 %. Errors of the motion and of the optics add sigma_s. The weight
+of an equation is w = 1 / (its error in light). An error in light is the error in display values,
+times the slope dx / dz.
+
+The solution minimises
+
+        sum rho(w_b (b - B x)) + sum rho(w_s (y - S l)) + sum lambda |z - z_0|^2
+
+rho is Cauchy's function, so an equation along a wrong motion counts little. z_0 is a first
+estimate. lambda = 1 + K (q / sigma_b)^2 holds z near z_0 where the expected error q of the motion
+is large (in pixels). The problem is linearised a few times. Each time, a few steps of conjugate
+gradients find a change d of z from the normal equations
+
+        (A^T W A + lambda) d = A^T W r - lambda (z - z_0)       W = w^2, r = (b - B x, y - S l)
+
+Few steps are enough, and more steps would fit the noise.
+
+If the motion is wrong and its expected error is small all the same, z is worse than z_0. So
+`guarded` blends z and z_0 at the end: it compares how well each fits the spikes around the sharp
+instant, where no motion is needed.
+
+The weights of the fusion "motion" were trained on the numbers of `Equations`: the channels of
+`evidence` and `pulls`, their order and their scales must stay as they are.
+
+Tests: tests/parts/data/test_joint.py, tests/parts/models/test_fusion_motion.py
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,39 +75,67 @@ from data.motion.flow import Motion
 from data.motion.recording import Recording, View
 from data.spike.simulate import DISPLAY_GAMMA, LUMA
 
-# Of the equations above. The errors are in display values.
+# ---- Constants of the equations ----
+
+# sigma_s: error of a spike equation by motion and optics, in display values.
 SIGMA_S = 0.02
+# j: jitter of each threshold, as a share of the threshold.
 JITTER = 0.02
-CAUCHY = 2.0  # an equation wrong by so many times its error has 1 / sqrt(2) of its weight
+# An equation whose residual is this many times its error has 1 / sqrt(2) of its weight.
+CAUCHY = 2.0
+# K in lambda: how fast z is held to z_0 as the expected error of the motion grows.
 K = 0.008
-# Most spike equations of a pixel in an exposure. More of them would only share their rounding.
+# Largest number of spike equations of a pixel in an exposure. Shorter intervals would add little,
+# because neighbouring intervals share the rounding of the spike between them.
 INTERVALS = 8
-# Darker display values have the slope of this one: it would become 0, and weights infinite.
+# Display values below this one count as this one in slopes. At 0 the slope dx / dz is 0, so the
+# weights would be infinite.
 DARK = 0.04
-# The guard compares the light of so many planes, in means over squares of spike pixels.
+
+# ---- Constants of the guard ----
+
+# The guard compares light in this many planes around the sharp instant ...
 GUARD_PLANES = 9
+# ... and takes means over squares of this side, in spike pixels. It is odd, so a square has a
+# middle pixel.
 GUARD_SIDE = 7
-# Pixels of the guard that fit as well as this share of all fit perfectly, up to noise.
-WELL = 0.2
-# A network sees the spikes of so many planes as those of the sharp instant.
+# The error that noise alone causes is taken from the best-fitting pixels: this share of all pixels
+# is assumed to fit perfectly, up to noise.
+PERFECT_SHARE = 0.2
+# Added to squared errors, so that a frame without any error does not divide by 0.
+TINY_ERROR = 1e-6
+
+# ---- Constants of what a network sees ----
+
+# The spikes in this many planes stand for the spikes of the sharp instant.
 INSTANT_PLANES = 9
-# Least spikes per plane and noise whose logarithms a network sees.
-LEAST_RATE, LEAST_NOISE = 1e-3, 3e-4
-# Limits of what a network sees, in display values: an equation far off is wrong.
-MOST_OFF, MOST_PULL = 0.5, 0.3
-# The spikes pull a grey that they know less well than to 1 / sqrt of this only weakly.
+# The network sees logarithms of these two values, and log(0) is infinite. So each has a least
+# value: spikes per plane, and noise in display values.
+LEAST_RATE = 1e-3
+LEAST_NOISE = 3e-4
+# Limits of the channels, in display values. A residual above MOST_OFF comes from an equation that
+# is wrong (e.g. an occlusion), and would only disturb the network.
+MOST_OFF = 0.5
+MOST_PULL = 0.3
+# Added to the precision (1 / variance) of the grey value by the spikes. The spikes then pull a
+# grey value only weakly if its error by the spikes is above 1 / sqrt(400) = 0.05.
 PRIOR_PRECISION = 400.0
-# At a spike pixel on the frame, nearly all of its points are on the frame.
+
+# A spike pixel lies on the frame if more than this share of its points does. It is a little below 1,
+# because a mean of ones may be rounded to a value below 1.
 ON_FRAME = 0.999
 
 
 @dataclass(frozen=True)
 class Solver:
-    """The choices of the solution.
+    """The settings of the solution.
 
-    groups: G. linearisations: how often the equations are linearised. steps: of conjugate gradients
-    after each. noise: sigma_b. guard: how many times worse z may fit than z_0 where both count
-    alike; 0 leaves out the guard.
+    groups: G, number of groups of planes.
+    linearisations: number of times that the equations are linearised.
+    steps: number of steps of conjugate gradients after each linearisation.
+    noise: sigma_b, error of a blurry pixel in display values.
+    guard: ratio of the squared errors of z and z_0 at which both count alike in `guarded`; 0
+    returns z without blending.
     """
 
     groups: int = 16
@@ -87,7 +149,7 @@ class Solver:
 
 
 def light_of(z: Tensor) -> Tensor:
-    """Return x of display values."""
+    """Return the light x of display values z."""
     return z.clamp(0, 1) ** DISPLAY_GAMMA
 
 
@@ -97,7 +159,7 @@ def shown(light: Tensor) -> Tensor:
 
 
 def slope_of(z: Tensor) -> Tensor:
-    """Return dx / dz, at least the one of `DARK`."""
+    """Return the slope dx / dz at display values z, at least the slope at `DARK`."""
     return DISPLAY_GAMMA * z.clamp(DARK, 1) ** (DISPLAY_GAMMA - 1)
 
 
@@ -111,31 +173,43 @@ def luma(rgb: Tensor) -> Tensor:
 
 
 class SpikePixels:
-    """D L: pictures (N, 1, H, W) -> what the spike pixels see of them, (N, h, w)."""
+    """D L: the linear map from grey pictures (N, 1, H, W) to what spike pixels see, (N, h, w).
+
+    Each spike pixel is sampled at m x n points, about one per RGB pixel (`View.fine`).
+    """
 
     def __init__(self, view: View, device: torch.device) -> None:
         self.view = view
-        places = view.places()
-        self._places = normalised(torch.from_numpy(places).to(device), view.size)
+        positions = view.places()  # (h m, w n, 2), x and y of the points on the frame
+        self._positions = normalised(torch.from_numpy(positions).to(device), view.size)
+
+        # L: the lens blurs by `lens_blur` spike pixels.
         sigma = view.lens_blur * max(view.fine)  # in RGB pixels
         self._kernel = gaussian(sigma).to(device) if sigma else None
-        x, y = places[..., 0], places[..., 1]
-        on_frame = (x > -0.5) & (x < view.size[1] - 0.5) & (y > -0.5) & (y < view.size[0] - 0.5)
+
+        # Pixel centres are whole numbers, so the frame ends half a pixel beyond them.
+        height, width = view.size
+        x = positions[..., 0]
+        y = positions[..., 1]
+        on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
         share = F.avg_pool2d(torch.from_numpy(on_frame).float()[None], view.fine)[0]
         self.are_on_frame = (share > ON_FRAME).to(device)  # (h, w)
 
     def __call__(self, pictures: Tensor) -> Tensor:
         if self._kernel is not None:
             pictures = blurred(pictures, self._kernel)
-        places = self._places.expand(len(pictures), -1, -1, -1)
-        points = F.grid_sample(pictures, places, padding_mode="border", align_corners=True)
+        positions = self._positions.expand(len(pictures), -1, -1, -1)
+        # (N, 1, h m, w n)
+        points = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)
         return F.avg_pool2d(points, self.view.fine)[:, 0]
 
 
 class Cameras:
-    """A: the linear map from the sharp instant to what both cameras record of it.
+    """A = (B, S): the linear map from the sharp instant to what both cameras record of it.
 
-    shifts: u, (G, H, W, 2) in pixels. shares: s, (G, H). coverage: c, (M, G, h, w).
+    shifts: u, (G, H, W, 2) in RGB pixels.
+    shares: s, (G, H): share of each group in the exposure of each row.
+    coverage: c, (M, G, h, w): share of each group in each of M intervals of a spike pixel.
     """
 
     def __init__(
@@ -144,37 +218,49 @@ class Cameras:
         height, width = shifts.shape[1:3]
         y = torch.arange(height, device=shifts.device)
         x = torch.arange(width, device=shifts.device)
-        here = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # (H, W, 2)
-        self._places = normalised(here + shifts, (height, width))
+        p = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # (H, W, 2)
+        # p + u_g(p) of each group, (G, H, W, 2)
+        self._positions = normalised(p + shifts, (height, width))
         self._pixels = pixels
-        self._shares = shares[:, None, :, None]
+        self._shares = shares[:, None, :, None]  # (G, 1, H, 1)
         self._coverage = coverage
 
     def __call__(self, x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
-        """(x (3, H, W), l (1, H, W)) -> B x (3, H, W), S l (M, h, w)."""
-        picture = torch.cat((x, l)).expand(len(self._places), -1, -1, -1)
-        moved = F.grid_sample(picture, self._places, padding_mode="border", align_corners=True)
+        """Return B x (3, H, W) and S l (M, h, w). x: (3, H, W). l: (1, H, W)."""
+        # x(p + u_g(p)) and l(p + u_g(p)): (G, 4, H, W)
+        picture = torch.cat((x, l)).expand(len(self._positions), -1, -1, -1)
+        moved = F.grid_sample(picture, self._positions, padding_mode="border", align_corners=True)
+        # B x = sum over g of s_g x(p + u_g(p))
         blurry = (self._shares * moved[:, :3]).sum(0)
-        seen = self._pixels(moved[:, 3:])  # (G, h, w)
+        # S l = sum over g of c_g D L l(p + u_g(p))
+        seen = self._pixels(moved[:, 3:])  # D L l, (G, h, w)
         return blurry, (self._coverage * seen).sum(1)
 
 
-def normalised(places: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return x and y in pixels ([N,] h, w, 2) as grid_sample takes them, (N, h, w, 2)."""
-    last = torch.tensor([max(size[1] - 1, 1), max(size[0] - 1, 1)], device=places.device)
-    places = places * (2 / last) - 1
-    return places if places.ndim == 4 else places[None]
+def normalised(positions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return positions on a picture in the form of `grid_sample`: -1 (first pixel) to 1 (last).
+
+    positions: (h, w, 2) or (N, h, w, 2), x and y in pixels. size: (H, W) of the picture.
+    Returns (1, h, w, 2) or (N, h, w, 2).
+    """
+    height, width = size
+    # At least 1, because a picture of one pixel would divide by 0.
+    last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)], device=positions.device)
+    positions = positions * (2 / last_pixel) - 1
+    if positions.ndim == 3:
+        return positions[None]
+    return positions
 
 
 def gaussian(sigma: float) -> Tensor:
-    """Return a normalised kernel (n,) of odd length."""
+    """Return a Gaussian kernel (n,) whose sum is 1. n is odd and reaches to 3 sigma."""
     radius = int(np.ceil(3 * sigma))
     kernel = torch.exp(-((torch.arange(-radius, radius + 1) / sigma) ** 2) / 2)
     return kernel / kernel.sum()
 
 
 def blurred(pictures: Tensor, kernel: Tensor) -> Tensor:
-    """Blur (N, 1, H, W) along both axes; edges are repeated."""
+    """Blur pictures (N, 1, H, W) along rows and columns. Edge pixels are repeated."""
     radius = len(kernel) // 2
     pictures = F.pad(pictures, (radius,) * 4, mode="replicate")
     pictures = F.conv2d(pictures, kernel[None, None, None])
@@ -187,70 +273,231 @@ def blurred(pictures: Tensor, kernel: Tensor) -> Tensor:
 def exposure_shares(
     recording: Recording, edges: np.ndarray, rows: int, rolling: float
 ) -> np.ndarray:
-    """Return s (G, rows) float32, whose sums over G are 1.
+    """Return s, the share (G, rows) float32 of each group of planes in the exposure of each row.
 
+    The shares of a row add up to 1.
     edges: (G + 1,) times between the groups. rolling: share of the exposure by which the last row
-    is exposed later than the first.
+    is exposed later than the first. The middle row is exposed from `begin` to `end`.
     """
-    late = (np.arange(rows) / max(rows - 1, 1) - 0.5) * rolling * recording.length
-    begin, end = recording.begin + late, recording.end + late  # of each row
-    first, last = edges[:-1, None], edges[1:, None]
-    overlap = np.clip(np.minimum(last, end) - np.maximum(first, begin), 0, None)
+    position_of_row = np.arange(rows) / max(rows - 1, 1) - 0.5  # from -0.5 (top) to 0.5 (bottom)
+    delay = position_of_row * rolling * recording.length  # (rows,)
+    row_begins = recording.begin + delay
+    row_ends = recording.end + delay
+    group_begins = edges[:-1, None]  # (G, 1)
+    group_ends = edges[1:, None]
+
+    # The time that a group and the exposure of a row have in common, (G, rows).
+    overlap_begins = np.maximum(group_begins, row_begins)
+    overlap_ends = np.minimum(group_ends, row_ends)
+    overlap = np.clip(overlap_ends - overlap_begins, 0, None)
     return (overlap / overlap.sum(0)).astype(np.float32)
 
 
-def spike_intervals(
-    stream: np.ndarray, edges: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find an interval of each pixel between every two edges: from one spike to a later one.
+class SpikeIntervals(NamedTuple):
+    """Intervals between spikes, each field (M, h, w) float32."""
 
-    stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes. An interval
-    begins and ends at the spikes that are nearest to the edges and lie between the first and the
-    last of these.
-    Returns f, e and n, each (M, h, w) float32. n is 0 where there is no interval.
+    begins: np.ndarray  # time of the spike that begins the interval, in planes
+    ends: np.ndarray  # time of the spike that ends the interval
+    thresholds: np.ndarray  # n: number of spikes after `begins` and up to `ends`; 0: no interval
+
+
+# A spike ends its plane, so the first possible time of a spike is 1, and 0 can mean "no spike".
+NO_SPIKE = 0
+
+
+def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
+    """Find one interval of each pixel between every two edges: from one spike to a later spike.
+
+    An interval begins at the spike that is nearest to one edge, and ends at the spike that is
+    nearest to a later edge. Only spikes from edges[0] to edges[-1] count. For example, spikes at
+    the times 3, 9 and 16 and edges at 2, 8, 14 and 17 give the intervals 3 to 9 and 9 to 16. The
+    intervals of a pixel never overlap, so no light is counted twice.
+
+    stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes.
     """
     planes = len(stream)
-    none = planes + 1
-    # Of each spike the time at which it ends an interval, else 0.
-    times = stream * np.arange(1, planes + 1, dtype=np.int32)[:, None, None]
-    last = np.zeros(stream.shape[1:], np.int32)
-    count = np.zeros(stream.shape[1:], np.int32)  # of spikes so far
-    borders, counts, done = [], [], 0
+    after_stream = planes + 1  # later than each spike
+    # The time of each spike, (T, h, w). It is NO_SPIKE where no spike is.
+    plane_ends = np.arange(1, planes + 1, dtype=np.int32)[:, None, None]
+    spike_times = stream * plane_ends
+
+    # For each edge: the nearest spike of each pixel, and the number of spikes up to this spike.
+    nearest_spikes = []  # (h, w) for each edge; NO_SPIKE where no spike counts
+    spikes_until = []
+    last = np.zeros(stream.shape[1:], np.int32)  # time of the last spike up to the edge
+    count = np.zeros(stream.shape[1:], np.int32)  # number of spikes up to the edge
+    former_edge = 0
     for edge in edges.tolist():
-        part = times[done:edge]
-        done = edge
-        last = np.maximum(last, part.max(axis=0, initial=0))
-        count = count + (part > 0).sum(axis=0, dtype=np.int32)
-        rest = times[edge:]
-        following = np.where(rest > 0, rest, none).min(axis=0, initial=none)
-        has_last = (last > 0) & (last >= edges[0])
-        has_next = following <= edges[-1]
-        is_last_nearer = has_last & (~has_next | (edge - last <= following - edge))
-        borders.append(np.where(is_last_nearer, last, np.where(has_next, following, 0)))
-        counts.append(count + (~is_last_nearer & has_next))
+        since_former = spike_times[former_edge:edge]
+        former_edge = edge
+        last = np.maximum(last, since_former.max(axis=0, initial=NO_SPIKE))
+        count = count + (since_former > NO_SPIKE).sum(axis=0, dtype=np.int32)
 
-    starts, ends, thresholds = [], [], []
-    start, before = borders[0], counts[0]
-    for border, after in zip(borders[1:], counts[1:], strict=True):
-        is_interval = (start > 0) & (border > start)
-        starts.append(start)
-        ends.append(border)
-        thresholds.append(np.where(is_interval, after - before, 0))
-        # Where two edges have the same nearest spike, the interval goes on to the next edge.
-        moves_on = is_interval | (start == 0)
-        start = np.where(moves_on, border, start)
-        before = np.where(moves_on, after, before)
-    f, e, n = (np.stack(values).astype(np.float32) for values in (starts, ends, thresholds))
-    return f, e, n
+        after_edge = spike_times[edge:]
+        after_edge = np.where(after_edge > NO_SPIKE, after_edge, after_stream)
+        following = after_edge.min(axis=0, initial=after_stream)
+
+        has_last = (last > NO_SPIKE) & (last >= edges[0])
+        has_following = following <= edges[-1]
+        is_last_nearer = edge - last <= following - edge
+        takes_last = has_last & (~has_following | is_last_nearer)
+        takes_following = ~takes_last & has_following
+        following_or_none = np.where(has_following, following, NO_SPIKE)
+        nearest_spikes.append(np.where(takes_last, last, following_or_none))
+        spikes_until.append(count + takes_following)
+
+    # Join the nearest spikes of neighbouring edges to intervals.
+    begins = []
+    ends = []
+    thresholds = []
+    begin = nearest_spikes[0]
+    count_at_begin = spikes_until[0]
+    for end, count_at_end in zip(nearest_spikes[1:], spikes_until[1:], strict=True):
+        has_begin = begin > NO_SPIKE
+        is_interval = has_begin & (end > begin)
+        begins.append(begin)
+        ends.append(end)
+        thresholds.append(np.where(is_interval, count_at_end - count_at_begin, 0))
+
+        # The next interval begins where this one ends. A pixel without a spike so far begins anew.
+        # Otherwise both edges have the same nearest spike, or no spike follows: then the begin
+        # stays, and the interval ends near a later edge.
+        begins_here = is_interval | ~has_begin
+        begin = np.where(begins_here, end, begin)
+        count_at_begin = np.where(begins_here, count_at_end, count_at_begin)
+    return SpikeIntervals(
+        np.stack(begins).astype(np.float32),
+        np.stack(ends).astype(np.float32),
+        np.stack(thresholds).astype(np.float32),
+    )
 
 
-# ---- The solution ------------------------------------------------------------------------------
+def rate_around_sharp(recording: Recording, planes: int) -> np.ndarray:
+    """Return the spikes per plane (h, w) in `planes` planes around the sharp instant."""
+    window = recording.window(recording.sharp, planes)
+    rates = recording.light([window])  # (1, h, w)
+    return rates[0]
+
+
+def tensor_of(values: np.ndarray, device: torch.device) -> Tensor:
+    """Return an array as a float32 tensor on a device."""
+    return torch.from_numpy(np.asarray(values, np.float32)).to(device)
+
+
+# ---- The equations -----------------------------------------------------------------------------
+
+
+class PlaneGroups(NamedTuple):
+    """The groups of planes of an exposure, and the motion of each group."""
+
+    edges: np.ndarray  # (G + 1,) times between the groups, in planes
+    shifts: Tensor  # u, (G, H, W, 2) in RGB pixels
+    shares: Tensor  # s, (G, H)
+    motion_error: Tensor  # q, (H, W): expected error of the shifts in pixels, mean over groups
+
+
+def plane_groups(
+    recording: Recording, view: View, motion: Motion, groups: int, device: torch.device
+) -> PlaneGroups:
+    """Divide the exposure of all rows into groups of planes, and find the shifts of each group."""
+    # The first row is exposed earlier than the middle row by half of the rolling time, and the last
+    # row as much later. So the groups reach beyond the exposure by half of it on each side.
+    half_rolling = view.rolling * recording.length / 2
+    begin = recording.begin - half_rolling
+    end = recording.end + half_rolling
+    edges = np.linspace(begin, end, groups + 1)
+    middles = (edges[:-1] + edges[1:]) / 2
+
+    # A group moves as one, along the shifts at its middle.
+    shifts = []  # (H, W, 2) of each group
+    errors = []  # (H, W) of each group
+    for time in middles.tolist():
+        shifts_to_sharp, errors_of_shifts = motion.back(time - recording.sharp)
+        shifts.append(shifts_to_sharp)
+        errors.append(errors_of_shifts)
+    shares = exposure_shares(recording, edges, view.size[0], view.rolling)
+    return PlaneGroups(
+        edges,
+        tensor_of(np.stack(shifts), device),
+        tensor_of(shares, device),
+        tensor_of(np.mean(errors, axis=0), device),
+    )
+
+
+class SpikeEquations(NamedTuple):
+    """The spike equations S l = y of an exposure: M equations of each spike pixel."""
+
+    coverage: Tensor  # c, (M, G, h, w): share of each group in each interval
+    y: Tensor  # (M, h, w): measured grey value
+    weights: Tensor  # w_s, (M, h, w): 1 / (error in light), 0 for an equation that is not used
+    median_rate: float  # spikes per plane in a median interval, at least LEAST_RATE
+
+
+def spike_equations(
+    recording: Recording,
+    pixels: SpikePixels,
+    group_edges: np.ndarray,
+    gain: np.ndarray,
+    is_good: np.ndarray,
+    device: torch.device,
+) -> SpikeEquations:
+    """Make the spike equations of an exposure.
+
+    group_edges: (G + 1,), see `PlaneGroups`. gain, is_good: (h, w), see `RecordedClip.gain`.
+    """
+    edges = np.linspace(recording.begin, recording.end, INTERVALS + 1).round().astype(int)
+    intervals = spike_intervals(recording.stream, edges)
+    begins = tensor_of(intervals.begins, device)  # (M, h, w)
+    ends = tensor_of(intervals.ends, device)  # (M, h, w)
+    n = tensor_of(intervals.thresholds, device)  # (M, h, w)
+    planes = (ends - begins).clamp(min=1)  # at least 1: without an interval, it may be 0
+
+    # c: the time that each group and each interval have in common, over the time of the interval.
+    group_begins = tensor_of(group_edges[:-1], device)[:, None, None]  # (G, 1, 1)
+    group_ends = tensor_of(group_edges[1:], device)[:, None, None]
+    overlap_begins = torch.maximum(begins[:, None], group_begins)  # (M, G, h, w)
+    overlap_ends = torch.minimum(ends[:, None], group_ends)
+    overlap = overlap_ends - overlap_begins
+    coverage = overlap.clamp(min=0) / planes[:, None]  # (M, G, h, w)
+
+    # y = n / (gain (end - begin))
+    r = n / planes
+    y = r / tensor_of(gain, device)  # (M, h, w)
+    # var(n) = r^2 / 6 + j^2 n. The relative error of y is that of n: sqrt(var(n)) / n.
+    variance_of_n = r**2 / 6 + JITTER**2 * n
+    relative_error = variance_of_n.sqrt() / n.clamp(min=1)
+
+    # The variance of y in display values, and the slope from display values to what the camera
+    # integrates.
+    if pixels.view.is_display:
+        # y is a display value itself.
+        error_of_display = y.clamp(DARK, 1) * relative_error
+        slope = torch.ones_like(y)
+    else:
+        # z = y^(1 / gamma), so the relative error of z is that of y over gamma.
+        display = shown(y)
+        error_of_display = display.clamp(DARK, 1) * relative_error / DISPLAY_GAMMA
+        slope = slope_of(display)
+    variance = error_of_display.square() + SIGMA_S**2
+
+    # w_s = 1 / (error in display values * slope)
+    is_used = (n > 0) & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
+    weights = is_used / (variance.sqrt() * slope)
+
+    # A dark exposure may have no interval at all.
+    median_rate = LEAST_RATE
+    if n.any():
+        rates_of_intervals = r.cpu()[n.cpu() > 0]
+        median_rate = max(float(np.median(rates_of_intervals)), LEAST_RATE)
+    return SpikeEquations(coverage, y, weights, median_rate)
 
 
 class Equations:
-    """All equations of one exposure.
+    """All equations of one exposure, their solution, and their values as inputs of a network.
 
-    gain, is_good: (h, w), see `RecordedClip.gain`.
+    solver, pixels: as given. cameras: A. b, w_b: right side and weights of the RGB equations,
+    (3, H, W). y, w_s: those of the spike equations, (M, h, w). blurry: the blurry frame (3, H, W),
+    display values.
     """
 
     def __init__(
@@ -263,207 +510,237 @@ class Equations:
         solver: Solver,
         device: torch.device,
     ) -> None:
-        def put(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.asarray(values, np.float32)).to(device)
-
+        """Set up the equations. gain, is_good: (h, w), see `RecordedClip.gain`."""
         view = pixels.view
         self.solver = solver
         self.pixels = pixels
         self.is_display = view.is_display
 
-        # Groups: where each shows the sharp instant, and its part in the exposure of each row.
-        around = view.rolling * recording.length / 2
-        edges = np.linspace(recording.begin - around, recording.end + around, solver.groups + 1)
-        middles = (edges[:-1] + edges[1:]) / 2
-        ways = [motion.back(time - recording.sharp) for time in middles.tolist()]
-        shifts = put(np.stack([shift for shift, _ in ways]))  # u
-        q = put(np.mean([error for _, error in ways], axis=0))
-        self.error = q
-        self.length = shifts.norm(dim=-1).mean(0)  # of the motion, (H, W)
-        self.near = 1 + K * (q / solver.noise) ** 2  # lambda
-        shares = put(exposure_shares(recording, edges, view.size[0], view.rolling))  # s
+        groups = plane_groups(recording, view, motion, solver.groups, device)
+        self.motion_error = groups.motion_error  # q, (H, W)
+        self.motion_length = groups.shifts.norm(dim=-1).mean(0)  # mean over the groups, (H, W)
+        # lambda = 1 + K (q / sigma_b)^2, (H, W)
+        self.prior_weight = 1 + K * (groups.motion_error / solver.noise) ** 2
 
-        # Spikes: y, and the part of each group in each interval.
-        borders = np.linspace(recording.begin, recording.end, INTERVALS + 1).round().astype(int)
-        f, e, n = (put(values) for values in spike_intervals(recording.stream, borders))
-        length = (e - f).clamp(min=1)
-        first, last = put(edges[:-1])[:, None, None], put(edges[1:])[:, None, None]
-        overlap = torch.minimum(e[:, None], last) - torch.maximum(f[:, None], first)
-        coverage = overlap.clamp(min=0) / length[:, None]  # c
-        self.cameras = Cameras(pixels, shifts, shares, coverage)
-        r = n / length
-        self.y = r / put(gain)
-        relative = (r**2 / 6 + JITTER**2 * n).sqrt() / n.clamp(min=1)  # error of y over y
-        if self.is_display:
-            error = (self.y.clamp(DARK, 1) * relative).square() + SIGMA_S**2
-            slope = torch.ones_like(self.y)
-        else:
-            seen = shown(self.y)
-            error = (seen.clamp(DARK, 1) * relative / DISPLAY_GAMMA).square() + SIGMA_S**2
-            slope = slope_of(seen)
-        is_used = (n > 0) & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
-        self.w_s = is_used / (error.sqrt() * slope)
+        spikes = spike_equations(recording, pixels, groups.edges, gain, is_good, device)
+        self.y = spikes.y
+        self.w_s = spikes.weights
+        self.median_rate = spikes.median_rate
+        self.cameras = Cameras(pixels, groups.shifts, groups.shares, spikes.coverage)
 
-        # The blurry frame.
-        blurry = put(recording.blurry).permute(2, 0, 1)
+        blurry = tensor_of(recording.blurry, device).permute(2, 0, 1)
         self.blurry = blurry
         self.b = light_of(blurry)
+        # w_b = 1 / (sigma_b * slope)
         self.w_b = 1 / (solver.noise * slope_of(blurry))
 
-        # What is seen of the sharp instant, for which no motion is needed.
-        [rate] = recording.light([recording.window(recording.sharp, INSTANT_PLANES)])
-        self.instant = self._display_of(put(rate / gain))  # (h, w)
-        self.rate = (
-            max(float(np.median(r.cpu()[n.cpu() > 0])), LEAST_RATE) if n.any() else LEAST_RATE
-        )
-        to_plane = torch.from_numpy(view.spike_places()).to(device)
-        self._to_plane = normalised(to_plane, view.plane)
-        self._known: Tensor | None = None  # see `_precision`
-
-    def solve(self, z_0: Tensor) -> Tensor:
-        """Return z (3, H, W). z_0: (3, H, W)."""
-        z = z_0
-        for _ in range(self.solver.linearisations):
-            r_b, r_s = self.residuals(z)
-            w_b, w_s = self.robust_weights(r_b, r_s)
-            slope = slope_of(z)
-            weighted = self._linearised(slope, w_b, w_s)
-            adjoint = adjoint_of(weighted, z)
-
-            def normal(d: Tensor, forth: Linear = weighted, back: Adjoint = adjoint) -> Tensor:
-                return back(forth(d)) + self.near * d
-
-            right = adjoint((w_b * r_b, w_s * r_s)) - self.near * (z - z_0)
-            z = (z + conjugate_gradients(normal, right, self.solver.steps)).clamp(0, 1)
-        return z
+        # Display values (h, w) that the spikes around the sharp instant show, without any motion.
+        rate = rate_around_sharp(recording, INSTANT_PLANES)
+        self.instant = self._display_of(tensor_of(rate / gain, device))
+        # Where each RGB pixel lies on the spike plane, (1, H, W, 2).
+        on_plane = torch.from_numpy(view.spike_places()).to(device)
+        self._positions_on_plane = normalised(on_plane, view.plane)
+        self._known_precision: Tensor | None = None  # kept after the first use of `_precision`
 
     def residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return b - B x (3, H, W) and y - S l (M, h, w)."""
-        blurry, rates = self.cameras(light_of(z), self._integrated(z))
-        return self.b - blurry, self.y - rates
+        """Return b - B x (3, H, W) and y - S l (M, h, w) of a frame z (3, H, W)."""
+        blurry_seen, spikes_seen = self.cameras(light_of(z), self._integrated(z))
+        return self.b - blurry_seen, self.y - spikes_seen
+
+    def robust_weights(self, r_b: Tensor, r_s: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights w / sqrt(1 + (w r / c)^2) of Cauchy's rho, with c = `CAUCHY`.
+
+        r_b: (3, H, W). r_s: (M, h, w). Returns weights of the same shapes. The three colours of a
+        pixel are weakened alike, by the mean of their squares, because one motion moves all three.
+        """
+        off_b = ((self.w_b * r_b) ** 2).mean(0, keepdim=True) / CAUCHY**2  # (1, H, W)
+        off_s = (self.w_s * r_s) ** 2 / CAUCHY**2  # (M, h, w)
+        return self.w_b / (1 + off_b).sqrt(), self.w_s / (1 + off_s).sqrt()
+
+    # ---- The solution ----
+
+    def solve(self, z_0: Tensor) -> Tensor:
+        """Return the solution z (3, H, W) of the equations. z_0: first estimate (3, H, W)."""
+        z = z_0
+        for _ in range(self.solver.linearisations):
+            z = self._solve_linearised(z, z_0)
+        return z
+
+    def _solve_linearised(self, z: Tensor, z_0: Tensor) -> Tensor:
+        """Return z (3, H, W) after the equations are linearised at z and solved."""
+        r_b, r_s = self.residuals(z)
+        w_b, w_s = self.robust_weights(r_b, r_s)
+        weighted = self._linearised(
+            slope_of(z), w_b, w_s
+        )  # w A: change of z -> (3, H, W), (M, h, w)
+        adjoint = adjoint_of(weighted, z)  # A^T w: the other way
+
+        # The left side of the normal equations: (A^T W A + lambda) d
+        def normal(d: Tensor) -> Tensor:
+            return adjoint(weighted(d)) + self.prior_weight * d
+
+        # The right side: A^T W r - lambda (z - z_0)
+        right = adjoint((w_b * r_b, w_s * r_s)) - self.prior_weight * (z - z_0)
+        d = conjugate_gradients(normal, right, self.solver.steps)
+        return (z + d).clamp(0, 1)
+
+    def _linearised(self, slope: Tensor, w_b: Tensor, w_s: Tensor) -> "Linear":
+        """Return w A: the map from a change d of z to the weighted changes that the cameras see.
+
+        slope: dx / dz (3, H, W) at the point of linearisation.
+        """
+
+        def weighted(d: Tensor) -> tuple[Tensor, Tensor]:
+            change_of_light = slope * d
+            change_integrated = luma(d if self.is_display else change_of_light)
+            blurry_seen, spikes_seen = self.cameras(change_of_light, change_integrated)
+            return w_b * blurry_seen, w_s * spikes_seen
+
+        return weighted
 
     # ---- For a network that takes steps on the equations (models/fusion/fusion_motion.py) ----
 
     def proposal(self, z_0: Tensor) -> Tensor:
-        """Return the solution z (3, H, W) of one linearisation at z_0 (3, H, W)."""
+        """Return the solution z (3, H, W) that the network may move to. z_0: (3, H, W)."""
         return self.solve(z_0)
 
     def evidence(self) -> Tensor:
-        """Return what is known of each pixel before any step, (6, H, W), each about 1 or less.
+        """Return what is known of each pixel before any step: six channels (6, H, W).
 
-        In this order: how well the spikes know its grey, the length of its motion, the expected
-        error of this motion, and the same everywhere: the spikes per plane of a median interval,
-        the noise of the blurry frame, the share of pixels that move.
+        0  precision of its grey value by the spikes, logarithm
+        1  length of its motion, root
+        2  expected error of this motion, root
+        3  spikes per plane of a median interval, logarithm, the same everywhere
+        4  noise of the blurry frame, logarithm, the same everywhere
+        5  share of the pixels that move by more than one pixel, the same everywhere
+
+        The factors and offsets bring each channel to about 1 or less. They belong to the trained
+        weights.
         """
         noise = noise_of(luma(self.blurry)[0])
-        values = [
+        channels = [
             self._precision().clamp(min=1).log10() - 3,
-            0.3 * self.length.sqrt(),
-            0.3 * self.error.sqrt(),
-            math.log10(max(self.rate, LEAST_RATE)) + 1,
+            0.3 * self.motion_length.sqrt(),
+            0.3 * self.motion_error.sqrt(),
+            math.log10(max(self.median_rate, LEAST_RATE)) + 1,
             math.log10(max(noise, LEAST_NOISE)) + 2.5,
-            (self.length > 1).float().mean(),
+            (self.motion_length > 1).float().mean(),
         ]
-        size = self.length.shape
-        return torch.stack(
-            [torch.as_tensor(value).to(self.length).expand(size) for value in values]
-        )
+        size = self.motion_length.shape
+        pictures = []  # (H, W) of each channel
+        for channel in channels:
+            pictures.append(torch.as_tensor(channel).to(self.motion_length).expand(size))
+        return torch.stack(pictures)
 
     def pulls(self, z: Tensor) -> Tensor:
-        """Return where the equations pull a frame z (3, H, W), and how far they are off: (7, H, W).
+        """Return how the equations would change a frame z (3, H, W): seven channels (7, H, W).
 
-        In this order: the change of each colour that the RGB equations ask for, and of the grey
-        that those of the spikes ask for, in display values; how far both are off at this place; by
-        how much the spikes of the sharp instant are brighter than z.
+        0 to 2  change of each colour by the RGB equations, in display values
+        3       change of the grey value by the spike equations, in display values
+        4       size of the residuals of the RGB equations at this pixel
+        5       size of the residuals of the spike equations at this pixel
+        6       by how much the spikes of the sharp instant are brighter than z
         """
         r_b, r_s = self.residuals(z)
-        sigma = slope_of(self.blurry)
-        r_b = (r_b / sigma).clamp(-MOST_OFF, MOST_OFF)  # in display values
-        r_s = self.w_s * r_s  # in its own error
+        slope_of_blurry = slope_of(self.blurry)
+        r_b = (r_b / slope_of_blurry).clamp(-MOST_OFF, MOST_OFF)  # in display values
+        # The residuals of the spikes in units of their error, limited to CAUCHY: r / sqrt(1 + ...).
+        r_s = self.w_s * r_s
         r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
-        slope = slope_of(z)
-        colour, grey = self._back(r_b / sigma, self.w_s * r_s)
-        slope_of_grey = self._slope_of_grey(z)
-        colour = (colour * slope).clamp(-MOST_PULL, MOST_PULL)
-        grey = grey * slope_of_grey / (self._precision() + PRIOR_PRECISION)
-        off = r_s.abs().mean(0) / CAUCHY
-        instant = self.instant - self._display_of(self.pixels(self._integrated(z)[None])[0])
-        on_plane = torch.stack((off, instant))[None]  # (1, 2, h, w)
-        on_frame = F.grid_sample(
-            on_plane, self._to_plane, padding_mode="border", align_corners=True
-        )[0]
-        grey = grey.clamp(-MOST_PULL, MOST_PULL)
-        return torch.cat((colour, grey, luma(r_b.abs()), on_frame))
 
-    def _back(self, blurry: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the adjoint of A. Returns what belongs to x (3, H, W), and to l (1, H, W)."""
+        # The gradients by x and l, and from them the changes of display values by the chain rule.
+        by_x, by_l = self._back(r_b / slope_of_blurry, self.w_s * r_s)
+        colour = (by_x * slope_of(z)).clamp(-MOST_PULL, MOST_PULL)  # (3, H, W)
+        # A Newton step of the grey value: gradient over (precision + prior precision).
+        grey = by_l * self._slope_of_grey(z) / (self._precision() + PRIOR_PRECISION)
+        grey = grey.clamp(-MOST_PULL, MOST_PULL)  # (1, H, W)
+
+        # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
+        off_spikes = r_s.abs().mean(0) / CAUCHY
+        seen_of_z = self.pixels(self._integrated(z)[None])[0]
+        brighter = self.instant - self._display_of(seen_of_z)
+        on_plane = torch.stack((off_spikes, brighter))[None]  # (1, 2, h, w)
+        on_frame = F.grid_sample(
+            on_plane, self._positions_on_plane, padding_mode="border", align_corners=True
+        )[0]  # (2, H, W)
+        off_rgb = luma(r_b.abs())  # (1, H, W)
+        return torch.cat((colour, grey, off_rgb, on_frame))
+
+    def _back(self, blurry: Tensor, spikes: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the adjoint of the cameras: B^T blurry (3, H, W) and S^T spikes (1, H, W).
+
+        blurry: (3, H, W). spikes: (M, h, w).
+        """
+        # The gradient of a linear map is its adjoint, so the point where it is taken does not
+        # matter.
         with torch.enable_grad():
             x = torch.zeros_like(blurry).requires_grad_()
             l = torch.zeros_like(blurry[:1]).requires_grad_()  # noqa: E741
             outputs = self.cameras(x, l)
-        of_x, of_l = torch.autograd.grad(outputs, (x, l), (blurry, rates))
-        return of_x, of_l
+        by_x, by_l = torch.autograd.grad(outputs, (x, l), (blurry, spikes))
+        return by_x, by_l
 
     def _precision(self) -> Tensor:
-        """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them."""
-        if self._known is None:
-            _, known = self._back(torch.zeros_like(self.b), self.w_s**2)
-            self._known = known[0] * self._slope_of_grey(self.blurry)[0] ** 2
-        return self._known
+        """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them.
+
+        It is the diagonal of the normal equations of the spikes, S^T w_s^2, for display values.
+        """
+        if self._known_precision is None:
+            _, in_light = self._back(torch.zeros_like(self.b), self.w_s**2)  # (1, H, W)
+            slope = self._slope_of_grey(self.blurry)
+            self._known_precision = in_light[0] * slope[0] ** 2
+        return self._known_precision
+
+    # ---- What the spike camera integrates: light, or display values ----
 
     def _slope_of_grey(self, z: Tensor) -> Tensor:
-        """Return by how much what the spike camera integrates changes with grey, (1, H, W)."""
+        """Return the slope (1, H, W) from grey display values to what the camera integrates."""
         return torch.ones_like(z[:1]) if self.is_display else slope_of(luma(z))
 
     def _integrated(self, z: Tensor) -> Tensor:
-        """Return what the spike camera integrates of z, (1, H, W)."""
+        """Return l (1, H, W), what the spike camera integrates of a frame z (3, H, W)."""
         return luma(z if self.is_display else light_of(z))
 
-    def _display_of(self, rates: Tensor) -> Tensor:
-        """Return the display values of what the spike camera integrated."""
-        return rates.clamp(0, 1) if self.is_display else shown(rates)
-
-    def robust_weights(self, r_b: Tensor, r_s: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights of Cauchy's rho at these residuals, one for all colours."""
-        off_b = ((self.w_b * r_b) ** 2).mean(0, keepdim=True) / CAUCHY**2
-        off_s = (self.w_s * r_s) ** 2 / CAUCHY**2
-        return self.w_b / (1 + off_b).sqrt(), self.w_s / (1 + off_s).sqrt()
-
-    def _linearised(self, slope: Tensor, w_b: Tensor, w_s: Tensor) -> "Linear":
-        """Return the map from a change d of z to the weighted changes of what the cameras see."""
-
-        def weighted(d: Tensor) -> tuple[Tensor, Tensor]:
-            x = slope * d
-            blurry, rates = self.cameras(x, luma(d if self.is_display else x))
-            return w_b * blurry, w_s * rates
-
-        return weighted
-
-
-Linear = Callable[[Tensor], tuple[Tensor, Tensor]]
-Adjoint = Callable[[tuple[Tensor, Tensor]], Tensor]
+    def _display_of(self, integrated: Tensor) -> Tensor:
+        """Return the display values of what the spike camera integrated, in the same shape."""
+        return integrated.clamp(0, 1) if self.is_display else shown(integrated)
 
 
 def noise_of(grey: Tensor) -> float:
-    """Return the standard deviation of the noise of a picture (H, W), from its second differences.
+    """Return the standard deviation of the noise of a picture (H, W).
 
-    The median of their sizes is that of flat places (Immerkaer, CVIU 1996, with a median).
+    It is estimated from second differences, which vanish on flat places and on ramps. Most places
+    are flat, so the median of the sizes is that of flat places (Immerkaer, CVIU 1996, with a
+    median in place of the mean).
     """
     if min(grey.shape) < 3:
-        return 0.0
+        return 0.0  # smaller than the kernel
     kernel = torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]], device=grey.device)
     second = F.conv2d(grey[None, None], kernel[None, None])
+    # The median size of normal noise is 0.6745 of its deviation. The root of the sum of the squares
+    # of the kernel is 6.
     return float(second.abs().median()) / 0.6745 / 6
 
 
+# ---- Linear algebra ----------------------------------------------------------------------------
+
+# A linear map from a frame (3, H, W) to the values of both cameras, (3, H, W) and (M, h, w).
+Linear = Callable[[Tensor], tuple[Tensor, Tensor]]
+# The map back, from the values of both cameras to a frame.
+Adjoint = Callable[[tuple[Tensor, Tensor]], Tensor]
+
+
 def adjoint_of(linear: Linear, like: Tensor) -> Adjoint:
-    """Return the adjoint of a linear map: the gradient of its outputs. like: of its input."""
+    """Return the adjoint of a linear map. like: a tensor of the shape of the map's input.
+
+    It is the gradient of the outputs by the input.
+    """
     with torch.enable_grad():
         free = torch.zeros_like(like).requires_grad_()
         outputs = linear(free)
 
     def adjoint(values: tuple[Tensor, Tensor]) -> Tensor:
-        # The graph of a linear map is the same everywhere, so one serves all steps.
+        # The graph of a linear map is the same everywhere, so one graph serves all steps.
         [gradient] = torch.autograd.grad(outputs, free, values, retain_graph=True)
         return gradient
 
@@ -471,19 +748,28 @@ def adjoint_of(linear: Linear, like: Tensor) -> Adjoint:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Tensor:
-    """Return d after some steps from 0 towards normal(d) = right."""
+    """Return d after `steps` steps from 0 towards the solution of normal(d) = right.
+
+    normal: a symmetric positive definite linear map.
+    """
     d = torch.zeros_like(right)
-    residual = direction = right
+    residual = right
+    direction = right
     energy = (residual**2).sum()
+    # Keeps divisors above 0 when the residual vanishes.
     tiny = torch.finfo(right.dtype).tiny
     for _ in range(steps):
         image = normal(direction)
         step = energy / (direction * image).sum().clamp(min=tiny)
         d = d + step * direction
         residual = residual - step * image
-        before, energy = energy, (residual**2).sum()
-        direction = residual + energy / before.clamp(min=tiny) * direction
+        former_energy = energy
+        energy = (residual**2).sum()
+        direction = residual + energy / former_energy.clamp(min=tiny) * direction
     return d
+
+
+# ---- The guard ---------------------------------------------------------------------------------
 
 
 def guarded(
@@ -496,28 +782,54 @@ def guarded(
 ) -> tuple[Tensor, Tensor]:
     """Blend z with z_0 by how well each fits the spikes around the sharp instant.
 
-    With the squared errors a of z and a_0 of z_0, the weight of z is 1 / (1 + (a / (guard a_0))^2).
-    Returns the frame (3, H, W), and the weight of z (H, W) in [0, 1].
+        weight of z = 1 / (1 + (a / (guard a_0))^2)
+
+    a and a_0 are the squared errors of z and z_0. For example, with guard 2.5 the weight of z is
+    1/2 where a = 2.5 a_0, and 0.86 where both fit alike (a = a_0).
     guard: see `Solver`.
+    Returns the frame (3, H, W), and the weight of z (H, W) in [0, 1].
     """
     if not guard:
         return z, torch.ones_like(z[0])
-    [rate] = recording.light([recording.window(recording.sharp, GUARD_PLANES)])
-    y = torch.from_numpy(rate / gain).to(z.device)
-    errors = []
-    for picture in (z, z_0):
-        if pixels.view.is_display:
-            difference = pixels(luma(picture)[None]) - y
-        else:
-            difference = shown(pixels(luma(light_of(picture))[None])) - shown(y)
-        mean = F.avg_pool2d(difference**2, GUARD_SIDE, 1, GUARD_SIDE // 2, count_include_pad=False)
-        errors.append(mean[0])  # (h, w)
-    best = torch.minimum(*errors).flatten()
-    floor = best.kthvalue(max(1, int(WELL * len(best)))).values + 1e-6
-    a, a_0 = (error + floor for error in errors)
-    weight = 1 / (1 + (a / (guard * a_0)) ** 2)
-    places = torch.from_numpy(pixels.view.spike_places()).to(z.device)
-    places = normalised(places, pixels.view.plane)
-    weight = F.grid_sample(weight[None, None], places, padding_mode="border", align_corners=True)
-    weight = weight[0, 0]
+    rate = rate_around_sharp(recording, GUARD_PLANES)
+    y = torch.from_numpy(rate / gain).to(z.device)  # (h, w)
+    error_of_z = _error_at_instant(z, y, pixels)
+    error_of_z_0 = _error_at_instant(z_0, y, pixels)
+
+    # Noise alone causes an error of about the best-fitting pixels. It is added to both errors, so
+    # that where both fit, the weight does not follow noise.
+    best = torch.minimum(error_of_z, error_of_z_0).flatten()
+    rank = max(1, int(PERFECT_SHARE * len(best)))  # kthvalue counts from 1
+    floor = best.kthvalue(rank).values + TINY_ERROR
+
+    # weight = 1 / (1 + (a / (guard a_0))^2)
+    a = error_of_z + floor
+    a_0 = error_of_z_0 + floor
+    weight = 1 / (1 + (a / (guard * a_0)) ** 2)  # (h, w)
+
+    # Interpolate the weights of spike pixels to RGB pixels.
+    on_plane = torch.from_numpy(pixels.view.spike_places()).to(z.device)  # (H, W, 2)
+    positions = normalised(on_plane, pixels.view.plane)
+    weight = F.grid_sample(weight[None, None], positions, padding_mode="border", align_corners=True)
+    weight = weight[0, 0]  # (H, W)
     return weight * z + (1 - weight) * z_0, weight
+
+
+def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
+    """Return the squared error (h, w) of a frame against the spikes, as means over squares.
+
+    frame: (3, H, W). y: (h, w), what the spikes around the sharp instant say.
+    """
+    # Display values are compared: in light, dark places would hardly count.
+    if pixels.view.is_display:
+        difference = pixels(luma(frame)[None]) - y  # (1, h, w)
+    else:
+        difference = shown(pixels(luma(light_of(frame))[None])) - shown(y)
+    mean = F.avg_pool2d(
+        difference**2,
+        kernel_size=GUARD_SIDE,
+        stride=1,
+        padding=GUARD_SIDE // 2,
+        count_include_pad=False,
+    )
+    return mean[0]
