@@ -1,4 +1,21 @@
-"""The interfaces between data, networks and programs."""
+"""The interfaces between data, networks and programs.
+
+A reader of clips, a network and a program need not import one another. They agree on the protocols
+here, which any class with the same members fulfils:
+
+    InputSpec       what a network needs of its input clips; the network offers it
+    ClipReader      reads the frames of one clip; data/clips has them
+    Method          how a test restores frames: a network, a formula, or the joint solution
+    FrameRestorer   a method on one device; it yields restored frames
+    JointEquations, MotionNetwork, MotionCurves
+                    what the fusion "motion" and data/motion know of each other
+
+A researcher's own classes fulfil them as well (docs/extending.md), so another member here breaks
+code that is not in this project.
+
+Sizes: H, W height and width of a frame; h, w of a spike plane; C colours; S spike channels;
+s the scale; K sharp instants for each frame. "..." is any further dimensions.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,98 +32,122 @@ from torch import Tensor
 class InputSpec:
     """What a network needs of its input clips; a network offers it as `net.input_spec`.
 
-    stride: height and width must be multiples of it. window_size: [frames, height, width] of an
-    attention window; training crops and tiles are multiples of it too, so that no window is padded.
-    least_size: smallest (height, width); least_frames: fewest frames. scale: size of the output
-    over size of the input.
-    image_channels: 1 (gray) or 3 (RGB) or more, without the noise map that `noise_map` asks for as
-    a further channel.
-    spike_channels: S of the spikes that go in; 0: none are needed.
-    interpolates: the output frames lie between the input frames, of which there are exactly
-    least_frames.
-    out_instants: K sharp frames for each blurry one, one after the other in the channels; the
-    middle one is that of gt.
+    Frames and pixels are those of the input. The defaults are those of a network that takes RGB
+    clips of any size.
     """
 
+    # Height and width must be multiples of this number. VRT halves them several times.
     stride: int = 1
+    # (frames, height, width) of an attention window. Training crops and tiles are multiples of it,
+    # too, so that no window is padded.
     window_size: tuple[int, int, int] = (1, 1, 1)
+    # Smallest (height, width), and the smallest number of frames.
     least_size: tuple[int, int] = (1, 1)
     least_frames: int = 1
+    # Size of the output over size of the input, e.g. 4 for super-resolution.
     scale: int = 1
+    # 1 (grey), 3 (RGB) or more, without the noise map.
     image_channels: int = 3
+    # Whether a map of the noise level goes in as a further channel.
     noise_map: bool = False
+    # S, the number of spike channels that go in. 0: the network needs no spikes.
     spike_channels: int = 0
+    # Whether the output frames lie between the input frames. Then exactly least_frames go in.
     interpolates: bool = False
+    # K, the number of sharp frames for each blurry frame. They come one after the other in the
+    # channels, in the order of time. The middle one is compared with gt, so K is odd.
     out_instants: int = 1
 
     @property
     def multiple(self) -> int:
-        """What the sides of a training crop or a tile are multiples of."""
+        """Return the number that divides the sides of a training crop or a tile.
+
+        It is the least common multiple of the stride and the sides of a window, e.g. stride 4 and
+        window 6 x 6 -> 12.
+        """
         return math.lcm(self.stride, *self.window_size[1:])
 
 
 def input_spec(net: Any) -> InputSpec:
-    """The spec of a network (not wrapped); without one, clips of any size fit."""
+    """Return the spec of a network, or the default spec, which any clip fulfils.
+
+    net: the network itself, not wrapped in DistributedDataParallel.
+    """
     return getattr(net, "input_spec", InputSpec())
 
 
 def wanted_frames(count: int, only_middle: bool) -> range:
-    """The frames to restore of a clip of `count` frames: all, or the middle one."""
+    """Return the frames to restore of a clip: all, or the middle one alone.
+
+    E.g. of 5 frames: range(0, 5), or range(2, 3). count: number of frames of the clip.
+    """
     return range(count // 2, count // 2 + 1) if only_middle else range(count)
 
 
 def middle_instant(frame: Tensor, instants: int) -> Tensor:
-    """(..., K C, H, W) of K = `instants` sharp frames -> the middle one, (..., C, H, W)."""
+    """Return the middle one of K sharp frames, (..., C, H, W).
+
+    frame: (..., K C, H, W), the K frames one after the other in the channels. instants: K, odd.
+    """
     return frame.unflatten(-3, (instants, -1))[..., instants // 2, :, :, :]
 
 
 class FrameReader(Protocol):
-    """Gives the frames of a clip one by one. stems: the names of the frames."""
+    """Reads the frames of a clip one by one."""
 
+    # The name of the clip, which its results have as well.
     @property
     def name(self) -> str: ...
 
+    # The names of the frames without endings, in the order of time, e.g. ["000000", "000001"].
     @property
     def stems(self) -> Sequence[str]: ...
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
-        """Return lq (3, H, W) float32 in [0, 1] and, if there are any, spike (S, H, W), gt
-        (3, sH, sW) and gt_instants (3 K, sH, sW), of which gt is the middle one.
+        """Return one frame, as float32 tensors by these keys:
 
-        reverse: whether the spikes are those of reversed time.
+            lq            (3, H, W) in [0, 1]: the blurry frame
+            spike         (S, H, W): its spikes, if the clip has spikes
+            gt            (3, sH, sW) in [0, 1]: the sharp frame, if there is one
+            gt_instants   (3 K, sH, sW): several sharp frames, of which gt is the middle one
+
+        index: number of the frame, from 0. reverse: whether the spikes are given as in reversed
+        time, for a clip that is restored from its end to its begin.
         """
         ...
 
 
 class ClipReader(FrameReader, Protocol):
-    """A clip to test on.
+    """A clip to test on."""
 
-    origin: "input", "gt", "spike" -> path, for the protocol.
-    fps, times: frame rate of a film and seconds of each frame, or None for frames.
-    pixel_aspect: width over height of a pixel, 1 for frames.
-    """
-
+    # Frames per second of a film. None for a folder of frames.
     @property
     def fps(self) -> float | Fraction | None: ...
 
+    # The time of each frame of a film, in seconds. None for a folder of frames.
     @property
     def times(self) -> Sequence[Fraction] | None: ...
 
+    # Width over height of a pixel. It is 1 for a folder of frames.
     @property
     def pixel_aspect(self) -> Fraction: ...
 
+    # "input", "gt", "spike" -> the path of these files, for the report.
     @property
     def origin(self) -> dict[str, str]: ...
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """Return display values (H, W) >= 0 that spikes (S, H, W) of a frame show of its sharp
-        instant.
+        """Return a grey picture (H, W) of the sharp instant of a frame, from its spikes alone.
+
+        Its values are display values >= 0. index: number of the frame. spike: (S, H, W), its
+        spikes as `frame` returned them.
         """
         ...
 
     def digest(self) -> str:
-        """Return 16 hex digits that change with the name, size or modification time of any file of
-        the clip.
+        """Return 16 hex digits that tell whether the files of the clip are still the same.
+
+        They change with the name, the size or the modification time of any file.
         """
         ...
 
@@ -114,25 +155,35 @@ class ClipReader(FrameReader, Protocol):
 class JointEquations(Protocol):
     """The equations of one exposure, on which a network takes steps.
 
-    `data.motion.joint.Equations` says what they return. blurry: (3, H, W).
+    `data.motion.joint.Equations` fulfils it, and says more of each function. A frame z is
+    (3, H, W), display values in [0, 1].
     """
 
+    # The blurry frame, (3, H, W) in [0, 1].
     @property
     def blurry(self) -> Tensor: ...
 
+    # First estimate z_0 (3, H, W) -> a solution of the equations, (3, H, W).
     def proposal(self, z_0: Tensor) -> Tensor: ...
 
+    # What is known of each pixel before any step, (6, H, W).
     def evidence(self) -> Tensor: ...
 
+    # Frame z (3, H, W) -> where the equations pull it, and how far they are off, (7, H, W).
     def pulls(self, z: Tensor) -> Tensor: ...
 
 
 class MotionCurves(Protocol):
-    """A motion that a network found, as `models.fusion.motion_net.Curves` describes it."""
+    """A motion that a network found, as `models.fusion.motion_net.Curves` describes it.
 
+    h, w: size of a spike plane, filled up to multiples of 8. B: number of exposures.
+    """
+
+    # (B, 6, h, w): coefficients of the curve of each spike pixel.
     @property
     def coefficients(self) -> Tensor: ...
 
+    # (B, 1, h, w): logarithm of the expected error, in spike pixels.
     @property
     def log_error(self) -> Tensor: ...
 
@@ -140,66 +191,75 @@ class MotionCurves(Protocol):
 class MotionNetwork(Protocol):
     """A network that finds the motion within an exposure from spikes in windows of time.
 
-    `models.fusion.motion_net.MotionNet` says what it takes and returns. edges: edges of the
-    windows, in elevenths of an exposure after its middle. inside: the windows of the exposure.
+    `models.fusion.motion_net.MotionNet` fulfils it, and says what it takes and returns.
     """
 
+    # Edges of the windows, ascending, in elevenths of an exposure after its middle. K + 1 numbers.
     @property
     def edges(self) -> Sequence[float]: ...
 
+    # Which of the K windows divide the exposure. The others lie before or after it.
     @property
     def inside(self) -> slice: ...
 
+    # pictures (B, K, 2, h, w), scene (B, 3, h, w) -> the motion at each level, the finest last.
     def __call__(self, pictures: Tensor, scene: Tensor) -> Sequence[MotionCurves]: ...
 
 
-# Takes the work done since the last call, in frames where nothing else is said; a tile is a part of
-# several.
+# A function that shows progress. It takes the work that was done since its last call, in frames
+# unless a docstring says otherwise. E.g. 0.5 after one of two tiles that cover a frame.
 Tick = Callable[[float], object]
 
 
 class FrameRestorer(Protocol):
-    """Restores frames on a device."""
+    """Restores the frames of clips on one device. `Method.restorer` makes it."""
 
     def describe(self) -> str:
-        """Return the tiles in words."""
+        """Return how a clip is cut into tiles, in words for the log."""
         ...
 
     def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
-        """Yield the frames `wanted` of a clip in order, each (K C, sH, sW) float32 on the CPU.
+        """Yield restored frames of a clip, each (K C, sH, sW) float32 on the CPU.
 
-        reader: a FrameReader. There are K instants for each frame.
+        Exactly the frames `wanted` come, in this order, because the caller pairs them with the
+        names of the frames.
+
+        reader: a FrameReader. wanted: numbers of frames. tick: is told of the progress.
         """
         ...
 
 
 class Method(Protocol):
-    """How a test restores its frames: a network, a formula, or the joint solution.
+    """How a test restores its frames: a network, a formula, or the joint solution."""
 
-    is_grey: whether the frames have no colour, so that only luma can be scored.
-    can_cut: whether a frame does not depend on which other frames of its clip are restored with it.
-    instants: number of sharp frames for each frame, one after the other in the channels.
-    center_frame_only: see `wanted_frames`.
-    """
-
+    # Whether the frames have no colour, so that only their luma can be scored.
     @property
     def is_grey(self) -> bool: ...
 
+    # Whether a frame comes out the same, whichever other frames of its clip are restored with it.
+    # Then the frames of a clip can be shared among ranks.
     @property
     def can_cut(self) -> bool: ...
 
+    # K, the number of sharp frames for each frame. They come one after the other in the channels.
     @property
     def instants(self) -> int: ...
 
+    # Whether only the middle frame of a clip is restored, see `wanted_frames`.
     @property
     def center_frame_only(self) -> bool: ...
 
     def settings(self) -> dict[str, Any]:
-        """Return everything of the method that the frames depend on, as plain JSON."""
+        """Return everything of the method that the frames depend on, as plain JSON.
+
+        It is saved with the results. Results with other settings are not continued, so a key that
+        is left out here mixes frames of two methods.
+        """
         ...
 
     def protocol(self) -> dict[str, str]:
-        """Return the method in words, for the report."""
+        """Return the method in words, for the report: name of a line -> its text."""
         ...
 
+    # Builds what the method needs on a device.
     def restorer(self, device: torch.device) -> FrameRestorer: ...

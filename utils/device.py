@@ -1,9 +1,15 @@
 """The device that a process computes on: the accelerator of this machine, whatever its make, or the
 CPU.
 
-Who means the accelerator asks here: which one, its memory, its events, its generators. What means
-CUDA itself is in `utils.dist.gpu`. Which form of a computation a device has is in
-`models.vrt.forms`.
+An accelerator is a GPU or NPU of any maker. "Kind" means torch.device.type, e.g. "cuda" (NVIDIA and
+AMD), "xpu" (Intel), "mps" (Apple), "npu" (Ascend), "musa" (Moore Threads) or "cpu".
+
+Other modules ask here which accelerator there is, how much memory it has, when its work has ended,
+and which random generators it has. So no other module needs to name a kind. Two things are
+elsewhere: what only CUDA has is in `utils.dist.gpu`, and which form of a computation runs on which
+kind is in `models.vrt.forms`.
+
+Tests: tests/parts/utils/test_device.py, tests/parts/utils/test_gpu.py
 """
 
 import importlib
@@ -22,32 +28,33 @@ import torch
 
 from utils.errors import DistError
 
-GB = 1e9
-# Variables by which a process sees some of the accelerators of its machine.
+GB = 1e9  # bytes
+# Kind -> the environment variable that hides some accelerators from a process, e.g.
+# CUDA_VISIBLE_DEVICES=2,3 shows two of them.
 VISIBLE = {
     "cuda": "CUDA_VISIBLE_DEVICES",
     "xpu": "ZE_AFFINITY_MASK",
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
     "musa": "MUSA_VISIBLE_DEVICES",
 }
-# Kinds whose memory is that of the host: a pinned copy would not be faster, a full one swaps.
+# Kinds that use the memory of the host. Pinned memory does not make copies to them faster. If their
+# memory is full, the system swaps, and no error is raised at once.
 SHARED_MEMORY = ("cpu", "mps")
-INTEGRATED = "0000:00:02.0"  # where Intel's processors have their own small GPU
+# The PCI address of the small GPU within a processor of Intel. `unused` does not name this GPU.
+INTEGRATED = "0000:00:02.0"
 
 
 class Make(NamedTuple):
-    """An accelerator by its files.
+    """How accelerators of one maker are recognised, also if torch cannot use them."""
 
-    files: pattern below the root. kind: name of the kind in torch. package: name of the package
-    that brings the kind to torch; "": torch is built for it, or not.
-    """
-
-    name: str
-    files: str
-    kind: str
+    name: str  # for messages, e.g. "an AMD GPU"
+    files: str  # pattern of the files of its driver, below the folder "/"
+    kind: str  # its kind in torch
+    # The Python package that adds the kind to torch. "" if torch itself must be built for the kind.
     package: str = ""
 
 
+# NVIDIA is not here. `utils.dist.gpu` has what concerns CUDA.
 MAKES = (
     Make("an AMD GPU", "dev/kfd", "cuda"),
     Make("an Ascend NPU", "dev/davinci[0-9]*", "npu", "torch_npu"),
@@ -59,43 +66,53 @@ MAKES = (
 
 
 def kind() -> str:
-    """Return the kind of device that this process computes on, in torch's words: "cpu", "cuda"...
+    """Return the kind of device that this process computes on, e.g. "cpu" or "cuda".
 
-    It starts no accelerator.
+    This starts no accelerator.
     """
     return "cpu" if count() == 0 else _kind_of_torch()
 
 
 def count() -> int:
-    """Return how many accelerators this process sees. It starts none."""
+    """Return how many accelerators this process sees. This starts none of them."""
     if is_cpu_wanted():
         return 0
-    # torch.accelerator.device_count would start CUDA, which reads its variables once.
+    # Not torch.accelerator.device_count: it would start CUDA. CUDA reads its environment variables
+    # once, at its start, and the options may still change them.
     return torch.get_device_module(_kind_of_torch()).device_count()
 
 
 def visible_by() -> str:
-    """Return the variable by which a process sees some of the accelerators of this machine."""
+    """Return the variable that hides accelerators of this machine, e.g. CUDA_VISIBLE_DEVICES."""
     return VISIBLE.get(_kind_of_torch(), "CUDA_VISIBLE_DEVICES")
 
 
 def is_cpu_wanted() -> bool:
-    """Whether the environment asks for the CPU: CUDA_VISIBLE_DEVICES is set and names no device."""
+    """Return whether the environment asks for the CPU.
+
+    It does if CUDA_VISIBLE_DEVICES is set and names no device, e.g. "" or "-1". It names one in
+    "0,1", "GPU-8f2a..." and "MIG-...". This holds for accelerators of all makers.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible)
 
 
 def of_rank(local_rank: int) -> torch.device:
-    """Return the accelerator of a rank: the only one, where the launcher has chosen it. Else the
-    CPU.
+    """Return the accelerator of a rank, or the CPU if there is none.
+
+    local_rank: number of the rank on this host, from 0.
     """
     if is_cpu_wanted() or not torch.get_device_module(_kind_of_torch()).is_available():
         return torch.device("cpu")
+    # Some launchers show each process its own accelerator alone. Then its number is 0 on each rank.
     return torch.device(_kind_of_torch(), 0 if count() == 1 else local_rank)
 
 
 def _kind_of_torch() -> str:
-    """Return the kind that this torch is made for; "cuda" for none, of which it then sees none."""
+    """Return the kind of accelerator that this torch is built for.
+
+    Returns "cuda" for a torch that is built for none: torch.cuda is always there, and counts 0.
+    """
     _load_packages()
     found = torch.accelerator.current_accelerator()
     return "cuda" if found is None else found.type
@@ -103,15 +120,19 @@ def _kind_of_torch() -> str:
 
 @cache
 def _load_packages() -> None:
-    """Load the package of an accelerator of this machine, where torch has not done it on import."""
+    """Load the package of an accelerator of this machine, if torch has not loaded it by itself.
+
+    Only packages whose accelerator is there are loaded.
+    """
     for make in MAKES:
         if make.package and _is_here(make, Path("/")) and not hasattr(torch, make.kind):
-            with suppress(Exception):  # `unused` says which, whatever it is
+            # A package may raise anything. `unused` tries again and says what was raised.
+            with suppress(Exception):
                 importlib.import_module(make.package)
 
 
 def backend(device: torch.device) -> str:
-    """Return the name of the backend by which ranks on such devices exchange tensors.
+    """Return the name of the backend by which ranks on such devices exchange tensors, e.g. "nccl".
 
     Raises DistError if torch has none.
     """
@@ -127,7 +148,7 @@ def backend(device: torch.device) -> str:
 
 
 def make_current(device: torch.device) -> None:
-    """Let what names no index mean this accelerator."""
+    """Let "cuda" without a number mean this accelerator in this process. The CPU has no number."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
 
@@ -136,17 +157,19 @@ def make_current(device: torch.device) -> None:
 
 
 def name(device: torch.device) -> str:
-    """Return the model of an accelerator, or the threads on the CPU."""
+    """Return the name of an accelerator, e.g. "NVIDIA H100 80GB HBM3", or "CPU, 8 threads"."""
     if device.type == "cpu":
         return f"CPU, {torch.get_num_threads()} threads"
+    # torch.mps has no function for the name.
     named = getattr(torch.get_device_module(device), "get_device_name", None)
     return f"{platform.machine()} ({device.type})" if named is None else named(device)
 
 
 def notes(device: torch.device, ranks: int, stand_ins: list[str]) -> list[str]:
-    """Return what a log says of a device besides its name.
+    """Return what the log says of a device after its name, one text per fact.
 
-    ranks: number of ranks. stand_ins: what runs in another form there, each in a few words.
+    ranks: number of processes. stand_ins: the computations that run in another form on this device,
+    each in a few words, see `models.vrt.forms`.
     """
     found = []
     if device.type == "cpu" and is_cpu_wanted():
@@ -157,9 +180,11 @@ def notes(device: torch.device, ranks: int, stand_ins: list[str]) -> list[str]:
 
 
 def unused(device: torch.device, root: Path = Path("/")) -> list[str]:
-    """Return, of each accelerator that this machine has while the CPU computes, why it is not used.
+    """Return why accelerators of this machine are not used, one text per accelerator.
 
-    root: folder with dev and sys.
+    Returns [] if one of them is used, or if the user asked for the CPU.
+
+    root: the folder that has the folders dev and sys.
     """
     if device.type != "cpu" or is_cpu_wanted():
         return []
@@ -170,6 +195,7 @@ def unused(device: torch.device, root: Path = Path("/")) -> list[str]:
     ]
     if any(_intel_gpus(root)):
         found.append("an Intel GPU is not used: this torch is not built for it (xpu)")
+    # macOS has no files of a driver. Each Mac with an ARM processor has a GPU of Apple.
     if sys.platform == "darwin" and platform.machine() == "arm64":
         has = "does not run on this macOS" if torch.backends.mps.is_built() else "has no mps"
         found.append(f"the Apple GPU is not used: this torch {has}")
@@ -177,10 +203,12 @@ def unused(device: torch.device, root: Path = Path("/")) -> list[str]:
 
 
 def _is_here(make: Make, root: Path) -> bool:
+    """Return whether the driver of such an accelerator has its files on this machine."""
     return any(root.glob(make.files))
 
 
 def _reason_against(make: Make) -> str:
+    """Return why an accelerator that is there is not used, e.g. "torch_npu is not installed"."""
     if not make.package:
         return f"this torch is not built for it ({'ROCm' if make.kind == 'cuda' else make.kind})"
     if importlib.util.find_spec(make.package) is None:
@@ -193,7 +221,9 @@ def _reason_against(make: Make) -> str:
 
 
 def _intel_gpus(root: Path) -> Iterator[Path]:
+    """Yield the folders of Intel's GPUs, without the small one within a processor."""
     for folder in root.glob("sys/class/drm/renderD*/device"):
+        # A folder without the file `vendor` is of no GPU on the PCI bus. 0x8086 is Intel.
         with suppress(OSError):
             is_intel = (folder / "vendor").read_text().strip() == "0x8086"
             if is_intel and folder.resolve().name != INTEGRATED:
@@ -204,35 +234,40 @@ def _intel_gpus(root: Path) -> Iterator[Path]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what the device still computes."""
+    """Wait until the device has done all its work. Call this before a time is read."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def pins_memory(device: torch.device) -> bool:
-    """Whether copies to the device are faster from pinned memory."""
+    """Return whether copies to the device are faster from pinned memory."""
     return device.type not in SHARED_MEMORY
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Whether the device computes in bfloat16 itself, and does not emulate it.
+    """Return whether the device computes in bfloat16 itself, and does not emulate it.
 
     GPUs before Ampere (V100, T4, MX450) emulate it, several times slower than float16.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    # A kind without the function is taken to have bfloat16.
     module: Any = torch.get_device_module(device)
     return getattr(module, "is_bf16_supported", lambda: True)()
 
 
 def has_fused_optimizers(device: torch.device) -> bool:
-    """Whether torch's optimizers have a form for the device that updates all weights at once."""
+    """Return whether torch's optimizers can update all weights at once (`fused=True`) there."""
     return device.type == "cuda"
 
 
 def forked_generators(device: torch.device) -> AbstractContextManager[None]:
-    """Restore the default generators after the block."""
-    # torch.mps has one generator, for which this function of torch does not ask.
+    """Return a context that restores the default random generators at its end.
+
+    What is drawn inside does not change what is drawn after it, on the CPU and on the device.
+    """
+    # fork_rng cannot restore the generator of torch.mps, so there only that of the CPU is restored.
+    # With no devices, the name "cuda" has no effect, but the function asks for one.
     devices = [] if device.type in SHARED_MEMORY else [device]
     return torch.random.fork_rng(devices, device_type="cuda" if not devices else device.type)
 
@@ -241,7 +276,10 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
 
 
 def peak_gb(device: torch.device) -> float | None:
-    """Return the most memory that torch's tensors had there, in GB; None if it is not counted."""
+    """Return the most memory that torch's tensors had on the device so far, in GB.
+
+    Returns None on the CPU and on kinds whose memory torch does not count.
+    """
     module = torch.get_device_module(device)
     counted = getattr(module, "max_memory_allocated", None)
     if device.type == "cpu" or counted is None:
@@ -250,8 +288,9 @@ def peak_gb(device: torch.device) -> float | None:
 
 
 def total_gb(device: torch.device) -> float:
-    """Return the memory of an accelerator, or of this host, in GB."""
+    """Return the size of an accelerator's memory in GB, or of the host's memory for the CPU."""
     module: Any = torch.get_device_module(device)
+    # macOS says how much of the memory the GPU should use at most.
     if device.type == "mps":
         return module.recommended_max_memory() / GB
     if device.type == "cpu":
@@ -260,31 +299,36 @@ def total_gb(device: torch.device) -> float:
 
 
 def memory_gb(device: torch.device) -> tuple[float, float] | None:
-    """Return (the most that was used, the size) of an accelerator's memory in GB; None if that is
-    not known.
+    """Return (most memory that was used, size of the memory) of an accelerator, both in GB.
 
-    It is the peak of torch's tensors plus what others hold. Memory that torch keeps for reuse does
-    not count: it grows to the size of the accelerator in a healthy run.
+    Returns None if either is not known. "Used" is the peak of torch's tensors plus what other
+    programs and libraries hold. Memory that torch keeps for reuse does not count, because it grows
+    to the size of the accelerator in a healthy run, too.
     """
     peak = peak_gb(device)
     module: Any = torch.get_device_module(device)
     if peak is None or not hasattr(module, "mem_get_info"):
         return None
+    # All in bytes. What is neither free nor reserved by torch belongs to others.
     free, total = module.mem_get_info(device)
     others = max(0, total - free - module.memory_reserved(device))
     return peak + others / GB, total / GB
 
 
 def free_kept_memory(device: torch.device) -> None:
-    """Give back the memory that torch keeps for reuse."""
+    """Give the memory that torch keeps for reuse back to the device. Tensors stay as they are."""
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for the errors that torch raises if an accelerator or the host has no memory left."""
+    """Return whether an error says that an accelerator or the host has no memory left.
+
+    Callers then try again with less, e.g. with smaller tiles.
+    """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
+    # The host and mps raise a plain RuntimeError, which only its text tells from others.
     said = str(error)
     return isinstance(error, RuntimeError) and (
         "DefaultCPUAllocator" in said or "backend out of memory" in said  # the latter: mps
@@ -292,5 +336,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def swaps_when_full(device: torch.device) -> bool:
-    """Whether the system swaps, for minutes, where others raise an error at once."""
+    """Return whether the system swaps if the memory is full, which can take minutes.
+
+    Other devices raise an error at once, so code may try a size there and halve it. Here it must
+    compare the size with the memory before.
+    """
     return device.type in SHARED_MEMORY

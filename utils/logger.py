@@ -1,7 +1,13 @@
 """The text log of a run.
 
-The other ranks log warnings only. What cannot be written, on a full disk for example, is reported
-once and does not end the run: only a checkpoint that cannot be saved does.
+Rank 0 writes each line to stdout and to log/train.log, e.g. "[2025-11-06 10:00:00] epoch 1". Its
+warnings also go to log/warnings.jsonl, from which the report of the run has them. The other ranks
+write warnings only, to stderr, e.g. "[rank 2] the disk is slow".
+
+If something cannot be written, for example on a full disk, this is reported once and the run goes
+on. Only a checkpoint that cannot be saved ends the run.
+
+Tests: tests/parts/utils/test_process.py, tests/stories/test_main_train.py
 """
 
 import json
@@ -18,16 +24,22 @@ from utils.files import OTHER_ROOT, open_kept, writing
 
 logger = logging.getLogger(__name__)
 
+# Below the folder of a run. The report and the documents name these files.
 LOG_NAME, WARNINGS_NAME = "log/train.log", "log/warnings.jsonl"
 TIME = "%Y-%m-%d %H:%M:%S"
 
-_unwritten: set[str] = set()  # what could not be written at the last attempt
+# What could not be written at the last attempt. So each failure is reported once.
+_unwritten: set[str] = set()
 
 
 @contextmanager
 def best_effort(what: str, *errors: type[Exception]) -> Generator[None]:
-    """The body writes what the run does not need: on an error of writing, or one of `errors`, warn
-    once and go on.
+    """Run a block that writes something the run does not need, such as a picture of the curves.
+
+    If writing fails, warn once and go on after the block. If it works again later, say so.
+
+    what: what is written, for the warning. The same text means the same thing.
+    errors: further types of errors that do not end the run.
     """
     try:
         yield
@@ -43,18 +55,24 @@ def best_effort(what: str, *errors: type[Exception]) -> Generator[None]:
 
 
 class _SaysOnce(logging.Handler):
-    """A handler that reports once, on stderr, that it cannot write; logging would print a traceback
-    for each line.
+    """A log handler that reports once, on stderr, that it cannot write.
+
+    The handlers of `logging` would print a traceback for each line of the log.
     """
 
     has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:
+        """Report the error that `logging` has just caught. It calls this within `except`."""
         error = sys.exc_info()[1]
-        if not isinstance(error, (OSError, ValueError)):  # ValueError: a closed stream
+        # A full disk is an OSError, a closed stream a ValueError. Anything else is a mistake of our
+        # code, which needs its traceback.
+        if not isinstance(error, (OSError, ValueError)):
             super().handleError(record)
         elif not self.has_failed:
             self.has_failed = True
+            # Straight to stderr (2), because sys.stderr may be what fails. If this fails as well,
+            # there is nowhere left to report it.
             with suppress(OSError):
                 os.write(
                     2,
@@ -64,7 +82,10 @@ class _SaysOnce(logging.Handler):
 
 
 class _LogFile(_SaysOnce, logging.FileHandler):
+    """Appends lines to a file. No link is followed, see `open_kept`."""
+
     def _open(self) -> Any:
+        """Open the file. FileHandler calls this."""
         return open_kept(Path(self.baseFilename), self.mode, encoding="utf-8")
 
 
@@ -72,6 +93,7 @@ class _Warnings(_LogFile):
     """Appends warnings and errors as JSON lines {"time", "text"}, for the report of a run."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return a warning as one line of JSON. The two keys are part of the file format."""
         return json.dumps(
             {
                 "time": logging.Formatter().formatTime(record, TIME),
@@ -81,34 +103,38 @@ class _Warnings(_LogFile):
 
 
 class _Stdout(_SaysOnce, logging.StreamHandler):
-    """Writes to what is sys.stdout now.
+    """Writes to what sys.stdout is at this moment.
 
-    An open progress bar replaces sys.stdout, to stay below the lines.
+    A progress bar replaces sys.stdout while it is shown, so that lines appear above the bar. A
+    handler that kept the first sys.stdout would write across the bar.
     """
 
+    # StreamHandler sets the stream once. The setter ignores this.
     stream = property(lambda _: sys.stdout, lambda *_: None)
 
 
 class _Line(logging.Formatter):
-    """`mark` is the level of a warning or an error.
-
-    Python's own warnings lose the newline at their end.
-    """
+    """Formats a line of the log: "WARNING: " before a warning, nothing before other lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line without control characters, and without a newline at its end."""
+        # %(mark)s of the format. Warnings of Python end with a newline.
         record.mark = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
         return printable(super().formatMessage(record).rstrip())
 
 
 def setup_logging(rank: int, log_file: Path | None = None) -> None:
-    """Rank 0: INFO to stdout and, when given, to `log_file` (appended), as ``[2025-11-06 10:00:00]
-    text``.
+    """Set where this process logs. Replaces what an earlier call has set.
 
-    Others: warnings to stderr as ``[rank 2] text``. The warnings of Python, such as those of torch,
-    take the same way.
+    Rank 0 writes all lines to stdout and to `log_file`, as ``[2025-11-06 10:00:00] text``. Other
+    ranks write warnings to stderr, as ``[rank 2] text``. Warnings of Python modules, such as those
+    of torch, go the same way.
+
+    log_file: lines are appended to it. None: no file.
     """
     logging.captureWarnings(True)
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its font cache
+    # At INFO, matplotlib tells of its font cache.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     handlers: list[logging.Handler] = [
         _Stdout() if rank == 0 else logging.StreamHandler(sys.stderr)
     ]
@@ -122,6 +148,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
             ]
         handlers[1].set_name(str(log_file))
         handlers[2].setLevel(logging.WARNING)
+    # All loggers of this process pass their lines to the root logger.
     root = logging.getLogger()
     root.handlers.clear()
     root.setLevel(logging.WARNING if rank else logging.INFO)

@@ -8,21 +8,32 @@ from typing import Any
 
 from utils.errors import DataError
 
-LEAST_WIDTH = 8  # of a column of a table that is cut
+# Characters that a column of `plain_table` keeps if the table is cut to the width of a line.
+LEAST_WIDTH = 8
 
-# A whole value of `json_bytes`, no key and no part of a text.
+# "inf" or "-inf" as a whole value that `json_bytes` wrote. It is no key (a colon would follow), and
+# no part of a longer text (a backslash would stand before the quote).
 _INFINITE = re.compile(r'(?<!\\)"(-?)inf"(?!\s*:)')
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return valid JSON: an infinite number becomes "inf", NaN becomes null."""
+    """Return a value as valid JSON, with a line end behind it.
+
+    JSON has no infinite numbers, and Python would write `Infinity`, which other programs refuse. So
+    an infinite number becomes the text "inf" or "-inf", and NaN becomes null. `read_json` turns the
+    texts back into numbers. This is the format of metrics.json, so it must stay.
+    """
+    # Write once as Python does, and replace the three words when they are read again.
     valid = {"Infinity": "inf", "-Infinity": "-inf", "NaN": None}
     plain = json.loads(json.dumps(value), parse_constant=valid.get)
     return (json.dumps(plain, indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
-    """Read a file that was written from `json_bytes`. Raises DataError for a damaged file."""
+    """Return the value of a file that `json_bytes` made. Raises DataError for a damaged file.
+
+    "inf" becomes an infinite number again. null stays None.
+    """
     try:
         return json.loads(_INFINITE.sub(r"\1Infinity", path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as e:
@@ -37,11 +48,13 @@ def read_json(path: Path) -> Any:
 def plain_table(
     rows: Sequence[Sequence[str]], header: Sequence[str], most: int | None = None
 ) -> str:
-    """Return a table of aligned columns, the first one to the left.
+    """Return a table as text: the first column aligned to the left, the others to the right.
 
-    most: number of characters in a line. The middle of long cells is left out, in the widest
-    columns first.
+    rows: lines of cells. header: the names of the columns.
+    most: largest number of characters in a line, None without a limit. Long cells are cut in their
+    middle, in the widest column first. A line may stay too long if all columns are narrow already.
     """
+    # Two blanks stand between two columns. Take one character at a time from the widest column.
     widths = _widths(rows, header)
     while most and sum(widths) + 2 * (len(widths) - 1) > most and max(widths) > LEAST_WIDTH:
         widths[widths.index(max(widths))] -= 1
@@ -56,7 +69,7 @@ def plain_table(
 
 
 def _cut(cell: str, width: int) -> str:
-    """Return a cell with at most `width` characters, its middle replaced by two dots."""
+    """Return a cell with at most `width` characters, e.g. "experiments", 8 -> "exp..nts"."""
     if len(cell) <= width:
         return cell
     tail = (width - 2) // 2
@@ -64,10 +77,11 @@ def _cut(cell: str, width: int) -> str:
 
 
 def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
-    """Return rows as a Markdown table. A float has three digits."""
+    """Return rows as a Markdown table. A float has three significant digits, e.g. 31.2."""
     cells = []
     for row in rows:
         cells.append([f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row])
+    # The line of dashes below the header makes it a table.
     widths = _widths(cells, header)
     lines = []
     for row in (header, ["-" * width for width in widths], *cells):

@@ -18,16 +18,16 @@ from pathlib import Path
 from utils.errors import DistError
 
 PROC = Path("/proc")
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG = 1  # the number of this request in linux/prctl.h
 
 
 def has_proc() -> bool:
-    """Whether the system shows its processes in /proc."""
+    """Return whether the system shows its processes in /proc."""
     return (PROC / "self/stat").exists()
 
 
 def refuse_ranks_without_proc() -> None:
-    """Raise DistError where ranks could not look at one another."""
+    """Raise DistError on a system without /proc, where ranks cannot look at one another."""
     if has_proc():
         return
     raise DistError(
@@ -39,7 +39,8 @@ def refuse_ranks_without_proc() -> None:
 
 
 def cores() -> tuple[int, ...]:
-    """Return the numbers of the cores that this process may use."""
+    """Return the numbers of the processor cores that this process may use, e.g. (0, 1, 6, 7)."""
+    # Linux knows which cores a container or a scheduler gave to the process. Elsewhere, all count.
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -47,23 +48,33 @@ def cores() -> tuple[int, ...]:
 
 def peak_process_gb() -> float:
     """Return the most memory that this process had so far, in GB (1e9 bytes)."""
-    # Not ru_maxrss, where there is a choice: it counts the process that started this one as well.
+    # Linux: the line "VmHWM:  123456 kB". ru_maxrss below is the second choice, because on Linux it
+    # also counts the process that started this one.
     with suppress(OSError), open(PROC / "self/status", encoding="ascii") as status:
         for line in status:
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) * 1024 / 1e9
+    # macOS counts in bytes, other systems in units of 1024 bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def ask_for_signal_at_end_of_parent(number: int) -> None:
-    """Let the system send this signal to this process as soon as its parent is gone; 0: none."""
+    """Ask the system to send a signal to this process when its parent process ends.
+
+    So this process does not outlive a parent that was killed. Only Linux has this. Elsewhere
+    nothing happens.
+
+    number: of the signal, e.g. signal.SIGKILL. 0 takes an earlier request back.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, without /proc."""
+    """Return whether there is a process with this number. This needs no /proc."""
+    # Signal 0 sends nothing, but the system checks whether it could be sent. EPERM: the process is
+    # there and belongs to another user.
     try:
         os.kill(pid, 0)
     except OSError as e:
@@ -72,14 +83,18 @@ def is_alive(pid: int) -> bool:
 
 
 def file_in_memory(name: str) -> tuple[FileIO, str]:
-    """Open a file for appending that leaves nothing on the disk; also return a path to it.
+    """Open a file for appending that is gone when this process ends. Return it and a path to it.
 
-    The system shows `name` to other processes of the same user. Where it has no such files, the
-    file lies in the folder for temporary files, without a name, and its path is "".
+    On Linux the file is in memory. Other processes of the same user can open its path while this
+    process lives, and see `name` there. Elsewhere the file has no name in the folder for temporary
+    files, and the path is "".
+
+    name: what the file is for. A user may see it in a list of open files.
     """
     if not hasattr(os, "memfd_create"):
         file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115
         return file, ""
+    # O_APPEND: several processes may write, and each write goes to the end.
     descriptor = os.memfd_create(name)
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
@@ -87,7 +102,10 @@ def file_in_memory(name: str) -> tuple[FileIO, str]:
 
 
 def path_of(descriptor: int) -> Path | None:
-    """Return under which path an open file is now; None if the system does not say."""
+    """Return the path that an open file has now, also if the file was moved.
+
+    Returns None if the system does not say.
+    """
     with suppress(OSError):
         return Path(os.readlink(PROC / f"self/fd/{descriptor}"))
     return None
