@@ -121,8 +121,8 @@ MOST_PULL = 0.3
 # grey value only weakly if its error by the spikes is above 1 / sqrt(400) = 0.05.
 PRIOR_PRECISION = 400.0
 
-# A spike pixel lies on the frame if more than this share of its points does. It is a little below 1,
-# because a mean of ones may be rounded to a value below 1.
+# A spike pixel lies on the frame if more than this share of its points does. It is a little below
+# 1, because a mean of ones may be rounded to a value below 1.
 ON_FRAME = 0.999
 
 
