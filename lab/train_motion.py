@@ -55,26 +55,33 @@ from scripts.make_sample_data import RGB, SPIKES
 from utils.contract import JointEquations
 from utils.image import imwrite_rgb
 
-OPERATOR = ROOT / "weights/operator.pth"
+OPERATOR = ROOT / "weights/operator.pth"  # the network whose frames the steps improve
 CPU = torch.device("cpu")
+
+# ---- Choices of the training -------------------------------------------------------------------
+
 SEVEN = 7  # real frames in an exposure
 # Of each video two frames become stills, at these shares of its length.
 STILLS = (1 / 6, 1 / 2)
-# Photographs of lab/train_motion_net.py that are large enough.
+# Photographs of lab/train_motion_net.py that are large enough. The names are files of scikit-image.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
 # Proposals of the training. Those of the test are twice as good in twice the time, and the steps
 # trust them as well (docs/benchmarks/quality.md).
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
-# How often another motion than the measured one is put in.
+# Share of the samples in which a wrong motion replaces the measured one, so that the steps learn
+# when not to trust it.
 WRONG = 0.2
-# Of the loss: weights of the frames after each step; what a square of so many pixels that became
-# worse counts; added to squared errors, about that of 8 bits.
+# Weights of the frames in the loss: after the first step, and after the second.
 OF_STEPS = (0.25, 1.0)
+# Side in pixels of the squares that are compared with the first estimate, and the weight in the
+# loss of squares that became worse.
 SQUARE, OF_WORSE = 12, 0.5
+# Added to mean squared errors, so that the logarithm of a perfect frame is finite. It is about the
+# error of 8 bits.
 FLOOR = 2e-5
-# Of the optimizer.
+# The optimizer: learning rate, Adam's betas, largest gradient norm, steps of the warm-up.
 RATE, BETAS, LARGEST_GRADIENT, WARM_UP = 2e-3, (0.9, 0.99), 1.0, 50
-LAST_RATE = 0.02  # share of the rate at the end
+LAST_RATE = 0.02  # learning rate at the end over RATE
 AVERAGED = 0.01  # share of the newest weights in the averaged ones
 SAVED_EACH = 500  # steps
 
@@ -83,20 +90,23 @@ SAVED_EACH = 500  # steps
 class Set:
     """A set of clips, and its share of the samples.
 
-    source: "videos", "stills" or "photos". rig, clips, frames, average, crop: see
-    scripts/prepare_gopro_spike.py. calibration: how its spikes are read.
+    The fields rig, clips, frames, average and crop are flags of scripts/prepare_gopro_spike.py.
     """
 
-    source: str
-    rig: str
-    clips: int
-    frames: int
-    share: int
-    average: int | None = None
-    crop: int = 144
+    source: str  # "videos", "stills" or "photos": what the clips are made from
+    rig: str  # the two cameras, e.g. "dim"; data/cameras/rig.py has the names
+    clips: int  # number of clips per video, still or photograph
+    frames: int  # frames of a clip
+    share: int  # weight of the set when a sample is drawn
+    average: int | None = None  # real frames in an exposure; None: as the program chooses
+    crop: int = 144  # side of the frames in pixels
+    # spike.calibration when the spikes are read. None: the spike camera counts as not shifted,
+    # which is wrong here, so that the steps see what a user gets without a calibration.
     calibration: str | None = "auto"
 
 
+# Name -> set. The names are folders below --out. The draws of `train` go through this order, so a
+# new set changes all samples after it.
 SETS = {
     "seven_ideal": Set("videos", "ideal", 2, 4, 3, SEVEN, 192),
     "seven_rig": Set("videos", "rig", 2, 4, 3, SEVEN, 192),
@@ -116,21 +126,25 @@ SETS = {
 
 @dataclass
 class Sample:
-    """A frame with all that its equations are made of. z_0, proposal, sharp: (3, H, W)."""
+    """A frame with all that its equations are made of.
 
-    recording: Recording
-    view: View
-    motion: Motion
-    gain: np.ndarray
-    is_good: np.ndarray
-    z_0: Tensor
-    proposal: Tensor
-    sharp: Tensor
-    equations: JointEquations | None = None  # kept after the first use
+    The names of the fields are keys of the files in <out>/samples: another name makes old files
+    unreadable.
+    """
+
+    recording: Recording  # the blurry frame and its spikes
+    view: View  # where the spike pixels lie on the frame
+    motion: Motion  # as it was measured
+    gain: np.ndarray  # (h, w) spikes per plane of each spike pixel at full light
+    is_good: np.ndarray  # (h, w) whether the gain can be trusted
+    z_0: Tensor  # (3, H, W) in [0, 1], the frame of the operator
+    proposal: Tensor  # (3, H, W), the solution of the equations
+    sharp: Tensor  # (3, H, W) in [0, 1], the true frame
+    equations: JointEquations | None = None  # along `motion`; kept after the first use
     is_plain: bool = False  # whether the motion and its equations are hidden
 
     def equations_along(self, motion: Motion, solver: Solver) -> JointEquations:
-        """Return its equations along any motion."""
+        """Return the equations of the exposure along any motion, measured or wrong."""
         pixels = SpikePixels(self.view, CPU)
         known = Equations(self.recording, pixels, motion, self.gain, self.is_good, solver, CPU)
         return HiddenEquations(known) if self.is_plain else known
@@ -148,19 +162,22 @@ class HiddenEquations:
         self.blurry = known.blurry
 
     def proposal(self, z_0: Tensor) -> Tensor:
+        """Return the first estimate itself, (3, H, W)."""
         return z_0
 
     def evidence(self) -> Tensor:
+        """Return (6, H, W) with 0 in the channels that tell something of the motion."""
         of_motion = torch.tensor([1, 1, 1, 0, 0, 1], dtype=torch.bool)  # see Equations.evidence
         return self.known.evidence().masked_fill(of_motion[:, None, None], 0)
 
     def pulls(self, z: Tensor) -> Tensor:
+        """Return (7, H, W) with 0 in all channels but the last, the spikes of the sharp instant."""
         of_equations = torch.tensor([1, 1, 1, 1, 1, 1, 0], dtype=torch.bool)  # see Equations.pulls
         return self.known.pulls(z).masked_fill(of_equations[:, None, None], 0)
 
 
 def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
-    """Hide the motion of all samples and their equations."""
+    """Hide the motion and the equations of all samples. Changes the samples."""
     for each in samples.values():
         for sample in each:
             sample.is_plain = True
@@ -168,6 +185,7 @@ def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Make the samples, train the steps, and write the weights. Returns the exit code 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -182,15 +200,18 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, help="results folder (default experiments/train_motion)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/train_motion").resolve()
+    # One thread, so that the figures in the documents can be repeated.
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     torch.manual_seed(args.seed)
 
+    # The network: the operator with the fusion "motion", whose steps may begin at other weights.
     operator = read_saved(OPERATOR)
     saved, net = motion_network(operator, args.network)
     if args.begin:
         begin_at(net, args.begin)
     trained = steps_of(net, args.part)
+    # The samples: clips, then all that the equations need.
     folders = made_sets(out, args.videos)
     find = finder_of(net.motion_by, net.motion_net, CPU)
     samples = {name: samples_of(out, name, folders[name], operator, find) for name in SETS}
@@ -199,9 +220,11 @@ def main(argv: Sequence[str]) -> int:
     parameters = sum(p.numel() for p in trained.parameters())
     print(f"{sum(map(len, samples.values()))} samples, {parameters:,} parameters", flush=True)
 
+    # A second network of the same form takes the averaged weights, so that `net` trains on.
     _, averaged = motion_network(operator, args.network)
 
     def save(weights: Mapping[str, Tensor], step: int) -> None:
+        """Write motion.pth with these weights of the steps."""
         averaged.load_state_dict(net.state_dict())
         steps_of(averaged, args.part).load_state_dict(weights)
         write_weights(out / "motion.pth", saved, averaged, step)
@@ -213,9 +236,11 @@ def main(argv: Sequence[str]) -> int:
 def motion_network(
     operator: SavedNetwork, network: Path | None = None
 ) -> tuple[SavedNetwork, MotionFusion]:
-    """Build the network "motion" that begins as the operator: its description and the fusion.
+    """Build the fusion "motion" that begins as the operator.
 
-    network: weights of what finds the motion. Without them DIS finds it.
+    Returns the description of the network, as a weights file has it, and the fusion.
+
+    network: weights of the network that finds the motion. None: DIS (optical flow) finds it.
     """
     fusion = {**operator.netG["fusion"], "type": "motion"}
     if network:
@@ -223,6 +248,7 @@ def motion_network(
     netG = NETWORKS.resolve({**operator.netG, "fusion": fusion}, "netG").plain()
     saved = replace(operator, netG=netG)
     net = NETWORKS.build(netG, "netG", spike_channels=saved.spike_channels)
+    # Not strict: the operator has no weights of the steps. They keep their initial values.
     net.load_state_dict(operator.weights, strict=False)
     if network:
         net.fusion.motion_net.load_state_dict(torch.load(network))
@@ -238,7 +264,10 @@ def steps_of(net: MotionFusion, part: str) -> MotionSteps:
 
 
 def begin_at(net: MotionFusion, weights: Path) -> None:
-    """Take over the steps of other weights with this fusion. One set of steps serves as both."""
+    """Take over the steps of other weights with this fusion. Changes `net`.
+
+    If the other weights have no steps for few spikes, their only steps serve for both.
+    """
     begun = motion_fusion_of(read_saved(weights).build())
     assert begun is not None
     net.steps.load_state_dict(begun.steps.state_dict())
@@ -247,7 +276,10 @@ def begin_at(net: MotionFusion, weights: Path) -> None:
 
 
 def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, steps: int) -> None:
-    """Write the weights as main_train_vrt.py writes those of a run."""
+    """Write a weights file in the form in which main_train_vrt.py writes the weights of a run.
+
+    steps: number of optimizer steps, key "iter" of the file.
+    """
     about = {key: getattr(saved, key) for key in ("scale", "netG", "spike_channels", "spike")}
     options = {**about, "spike_data": saved.spike_data}
     params = {f"fusion.{name}": value for name, value in net.state_dict().items()}

@@ -29,10 +29,12 @@ from utils.options.foreign_flags import (
 )
 from utils.options.load import OptionParser, Sources, apply_override
 
-DTYPES = ("float32", "bfloat16", "float16")
+# ---- What a command line asks for ------------------------------------------------------------
+
+DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
 # The weights for a user's clip, unless others are given.
 SHIPPED = Path(__file__).resolve().parents[2] / "weights/operator.pth"
-JOINT = "joint"
+JOINT = "joint"  # value of --method for the joint solution, see data/motion/joint.py
 
 # Flags with a list of values. An option key=value that follows is no part of the list.
 LISTS = ("--save", "--lpips")
@@ -48,7 +50,7 @@ OF_NETWORK = (
     "pad_seq",
     "dtype",
 )
-# Flags of a user's clips.
+# Flags of a user's clips. They have no effect on datasets.test, so they are refused there.
 OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
 
 
@@ -56,71 +58,82 @@ OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
 class TileRequest:
     """Flags that change how a clip is cut into tiles, see `models.restore.tiling.Tiling`.
 
-    tile: "auto", or frames and side of a tile, or None for the default of the form.
-    overlap: frames and pixels that neighbouring tiles share, or None for the default.
-    batch_tiles, blend: None for the default.
+    None stands for the default: the section `val` of the option file, or what the weights need.
     """
 
+    # "auto", or (frames, side in pixels) of a tile, e.g. (12, 256). A 0 is the whole clip or frame.
     tile: str | tuple[int, int] | None
+    # (frames, pixels) that neighbouring tiles share, e.g. (2, 20).
     overlap: tuple[int, int] | None
+    # Number of tiles that go through the network at once.
     batch_tiles: int | None
+    # "kair" or "smooth": how tiles are blended where they overlap.
     blend: str | None
+    # Whether the result is averaged with that of the time-reversed clip.
     flip_seq: bool
+    # Whether the last frame is repeated once before restoring.
     pad_seq: bool
+    # Whether only the middle frame of a clip is restored.
     center_frame_only: bool
 
 
 @dataclass(frozen=True)
 class TestRequest:
-    """The values of a command line. Paths are as the user gave them. None stands for a default.
+    """The values of a command line. Paths are as the user gave them. None stands for a default."""
 
-    opt: the option file. Without --input, the clips are those of its datasets.test.
-    method: section `method` {"type": name, ...} of a formula or of the joint solution, or None for
-    a network alone.
-    input, spike, gt: files or folders of the user's own clips.
-    spike_size: height and width of a spike plane.
-    tiles, dtype, sigma: how the network is applied. sigma is a noise level in 0..255.
-    output: the folder of the results. save: what is saved, () for the default of the form.
-    fps: frame rate of videos made from frames.
-    lpips: files of weights, () without LPIPS. overwrite: see `claim_folder`.
-    overrides: "section.key=value" for the option file. For the user's own clips they are
-    "spike.key=value".
-    """
-
+    # The option file. Without --input, the clips are those of its datasets.test.
     opt: str | None
+    # The weights: a file, or the name of released weights such as "vrt/006".
     weights: str | None
+    # Section `method` of a formula or of the joint solution, e.g. {"type": "joint", "groups": 8}.
+    # None for a network alone.
     method: dict[str, Any] | None
+    # The user's own clips: blurry frames, spikes, sharp frames. Each is a file or a folder.
     input: str | None
     spike: str | None
     gt: str | None
+    # (height, width) of a spike plane.
     spike_size: tuple[int, int] | None
+    # How the network is applied. sigma is a noise level in 0..255 for a denoiser.
     tiles: TileRequest
     dtype: str
     sigma: float | None
+    # The folder of the results.
     output: str | None
+    # What is saved, e.g. ("frames", "comparison"). () for the default of the form.
     save: tuple[str, ...]
+    # Frames per second of a video that is made from single frames.
     fps: float
+    # Files of the weights of LPIPS. () without LPIPS.
     lpips: tuple[str, ...]
+    # Whether results that this program made in the output folder before are removed, see
+    # `claim_folder`.
     overwrite: bool
+    # "section.key=value" for the option file. For the user's own clips: "spike.key=value".
     overrides: tuple[str, ...]
 
     @property
     def method_name(self) -> str | None:
+        """Return the name after --method, e.g. "tfp". Returns None without --method."""
         return self.method["type"] if self.method is not None else None
 
     @property
     def is_joint(self) -> bool:
+        """Return whether --method joint was given."""
         return self.method_name == JOINT
 
     @property
     def is_of_own_clips(self) -> bool:
-        """Whether the clips are the user's own, not those of datasets.test."""
+        """Return whether the clips are the user's own, and not those of datasets.test."""
         return self.input is not None or (self.method is not None and self.opt is None)
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the frames, or the first estimates of the joint solution, are a network's."""
+        """Return whether a network makes the frames, or the first estimates to be improved."""
         return self.method is None or (self.is_joint and self.weights is not None)
+
+
+# ---- Reading ---------------------------------------------------------------------------------
 
 
 def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
@@ -128,6 +141,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 
     Raises OptionError for unknown flags, wrong values and flags that exclude each other.
     """
+    # Flags of KAIR first: argparse would only call them unknown, without our command.
     parser = _parser(description)
     refuse_kair_test_flags(argv)
     args = parser.parse_intermixed_args(_options_before_lists(argv))
@@ -138,6 +152,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     if tile != "auto":
         tile = _two_numbers("tile", args.tile)
     overlap = _two_numbers("overlap", args.overlap)
+    # A user's clip without any hint to a network is restored with the shipped weights.
     if args.input and not (args.method or args.opt or args.weights):
         args.weights = str(SHIPPED)
     _refuse_contradictions(args, given)
@@ -178,10 +193,17 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 
 
 def _parser(description: str | None) -> OptionParser:
+    """Return the parser of the command line. The order of the flags is that of --help.
+
+    A flag must keep its default here if it has a default elsewhere (option file, weights): only
+    flags that differ from their default count as given.
+    """
     parser = OptionParser(
         "one of the two forms in --help", "see --help, docs/testing.md", description
     )
     add = parser.add_argument
+
+    # What restores: the options of a network, its weights, or a method without a network.
     add("--version", action="version", version=f"SpikeVRT {VERSION}")
     add(
         "--opt",
@@ -201,6 +223,8 @@ def _parser(description: str | None) -> OptionParser:
         help="weights or checkpoint, or vrt/001 to vrt/009, fetched once (default: "
         "weights/operator.pth; with --opt: the run's best checkpoint)",
     )
+
+    # The clips, and the folder of the results.
     add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
     add(
         "--output",
@@ -212,6 +236,8 @@ def _parser(description: str | None) -> OptionParser:
     )
     add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
     add("--gt", metavar="PATH", help="sharp frames or video, to score against")
+
+    # How the network is applied. See TileRequest for the tiles.
     add(
         "--tile",
         metavar="auto|T,P",
@@ -249,6 +275,8 @@ def _parser(description: str | None) -> OptionParser:
         help="precision of the network (default float32)",
     )
     add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
+
+    # What is saved and scored.
     add(
         "--save",
         nargs="+",
@@ -268,6 +296,8 @@ def _parser(description: str | None) -> OptionParser:
         action="store_true",
         help="remove the results that this program made in the output folder",
     )
+
+    # Flags of launchers, and all that is no flag.
     add_launch_flags(parser)
     add(
         "overrides",
@@ -298,7 +328,10 @@ def _options_before_lists(argv: Sequence[str]) -> list[str]:
 
 
 def _two_numbers(key: str, text: str | None) -> tuple[int, int] | None:
-    """Return the two numbers of --key. Raises OptionError if `text` is something else."""
+    """Return the two numbers of --key, e.g. "12,256" -> (12, 256).
+
+    Returns None if the flag was not given. Raises OptionError if `text` is something else.
+    """
     if not text:
         return None
     numbers = text.split(",")
@@ -314,7 +347,11 @@ def _two_numbers(key: str, text: str | None) -> tuple[int, int] | None:
 
 
 def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the section `method`: the name, and the values of "method.key=value"."""
+    """Return the section `method`: the name, and the values of "method.key=value".
+
+    E.g. "joint", ["method.groups=8"] -> {"type": "joint", "groups": 8}.
+    """
+    # `apply_override` needs the section within a whole, as in an option file.
     table: dict[str, Any] = {"method": {"type": name}}
     for override in overrides:
         if override.startswith("method.type="):
@@ -334,8 +371,9 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
 def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
     """Refuse flags that exclude each other, and flags that are missing.
 
-    given: the keys of the flags that differ from their defaults.
+    given: the keys of the flags that differ from their defaults, e.g. {"spike_size"}.
     """
+    # Which of the two forms it is. Each form has its own flags.
     is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
     if args.method:
         _refuse_flags_of_a_network(args, given)
@@ -350,6 +388,7 @@ def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
             expected="both",
             do="add --spike, or drop it",
         )
+    # The results must not lie in a folder of the user's files.
     if is_of_own_clips:
         read = {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")}
         refuse_overlap(Path(args.output), read)

@@ -14,6 +14,9 @@ part are keys of the section, too:
     "netG": {"net_type": "vrt", "depths": [8, 8, ...]}
 
 The caller passes in the registries that know the parts, because utils/ may not import them.
+
+Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py,
+tests/parts/utils/test_hostile_options.py
 """
 
 import argparse
@@ -89,12 +92,14 @@ class Sources:
         If the key has no place itself, this is the place of a key within it, or of the nearest
         section around it, with the key in brackets.
         """
+        # A place of the key itself, else of the first key within it.
         key = where
         if key not in self.places:
             for known in self.places:
                 if known.startswith(f"{where}."):
                     key = known
                     break
+        # Else of the nearest section around it, e.g. the network of the base for a missing key.
         while key and key not in self.places:
             key = key.rpartition(".")[0]  # the section around it
         place = self.places.get(key, self.main_file)
@@ -121,6 +126,8 @@ def load_options(
     check: further checks. Each raises OptionError with the dotted key in `where`, and this function
         replaces the key by its place
     """
+    # The order is that of precedence: an override replaces the value of the file, and the file
+    # replaces the value of its base.
     sources = Sources(str(path))
     raw = read_with_base(Path(path), sources)
     for override in overrides:
@@ -196,6 +203,7 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
 
 
 def _resume_override(path: str) -> str:
+    """Return --resume as an override, e.g. "none" -> "path.resume=null"."""
     return f"path.resume={'null' if path == 'none' else path}"
 
 
@@ -212,6 +220,7 @@ class OptionParser(argparse.ArgumentParser):
         self.do = do
 
     def error(self, message: str) -> NoReturn:
+        """Raise OptionError with the message of argparse. argparse calls this for a wrong flag."""
         raise OptionError(redact(message, shown="***"), "the command line", self.expected, self.do)
 
 
@@ -221,6 +230,7 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     raw: sections and options, changed in place
     override: "section.key=value"; the value is JSON, else a string
     """
+    # A key is words with dots between them, e.g. "train.amp.enable".
     key, equals, text = override.partition("=")
     shown = shown_argument(override)
     if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
@@ -237,7 +247,7 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     section: dict[str, Any] = raw
     for depth, name in enumerate(sections):
         held: Any = section.get(name, {})
-        # A part may be given by its name alone.
+        # A part may be given by its name alone: "fusion": "concat" is "fusion": {"type": "concat"}.
         inner: Any = {"type": held} if isinstance(held, str) else held
         if not isinstance(inner, dict):
             dotted = ".".join(sections[: depth + 1])
@@ -266,7 +276,10 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
 
 
 def _value_of(text: str) -> Any:
-    """Return the value of an override: of its JSON, or the text itself if it is no JSON."""
+    """Return the value of an override: its JSON, or the text itself if it is no JSON.
+
+    E.g. "8" -> 8, "[1, 2]" -> [1, 2], "null" -> None, "vrt" -> "vrt".
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -274,7 +287,10 @@ def _value_of(text: str) -> Any:
 
 
 def shown_argument(argument: str) -> str:
-    """Return an argument of a command line without secrets. It stays as typed if it has none."""
+    """Return an argument of a command line without secrets. It stays as typed if it has none.
+
+    E.g. "logging.wandb_api_key=abc" -> "logging.wandb_api_key=***".
+    """
     key, equals, text = argument.partition("=")
     value = _value_of(text)
     name = key.lstrip("-").replace("-", "_")  # `--api-key=...` counts as the key api_key
@@ -290,6 +306,8 @@ def shown_argument(argument: str) -> str:
 def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
     """Return the sections of a file, laid over those of its base, if it has the key `base`.
 
+    E.g. with {"base": "a.json", "train": {"epochs": 3}}, all other keys are those of a.json.
+
     Raises OptionError. Changes `sources`.
     """
     raw, sources.places = _read_file(path)
@@ -302,6 +320,7 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
     base_path = path.parent / raw.pop("base")
     if base_path.is_fifo():  # reading would wait for whoever writes into it
         raise OptionError("the base is a pipe", str(base_path), "an option file", "correct base")
+    # One level only, so that a reader needs to open two files at most.
     base, base_places = _read_file(base_path)
     if "base" in base:
         raise OptionError(
@@ -438,7 +457,7 @@ def _parse(text: str) -> Any:
 
 
 def _blank(text: str) -> str:
-    """Return as many blanks, with the line ends kept."""
+    """Return a text of the same length with a blank for each character. Line ends stay."""
     return re.sub(r"[^\n]", " ", text)
 
 
@@ -594,6 +613,7 @@ def read_options(
 
     sources: where the values came from; None if they are of no file
     """
+    # Work on a copy, because keys are removed and sections replaced.
     sources = sources or Sources("")
     raw = copy.deepcopy(dict(values))
     dropped = drop_without_effect(raw, parts)
@@ -663,7 +683,7 @@ def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sou
     They are totals if the file is of KAIR, unless the command line gives the number. A file is of
     KAIR if it has keys that only KAIR has.
 
-    dropped: dotted keys without effect
+    dropped: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """
     names = [key.rpartition(".")[2] for key in dropped]
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
@@ -699,7 +719,10 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
 
 
 def _section_of(raw: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Return the section at a dotted key, or the whole for "". Returns None if there is none."""
+    """Return the section at a dotted key, e.g. "datasets.train", or the whole for "".
+
+    Returns None if there is no such section, or if the value there is no section.
+    """
     section: Any = raw
     names = where.split(".") if where else []
     for name in names:

@@ -17,6 +17,8 @@ defaults are their defaults:
     NETWORKS.build({"net_type": "tiny"}, "netG")      ->  Tiny(width=16)
 
 Errors name the wrong key and the nearest valid key.
+
+Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 """
 
 import difflib
@@ -50,14 +52,14 @@ from utils.options.secrets import MASK, redact
 # A class or function that is registered. The decorator returns it unchanged.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
-# Flags of the command line -> the options that they set.
+# Flag of the command line, without "--" -> the option that it sets, e.g. --batch_size 8.
 SHORT_FLAGS = {
     "batch_size": "datasets.train.dataloader_batch_size",
     "num_workers": "datasets.train.dataloader_num_workers",
     "epochs": "train.epochs",
     "learning_rate": "train.G_optimizer_lr",
 }
-# What other programs call some options -> our names, for messages.
+# Name of an option in other programs -> our name. The error for an unknown option tells it.
 OTHER_NAMES = SHORT_FLAGS | {
     "lr": SHORT_FLAGS["learning_rate"],
     "workers": SHORT_FLAGS["num_workers"],
@@ -135,7 +137,7 @@ def _error_of(
     while depth < len(names) - 1:
         inner = _model_of(owner, names[depth])
         if inner is None:
-            break
+            break  # e.g. `betas`, a list: what follows is the index of an item
         owner = inner
         value = value[names[depth]]
         depth += 1
@@ -143,6 +145,7 @@ def _error_of(
     section = ".".join([where, *names[:depth]]).strip(".")
     dotted = f"{section}.{key}".strip(".")
 
+    # A key that the section does not have, and one that it lacks.
     if error["type"] == "extra_forbidden":
         return _unknown_key(key, section, owner, kind if depth == 0 else "")
     field = owner.model_fields[key]
@@ -168,6 +171,7 @@ def _unknown_key(key: str, section: str, owner: type[Section], kind: str) -> Opt
     section: dotted key of the section, "" for the whole file; owner: its model
     kind: what the section describes, or ""
     """
+    # Fields with `exclude` are no options: the program itself sets them.
     valid = [name for name, field in owner.model_fields.items() if not field.exclude]
     hint = nearest(key, valid)  # "; the nearest is NAME", or ""
     if key in OTHER_NAMES:
@@ -176,7 +180,8 @@ def _unknown_key(key: str, section: str, owner: type[Section], kind: str) -> Opt
         do = "rename it"
     else:
         do = f"remove it; the keys are {', '.join(valid)}"
-    name = hint.rpartition(" ")[2]
+    # Say the type and range of the nearest key, too, e.g. "; the nearest is lr (float > 0)".
+    name = hint.rpartition(" ")[2]  # the last word; "" without a hint
     if name in valid:
         hint += f" ({describe(owner.model_fields[name])})"
     place = f'one of the keys of "{section}"' if section else "a section"
@@ -187,7 +192,13 @@ def _unknown_key(key: str, section: str, owner: type[Section], kind: str) -> Opt
 
 
 def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
-    """Return the section that a field holds, also if it may be null. Returns None for any other."""
+    """Return the type of a field if it is a Section, e.g. PathOptions for the field `path`.
+
+    This also holds for a field that may be null. Returns None for a field of another type, and for
+    an unknown name.
+
+    name: of the field
+    """
     field = model.model_fields.get(name)
     if field is None:
         return None
@@ -199,7 +210,11 @@ def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
 
 
 def nearest(name: str, valid: Collection[str]) -> str:
-    """Return "; the nearest is X" for an error message, or "" if nothing resembles `name`."""
+    """Return "; the nearest is X" for an error message, or "" if nothing resembles `name`.
+
+    valid: the names that would be right.
+    """
+    # 0.6 is the usual cutoff of difflib: about six of ten letters agree.
     found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
     return f"; the nearest is {found[0]}" if found else ""
 
@@ -246,13 +261,16 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if isinstance(origin, type) and issubclass(origin, (BaseModel, dict)):
         return "object"
 
-    # A plain type: int, float, str, ...
+    # A plain type: int, float, str, ... E.g. "float" with Gt(gt=0) -> "float > 0".
     name = getattr(annotation, "__name__", str(annotation))
     return f"{name} {_bounds(metadata)}".strip()
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    """Return the limits of a plain type in words, e.g. ">= 0, < 1"."""
+    """Return the limits of a plain type in words, e.g. ">= 0, < 1", or "" without limits.
+
+    metadata: objects of pydantic, e.g. Ge(ge=0). A limit that it does not have is missing or None.
+    """
     ranges = {}  # sign -> value; of two limits of one kind, the last counts
     for limit in metadata:
         for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
@@ -268,9 +286,13 @@ def _bounds(metadata: Sequence[Any]) -> str:
 
 
 def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]]:
-    """Yield (dotted key, value) of all options below `name`. A list is given as its JSON.
+    """Yield (dotted key, value) of all options below `name`, e.g. ("train.epochs", 3).
 
-    Options that are null are left out.
+    TensorBoard takes the options of a run as such pairs. A list is given as its JSON, e.g.
+    "[0.9, 0.99]". Options that are null are left out.
+
+    value: a section as plain types, or the value of one option
+    name: dotted key of `value`
     """
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -295,15 +317,24 @@ class Registered(NamedTuple):
 class Registry:
     """Names -> constructors of one kind of part, e.g. ``Registry("network", type_key="net_type")``.
 
-    A parameter annotated ``Annotated[dict | str, OTHER_REGISTRY]`` is a nested part. Its section
-    (or its name alone) is checked against the other registry. A parameter annotated with a
-    `Section` stands for the keys of that section. The option file holds them beside the others. So
-    keys that several parts share are written down once. A constructor's `GONE` has keys of former
-    versions, each with the value that is accepted without effect.
+    What the annotation of a constructor's parameter means for the option file:
 
-    kind: for messages, e.g. "network"
-    type_key: the key of a section that names the part
-    base: keys that every section of this kind has beside the keys of its part
+        width: int = 16
+            a key "width" with this type and this default
+        fusion: Annotated[dict | str, FUSIONS] = "concat"
+            a nested part: the key "fusion" holds the section of a part in the registry FUSIONS, or
+            only its name. FUSIONS checks the section.
+        window: WindowOptions
+            the keys of this Section stand beside the other keys, without a key "window". The
+            constructor gets all options in this argument. So keys that several parts share are
+            written down once.
+
+    A constructor may have an attribute `GONE`: keys of former versions -> the value with which the
+    key is accepted and has no effect, e.g. GONE = {"rate_windows": 0}.
+
+    kind: what the parts are, for messages, e.g. "network"
+    type_key: the key of a section that names the part, e.g. "net_type"
+    base: a Section with keys that every part of this kind has in addition
     """
 
     def __init__(self, kind: str, type_key: str = "type", base: type[Section] = Section) -> None:
@@ -319,8 +350,8 @@ class Registry:
         """Return a decorator that registers a class or function as `name`.
 
         given: parameters that code supplies to `build`. They are no option keys
-        annotations: more exact types of parameters whose constructor is inherited, such as
-            section=OwnKeys
+        annotations: types of parameters that the constructor annotates too loosely, because a class
+            inherits it. E.g. section=OwnKeys, if the inherited constructor says section: Section
         """
 
         def add(constructor: Part) -> Part:
@@ -332,10 +363,11 @@ class Registry:
         return add
 
     def names(self) -> list[str]:
+        """Return the names of all parts, in alphabetical order."""
         return sorted(self._parts)
 
     def constructor(self, name: str) -> Callable[..., Any]:
-        """Return what was registered as `name`."""
+        """Return the class or function that was registered as `name`."""
         return self._parts[name].constructor
 
     def keys(self, name: str) -> list[str]:
@@ -346,7 +378,8 @@ class Registry:
     def model(self, name: str) -> type[Section]:
         """Return the model of a part's section.
 
-        Its keys are the type key, the keys of `base`, and the parameters of the constructor.
+        Its keys are the type key, the keys of `base`, and the parameters of the constructor. The
+        model is made once and kept, so no part may change after its first use.
         """
         if name not in self._models:
             fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}  # ...: required
@@ -356,8 +389,9 @@ class Registry:
                 if isinstance(annotation, type) and issubclass(annotation, Section):
                     shared.append(annotation)
                     continue
-                # `resolve` replaces the section of a nested part by a typed section before the
-                # model checks it. So any value is right for the model.
+                # A nested part: `resolve` checks its section before the model sees it. So the model
+                # takes any value (`Any`). The registry stays in the annotation, where `resolve` and
+                # lab/make_options_doc.py find it.
                 nested = _registry_in(getattr(annotation, "__metadata__", ()))
                 if nested is not None:
                     annotation = Annotated[Any, nested]
@@ -374,9 +408,10 @@ class Registry:
         A section that is resolved already stays as it is. Raises OptionError for an unknown part,
         an unknown or missing key, or a value of the wrong type.
 
-        section: of an option file, or the name of a part alone
+        section: the section of an option file, or the name of a part alone
         where: dotted key of the section, e.g. "netG" (the caller adds the file's name)
         """
+        # Bring all forms of a section into one: key -> value.
         if isinstance(section, Section):
             return section
         if isinstance(section, str):
@@ -384,6 +419,7 @@ class Registry:
         elif isinstance(section, Mapping):
             values = dict(section)
         else:
+            # A wrong value may be a secret in the wrong place, so `redact` hides it.
             raise OptionError(
                 what=f"{where} is {redact(section, where, '***')!r}",
                 where=where,
@@ -395,7 +431,8 @@ class Registry:
             raise self._unknown_part(name, where)
         model = self.model(name)
 
-        # Leave out keys of former versions, if they have the value without effect.
+        # Leave out keys of former versions, if they have the value without effect. With another
+        # value the key stays, and is refused below as unknown. `gone` has pairs (key, value).
         gone = getattr(model.constructor, "GONE", {}).items()
         values = {key: value for key, value in values.items() if (key, value) not in gone}
 
@@ -435,7 +472,9 @@ class Registry:
     def build(self, section: Section | Mapping[str, Any] | str, where: str, **given: Any) -> Any:
         """Return the part that a section describes.
 
-        given: the parameters that code supplies. Those that this part does not take are left out
+        section, where: see `resolve`
+        given: the parameters that code supplies. Those that this part does not take are left out,
+            so callers can offer all to each part of a kind
         """
         options = self.resolve(section, where)
         part = self._parts[getattr(options, self.type_key)]
@@ -453,15 +492,19 @@ class Registry:
     def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
         """Return the parameters of a constructor that are option keys, or stand for some.
 
-        Their annotations are types, also where the source has text.
+        Their annotations are types, also if the source has them as text ("int | None").
+
+        name: of the part
         """
         part = self._parts[name]
         function = part.constructor
         if inspect.isclass(function):
             function = function.__init__
+        # The annotations that were given to `register` win.
         hints = get_type_hints(function, include_extras=True) | part.annotations
         found = {}
         for key, parameter in inspect.signature(part.constructor).parameters.items():
+            # *args and **kwargs have no names that an option file could use.
             is_star = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if key not in part.given and not is_star:
                 found[key] = parameter.replace(annotation=hints.get(key, Any))
@@ -469,7 +512,10 @@ class Registry:
 
 
 def _registry_in(metadata: Sequence[Any]) -> Registry | None:
-    """Return the registry that an annotation names, if it is of a nested part."""
+    """Return the registry in an annotation, if it describes a nested part. Else return None.
+
+    metadata: what follows the type in Annotated[type, ...].
+    """
     for item in metadata:
         if isinstance(item, Registry):
             return item
@@ -477,7 +523,7 @@ def _registry_in(metadata: Sequence[Any]) -> Registry | None:
 
 
 def literal_of(*values: str) -> Any:
-    """Return the type Literal["a", "b"] of values that are known when the program runs."""
+    """Return the type Literal["a", "b"] of values that are only known when the program runs."""
     literal: Any = Literal
     return literal[values]
 
@@ -485,7 +531,10 @@ def literal_of(*values: str) -> Any:
 def import_parts(package: str, pattern: str) -> None:
     """Import the modules of a package whose names match, so that they register their parts.
 
-    For example, ("models", "network_*").
+    For example, ("models", "network_*") imports models/network_vrt.py. So a researcher adds a part
+    by adding a file.
+
+    package: name of the package; pattern: of the names of its modules, "*" for any letters
     """
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if fnmatch.fnmatch(module.name, pattern):
