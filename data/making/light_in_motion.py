@@ -32,10 +32,12 @@ from data.spike.simulate import to_grey, to_linear
 # Largest motion, in pixels, between two frames that are interpolated. The motion is the distance
 # below which 95 % of the pixels move.
 MOST_STEP = 8.0
+# Not the maximum, so that a few pixels with a wrong flow do not count.
+STEP_PERCENTILE = 95
 # If two frames differ by more than this on average, in grey levels of 255, the scene has changed.
-CUT = 40.0
-# Largest number of frames of an ordinary video in one frame interval.
-MOST_AVERAGE = 4
+SCENE_CHANGE = 40.0
+# Largest number of frames of an ordinary video in one frame interval, if the number is drawn.
+MOST_FRAMES_PER_INTERVAL = 4
 # Display value 0 ... 255 -> linear light.
 LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 # Pixels of a photograph per RGB pixel along a side, so that its motion shows no pixels.
@@ -161,16 +163,14 @@ def grey_light(
 
 @dataclass(frozen=True)
 class Cut:
-    """A part of a video.
+    """A part of a video without a change of the scene. A made clip shows one such part.
 
-    first: number of its first frame.
-    average: number of frames of the video in one frame interval.
-    side: shorter side in pixels to which the frames are scaled.
+    The names of the fields are keys of a file beside the made clips, so they stay.
     """
 
-    first: int
-    average: int
-    side: int
+    first: int  # number of its first frame in the video
+    average: int  # number of frames of the video in one frame interval
+    side: int  # shorter side in pixels to which the frames are scaled
 
 
 def scaled(picture: np.ndarray, side: int) -> np.ndarray:
@@ -185,17 +185,28 @@ def scaled(picture: np.ndarray, side: int) -> np.ndarray:
 
 def find_cuts(
     frames: FrameSource,
-    count: int,
+    intervals: int,
     sides: tuple[int, int],
-    average: int | None,
+    frames_per_interval: int | None,
     rng: np.random.Generator,
 ) -> list[Cut]:
     """Return the parts of a video that can be interpolated, without a change of the scene.
 
-    count: number of frame intervals of a part.
+    Each interval lies around its sharp frame, so the light of a part reaches half an interval
+    beyond its first and its last sharp frame, and is interpolated there. A part therefore has two
+    frames more than its intervals. With 3 intervals of 1 frame, a part that begins at frame 10 has
+
+        frame    10       11       12       13       14
+                      |  sharp |  sharp |  sharp |
+
+    The light goes from the time 10.5 to 13.5. The part has 5 frames and 4 steps from frame to
+    frame, and the next part begins at frame 13.
+
+    intervals: number of frame intervals of a part.
     sides: smallest and largest allowed value of `Cut.side`, the shorter side of the scaled frames.
     In smaller frames, the motion is fewer pixels, so more parts can be interpolated.
-    average: number of frames of an interval, or None for 1 to MOST_AVERAGE, drawn for each part.
+    frames_per_interval: None draws 1 to MOST_FRAMES_PER_INTERVAL for each part.
+    rng: the order of its draws belongs to the made data sets, one draw for each part that is tried.
     """
     least_side, most_side = sides
     side = min(most_side, *frames.size)
@@ -203,32 +214,34 @@ def find_cuts(
     cuts = []
     first = 0
     while True:
-        # The next part begins at frame `first`. To interpolate at its ends, a part needs one frame
-        # before its first interval and one frame after its last interval.
-        left = len(frames) - first - 2
-        most = left // count  # frames per interval that are left
-        least = 1 if average is None else average
+        # The next part begins at frame `first`. How many frames can each interval have?
+        frames_left = len(frames) - first - 2  # without the frames before and after
+        most = frames_left // intervals
+        least = 1 if frames_per_interval is None else frames_per_interval
         if most < least:
             return cuts
-        if average is None:
-            each = int(rng.integers(1, min(most, MOST_AVERAGE) + 1))
+        if frames_per_interval is None:
+            average = int(rng.integers(1, min(most, MOST_FRAMES_PER_INTERVAL) + 1))
         else:
-            each = average
-        steps_of_part = np.array(steps[first : first + each * count + 1])
+            average = frames_per_interval
+        frames_of_part = average * intervals + 2
+        steps_of_part = np.array(steps[first : first + frames_of_part - 1])
 
-        # Motion in pixels is proportional to the side. If a step is too long even in frames of the
-        # least side, or is a change of the scene (inf), begin again after the last such step.
+        # Motion in pixels is proportional to the side. `steps` are measured at `side`, so a motion
+        # of MOST_STEP in frames of `least_side` is a longer motion there. If a step is longer than
+        # this or is a change of the scene (inf), begin again after the last such step.
         most_step = MOST_STEP * side / least_side
-        wrong = np.flatnonzero(steps_of_part > most_step).tolist()
-        if wrong:
-            first += wrong[-1] + 1
+        too_long = np.flatnonzero(steps_of_part > most_step).tolist()
+        if too_long:
+            first += too_long[-1] + 1
             continue
 
-        # The largest side at which the longest step is short enough.
+        # The largest side at which the longest step has at most MOST_STEP pixels. Frames are never
+        # enlarged: if the longest step is shorter, the side stays.
         longest = max(float(steps_of_part.max()), MOST_STEP)
         side_of_part = max(least_side, int(side * MOST_STEP / longest))
-        cuts.append(Cut(first, each, side_of_part))
-        first += each * count
+        cuts.append(Cut(first, average, side_of_part))
+        first += average * intervals
 
 
 def _steps(frames: FrameSource, side: int) -> list[float]:
@@ -243,12 +256,13 @@ def _steps(frames: FrameSource, side: int) -> list[float]:
         picture = scaled(frames.read(number), side)
         grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
         if before is not None:
-            flow = dis.calc(before, grey, None)
-            if cv2.absdiff(grey, before).mean() > CUT:
+            flow = dis.calc(before, grey, None)  # (h, w, 2)
+            difference = cv2.absdiff(grey, before).mean()
+            if difference > SCENE_CHANGE:
                 steps.append(np.inf)
             else:
                 lengths = np.hypot(flow[..., 0], flow[..., 1])
-                steps.append(float(np.percentile(lengths, 95)))
+                steps.append(float(np.percentile(lengths, STEP_PERCENTILE)))
         before = grey
     return steps
 
@@ -258,12 +272,13 @@ def video_scene(
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
-    The crop moves as a hand would move it. Plane planes // 2 of each interval is the instant of the
-    sharp frame. There the light is a part of a scaled frame of the video, without interpolation,
-    because the time is the time of a frame and the crop lies on whole pixels.
+    The crop moves as a hand would move it. The sharp instant of each interval is its middle plane,
+    number planes // 2. There the light is a part of one scaled frame of the video, and nothing is
+    interpolated. This needs two things: the time of the sharp instant is the time of a frame, and
+    the corner of the crop lies on a whole pixel.
 
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
-    rng: generator of the motion.
+    rng: generator of the motion. The order of its draws belongs to the made data sets.
     """
 
     def light_of(number: int) -> np.ndarray:
@@ -275,11 +290,13 @@ def video_scene(
     height, width = path.at(0.0).shape[:2]
     free = np.array((width, height)) - crop  # pixels by which the crop can move, in x and y
     total = count * planes
-    sharp = range(planes // 2, total, planes)  # planes of the sharp instants
+    middle_plane = planes // 2
+    sharp = range(middle_plane, total, planes)  # planes of the sharp instants
 
     # The upper left corner of the crop in each plane, (total, 2).
     corners = np.empty((total, 2))
     for axis, most in enumerate(free):
+        # The amplitude is at most half of the shorter free way, so the walk has room on both sides.
         amplitude = rng.uniform(0.1, 1.0) * min(free) / 2
         walk = smooth_walk(rng, total, amplitude, (2.0 * planes, 8.0 * planes))
         walk += rng.uniform(amplitude, most - amplitude)
@@ -288,10 +305,11 @@ def video_scene(
         walk += np.interp(range(total), sharp, to_whole_pixel[sharp])
         corners[:, axis] = np.clip(walk, 0, most)
 
+    # Times are in frames of the cut.
+    first_sharp_time = (cut.average + 1) // 2
     for plane, corner in enumerate(corners):
-        # In frames of the cut: the first sharp instant is at frame (average + 1) // 2.
-        since_sharp = plane - planes // 2
-        time = (cut.average + 1) // 2 + cut.average * since_sharp / planes
+        since_sharp = plane - middle_plane
+        time = first_sharp_time + cut.average * since_sharp / planes
         x, y = (corner + (crop - 1) / 2).tolist()  # middle of the crop
         yield cv2.getRectSubPix(path.at(time), (crop, crop), (x, y))
 

@@ -1,22 +1,27 @@
 """A small network that finds the motion within an exposure from spikes, also in dim light.
 
 It is a part of the fusion "motion" (models/fusion/fusion_motion.py), so the weights of this fusion
-hold it. `data.motion.learned` makes its inputs and turns its output into shifts of RGB pixels.
-lab/train_motion_net.py trains it on scenes whose motion is known exactly.
+contain its weights. `data.motion.learned` makes its inputs and turns its output into shifts of RGB
+pixels. lab/train_motion_net.py trains it on scenes whose motion is known exactly.
 
-What a spike pixel shows at the sharp instant moves along a curve. Times are counted in halves of
-an exposure after the sharp instant: tau = -1 is about the begin of the exposure, tau = 1 its end.
-At tau the displacement is
+What a spike pixel shows at the sharp instant moves along a curve. Times tau are counted from the
+sharp instant, in halves of an exposure: tau = -1 is about the begin of the exposure, and tau = 1 is
+about its end. At the time tau the displacement is
 
     q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        x and y, in spike pixels
 
 The network finds the six coefficients of each pixel, and the logarithm of the expected error of q.
 
-It works from coarse to fine (`LEVELS`). The spikes come in 15 windows of time. At each level the
-network moves the pictures of all windows back to the sharp instant, along the curve that it has so
-far. Where the curve is right, all windows then look alike. A small conv net sees what still differs
-and corrects the curve. SPyNet (Ranjan and Black, CVPR 2017) finds the flow of two frames in this
-way.
+It works from coarse to fine (`LEVELS`). The spikes come in 15 windows of time, and each window has
+a picture. At each level the network shifts the pictures of all windows back to the sharp instant,
+along the curve found so far. Where the curve is right, all pictures then look alike. A small conv
+net sees the differences that are left, and corrects the curve. SPyNet (Ranjan and Black, CVPR 2017)
+finds the flow between two frames in this way.
+
+Shapes: B exposures, h x w pixels (of the spike plane, or of a coarser level). The order of the
+layers, of the input channels and of the output channels belongs to the trained weights.
+
+Tests: tests/parts/models/test_motion_net.py, tests/parts/data/test_learned_motion.py
 """
 
 from collections.abc import Sequence
@@ -27,60 +32,70 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# ---- The windows of time ----
+
 # Edges of the windows of time, in elevenths of an exposure after its middle. Eleven windows divide
-# the exposure. Two longer windows lie before the exposure, and two after it.
+# the exposure. Two longer windows lie before the exposure, and two after the exposure.
 EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 7.5, 10.5)
 WINDOWS = len(EDGES) - 1
-INSIDE = slice(2, 13)  # the windows that divide the exposure
+INSIDE = slice(2, 13)  # the eleven windows that divide the exposure
 HALF_EXPOSURE = 5.5  # in elevenths of an exposure
-# The sharp instant, in halves of an exposure after its middle. It is the middle of a spike plane.
-# This is half a plane after the middle of an exposure of 88 planes, whose half has 44.
+# The sharp instant, in halves of an exposure after its middle. It is the middle of a spike plane:
+# in an exposure of 88 planes, half a plane after the middle of the exposure. A half has 44 planes.
 SHARP = 0.5 / 44
-# Channels of the pictures of each window: its light and its number of spikes.
-PICTURES = 2
-# Channels of the scene: brightness of each pixel, mean brightness, the blurry frame.
-SCENE = 3
+
+# ---- Channels ----
+
+# Channels of the picture of a window: 0 light, 1 number of spikes.
+PICTURE_CHANNELS = 2
+# Channels of the scene, which is the same for all windows: 0 brightness around each pixel, as a
+# logarithm; 1 mean brightness, as a logarithm; 2 the blurry frame.
+SCENE_CHANNELS = 3
 DEGREE = 3  # of the curve
 COEFFICIENTS = 2 * DEGREE  # x and y of c_1, then of c_2, then of c_3
-# Channels that a conv net gives: changes of the coefficients and of the logarithm of the error.
+# Output channels of a conv net: changes of the coefficients and of the logarithm of the error.
 CHANGES = COEFFICIENTS + 1
-# Channels of the motion that least squares find between windows, see `_least_squares`.
+# Channels of the motion by least squares: x and y, each in four versions (see `_least_squares`).
 LEAST_SQUARES = 8
-DILATIONS = (2, 1, 3, 1)  # of the inner convolutions, in turn
-# Coefficients are divided by this where a conv net sees them. It makes them about 1.
+
+# ---- Sizes and limits ----
+
+# Dilations of the inner convolutions of a conv net, repeated from the first.
+DILATIONS = (2, 1, 3, 1)
+# A conv net sees coefficients divided by this usual size, so that the inputs are about 1. Its
+# output is not multiplied by this value: a change is in pixels of the level, see `forward`.
 USUAL_SHIFT = 4.0
-# In the least squares: added to the squared gradients, so that flat places have no motion; and the
-# largest motion that is believed, in pixels of the level.
+# Least squares: added to the squared gradients, so that a flat place has no motion instead of the
+# noise divided by almost 0.
 FLAT = 2e-3
+# Least squares: the largest motion that is believed, in pixels of the level. A gradient describes a
+# picture only within a pixel or two.
 FARTHEST = 2.0
-AROUND = 5  # side of the squares over which least squares are taken
+# Side of the squares of pixels over which least squares are taken. It is odd, so a square has a
+# middle pixel.
+AROUND = 5
+# Factor of the initial weights of the last convolution: the curves begin near no motion.
+SMALL_WEIGHTS = 0.2
 
 
 class Level(NamedTuple):
-    """A level from coarse to fine.
+    """A level from coarse to fine."""
 
-    size: side of a pixel of this level, in spike pixels. rounds: number of times that the curve is
-    corrected. features: width of the conv net. layers: number of its convolutions.
-    """
-
-    size: int
-    rounds: int
-    features: int
-    layers: int
+    size: int  # side of a pixel of this level, in spike pixels
+    rounds: int  # number of times that the curve is corrected
+    features: int  # width of the conv net
+    layers: int  # number of convolutions of the conv net
 
 
 LEVELS = (Level(8, 2, 48, 5), Level(4, 2, 48, 5), Level(2, 1, 40, 5), Level(1, 1, 28, 4))
 
 
 class Curves(NamedTuple):
-    """The motion at a level.
+    """The motion at a level."""
 
-    size: see `Level`. coefficients: (B, 6, h, w) in spike pixels. log_error: (B, 1, h, w), the
-    logarithm of the expected error of q, in spike pixels, in the mean over the exposure.
-    """
-
-    size: int
-    coefficients: Tensor
+    size: int  # side of a pixel of the level, in spike pixels
+    coefficients: Tensor  # (B, 6, h, w): c_1 to c_3 in spike pixels, x and y of each
+    # (B, 1, h, w): logarithm of the expected error of q in spike pixels, mean over the exposure
     log_error: Tensor
 
 
@@ -88,7 +103,7 @@ class MotionNet(nn.Module):
     """Finds the curves of all spike pixels."""
 
     tau: Tensor  # the middle of each window, (15,)
-    fit: Tensor  # (2, 11), see __init__
+    fit: Tensor  # (2, 11): values in the 11 windows of the exposure -> their slope and curvature
 
     # What data/motion/learned.py must know of the windows.
     edges: Sequence[float] = EDGES
@@ -96,41 +111,58 @@ class MotionNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        seen = PICTURES * WINDOWS + LEAST_SQUARES + SCENE + COEFFICIENTS + 1
+        inputs = (
+            PICTURE_CHANNELS * WINDOWS + LEAST_SQUARES + SCENE_CHANNELS + COEFFICIENTS + 1
+        )  # 1: the logarithm of the error
         nets = []
         for number, level in enumerate(LEVELS):
-            # The coarsest net gives a second set of changes: the motion that all pixels share.
+            # The coarsest net has a second set of outputs: the motion that all pixels share.
             outputs = 2 * CHANGES if number == 0 else CHANGES
-            nets.append(conv_net(seen, level.features, level.layers, outputs))
+            nets.append(conv_net(inputs, level.features, level.layers, outputs))
         self.nets = nn.ModuleList(nets)
+
         middles = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
         tau = (middles / HALF_EXPOSURE - SHARP).astype(np.float32)
         self.register_buffer("tau", torch.from_numpy(tau), persistent=False)
-        # (2, 11): light of the windows of the exposure -> its change by tau, and by tau^2.
-        powers = np.stack([tau[INSIDE] ** power for power in range(3)], axis=1)
-        fit = np.linalg.pinv(powers)[1:].astype(np.float32)
+
+        # Fit a parabola to values v in the windows of the exposure, by least squares:
+        # v(tau) = constant + slope tau + curvature tau^2. The pseudoinverse gives the three numbers
+        # from the values. The constant is not needed: what counts is the change in time.
+        powers = np.stack([tau[INSIDE] ** power for power in range(3)], axis=1)  # (11, 3)
+        three_rows = np.linalg.pinv(powers)  # (3, 11): constant, slope, curvature
+        fit = three_rows[1:].astype(np.float32)
         self.register_buffer("fit", torch.from_numpy(fit), persistent=False)
 
     def forward(self, pictures: Tensor, scene: Tensor, levels: int = len(LEVELS)) -> list[Curves]:
         """Return the motion at each level, the finest last.
 
-        pictures: (B, 15, 2, h, w), see `PICTURES`. scene: (B, 3, h, w), see `SCENE`; h and w are
-        multiples of 8. levels: number of levels that are computed, from the coarsest on.
+        pictures: (B, 15, 2, h, w), see `PICTURE_CHANNELS`. scene: (B, 3, h, w), see
+        `SCENE_CHANNELS`. h and w are multiples of 8, the size of a pixel of the coarsest level.
+        levels: number of levels that are computed, from the coarsest on.
         """
         batch, _, _, height, width = pictures.shape
         pictures = pictures.flatten(0, 1)  # (B 15, 2, h, w)
+
+        # Begin at the coarsest level: nothing moves, and the error is 1 spike pixel (log 0).
         size = LEVELS[0].size
         curve = pictures.new_zeros(batch, COEFFICIENTS, height // size, width // size)
-        log_error = curve[:, :1]
+        log_error = pictures.new_zeros(batch, 1, height // size, width // size)
         found = []
         for net, level in zip(self.nets[:levels], LEVELS, strict=False):
-            small_pictures = F.avg_pool2d(pictures, level.size)
-            small_scene = F.avg_pool2d(scene, level.size)
+            small_pictures = F.avg_pool2d(pictures, level.size)  # (B 15, 2, h, w) of the level
+            small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w) of the level
+
+            # Take over the motion of the level before. Its values stay as they are, because they
+            # are in spike pixels at all levels.
             shape = small_scene.shape[-2:]
             if curve.shape[-2:] != shape:
                 curve = F.interpolate(curve, shape, mode="bilinear", align_corners=False)
                 log_error = F.interpolate(log_error, shape, mode="bilinear", align_corners=False)
+
+            # Correct the motion. The inputs are detached: no gradient flows from one correction
+            # into the correction before it through the shifts.
             for _ in range(level.rounds):
+                # (B, 15, 2, h, w), in pixels of the level
                 shifts = displacements(curve.detach(), self.tau) / level.size
                 moved = moved_back(small_pictures, shifts)  # (B, 30, h, w)
                 inputs = (
@@ -140,7 +172,8 @@ class MotionNet(nn.Module):
                     curve.detach() / USUAL_SHIFT,
                     log_error.detach(),
                 )
-                change = with_shared(net(torch.cat(inputs, dim=1)))
+                change = with_shared(net(torch.cat(inputs, dim=1)))  # (B, 7, h, w)
+                # Pixels of the level -> spike pixels
                 curve = curve + change[:, :-1] * level.size
                 log_error = log_error + change[:, -1:]
             found.append(Curves(level.size, curve, log_error))
@@ -150,90 +183,132 @@ class MotionNet(nn.Module):
     def _least_squares(self, moved: Tensor, scene: Tensor) -> Tensor:
         """Return the motion that is left between windows, by Lucas and Kanade (IJCAI 1981).
 
-        moved: pictures (B, 30, h, w) of all windows at the sharp instant. The change of a picture
-        in time is set against its gradient, in squares of pixels.
-        Returns (B, 8, h, w), in pixels of the level: x and then y, each by tau and by tau^2 from
-        the light of the windows, and by tau and by tau^2 from their number of spikes.
+        Where a picture with the gradient (g_x, g_y) moves by (x, y), its value changes by
+
+            change = -(g_x x + g_y y)
+
+        Each square of pixels gives one such equation per pixel, and x and y are their least-squares
+        solution.
+
+        moved: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant. scene:
+        (B, 3, h, w).
+        Returns (B, 8, h, w) in pixels of the level: x in channels 0 to 3 and y in channels 4 to 7,
+        each as
+
+            0  slope by tau, from the light of the windows
+            1  curvature by tau^2, from the light of the windows
+            2  slope by tau, from the number of spikes in the windows
+            3  curvature by tau^2, from the number of spikes in the windows
         """
-        windows = moved.unflatten(1, (WINDOWS, PICTURES))[:, INSIDE]  # (B, 11, 2, h, w)
-        light, count = windows[:, :, 0], windows[:, :, 1]
-        # The number of spikes comes in units of its noise. Divided by this factor it is relative
-        # light, as `light` is.
-        noise = 2 * torch.exp(scene[:, 1:2] / 2)
-        change_of_light = torch.einsum("dk,bkhw->bdhw", self.fit, light)
-        change_of_count = torch.einsum("dk,bkhw->bdhw", self.fit, count) / noise
+        pictures = moved.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
+        of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
+        light = of_exposure[:, :, 0]  # (B, 11, h, w)
+        count = of_exposure[:, :, 1]  # (B, 11, h, w)
+
+        # The change in time: slope and curvature (d: 2) from the windows (k: 11), by `fit`.
+        change_of_light = torch.einsum("dk,bkhw->bdhw", self.fit, light)  # (B, 2, h, w)
+        # Both changes must have the same unit. `light` is the square root of relative light, so a
+        # relative change N' / N of the number N of spikes is a change of N' / (2 N) in `light`.
+        # `count` is N' / sqrt(N), so it is divided by 2 sqrt(N). Channel 1 of the scene is log(N).
+        two_roots = 2 * torch.exp(scene[:, 1:2] / 2)
+        change_of_count = torch.einsum("dk,bkhw->bdhw", self.fit, count) / two_roots
         change = torch.cat((change_of_light, change_of_count), dim=1)  # (B, 4, h, w)
 
+        # The gradient of the mean picture: half the difference of the two neighbours, (B, 1, h, w).
         mean = F.pad(light.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
         g_x = (mean[..., 1:-1, 2:] - mean[..., 1:-1, :-2]) / 2
         g_y = (mean[..., 2:, 1:-1] - mean[..., :-2, 1:-1]) / 2
+
+        # Means of the products over squares of pixels, (B, 11, h, w) in all.
         products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
-        sums = F.avg_pool2d(
-            torch.cat(products, dim=1), AROUND, 1, AROUND // 2, count_include_pad=False
+        means = F.avg_pool2d(
+            torch.cat(products, dim=1),
+            kernel_size=AROUND,
+            stride=1,
+            padding=AROUND // 2,
+            count_include_pad=False,
         )
-        xx, xy, yy, x_change, y_change = sums.split((1, 1, 1, 4, 4), dim=1)
+        xx, xy, yy, x_change, y_change = means.split((1, 1, 1, 4, 4), dim=1)
         xx = xx + FLAT
         yy = yy + FLAT
-        # The solution of [xx xy; xy yy] motion = -[x_change; y_change].
+
+        # The normal equations and their solution by Cramer's rule:
+        # [xx xy; xy yy] [x; y] = -[x_change; y_change]
         determinant = xx * yy - xy * xy
-        x = -(yy * x_change - xy * y_change) / determinant
-        y = -(xx * y_change - xy * x_change) / determinant
+        x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
+        y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)
         return torch.cat((x, y), dim=1).clamp(-FARTHEST, FARTHEST)
 
 
 def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequential:
-    """Build a conv net that sees about 20 pixels around each. It begins near 0."""
+    """Build a conv net whose output depends on about 20 pixels around each pixel.
+
+    inputs, outputs: numbers of channels. The output begins near 0, so that the first curves hardly
+    move.
+    """
     modules = [nn.Conv2d(inputs, features, 3, padding=1), nn.LeakyReLU(0.1)]
+    # The first and the last convolution are outside the loop.
     for number in range(layers - 2):
-        wide = DILATIONS[number % len(DILATIONS)]
-        modules.append(nn.Conv2d(features, features, 3, padding=wide, dilation=wide))
+        dilation = DILATIONS[number % len(DILATIONS)]
+        modules.append(nn.Conv2d(features, features, 3, padding=dilation, dilation=dilation))
         modules.append(nn.LeakyReLU(0.1))
     last = nn.Conv2d(features, outputs, 3, padding=1)
     assert last.bias is not None
     nn.init.zeros_(last.bias)
-    last.weight.data *= 0.2
+    last.weight.data *= SMALL_WEIGHTS
     return nn.Sequential(*modules, last)
 
 
 def with_shared(changes: Tensor) -> Tensor:
-    """Add the motion that all pixels share to that of each pixel.
+    """Add the motion that all pixels share to the motion of each pixel.
 
-    changes: (B, 7, h, w) or (B, 14, h, w). Seven channels have no shared motion, and are returned
-    unchanged. Of 14 channels, the last seven are each pixel's estimate of the shared motion (6),
-    and the logarithm of the weight of this estimate (1).
+    Where spikes are few, one pixel alone tells little, and the weighted mean over all pixels is far
+    better.
 
-    Where spikes are few, a pixel alone knows little, and the weighted mean over all pixels is far
-    better. Returns (B, 7, h, w).
+    changes: (B, 7, h, w) or (B, 14, h, w), see `CHANGES`. Seven channels have no shared motion, and
+    are returned unchanged. Of 14 channels, 7 to 12 are each pixel's estimate of the shared motion,
+    and channel 13 is the logarithm of the weight of this estimate.
+    Returns (B, 7, h, w).
     """
     if changes.shape[1] == CHANGES:
         return changes
-    own, shared = changes.split(CHANGES, dim=1)
-    weight = torch.softmax(shared[:, -1].flatten(1), dim=1)  # over all pixels
+    of_pixel, of_all = changes.split(CHANGES, dim=1)
+    estimates = of_all[:, :-1]  # (B, 6, h, w)
+    # Weights that add up to 1 over all pixels, (B, 1, h, w).
+    weight = torch.softmax(of_all[:, -1].flatten(1), dim=1)
     weight = weight.view(len(changes), 1, *changes.shape[2:])
-    motion = (weight * shared[:, :-1]).sum((2, 3), keepdim=True)  # (B, 6, 1, 1)
-    return torch.cat((own[:, :-1] + motion, own[:, -1:]), dim=1)
+    shared_motion = (weight * estimates).sum((2, 3), keepdim=True)  # (B, 6, 1, 1)
+    return torch.cat((of_pixel[:, :-1] + shared_motion, of_pixel[:, -1:]), dim=1)
 
 
 def displacements(curve: Tensor, tau: Tensor) -> Tensor:
-    """Return q (B, N, 2, h, w) at times tau (N,). curve: coefficients (B, 6, h, w)."""
-    coefficients = curve.unflatten(1, (DEGREE, 2))
+    """Return the displacements q (B, N, 2, h, w) at the times tau (N,).
+
+    curve: coefficients (B, 6, h, w), see `COEFFICIENTS`.
+    """
+    coefficients = curve.unflatten(1, (DEGREE, 2))  # (B, 3, 2, h, w)
+    times = tau.view(1, -1, 1, 1, 1)
+    # q = c_1 tau + c_2 tau^2 + c_3 tau^3
     q = 0
-    for power in range(DEGREE):
-        q = q + coefficients[:, power, None] * tau.view(1, -1, 1, 1, 1) ** (power + 1)
+    for index in range(DEGREE):
+        c = coefficients[:, index, None]  # (B, 1, 2, h, w)
+        q = q + c * times ** (index + 1)
     return q
 
 
 def moved_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     """Return the pictures of all windows as they look at the sharp instant, (B, 30, h, w).
 
-    pictures: (B 15, 2, h, w). shifts: (B, 15, 2, h, w) in pixels, from the sharp instant.
+    pictures: (B 15, 2, h, w). shifts: (B, 15, 2, h, w), from the sharp instant to each window, in
+    pixels, x first.
     """
     batch, _, _, height, width = shifts.shape
     y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)
     x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)
-    # grid_sample counts from -1 (first pixel) to 1 (last pixel).
-    x = (x + shifts[:, :, 0]) * 2 / max(width - 1, 1) - 1
+    # The positions where each pixel of the sharp instant lies in the windows. grid_sample counts
+    # from -1 (first pixel) to 1 (last pixel).
+    x = (x + shifts[:, :, 0]) * 2 / max(width - 1, 1) - 1  # (B, 15, h, w)
     y = (y[:, None] + shifts[:, :, 1]) * 2 / max(height - 1, 1) - 1
-    places = torch.stack((x, y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)
-    moved = F.grid_sample(pictures, places, padding_mode="border", align_corners=True)
-    return moved.reshape(batch, WINDOWS * PICTURES, height, width)
+    positions = torch.stack((x, y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)
+    moved = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)
+    return moved.reshape(batch, WINDOWS * PICTURE_CHANNELS, height, width)
