@@ -65,9 +65,11 @@ class ArrayFile:
         whole = self._kept()
         if whole is not None:
             return np.array(whole[first : first + count, rows, columns], order="C")
-        # The size of the crop, as NumPy understands the slices. The plane has one value in memory.
-        plane = np.broadcast_to(np.empty((), self.dtype), self.shape[1:])
-        found = np.empty((count, *plane[rows, columns].shape), self.dtype)
+        # `range` cuts a slice as NumPy does, so its length is the size of the crop: 64 for 0:64.
+        _, plane_height, plane_width = self.shape
+        height = len(range(plane_height)[rows])
+        width = len(range(plane_width)[columns])
+        found = np.empty((count, height, width), self.dtype)
         at = 0
         for part in self.parts(first, count):
             found[at : at + len(part)] = part[:, rows, columns]
@@ -128,7 +130,7 @@ def find_array(path: Path, name: str) -> ArrayFile:
 
     From a .npz, the array called `name` is taken, else the only array of three axes.
 
-    Only headers are read, except that a .npz is unpacked as far as its headers.
+    The header is at the beginning of a .npy, or of each array in a .npz. Only this part is read.
     Raises OSError, ValueError, and what zipfile and zlib raise for a damaged file.
     """
     if path.exists() and not path.is_file():
@@ -146,12 +148,17 @@ def find_array(path: Path, name: str) -> ArrayFile:
         if len(arrays) > MOST_ARRAYS:
             raise ValueError(f"it holds {len(arrays)} arrays")
         for member in arrays:
-            _refuse_packing(members[member])
+            _check_compression(members[member])
             with archive.open(member) as file:
                 head = file.read(HEAD_BYTES)
             key = member.removesuffix(".npy")
             found[key] = _array_in(path, head, members[member].file_size, key)
-    fitting = [key for key, array in found.items() if key == name or len(array.shape) == 3]
+    # The array of this name has been found alone, and counts whatever its shape. Without it, the
+    # arrays of three axes count.
+    if name in found:
+        fitting = [name]
+    else:
+        fitting = [key for key, array in found.items() if len(array.shape) == 3]
     if len(fitting) != 1:
         seen = ", ".join(f"{key} {array.shape} {array.dtype}" for key, array in found.items())
         raise ValueError(f"it holds {seen or 'no array'}")
@@ -161,8 +168,8 @@ def find_array(path: Path, name: str) -> ArrayFile:
 def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> ArrayFile:
     """Return the array that a header describes.
 
-    head: the beginning of the .npy, or of the file within a .npz. size: length of this file in
-    bytes.
+    head: the first HEAD_BYTES of the .npy, or of the unpacked array of a .npz.
+    size: number of bytes of the .npy, or of the unpacked array of a .npz.
     member: name of the array within a .npz; None for a .npy.
     Raises ValueError if the header is damaged or states more bytes than there are.
     """
@@ -197,8 +204,8 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     return shape, is_fortran, dtype, file.tell()
 
 
-def _refuse_packing(member: zipfile.ZipInfo) -> None:
-    """Raise ValueError for a file within a .npz that NumPy does not write.
+def _check_compression(member: zipfile.ZipInfo) -> None:
+    """Raise ValueError for an array of a .npz whose compression NumPy does not write.
 
     bzip2 and LZMA could unpack a few bytes to gigabytes.
     """

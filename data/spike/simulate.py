@@ -169,6 +169,9 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
         next_spike = 2 T + 1 - b     counted back, so an earlier spike has the larger number
         last_spike = a + T           a may be as early as -T + 1
         length = b - a = 3 T + 1 - last_spike - next_spike
+
+    For example, T = 10 and spikes in the planes 3 and 7: the interval of the planes 4 ... 7 goes
+    from a = 4 to b = 8, so next_spike = 13, last_spike = 14, and length = 31 - 14 - 13 = 4.
     """
     planes = len(stream)
     ends, begin, end = _outer_times(stream)
@@ -176,22 +179,29 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     number_type = np.int16 if whole <= np.iinfo(np.int16).max else np.int32
     numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
 
-    # The next spike. A spike in plane p ends its interval at p + 1, which is 2 T - p on this clock.
-    # From the last plane to the first, each plane takes the maximum with the plane after it, in
-    # place.
-    next_spike = stream * (number_type(2 * planes) - numbers)  # (T, h, w)
-    after = (2 * planes + 1 - end).astype(number_type)
+    # The next spike. A spike in plane p ends its interval at b = p + 1, which is
+    # 2 T + 1 - (p + 1) = 2 T - p on the clock that counts back.
+    next_spike = stream * (number_type(2 * planes) - numbers)  # (T, h, w), 0 without a spike
+    # After the last plane, the last interval ends at the time `end`.
+    end_counted_back = (2 * planes + 1 - end).astype(number_type)  # (h, w)
+    # From the last plane to the first, each plane takes the maximum with the plane after it.
+    # `plane` is a view, so the result is written into `next_spike`.
+    plane_after = end_counted_back
     for plane in reversed(next_spike):
-        after = np.maximum(after, plane, out=plane)
+        np.maximum(plane_after, plane, out=plane)
+        plane_after = plane
 
-    # The last spike. A spike in plane p - 1 begins the interval of plane p at time p, which is
-    # p + T on this clock. The first plane has the begin of the first interval.
-    first_plane = (begin + planes).astype(number_type)[None]
-    other_planes = stream[:-1] * (numbers[:-1] + number_type(planes + 1))
-    last_spike = np.concatenate((first_plane, other_planes))
-    for before, plane in itertools.pairwise(last_spike):
-        np.maximum(before, plane, out=plane)
+    # The last spike. A spike in plane p - 1 begins the interval of plane p at time a = p, which is
+    # p + T on the other clock. The first plane has the begin of the first interval.
+    first_plane = (begin + planes).astype(number_type)[None]  # (1, h, w)
+    other_planes = stream[:-1] * (numbers[1:] + number_type(planes))  # p = 1 ... T - 1
+    last_spike = np.concatenate((first_plane, other_planes))  # (T, h, w)
+    # From the first plane to the last, each plane takes the maximum with the plane before it. Both
+    # are views of `last_spike`, so each pair sees the result of the pair before.
+    for plane_before, plane in itertools.pairwise(last_spike):
+        np.maximum(plane_before, plane, out=plane)
 
+    # length = 3 T + 1 - last_spike - next_spike, see the docstring.
     lengths = number_type(whole) - last_spike - next_spike
     has_spikes = ends.any(axis=0)
     return has_spikes.astype(np.float32) / lengths.astype(np.float32)
@@ -200,41 +210,50 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     """Return the sum of the light over planes a ... b - 1, for each window (a, b).
 
-    Each sum is (h, w) float64, in thresholds. It is the number of intervals in the window: whole
-    intervals inside, and fractions of the intervals at its two ends. So only the ends of the
-    windows cost arithmetic in float64.
+    Each sum is (h, w) float64, in thresholds. The light of one interval is one threshold, so the
+    sum is the number of intervals in the window: 2.25 for two whole intervals and a quarter of a
+    third one. Whole intervals are counted as spikes, in integers. Only the fractions at the two
+    ends of a window are computed in float64, which keeps this function fast.
     """
     ends, begin, end = _outer_times(stream)
-    # The begins and ends of all windows, and of the stream, divide it into pieces from a to b.
+    # The begins and ends of all windows divide the stream into pieces from a to b. E.g. the
+    # windows (2, 6) and (4, 9) of 10 planes: (0, 2), (2, 4), (4, 6), (6, 9), (9, 10).
     times = {0, len(ends)}
     for window in windows:
         times.update(window)
     pieces = list(itertools.pairwise(sorted(times)))
 
-    # When the interval at each of these times ends, (h, w): at the first spike after it. From the
-    # last piece to the first: if a piece has no spike, the end in the next piece counts.
+    # time -> when the interval that contains this time ends, (h, w). This is at the first spike
+    # after the time. The pieces are visited from the last to the first, so that a piece without a
+    # spike can take the end found in the piece after it.
     following = {max(times): end}
     for a, b in reversed(pieces):
         first = _first(ends[a:b])
         following[a] = np.where(first, first, following[b])
 
-    # The light from the start of the stream to each time: the number of spikes so far, and the
-    # fraction of the interval that contains the time. `begin` is where this interval begins.
+    # time -> the light from the start of the stream to this time, (h, w): the number of spikes so
+    # far, and the fraction that has passed of the interval that contains the time.
     light = {}
     count = np.zeros(begin.shape, ends.dtype)
-
-    def light_until(time: int) -> np.ndarray:
-        fraction = np.divide(time - begin, following[time] - begin, dtype=np.float64)  # 0 to 1
-        return count + np.rint(fraction * STEPS) / STEPS
-
-    light[0] = light_until(0)
+    light[0] = count + _fraction(0, begin, following[0])
     for a, b in pieces:
-        last = ends[a:b].max(axis=0)
+        # The interval that contains the time b begins at the last spike before b.
+        last = ends[a:b].max(axis=0)  # 0 for a pixel without a spike in the piece
         begin = np.where(last, last, begin)
         count += stream[a:b].sum(axis=0, dtype=count.dtype)
-        light[b] = light_until(b)
+        light[b] = count + _fraction(b, begin, following[b])
     has_spikes = count > 0
     return [(light[b] - light[a]) * has_spikes for a, b in windows]
+
+
+def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return which fraction of each pixel's interval has passed at a time, (h, w) in 0 ... 1.
+
+    begin, end: (h, w), when the interval of each pixel begins and ends. The fraction is rounded to
+    1 / STEPS, which makes sums of fractions exact (see `STEPS`).
+    """
+    fraction = np.divide(time - begin, end - begin, dtype=np.float64)
+    return np.rint(fraction * STEPS) / STEPS
 
 
 def _first(ends: np.ndarray) -> np.ndarray:
@@ -265,19 +284,24 @@ def _outer_times(stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     one = ends.dtype.type(1)
     first = _first(ends)  # (h, w), the end of the first interval, and of the last one
     last = ends.max(axis=0)
-    # The distance from the first spike to the second, and from the last spike but one to the last.
-    # 1 is subtracted from each distance, so that the distance 0 of the spike itself becomes the
-    # largest number of the unsigned type. Planes without a spike become large numbers, too. So the
-    # minimum ignores them. At the end 1 is added again.
+    # The distance from the first spike to the second is the least distance above 0 from the first
+    # spike. 1 is subtracted from each distance before the minimum, and added again behind it. The
+    # numbers are unsigned, so what would be negative becomes very large, and the minimum ignores
+    # it: the first spike itself (0 - 1), and planes without a spike (0 - first - 1).
     after = (ends - (first + one)).min(axis=0).astype(np.int32) + 1
+    # The distance from the last spike but one to the last, in the same way. Here a plane without a
+    # spike has the distance last - 0, which is more than that of any other spike.
     before = ((last - one) - ends).min(axis=0).astype(np.int32) + 1
     is_single = first == last
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    first_length = np.where(is_single, planes, after)
-    last_length = np.where(is_single, planes, before)
-    begin = first - np.maximum(first_length, first)
-    end = last + np.maximum(last_length, planes + 1 - last)
+    # As long as the neighbour, and long enough to reach out of the file: a first interval of at
+    # least `first` planes begins at 0 or earlier, and a last interval of at least T + 1 - last
+    # planes ends at T + 1 or later.
+    first_length = np.maximum(np.where(is_single, planes, after), first)
+    last_length = np.maximum(np.where(is_single, planes, before), planes + 1 - last)
+    begin = first - first_length
+    end = last + last_length
     return ends, begin.astype(np.int32), end.astype(np.int32)
 
 
