@@ -318,7 +318,7 @@ class ScaledGrid:
         self._geometry = geometry
         self._interpolation = interpolation
 
-    def window(self, aug: Crop) -> ScaledWindow:
+    def window(self, crop: Crop) -> ScaledWindow:
         """Return the window of a crop of the frame. It reads the crop and a border of one pixel.
 
         Interpolation at the edge of the crop needs one spike pixel beyond it.
@@ -328,20 +328,20 @@ class ScaledGrid:
         if self._is_stretched:
             whole_plane = Crop(0, 0, height, width)
             whole_frame = self.region[2:]
-            return ScaledWindow(whole_plane, whole_frame, aug.slices, self._interpolation)
+            return ScaledWindow(whole_plane, whole_frame, crop.slices, self._interpolation)
 
         # The first and the last spike pixel, with the border, but not outside of the plane.
         ratio = self.step
-        top = max(aug.top // ratio - 1, 0)
-        left = max(aug.left // ratio - 1, 0)
-        bottom = min((aug.top + aug.height) // ratio + 1, height)
-        right = min((aug.left + aug.width) // ratio + 1, width)
-        crop = Crop(top, left, bottom - top, right - left)
+        top = max(crop.top // ratio - 1, 0)
+        left = max(crop.left // ratio - 1, 0)
+        bottom = min((crop.top + crop.height) // ratio + 1, height)
+        right = min((crop.left + crop.width) // ratio + 1, width)
+        spike_crop = Crop(top, left, bottom - top, right - left)
 
-        # The crop of the frame, counted in the enlarged pixels of `crop`.
-        inner = Crop(aug.top - top * ratio, aug.left - left * ratio, aug.height, aug.width)
-        enlarged = (crop.height * ratio, crop.width * ratio)
-        return ScaledWindow(crop, enlarged, inner.slices, self._interpolation)
+        # The crop of the frame, counted from the corner of `spike_crop` in RGB pixels.
+        inner = Crop(crop.top - top * ratio, crop.left - left * ratio, crop.height, crop.width)
+        enlarged = (spike_crop.height * ratio, spike_crop.width * ratio)
+        return ScaledWindow(spike_crop, enlarged, inner.slices, self._interpolation)
 
 
 def _refuse_ratio(geometry: SpikeGeometry, size: tuple[int, int]) -> None:
@@ -398,12 +398,14 @@ class CalibratedWindow:
         count = len(channels)
         pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
+        # A sample has, for each RGB pixel, four spike pixels and their weights, as arrays
+        # (4, H W); with the nearest pixel (1, H W).
         # Products are added one by one, in a fixed order. A matrix product of a library may add in
         # another order for another crop, and the same pixel would get other last bits.
-        for places, weights in self.samples:
-            for place, weight in zip(places, weights, strict=True):
-                for channel, values in zip(pixels, out, strict=True):
-                    values += channel[place] * weight
+        for sample in self.samples:
+            for place, weight in zip(sample.places, sample.weights, strict=True):  # (H W,) each
+                for channel, row in zip(pixels, out, strict=True):
+                    row += channel[place] * weight  # `row` is a view, so this changes `out`
         if len(self.samples) > 1:
             out /= np.float32(len(self.samples))
         return out.reshape(count, *self.covered.shape)
@@ -432,7 +434,7 @@ class CalibratedGrid:
     spike plane is repeated.
     """
 
-    step = 1
+    step = 1  # crops of the frame may start at every pixel
 
     def __init__(
         self, calibration: Calibration, geometry: SpikeGeometry, path: str, nearest: bool = False
@@ -448,11 +450,13 @@ class CalibratedGrid:
         if tuple(calibration.spike_size) != plane_size:
             _refuse_planes(calibration, plane_size, path)
         self.size = (calibration.rgb_size[0], calibration.rgb_size[1])
-        self.pixel = max(1, round(scale_of(calibration.to_rgb())))
+        matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
+        rgb_per_spike_pixel = scale_of(matrix_to_rgb)  # along a side, e.g. 3.96
+        self.pixel = max(1, round(rgb_per_spike_pixel))
         self._plane = plane_size
         self._nearest = nearest
         self._path = path
-        self._to_spike = np.linalg.inv(calibration.to_rgb())
+        self._to_spike = np.linalg.inv(matrix_to_rgb)
         self._samples = 1 if nearest else self._points_across_a_pixel()
         # The crop of the last window, and the window.
         self._last: tuple[tuple[int, ...], CalibratedWindow] | None = None
@@ -486,9 +490,9 @@ class CalibratedGrid:
         height, width = self.size
         middle = Crop((height - 1) // 2, (width - 1) // 2, 1, 1)
         # The place (x, y) of this pixel in the spike plane, and of its neighbours in the frame.
-        here = np.ravel(self._centres(middle, 0, 0))
-        right = np.ravel(self._centres(middle, 1, 0))
-        below = np.ravel(self._centres(middle, 0, 1))
+        here = np.ravel(self._centres(middle))
+        right = np.ravel(self._centres(middle, dx=1))
+        below = np.ravel(self._centres(middle, dy=1))
         across_x = np.hypot(*(right - here))
         across_y = np.hypot(*(below - here))
         across = max(across_x, across_y)
@@ -507,17 +511,17 @@ class CalibratedGrid:
             do="calibrate with these",
         )
 
-    def window(self, aug: Crop) -> CalibratedWindow:
+    def window(self, crop: Crop) -> CalibratedWindow:
         """Return the window of a crop of the frame.
 
         The last window is kept, because all frames of a sample have the same crop.
         """
-        place = (aug.top, aug.left, aug.height, aug.width)
+        place = (crop.top, crop.left, crop.height, crop.width)
         if self._last is None or self._last[0] != place:
-            self._last = (place, self._new_window(aug))
+            self._last = (place, self._new_window(crop))
         return self._last[1]
 
-    def _new_window(self, aug: Crop) -> CalibratedWindow:
+    def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
         # The points of each RGB pixel, as distances from its centre. For n = 2: -0.25 and 0.25.
         n = self._samples
@@ -525,7 +529,7 @@ class CalibratedGrid:
         around: list[Neighbours] = []
         for dy in shifts:
             for dx in shifts:
-                x, y = self._centres(aug, dx, dy)
+                x, y = self._centres(crop, dx, dy)  # in the spike plane, (H, W) each
                 around.append(self._neighbours(x.ravel(), y.ravel()))
 
         # The smallest rectangle of spike pixels that contains all neighbours.
@@ -533,13 +537,13 @@ class CalibratedGrid:
         left = min(int(point.columns.min()) for point in around)
         bottom = max(int(point.rows.max()) for point in around)
         right = max(int(point.columns.max()) for point in around)
-        crop = Crop(top, left, bottom - top + 1, right - left + 1)
+        spike_crop = Crop(top, left, bottom - top + 1, right - left + 1)
 
         samples = []
         for point in around:
-            places = (point.rows - top) * crop.width + point.columns - left
+            places = (point.rows - top) * spike_crop.width + point.columns - left
             samples.append(Sample(places, point.weights))
-        return CalibratedWindow(crop, tuple(samples), self._covered(aug))
+        return CalibratedWindow(spike_crop, tuple(samples), self._covered(crop))
 
     def _neighbours(self, x: np.ndarray, y: np.ndarray) -> Neighbours:
         """Return the spike pixels around points of the spike plane. x, y: (H W,)."""
@@ -577,7 +581,7 @@ class CalibratedGrid:
         )
 
     def _centres(
-        self, aug: Crop, dx: float = 0.0, dy: float = 0.0
+        self, crop: Crop, dx: float = 0.0, dy: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the places x and y, each (H, W), of the crop's RGB pixels in the spike plane.
 
@@ -585,18 +589,18 @@ class CalibratedGrid:
         The places are computed in float64 from coordinates of the whole frame, so that a pixel gets
         the same numbers in every crop that contains it.
         """
-        x = aug.left + np.arange(aug.width, dtype=np.float64)[None] + dx  # (1, W)
-        y = aug.top + np.arange(aug.height, dtype=np.float64)[:, None] + dy  # (H, 1)
+        x = crop.left + np.arange(crop.width, dtype=np.float64)[None] + dx  # (1, W)
+        y = crop.top + np.arange(crop.height, dtype=np.float64)[:, None] + dy  # (H, 1)
         M = self._to_spike
         u = M[0, 0] * x + M[0, 1] * y + M[0, 2]  # (H, W)
         v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
         depth = M[2, 0] * x + M[2, 1] * y + M[2, 2]
         return u / depth, v / depth
 
-    def _covered(self, aug: Crop) -> np.ndarray:
+    def _covered(self, crop: Crop) -> np.ndarray:
         """Return (H, W) bool: the pixels of a crop of the frame whose centre the planes cover."""
         height, width = self._plane
-        x, y = self._centres(aug)
+        x, y = self._centres(crop)
         is_inside_x = (x >= -0.5) & (x <= width - 0.5)
         is_inside_y = (y >= -0.5) & (y <= height - 0.5)
         return is_inside_x & is_inside_y

@@ -789,8 +789,10 @@ def _png_header(path: str) -> Header | None:
     return header
 
 
-def reduction(path: str) -> str:
+def what_is_lost(path: str) -> str:
     """Return in words what is lost when a picture is read as 8-bit RGB; "" if nothing is lost.
+
+    The words follow the name of the file, e.g. "has 16 bits: they are cut to 8".
 
     Cameras often use only 10, 12 or 14 of 16 bits. The header does not tell how many, so all pixels
     of a 16-bit picture are read.
@@ -821,6 +823,7 @@ def _bits_in_use(content: bytes) -> int:
 
     Returns 0 for a black picture, and 16 if the picture cannot be decoded.
     """
+    # OpenCV decodes a part of a PNG that is cut short, and this part may lack the largest values.
     if content.startswith(PNG_SIGNATURE) and not has_whole_chunks(content):
         return 16
     try:
@@ -843,8 +846,8 @@ def _bits_in_use(content: bytes) -> int:
 class FrameSource:
     """The frames of a user: a folder of images, a single image, or a video.
 
-    files, stems: file and name of each frame. The images of a folder are in the natural order of
-    their names ("2" before "10"). All frames of a video have its one file.
+    files, stems: file and name of each frame. The images of a folder are in the order of
+    `files_in` ("2" before "10"). All frames of a video have its one file.
     size: (H, W) of the first frame.
     fps, times, pixel_aspect: see `VideoReader`. For images: None, None and 1.
     go_on: called while a video is read, so that the watchdog sees progress.
@@ -868,6 +871,7 @@ class FrameSource:
         else:
             self._list_images()
         self.size: tuple[int, int] = self._size_of_first()
+        # After the first frame was decoded, so that a damaged image gives an error and no warning.
         if not self.is_video:
             self._warn()
 
@@ -907,7 +911,7 @@ class FrameSource:
             others = set(self.path.iterdir()) - set(self.files)
             names = [path.name for path in others if path.is_file() and _may_be_frames(path)]
             _warn_left_out(self.path, sorted(names, key=natural_key))
-        lost = reduction(str(self.files[0]))
+        lost = what_is_lost(str(self.files[0]))  # e.g. "has 16 bits: they are cut to 8"
         if lost:
             logger.warning("%s %s", self.files[0], lost)
 
@@ -928,13 +932,16 @@ class FrameSource:
 def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
     """Return the files of a folder with these endings, by default its images.
 
-    The files are in the order of their names, see `utils.files.order_of`. Hidden files are left
+    The files are in the order of their stems: by value if all stems are numbers of different forms
+    ("432.033333" before "432.1"), else in natural order ("a2" before "a10"). Hidden files are left
     out.
     """
     found = []
     for path in folder.iterdir():
         if path.suffix.lower() in suffixes and not path.name.startswith("."):
             found.append(path)
+    # The sort key of a stem. It is made from all stems, because one stem that is no number changes
+    # the order of all.
     order = order_of(path.stem for path in found)
     # The second key decides between files of one stem, "0.jpg" and "0.png".
     return sorted(found, key=lambda path: (order(path.stem), natural_key(path.name)))

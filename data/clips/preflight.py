@@ -42,7 +42,7 @@ from data.clips.table import (
     ClipTable,
     Columns,
     TableBuilder,
-    frames_of,
+    frame_counts,
     one_of_each_form,
     planes_of,
 )
@@ -93,7 +93,7 @@ class Report:
 
         For example "22 clips, 2103 frames of 720 x 1280, spike files of 56 planes".
         """
-        frames = sum(frames_of(self.clips))
+        frames = sum(frame_counts(self.clips))
         sizes = {"{} x {}".format(*clip.size) for clip in one_of_each_form(self.clips)}
         shown_sizes = ", ".join(sorted(sizes)) or "-"
         text = f"{len(self.clips)} clips, {frames} frames of {shown_sizes}"
@@ -366,7 +366,7 @@ class _Check:
             # The first picture of each kind is enough: a clip comes from one program.
             for kind in clip.image_kinds:
                 path = getattr(clip, kind)[0]
-                lost = files.reduction(path) if looks[path].is_reduced else ""
+                lost = files.what_is_lost(path) if looks[path].is_reduced else ""
                 if lost:
                     lossy.append(Problem(clip.name, f"{kind} {lost}", path))
             odd = []

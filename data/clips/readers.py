@@ -123,14 +123,17 @@ class DatasetClip(Reader):
         self.name = clip.name
         # The dataset may test only the first frames of a clip.
         self.stems = clip.stems[: dataset.frame_count(index)]
-        # A user's clip may be a film.
+        # A user's clip has open films or folders, as {"lq": FrameSource, ...}. They know times and
+        # pixel aspect of a film. `opened` is empty for the clips of a data set.
         if clip.opened:
             self.fps = clip.opened["lq"].fps
             self.times = clip.opened["lq"].times
             self.pixel_aspect = clip.opened["lq"].pixel_aspect
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        item = self.dataset.read_frames(self.index, index, 1, reverse)
+        # `self.index` is the number of the clip, `index` the number of the frame.
+        count = 1
+        item = self.dataset.read_frames(self.index, index, count, reverse)
         found = {}
         for kind in ("lq", "spike", "gt", "gt_instants"):
             if kind in item:
@@ -140,6 +143,7 @@ class DatasetClip(Reader):
     # The methods and properties below override `Reader`, and answer from the record of the clip.
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        """Return the picture that the spikes show of frame `index`: display values (H, W)."""
         return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
 
     @property
@@ -147,6 +151,7 @@ class DatasetClip(Reader):
         clip = self.clip
         if clip.origin:
             return clip.origin
+        # The report and the messages call the blurry frames "input".
         paths = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
         folders = {}
         for kind, files_of_kind in paths.items():
@@ -189,8 +194,8 @@ class DatasetClip(Reader):
     def paths(self) -> list[str]:
         """Return the files of the tested frames, each once.
 
-        If they are not on this machine, returns the arrays of the clip cache, which is read in
-        their place.
+        If the files are not on this machine, the frames are read from the clip cache. Then this
+        returns the files of the cache that hold the arrays of the clip.
         """
         clip = self.clip
         count = len(self.stems)

@@ -131,8 +131,14 @@ def kinds_of(source: Source) -> dict[str, Kind]:
 
 
 def roots_of(source: Source) -> dict[str, str]:
-    """Return {kind: root without a slash at its end}."""
-    return {kind: place.root.rstrip("/") for kind, place in source.kinds().items()}
+    """Return {name of the kind: root without a slash at its end}, e.g. {"lq": "/data/blur"}.
+
+    Spikes have a root here even if `kinds_of` leaves them out. Nothing asks for it then.
+    """
+    roots = {}
+    for name, kind in source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
+        roots[name] = kind.root.rstrip("/")
+    return roots
 
 
 def begins_of(counts: np.ndarray) -> np.ndarray:
@@ -157,10 +163,13 @@ class _Clips(Sequence[Clip]):
         if isinstance(number, slice):
             numbers = range(*number.indices(len(self)))
             return [self[each] for each in numbers]
-        if not -len(self) <= number < len(self):
+        # Python's int, because the type of a NumPy integer may be too small for the sum below.
+        index = int(number)
+        if index < 0:
+            index += len(self)  # -1 is the last clip
+        if index < 0 or index >= len(self):
             raise IndexError(number)
-        # The modulo turns -1 into the number of the last clip.
-        return self._clip(int(number) % len(self))
+        return self._clip(index)
 
     def _clip(self, number: int) -> Clip:
         """Return clip `number`, which is in 0 ... len - 1."""
@@ -179,7 +188,8 @@ class ClipTable(_Clips):
     """The clips of one data root.
 
     columns: the arrays, see the top of this file.
-    name_prefix: text before the name of each clip, see `Source.name_prefix`.
+    name_prefix: text before the name of each clip. A run gets the table with `source.name_prefix`,
+    e.g. "0/". The check of a data root makes its tables without a prefix.
     """
 
     def __init__(
@@ -355,14 +365,14 @@ def joined(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
 # The functions below answer from the arrays of a table, without making a Clip of each clip.
 
 
-def frames_of(clips: Sequence[Clip]) -> list[int]:
+def frame_counts(clips: Sequence[Clip]) -> list[int]:
     """Return the number of frames of each clip."""
     if isinstance(clips, ClipTable):
         return clips.frames.tolist()
     if isinstance(clips, JoinedClips):
         counts: list[int] = []
         for of_root in clips.clips_of_roots:
-            counts.extend(frames_of(of_root))
+            counts.extend(frame_counts(of_root))
         return counts
     return [len(clip) for clip in clips]
 

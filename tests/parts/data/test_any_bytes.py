@@ -37,7 +37,7 @@ def read_or_refused(read: Callable[[Path], Any], path: Path, content: bytes) -> 
 
 def read_picture(path):
     files.image_size(str(path))
-    files.reduction(str(path))
+    files.what_is_lost(str(path))
     assert files.read_bgr(str(path)).dtype == np.uint8
 
 
