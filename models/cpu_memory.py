@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 BYTES_PER_PARAMETER = 16
 # Averaged weights (train.E_decay), float32.
 BYTES_PER_AVERAGED = 4
-# What autograd saves on a CPU, in float32 numbers. These figures were fitted to the counts of
+# How many float32 values autograd saves on a CPU. These figures were fitted to the counts of
 # fit_memory.saved_bytes for small networks (tests/parts/models/test_cpu_memory.py: within 25 %).
 # If a layer comes to save more or less, fit them again.
-# Numbers for each channel of a token:
+# Saved values per channel of a token (a token is one pixel of the features of a stage):
 OF_BLOCK = 1.05  # the input of a block
-OF_KEPT_ATTENTION = 1.35  # result and sums of its attention, unless backward recomputes them
+OF_KEPT_ATTENTION = 1.35  # what attention saves, unless the backward pass recomputes it
 OF_ALIGNED = 8.0  # the alignment of a stage that aligns frames
 OF_SOURCE = 10.5  # each source of an alignment, i.e. a frame that is aligned to another frame
-# Numbers for each pixel of an input frame:
+# Saved values per pixel of an input frame:
 OF_FLOW = 870.0  # the optical flow
 OF_ALL_FRAMES = 500.0  # the convolution over all frames, in a network without flow
-# Numbers for each pixel of an output frame:
+# Saved values per pixel of an output frame:
 OF_UPSAMPLED = 200.0  # the layers of super-resolution
 BYTES_PER_NUMBER = 4
 # A refusal must be certain, so it counts only this share of the estimated activations. The estimate
@@ -57,7 +57,10 @@ class Need(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Estimate the peak of a step, in GB."""
+        """Estimate the peak of a step, in GB.
+
+        MARGIN is 1.1: workspaces and fragmentation are not counted in `saved`.
+        """
         return MARGIN * self.ranks * (self.fixed + self.saved) / GB
 
     @property
@@ -110,7 +113,9 @@ def check_memory(
         f"{need.total:.1f} GB on the CPU ({ranks * need.saved / GB:.1f} GB of activations, "
         f"{ranks * fixed / GB:.1f} GB of weights, gradients and moments{processes})"
     )
-    indent = " " * 12  # as deep as the text of an error
+    # The text behind "do" begins in column 12 of an error. Further lines of it begin there too, so
+    # that they look like one text. Nothing reads this indentation.
+    indent = " " * 12
     if need.certain > size + swap_gb():
         raise OptionError(
             what=figures,
@@ -119,14 +124,18 @@ def check_memory(
             do="\n".join(["one of these, or several:", *(f"{indent}{line}" for line in changes())]),
         )
     logger.warning(
-        "%s; %.1f of %.1f GB are free. It may swap, and the system may end the run. Less takes: %s",
+        "%s; %.1f of %.1f GB are free. It may swap, and the system may end the run. "
+        "These need less: %s",
         figures, size - used, size, ", or ".join(changes()) or "a smaller network",
     )  # fmt: skip
 
 
 def saved_per_pixel(net: VRT) -> float:
     """Estimate the bytes that autograd saves in float32 for each pixel of each input frame."""
-    numbers = OF_FLOW if net.pa_frames else OF_ALL_FRAMES
+    # pa_frames is the number of neighbouring frames that are aligned along the optical flow. If it
+    # is 0, there is no flow, and the network has a convolution over all frames instead.
+    has_flow = net.pa_frames > 0
+    numbers = OF_FLOW if has_flow else OF_ALL_FRAMES  # saved values per pixel, so far
     scales = (*STAGE_SCALES, 1)  # stage 8 works at full resolution
     for number, scale in enumerate(scales, start=1):
         stage = getattr(net, f"stage{number}")

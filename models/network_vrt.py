@@ -401,8 +401,8 @@ class VRT(nn.Module):
     def _features(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
         """Compute shallow plus deep features: (B, N, channels of x, H, W) -> (B, N, E, H, W).
 
-        In memory, the channels of a pixel lie side by side. flows: see `estimate_flows`, or None
-        for no alignment.
+        The result is channels last: a view of (B, N, H, W, E), in which all stages compute.
+        flows: see `estimate_flows`, or None for no alignment.
         """
         b, n = x.shape[:2]
         shallow = self.conv_first(x.flatten(0, 1))  # (B N, E, H, W)
@@ -425,7 +425,9 @@ class VRT(nn.Module):
             if flows is None:
                 backward, forward = [], []
             else:
-                level = int(math.log2(scale))  # flows[level] has 1 / 2**level of the resolution
+                # flows[level] has 1 / 2**level of the resolution. The scales 1, 2, 4, 8 have the
+                # levels 0, 1, 2, 3.
+                level = int(math.log2(scale))
                 backward, forward = flows[level]
             stage = getattr(self, f"stage{number}")
             x = stage(x, backward, forward)
@@ -456,12 +458,15 @@ def _drop_rates(depths: list[int], last_rate: float) -> list[list[float]]:
     return rates_of_stages
 
 
-def _block_options(o: dict[str, Any], i: int) -> dict[str, Any]:
-    """Return further arguments of the blocks of depths[i]. o: the arguments of VRT."""
-    block = {key: o[key] for key in ("mlp_ratio", "qkv_bias", "qk_scale", "kernels")}
+def _block_options(options: dict[str, Any], entry: int) -> dict[str, Any]:
+    """Return further arguments of the blocks of depths[entry].
+
+    options: the arguments of VRT. entry: 0 to 6 for the stages 1 to 7, then the layers of stage 8.
+    """
+    block = {key: options[key] for key in ("mlp_ratio", "qkv_bias", "qk_scale", "kernels")}
     for part in ("attn", "ffn"):
-        is_exempt = i in o[f"no_checkpoint_{part}_blocks"]
-        block[f"checkpoint_{part}"] = o[f"use_checkpoint_{part}"] and not is_exempt
+        is_exempt = entry in options[f"no_checkpoint_{part}_blocks"]
+        block[f"checkpoint_{part}"] = options[f"use_checkpoint_{part}"] and not is_exempt
     return block
 
 
@@ -474,10 +479,14 @@ def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) 
     E.g. with windows of 6 x 8 x 8 and mutual attention: at least 2 frames of 64 x 64 pixels.
     """
     frames, height, width = o["window_size"]
+    # Without alignment (pa_frames 0) the network is the one for frame interpolation, whose layers
+    # behind stage 8 mix all frames.
     interpolates = o["pa_frames"] == 0
 
-    # Mutual attention needs a whole window also in stage 4, at 1/8 of the resolution.
-    has_mutual = int(o["depths"][3] * o["mul_attn_ratio"]) > 0
+    # Mutual attention needs a whole window also in stage 4, at 1/8 of the resolution. The first
+    # blocks of a stage have mutual attention, as many as this share of its depth.
+    mutual_blocks = int(o["depths"][3] * o["mul_attn_ratio"])  # of stage 4
+    has_mutual = mutual_blocks > 0
     if has_mutual:
         least_size = (UNET_MULTIPLE * height, UNET_MULTIPLE * width)
     else:

@@ -52,7 +52,8 @@ STRIPS_PER_CLIP = 3
 VIDEOS = ("video", "comparison", "slowmotion")
 # Kind of file -> its place in the folder. A stem is the name of a frame, e.g. "000001".
 PLACES = {
-    # The K instants of a frame as the network gave them, (K, C, H, W) float32. The file is removed
+    # The K instants of a frame as the network gave them, (K, C, H, W) float32. An instant is the
+    # sharp picture of one moment of the exposure, and K is `Outputs.instants`. The file is removed
     # when its clip is finished.
     "exact": ".work/{clip}/{stem}.npy",
     "frame": "{clip}/{stem}.png",
@@ -67,7 +68,9 @@ PLACES = {
     "comparison": "{clip}_comparison.mp4",
     "slowmotion": "{clip}_slowmotion.mp4",
 }
-MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # see `add_scores`
+# A function (restored frame, sharp frame) -> {name of a score: value}, e.g. {"lpips": 0.12}, for
+# scores beyond those of models/metrics.py. The frames are (H, W, 3) RGB.
+MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 # Files that a test writes once, not per clip.
 OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 
@@ -103,7 +106,10 @@ class Outputs:
         return self.folder / place
 
     def frame_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Return the restored frames with these names, each after its instants if it has some."""
+        """Return the paths of the restored frames with these names.
+
+        With several instants, the paths of a frame's instants stand before the path of the frame.
+        """
         files = []
         for stem in stems:
             if self.instants > 1:
@@ -129,13 +135,14 @@ class Outputs:
     def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Return every file written for a clip with these frames, each once.
 
-        stems: names of the frames. (): only the files of the clip itself, such as its videos.
+        stems: names of the frames. If empty, only the files of the clip itself are returned, such
+        as its videos.
         """
         files = [
             *self.results(clip, stems),
             *self.frame_files(clip, stems),
             *self.exact_files(clip, stems),
-            *(self.file("strip", clip, stems[i]) for i in spaced(len(stems))),
+            *(self.file("strip", clip, stems[i]) for i in evenly_spaced(len(stems))),
             self.file("clip", clip),
             self.file("example", clip),
         ]
@@ -399,7 +406,7 @@ def finish_clip(
     is_grey: whether the luma alone is scored.
     """
     scorer = _Scorer(outputs.metric, more_scores, is_grey)
-    frames_of_strips = {indices[position] for position in spaced(len(indices))}
+    frames_of_strips = {indices[position] for position in evenly_spaced(len(indices))}
     example = indices[len(indices) // 2]  # the middle frame
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
@@ -502,7 +509,7 @@ def comparison_of(
     return comparison(tensor_to_uint8(item["lq"][:3]), spikes, restored, sharp)
 
 
-def spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
+def evenly_spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
     """Return at most `most` positions, evenly spaced over `count` frames or clips.
 
     Strips are written at these positions. E.g. 7 frames -> 0, 3, 6.

@@ -19,7 +19,7 @@ from torch import nn
 
 from models.metrics import OF_VALIDATIONS, Scores, add_scores, chosen_metrics
 from models.model_vrt import ModelVRT, unwrap_ddp
-from models.restore.outputs import spaced
+from models.restore.outputs import evenly_spaced
 from models.restore.scores import collect, score_text
 from models.restore.tiling import Restorer, Tiling, scored_clips
 from utils import utils_dist
@@ -67,8 +67,8 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     restorer = _restorer(model, net)
     clips = scored_clips(clips, restorer.tiling.spec)
     scorer = _Scorer(model, restorer)
-    # Indices of the clips whose pictures are shown: evenly spaced, always the same.
-    strips = spaced(len(clips), MAX_STRIPS)
+    # Indices of the clips whose pictures are shown: evenly evenly_spaced, always the same.
+    strips = evenly_spaced(len(clips), MAX_STRIPS)
 
     mine = []  # the scores of the clips of this rank
     panels = {}  # index of a clip -> its images

@@ -70,7 +70,7 @@ def test_a_step_that_fits_is_not_spoken_of_and_one_that_may_not_gets_one_line(ca
     said = record.getMessage()
     assert record.levelno == logging.WARNING and "\n" not in said
     assert f"of {size:.1f} GB are free" in said and "clips of 6 x 64 x 64 needs about" in said
-    assert said.endswith("Less takes: gt_size=48, or x=1")
+    assert said.endswith("These need less: gt_size=48, or x=1")
 
 
 def test_a_step_that_cannot_fit_is_refused_with_the_figures():
