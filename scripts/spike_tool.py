@@ -92,8 +92,9 @@ SHOWN_PLANES = 64
 # `info` lists this many derived sizes with what speaks against them, and names this many others.
 LISTED = 8
 NAMED = 40
-# A smaller difference of two smoothnesses does not decide between two sizes.
-SMOOTHER = 0.05
+# The smoothest size is taken for the right one only if its correlation of neighbouring pixels is
+# larger than that of each other size by more than this.
+CLEAR_LEAD = 0.05
 # The same for two bit orders. A wrong bit order changes the correlation along the rows only.
 CLEAR_ORDER = 0.01
 
@@ -475,6 +476,8 @@ class Candidate:
         self.smooth = smoothness(self.rates)
         self.score = min(self.smooth.values())
 
+        # The name, e.g. "250 x 400"; "250 x 400 + 16" if 16 columns without image stand at the end
+        # of each row; or "1000 x 1000 (SPS100)" for the camera of this name.
         extra = ""
         if geometry.head_columns:
             extra = f" + {geometry.head_columns}"
@@ -498,10 +501,10 @@ class Candidate:
         found = []
         if (planes, height) in known_sizes and (height, width) not in known_sizes:
             found.append(
-                f"{planes} x {height} is the size of a camera: (h, w, planes), where "
+                f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), but "
                 "(planes, h, w) is expected"
             )
-        if least < best.smooth[direction] - SMOOTHER:
+        if least < best.smooth[direction] - CLEAR_LEAD:
             found.append(
                 f"neighbouring {direction} resemble one another less ({least:.2f}, not "
                 f"{best.smooth[direction]:.2f})"
@@ -523,14 +526,16 @@ class Ranking:
     The page of app.py uses it, too: `shown`, `is_given` and `is_clear`.
 
     command: has the options of `add_geometry` and the file
-    picture: height and width of a frame of the same view. Only sizes of its shape are tried. None:
-        no frame is given
+    picture: height and width of a frame of the same view. Only sizes with its ratio of height to
+        width are tried. None: no frame is given
     """
 
     def __init__(self, command: argparse.Namespace, picture: tuple[int, int] | None) -> None:
         path = command.file
         self.picture = picture
-        self.others: list[tuple[int, int]] = []  # sizes that fit and have no candidate
+        # Sizes that fit the length of the file, but are less smooth than the LISTED ones. Their
+        # images are not made, they are only named.
+        self.others: list[tuple[int, int]] = []
 
         given = given_geometry(path, command)
         self.is_given = given is not None
@@ -541,8 +546,10 @@ class Ranking:
         geometries = known_geometries(path, command)
         if picture is not None:
             geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
-        # The lines of an SPS100 have a pattern of their own. A file that has it is of an SPS100.
-        if all(geometry.layout == "raster" for geometry in geometries):
+        # The camera SPS100 stores lines with a pattern that no other file has. If the file has this
+        # pattern, its size is known, and no other size need be tried.
+        has_sps100_lines = any(geometry.layout == "sps100" for geometry in geometries)
+        if not has_sps100_lines:
             geometries += self._derived(command, geometries)
         if not geometries:
             raise self._nothing_fits(path)
@@ -555,7 +562,7 @@ class Ranking:
         if self.is_given:
             return True
         best, *others = self.shown
-        leads = not others or best.score > others[0].score + SMOOTHER
+        leads = not others or best.score > others[0].score + CLEAR_LEAD
         return leads and not best.doubts(best)
 
     def print_verdict(self) -> None:
@@ -569,7 +576,7 @@ class Ranking:
             if best.doubts(best):
                 said = "none of them gives an image without doubt"
             else:
-                near = [one.name for one in others if one.score >= best.score - SMOOTHER]
+                near = [one.name for one in others if one.score >= best.score - CLEAR_LEAD]
                 said = f"it may be {' or '.join([best.name, *near])}"
             do = "--size H W" if self.picture else "--size H W, or --picture FRAME for its shape"
             print(f"  the size is not clear: {said}; give {do}")
