@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
             page.block_thread()  # until Ctrl-C
         finally:
             # A restoration may still be running. It would write into the folder that is removed.
-            process.kill_trees(process.children_of(os.getpid()))
+            process.kill_trees(process.descendants_of(os.getpid()))
     return 0
 
 

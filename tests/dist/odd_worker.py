@@ -37,7 +37,7 @@ from data.loader import TrainLoader
 from models.select_network import NETWORKS
 from utils import utils_dist
 from utils.dist import process
-from utils.dist.process import children_of, process_state
+from utils.dist.process import descendants_of, process_state
 from utils.run import history
 from utils.run.measure import StepTimer
 from utils.run.progress import RunProgress
@@ -90,10 +90,10 @@ class Odd(nn.Module):
             time.sleep(600)
         elif CASE == "wait":
             print("waiting", flush=True)
-            while any(process_state(child) != "T" for child in children_of(os.getpid())):
+            while any(process_state(child) != "T" for child in descendants_of(os.getpid())):
                 time.sleep(0.02)
         elif CASE == "bury":
-            for child in children_of(os.getpid()):
+            for child in descendants_of(os.getpid()):
                 os.kill(child, signal.SIGKILL)
             time.sleep(600)  # as a long step; torch's signal handler interrupts it
         elif CASE == "memory":

@@ -23,7 +23,7 @@ import pytest
 from tests.dist import netns
 from tests.dist.launching import ROOT, free_port, run_command, started, wait_for
 from tests.helpers.train_files import MAIN, latest, odd_command, write_odd, write_options
-from utils.dist.process import children_of, process_state
+from utils.dist.process import descendants_of, process_state
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 LAUNCHER = ROOT / "launch_train.sh"
@@ -82,12 +82,12 @@ def restarted(tmp_path_factory) -> Restarted:
 
     with started(command, log) as process:
         wait_for(log, "Iter: 2,")
-        ranks = [pid for pid in children_of(process.pid) if MAIN in command_of(pid)]
+        ranks = [pid for pid in descendants_of(process.pid) if MAIN in command_of(pid)]
         os.kill(ranks[0], signal.SIGKILL)
         # (?s): "." also matches the end of a line.
         text = wait_for(log, r"(?s)resumed from \S+ at iter [1-9].* Iter: ")
 
-        family = children_of(process.pid)
+        family = descendants_of(process.pid)
         process.kill()
         left = family
         deadline = time.monotonic() + 10
@@ -349,7 +349,7 @@ def test_two_hosts_name_each_other_when_the_cable_is_cut(tmp_path):
         # The agents of torchrun may live on, but no rank does.
         family = []
         for agent in agents:
-            family += children_of(agent.pid)
+            family += descendants_of(agent.pid)
         while time.monotonic() < time_of_cut + 30 and any(is_rank(pid) for pid in family):
             time.sleep(0.1)
         assert not any(is_rank(pid) for pid in family)

@@ -14,7 +14,7 @@ from tests.dist.launching import Ranks
 from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.faults.stalls import run_stall
 from tests.helpers.train_files import experiment, odd, odd_command, write_odd
-from utils.dist.process import children_of, process_state
+from utils.dist.process import descendants_of, process_state
 
 STALL_S = 3.0
 
@@ -63,7 +63,7 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
         pids = [process.pid for process in running.processes]
         for last, lead_s in last_ones.items():
             groups = {
-                "its loader process": [pids, children_of(pids[0])],
+                "its loader process": [pids, descendants_of(pids[0])],
                 "rank 1": [[-pid] for pid in pids],  # with all that the rank started
                 "rank 0": [[-pid] for pid in pids[::-1]],
             }[last.removesuffix(" again")]

@@ -18,7 +18,7 @@ from tests.dist.launching import ROOT, Ranks, clean_env, free_port, run_ranks
 from tests.faults.refusals import break_file, stranger
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import MAIN, odd_command, train, write_odd, write_options
-from utils.dist.process import children_of
+from utils.dist.process import descendants_of
 from utils.options.models import WatchdogOptions
 
 WORKER = ("tests/dist/helpers_worker.py", "collectives")
@@ -222,7 +222,7 @@ def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_
     changes += ["datasets.test={}", "train.total_iter=100000"]
     with Ranks(1, *odd_command(write_odd(tmp_path), *changes, case="wait", struck=(0, 2))) as ranks:
         ranks.wait_for("waiting", rank=0, limit_s=90)
-        for process in children_of(ranks.processes[0].pid):
+        for process in descendants_of(ranks.processes[0].pid):
             os.kill(process, signal.SIGSTOP)
         result = ranks.wait(limit_s=30)
     assert result.exit_codes == [3], result.text

@@ -19,7 +19,7 @@ import pytest
 
 from tests.dist.launching import ROOT, run_command
 from tests.helpers.textured_clips import make_textured_home
-from utils.dist.process import children_of, process_state
+from utils.dist.process import descendants_of, process_state
 from utils.results import read_json
 
 LIMIT_S = 120.0
@@ -173,10 +173,10 @@ def test_the_demo_clip_is_cancelled_and_its_process_is_gone(page, server):
     page.wait(lambda: "000007" in page.text("sharp"))
     page.press("restore")
     page.wait_for("of 8 frames")
-    assert children_of(server.process.pid)
+    assert descendants_of(server.process.pid)
     page.press("cancel")
     assert page.wait_for("cancelled")
-    page.wait(lambda: not children_of(server.process.pid))
+    page.wait(lambda: not descendants_of(server.process.pid))
     assert not page.found("#download a")
 
 
@@ -237,7 +237,7 @@ def test_a_stop_ends_the_work_and_leaves_no_file(page, server):
     page.wait(lambda: "000007" in page.text("sharp"))
     page.press("restore")
     page.wait_for("of 8 frames")
-    (worker, *_) = children_of(server.process.pid)
+    (worker, *_) = descendants_of(server.process.pid)
     assert list(server.folder.glob("spikevrt_app_*"))
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(LIMIT_S) == 0

@@ -110,13 +110,13 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
 LIVES_ON = """
 import json, os, sys, threading
 import main_train_vrt
-from utils.dist.process import children_of
+from utils.dist.process import descendants_of
 try:
     main_train_vrt.main(sys.argv[1:])
 except SystemExit as e:
     code = e.code
 threads = sorted(thread.name for thread in threading.enumerate())
-print(json.dumps({"code": code, "threads": threads, "children": len(children_of(os.getpid()))}))
+print(json.dumps({"code": code, "threads": threads, "children": len(descendants_of(os.getpid()))}))
 """
 
 

@@ -36,7 +36,8 @@ from utils.errors import DistError
 Env = Mapping[str, str]
 
 # A cell of the table is a function that reads one value from an environment, e.g. the number of
-# ranks. It returns a text, and "" if the environment does not have the value.
+# ranks. It returns a text, and "" if the environment does not have the value. The columns of the
+# table are the fields of `PerProcess`, `PerNode` and `Unplaced` below.
 Read = Callable[[Env], str]
 
 LOOPBACK = "127.0.0.1"  # the address by which a host reaches itself
@@ -52,7 +53,7 @@ PORT_COUNT = 10000
 
 
 def var(name: str) -> Read:
-    """Return a cell that reads the variable `name`."""
+    """Return a cell of the table (a function env -> text) that reads the variable `name`."""
     return lambda env: env.get(name, "").strip()
 
 
@@ -128,7 +129,11 @@ def _hydra_size(env: Env) -> str:
 
 
 def _pmi_size(env: Env) -> str:
-    """Read the number of processes of a launcher that sets only PMI_RANK and PMI_SIZE."""
+    """Read the number of processes of any launcher that sets PMI_RANK and PMI_SIZE.
+
+    Hydra sets these two as well. Its row is among the rows that are tried before, so this cell
+    counts for the other launchers.
+    """
     if "PMI_RANK" in env:
         return env.get("PMI_SIZE", "")
     return ""
@@ -188,7 +193,9 @@ class Unplaced:
     advice: str  # command to type instead; {command} stands for what the user typed
 
 
-# The texts of `advice`. {command} becomes what the user typed.
+# The texts of `advice`. {command} becomes what the user typed. mpirun and mpiexec usually start
+# rank 0 on the host where they are typed, so $(hostname) is the name of this host. jsrun and flux
+# usually start rank 0 on another host, so the user must write its name.
 MPIRUN = "mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 {command}"
 MPIEXEC = "mpiexec -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 {command}"
 JSRUN = "jsrun -E MASTER_ADDR=HOST_OF_RANK_0 -E MASTER_PORT=29500 {command}"

@@ -103,7 +103,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     if is_slurm_task:
         tasks = _number(env, "SLURM_NTASKS", faults, default=1, low=1)
     # Without tasks of SLURM, WORLD_SIZE alone tells the number of ranks.
-    world_size = _count(env, "WORLD_SIZE", faults, is_required=tasks == 1)
+    world_size = _count_of_members(env, "WORLD_SIZE", faults, is_required=tasks == 1)
 
     if world_size > 1:
         mode = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "platform"
@@ -131,7 +131,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         default=0,
         low=0,
         high=gpu_count - 1 if gpu_count > 1 else None,
-        bound="the number of GPUs on this host",
+        high_is_from="the number of GPUs on this host",
     )
     # Two ranks on one GPU would be slow or run out of memory, so a missing LOCAL_RANK is no 0 if
     # there are several GPUs. torchrun and SLURM always set it.
@@ -165,7 +165,7 @@ def _member_of_step(env: Env, tasks: int, faults: list[str]) -> Member:
     Each task computes address and port by itself, and all tasks of one srun must get the same
     values. MASTER_ADDR and MASTER_PORT count if the user has set them.
     """
-    rank = _number(env, "SLURM_PROCID", faults, low=0, high=tasks - 1, bound="SLURM_NTASKS")
+    rank = _number(env, "SLURM_PROCID", faults, low=0, high=tasks - 1, high_is_from="SLURM_NTASKS")
     # Task 0 runs on the first host of its step (one srun). With `srun --nodelist` this need not be
     # the first host of the job, so the list of the step comes first. SLURM_NODELIST is the name
     # that older versions of SLURM use for the list of the job.
@@ -207,6 +207,8 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 
     Raises DistError as `read_launch`.
     """
+    # Take torchrun's own variable if it is set, else the platform's: NODE_NAMES is the table of the
+    # two names, e.g. "PET_NNODES": "WORLD_SIZE".
     name_of = {}  # torchrun's name of a variable -> the name that this environment uses
     found = {}  # torchrun's name of a variable -> its value
     for torchruns_name, other_name in NODE_NAMES.items():
@@ -220,8 +222,10 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         return {}  # no variable tells the number of ranks on a node
     if env.get("LOCAL_RANK"):
         return {}  # this process has a number among the ranks of its node
+    # srun sets SLURM_PROCID, and starts one process for each rank. A platform that starts one
+    # process for each node sets WORLD_SIZE as well, even if it runs on top of SLURM.
     if "SLURM_PROCID" in env and "WORLD_SIZE" not in env:
-        return {}  # srun has started this process, and starts one for each rank
+        return {}
 
     # torchrun takes these three words in place of a number.
     if found["PET_NPROC_PER_NODE"] in ("auto", "gpu"):
@@ -234,8 +238,9 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         return found
 
     faults: list[str] = []
-    ranks = _number_in(found["PET_NPROC_PER_NODE"], name_of["PET_NPROC_PER_NODE"], faults, low=1)
-    nodes = _count(env, name_of["PET_NNODES"], faults)
+    ranks_text = found["PET_NPROC_PER_NODE"]
+    ranks = _checked_number(ranks_text, name_of["PET_NPROC_PER_NODE"], faults, low=1)
+    nodes = _count_of_members(env, name_of["PET_NNODES"], faults)
     if nodes > 1:
         names = MemberNames(
             count=name_of["PET_NNODES"],
@@ -247,8 +252,9 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     else:
         found["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     _refuse(faults, env)
-    # With one rank on each node, the number of nodes is the number of ranks. If WORLD_SIZE and RANK
-    # say so, they are right for a rank as well, and this process can be the rank itself.
+    # With one rank on each node, the number of nodes is the number of ranks. If WORLD_SIZE is this
+    # number (or is missing, with one node), the variables of the node are those of its rank. So
+    # this process can be the rank itself, and needs no torchrun.
     if ranks == 1 and env.get("WORLD_SIZE", "1") == str(nodes):
         return {}
     return found
@@ -260,18 +266,21 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 def host_count(nodelist: str) -> int:
     """Return the number of hosts of a SLURM node list: 6 for "gpu[003-007],cpu1"."""
     count = 0
-    for name in re.findall(rf"{PIECE_OF_NAME}+", nodelist):
+    # A name is one or more pieces, so that a comma within a bracket does not end it. E.g.
+    # "gpu[003-007],cpu1" has the names "gpu[003-007]" and "cpu1".
+    names = re.findall(rf"{PIECE_OF_NAME}+", nodelist)
+    for name in names:
         # If a name has several brackets, their numbers multiply: "rack[1-2]gpu[1-4]" stands for
         # 2 x 4 hosts. A name without a bracket is one host.
         hosts = 1
         # The text within each bracket, e.g. "003-007,9", which stands for 5 + 1 numbers.
         for numbers in re.findall(r"\[([^\]]*)\]", name):
-            hosts *= sum(_numbers_in(text) for text in numbers.split(","))
+            hosts *= sum(_length_of_range(text) for text in numbers.split(","))
         count += hosts
     return count
 
 
-def _numbers_in(text: str) -> int:
+def _length_of_range(text: str) -> int:
     """Return how many numbers "003-007" stands for, here 5. "9" stands for 1."""
     low, dash, high = text.partition("-")
     if not dash or not (low.isdigit() and high.isdigit()):
@@ -293,7 +302,7 @@ def first_host(nodelist: str) -> str:
 # ---- Reading variables -----------------------------------------------------------------------
 
 
-def _count(env: Env, name: str, faults: list[str], is_required: bool = True) -> int:
+def _count_of_members(env: Env, name: str, faults: list[str], is_required: bool = True) -> int:
     """Return the variable `name`, which is the number of ranks or nodes.
 
     A missing variable means 1. But RANK together with MASTER_ADDR shows that other ranks exist, so
@@ -312,7 +321,7 @@ def _member(env: Env, names: MemberNames, faults: list[str]) -> Member:
     The caller has read the count of ranks or nodes, so that variable is a valid number here.
     """
     last = int(env[names.count]) - 1
-    number = _number(env, names.number, faults, low=0, high=last, bound=names.count)
+    number = _number(env, names.number, faults, low=0, high=last, high_is_from=names.count)
     addr = env.get(names.addr, "").strip()
     if not addr:
         faults.append(f"{names.addr} is missing (host name or address of rank 0)")
@@ -326,26 +335,26 @@ def _number(
     faults: list[str],
     low: int,
     high: int | None = None,
-    bound: str = "",
+    high_is_from: str = "",
     default: int | None = None,
 ) -> int:
-    """Return the variable `name` of `env` as an integer. See `_number_in` for the arguments.
+    """Return the variable `name` of `env` as an integer. See `_checked_number` for the arguments.
 
     default: returned if the variable is missing. None if a missing variable is a fault.
     """
     text = env.get(name, "").strip()
     if not text and default is not None:
         return default
-    return _number_in(text, name, faults, low, high, bound)
+    return _checked_number(text, name, faults, low, high, high_is_from)
 
 
-def _number_in(
+def _checked_number(
     text: str,
     name: str,
     faults: list[str],
     low: int,
     high: int | None = None,
-    bound: str = "",
+    high_is_from: str = "",
 ) -> int:
     """Return a text as an integer from `low` to `high`.
 
@@ -355,7 +364,7 @@ def _number_in(
     text: the value of a variable, without blanks around it; "" if it is missing.
     name: the name of this variable, for the sentence.
     high: the largest allowed number, or None if there is no limit.
-    bound: where the limit comes from, for the sentence, e.g. "WORLD_SIZE".
+    high_is_from: where the limit comes from, for the sentence, e.g. "WORLD_SIZE".
     """
     if not text:
         faults.append(f"{name} is missing")
@@ -367,7 +376,7 @@ def _number_in(
         return low
     if value < low or (high is not None and value > high):
         limit = f"{low} or more" if high is None else f"{low} to {high}"
-        source = f" (below {bound})" if bound else ""
+        source = f" (below {high_is_from})" if high_is_from else ""
         faults.append(f"{name} is {value}, expected {limit}{source}")
         return low
     return value

@@ -3,7 +3,7 @@
 Most of them read /proc, the folder in which Linux shows its processes. The parts of this page:
 
 * `AwakeClock` counts the seconds in which this process really ran.
-* `process_state`, `children_of` and `machine` tell which processes there are.
+* `process_state`, `descendants_of` and `machine` tell which processes there are.
 * `signals_held` and `leave_signals_to_parent` keep signals away from loader processes (the
   processes of a DataLoader, which read samples).
 * `first_to_claim` chooses, among the ranks of a host, the rank that reports an error.
@@ -61,7 +61,8 @@ run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 F_GET_SEALS = 1034
 
 # The numbers of the system calls write and writev in linux/unistd.h, first those of x86-64, then
-# those of most other processors.
+# those of most other processors. They are texts, because they are compared with a word of
+# /proc/.../syscall.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
 # Seconds that a rank with a claim waits for the other ranks. Ranks of one start that fail with the
@@ -69,7 +70,8 @@ WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 CLAIM_S = 10.0
 # Longest wait for exit handlers of libraries, in seconds.
 HANDLERS_S = 60.0
-# Seconds after which a guard ends that cannot write its report, because the terminal is paused.
+# A guard writes its report last. If the terminal is paused, the write never returns, and the guard
+# ends after this number of seconds.
 LAST_WORDS_S = 5
 
 # The claims of this process, see `first_to_claim`. A claim lasts as long as its socket is open.
@@ -115,9 +117,10 @@ class AwakeClock:
 def machine() -> str:
     """Return a name of the place in which the process ids of this process are valid.
 
-    The name has three parts: the host name, an id of the last start of the host, and the number of
-    the container's list of processes, e.g. "gpu7/1b4e28ba-.../pid:[4026531836]". The host name
-    alone is not enough, because containers and copied virtual machines may have the same one.
+    The name has three parts: the host name, an id of the last start of the host, and the pid
+    namespace, which each container has for itself. E.g. "gpu7/1b4e28ba-.../pid:[4026531836]". The
+    host name alone is not enough, because containers and copied virtual machines may have the same
+    one.
     """
     parts = [socket.gethostname()]
     with suppress(OSError):  # a system without /proc has the host name only
@@ -147,7 +150,7 @@ def process_state(pid: int) -> str | None:
         return None
 
 
-def children_of(pid: int) -> list[int]:
+def descendants_of(pid: int) -> list[int]:
     """Return the ids of all descendants of a process. A child comes before its own children.
 
     On a system without /proc, only the processes are found that multiprocessing has started from
@@ -162,7 +165,7 @@ def children_of(pid: int) -> list[int]:
         with suppress(OSError):  # the thread or the process has ended meanwhile
             for child in map(int, children.read_text().split()):
                 found.append(child)
-                found.extend(children_of(child))
+                found.extend(descendants_of(child))
     return found
 
 
@@ -183,7 +186,7 @@ def open_closed_streams() -> None:
 
 @contextmanager
 def signals_held() -> Generator[None]:
-    """Hold back GROUP_SIGNALS until the end of the block. They arrive then.
+    """Hold back GROUP_SIGNALS (SIGINT, SIGTERM, ...) until the end of the block. They arrive then.
 
     A process that is forked within the block inherits this. There the signals are held back until
     the process calls `leave_signals_to_parent`.
@@ -196,7 +199,7 @@ def signals_held() -> Generator[None]:
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore GROUP_SIGNALS in this process, which is a loader process.
+    """Ignore GROUP_SIGNALS (SIGINT, SIGTERM, ...) in this process, which is a loader process.
 
     torchrun sends its signals to the process group of a rank, and SLURM sends them to all
     descendants of a rank. The rank handles them: it saves and then ends. If a loader process ended
@@ -289,8 +292,8 @@ def outlast_siblings(mark: str | None = None) -> None:
 
 def _has_siblings(mark: str | None) -> bool:
     """Whether another rank with the same parent is alive. mark: see `outlast_siblings`."""
-    own_tree = {os.getpid(), *children_of(os.getpid())}
-    for pid in set(children_of(os.getppid())) - own_tree:
+    own_tree = {os.getpid(), *descendants_of(os.getpid())}
+    for pid in set(descendants_of(os.getppid())) - own_tree:
         with suppress(OSError):  # the process has ended meanwhile
             is_python = os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")
             if is_python and (mark is None or _has_mark(pid, mark)):
@@ -335,7 +338,7 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
     # one is gone, and report an error, before it is killed itself.
     doomed = []
     for pid in roots:
-        doomed.extend(children_of(pid))
+        doomed.extend(descendants_of(pid))
         doomed.append(pid)
     for process in doomed:
         with suppress(ProcessLookupError, PermissionError):  # ended meanwhile, or of another user
@@ -575,9 +578,9 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
     file.truncate(0)
     if pid is None:
         faulthandler.dump_traceback(file, all_threads=True)
-        _ask_for_stacks(file, children_of(os.getpid()), titled=True)
+        _ask_for_stacks(file, descendants_of(os.getpid()), titled=True)
     else:
-        children = children_of(pid)
+        children = descendants_of(pid)
         _ask_for_stacks(file, [pid], titled=False)
         _ask_for_stacks(file, children, titled=True)
     file.seek(0)

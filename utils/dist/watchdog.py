@@ -627,7 +627,7 @@ def leave(code: int, store: Store | None) -> NoReturn:
     within_say_s(flush)
     # End the loader processes last. The end of a loader process raises an error in the main thread,
     # which must not have the time to print it.
-    process.kill_trees(process.children_of(os.getpid()))
+    process.kill_trees(process.descendants_of(os.getpid()))
     os._exit(code)
 
 
