@@ -35,10 +35,15 @@ from models.vrt.deform_align import TAPS
 from models.vrt.deform_align import deform_conv as present_form
 
 DEFORM_CONV_INPUTS = ("x", "offset", "mask", "weight", "bias")
-# Of network 006 with 8 clips of 6 frames: pairs of neighbouring frames, channels, groups.
-PAIRS, CHANNELS, GROUPS = 40, 96, 16
-SIDES = (192, 96, 48)  # pixels, of the first three scales
-GRAPH_STEPS = 5
+# Sizes of network 006 with 8 clips of 6 frames.
+PAIRS = 40  # 8 clips with 5 pairs of neighbouring frames each
+CHANNELS = 96
+GROUPS = 16  # the channels of a group are sampled at the same positions
+SIDES = (192, 96, 48)  # height and width of the features at the first three scales
+GRAPH_STEPS = 5  # steps whose losses are compared
+# Measured calls, and calls before them that compile kernels and fill caches.
+REPEATS = 3
+WARMUP = 1
 
 
 def main(argv: list[str]) -> int:
@@ -48,12 +53,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args(argv)
     if args.device == "cuda":
-        for side in SIDES:
-            print(json.dumps({"sampling": sampling(PAIRS, side, args.device)}), flush=True)
-        print(json.dumps({"graph": graph(args.device)}), flush=True)
-    else:
-        print(json.dumps({"sampling": sampling(1, 8, args.device)}), flush=True)
-        print(json.dumps({"graph": graph(args.device)}), flush=True)
+        pairs = PAIRS
+        sides = SIDES
+    else:  # tiny, only to try the script
+        pairs = 1
+        sides = (8,)
+    for side in sides:
+        print(json.dumps({"sampling": sampling(pairs, side, args.device)}), flush=True)
+    print(json.dumps({"graph": graph(args.device)}), flush=True)
     return 0
 
 
@@ -61,28 +68,42 @@ def main(argv: list[str]) -> int:
 
 
 def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
-    """Return seconds of both forms, and the largest error of each result of ours.
+    """Return the seconds of both forms, and the largest error of each result of the Triton form.
 
-    An error is relative to the largest value of the present form in float32.
+    The present form is `models.vrt.deform_align.deform_conv`, which calls torchvision on a GPU. The
+    results are the output and the gradients of the five inputs. An error is relative to the largest
+    value that the present form gives in float32.
+
+    pairs: number of pairs of frames. side: height and width of the features.
     """
     from lab.triton_sampling import deform_conv  # here: Triton is not installed everywhere
 
     inputs = _sampling_inputs(pairs, side, device)
-    small = [tensor[:1] if number < 3 else tensor for number, tensor in enumerate(inputs)]
-    exact = _forward_and_backward(present_form, [tensor.float() for tensor in small])
-    ours = _forward_and_backward(deform_conv, small)
+    # One pair is enough to measure the errors, and takes little memory. x, offset and mask have an
+    # axis of pairs; weight and bias have none.
+    x, offset, mask, weight, bias = inputs
+    one_pair = [x[:1], offset[:1], mask[:1], weight, bias]
+    in_float32 = _forward_and_backward(present_form, [tensor.float() for tensor in one_pair])
+    by_triton = _forward_and_backward(deform_conv, one_pair)
     errors = {}
-    for name, a, b in zip(("out", *DEFORM_CONV_INPUTS), ours, exact, strict=True):
-        errors[name] = float((a.float() - b).abs().max() / b.abs().max())
+    names = ("out", *DEFORM_CONV_INPUTS)
+    for name, result, expected in zip(names, by_triton, in_float32, strict=True):
+        largest_error = (result.float() - expected).abs().max()
+        errors[name] = float(largest_error / expected.abs().max())
     forms: dict[str, Callable[[], Any]] = {
         "present": lambda: _forward_and_backward(present_form, inputs),
         "triton": lambda: _forward_and_backward(deform_conv, inputs),
     }
-    return {"side": side, "errors": errors, **compared(forms, torch.device(device), 3, 1)}
+    figures = compared(forms, torch.device(device), repeats=REPEATS, warmup=WARMUP)
+    return {"side": side, "errors": errors, **figures}
 
 
 def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
-    """Return what a layer gets in bfloat16: offsets of some pixels in float32."""
+    """Return x, offset, mask, weight and bias, as a layer gets them in a step in bfloat16.
+
+    On a GPU x is bfloat16. The offsets are float32 as in the network, because rounding them to 16
+    bits would move the samples. Mask, weight and bias are float32.
+    """
     generator = torch.Generator().manual_seed(0)
     shapes = [
         (pairs, CHANNELS, side, side),
@@ -92,6 +113,9 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
         (CHANNELS,),
     ]
     x, offset, mask, weight, bias = (torch.rand(shape, generator=generator) for shape in shapes)
+    # The random numbers lie in 0 ... 1. x becomes -0.5 ... 0.5, and offsets become -4 ... 4 pixels.
+    # Weights become -1/16 ... 1/16, so that an output, a sum of 864 products, is about as large as
+    # x.
     x = (x - 0.5).to(device)
     if device == "cuda":
         x = x.to(torch.bfloat16)
@@ -101,10 +125,15 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
 
 
 def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """Return the output, and the gradient of each input, of the sum of squares."""
+    """Return the output, then the gradient of a loss with respect to each input.
+
+    The loss is the sum of squares of the output.
+    """
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     out = form(*leaves)
-    return [out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)]
+    loss = out.float().square().sum()
+    gradients = torch.autograd.grad(loss, leaves)
+    return [out.detach(), *gradients]
 
 
 # ---- A step as a CUDA graph ----
@@ -145,7 +174,11 @@ def graph(device: str) -> dict[str, Any]:
     modules whose output was not finite within the graph. On a CPU there are no graphs: the steps
     run one by one.
     """
-    net, clip, _ = prepared(device)
+    # `clip` is a function: clip(net) is the output of the network for a made clip. The optimizer of
+    # `prepared` is not used, because a graph needs another form of Adam (see `_adam`).
+    setup = prepared(device)
+    net = setup.net
+    clip = setup.clip
     start = copy.deepcopy(net.state_dict())
     without = _losses(_plain_step(net, clip, _adam(net)))
 
@@ -163,11 +196,11 @@ def graph(device: str) -> dict[str, Any]:
             for tensor in moments.values():
                 tensor.zero_()
     losses = _losses(step)
-    seconds = compared({"": step}, torch.device(device), 3, 1)[""]["median_s"]
+    figures = compared({"step": step}, torch.device(device), repeats=REPEATS, warmup=WARMUP)
     return {
         "losses without": without,
         "losses": losses,
-        "s": seconds,
+        "s": figures["step"]["median_s"],
         "first bad": outputs.first_bad(),
     }
 

@@ -85,6 +85,8 @@ LARGE = 2**24
 # The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
 # The operating system raises OSError, FFmpeg its own errors.
+# In this file OSError(0, text) is an error that we found ourselves. 0 stands for "no error of the
+# system". With a number before it, `text` becomes `strerror`, which the message to the user shows.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 
@@ -119,6 +121,7 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     try:
         return av.open(place, mode, options=limits, metadata_errors="replace", **options)
     except av.error.ArgumentError as e:
+        # CONTAINERS, the white list, has the kinds of film that are read.
         text = "its content is damaged, or no film of a kind that is read"
         raise OSError(e.errno, text) from e
 
@@ -175,7 +178,11 @@ class VideoReader:
         # The decoded frames from number `_next` on. None: the film was not opened yet.
         self._frames: Iterator[np.ndarray] | None = None
         self._next = 0
-        # Decoded frames by number: the last one, and frames before it after going back.
+        # Decoded frames by number. As long as the caller reads forwards, this is the last frame
+        # alone. After a step back it also has the frames before the last one, because the caller
+        # will ask for them next. E.g. after read(0), read(1) and read(5) it is {5: ...}, and
+        # `_next` is 6. Then read(4) decodes from the start again. With memory for 3 more frames it
+        # keeps the frames 1, 2, 3 and 4, so that read(3), read(2) and read(1) decode nothing.
         self._kept: dict[int, np.ndarray] = {}
 
     def read(self, index: int) -> np.ndarray:

@@ -474,19 +474,23 @@ def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     values: (n,).
     """
     y = np.asarray(values, float)
-    window = int(np.clip(len(y) // SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST))
-    half = window // 2  # entries on each side of the middle
+    # A twentieth of the entries, but at least 3 and at most 200: 1000 entries -> 50.
+    wanted = int(np.clip(len(y) // SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST))
+    # The window is centred, so it has an odd number of entries: 50 -> 25 + 1 + 25 = 51.
+    half = wanted // 2  # entries on each side of the middle
+    window = 2 * half + 1
     is_finite = np.isfinite(y)
     # sums[i] is the sum of the first i entries. So the sum of the entries a ... b - 1 is
     # sums[b] - sums[a]. counts[i] is the number of finite entries among the first i.
     sums = np.concatenate(([0.0], np.cumsum(np.where(is_finite, y, 0.0))))
     counts = np.concatenate(([0.0], np.cumsum(is_finite)))
-    # The window of each entry: first ... end - 1.
+    # The window of each entry: first ... end - 1, within the curve. E.g. with half = 1 and 4
+    # entries, first is [0, 0, 1, 2] and end is [2, 3, 4, 4].
     first = np.clip(np.arange(len(y)) - half, 0, None)
     end = np.clip(np.arange(len(y)) + half + 1, None, len(y))
     count = counts[end] - counts[first]
     mean = (sums[end] - sums[first]) / np.maximum(count, 1)
-    return np.where(count > 0, mean, np.nan), 2 * half + 1
+    return np.where(count > 0, mean, np.nan), window
 
 
 class _Curve(NamedTuple):
