@@ -501,8 +501,8 @@ class Candidate:
         found = []
         if (planes, height) in known_sizes and (height, width) not in known_sizes:
             found.append(
-                f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), but "
-                "(planes, h, w) is expected"
+                f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), "
+                "but (planes, h, w) is expected"
             )
         if least < best.smooth[direction] - CLEAR_LEAD:
             found.append(
