@@ -12,7 +12,7 @@
    module that makes NaN is named; and its losses stand beside the losses of the same steps without
    a graph.
 
-Prints lines of JSON. Neither has run on a GPU yet.
+Prints a line of JSON for each measurement. The two measurements have not run on a GPU yet.
 """
 
 import argparse

@@ -618,7 +618,7 @@ class Ranking:
         self.others = ranked[LISTED:]
         flip = is_flipped(path, command)
         return [
-            SpikeGeometry(height, width, flip, 0, command.bit_order)
+            SpikeGeometry(height, width, flip, head_columns=0, bit_order=command.bit_order)
             for height, width in ranked[:LISTED]
         ]
 

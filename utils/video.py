@@ -284,6 +284,7 @@ def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction
     """Return the time stamps, or times i / fps if a stamp is missing or the stamps do not rise."""
     times = [stamp for stamp in stamps if stamp is not None]
     has_all = len(times) == len(stamps)
+    # A list that equals its sorted set has no number twice, and each is larger than the one before.
     if has_all and times == sorted(set(times)):
         return times
     logger.warning(
@@ -357,7 +358,8 @@ def _orientation(frame: Any) -> Orientation:
         return UPRIGHT
     # The matrix is stored as a b u, c d v, x y w. u is not needed.
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
-    # x and y are exchanged if b and c are larger than a and d.
+    # x and y are exchanged if b and c are larger than a and d. A negative factor reverses the axis:
+    # b and d belong to the rows that are shown, a and c to the columns.
     if abs(a) + abs(d) < abs(b) + abs(c):
         return Orientation(is_transposed=True, has_reversed_columns=c < 0, has_reversed_rows=b < 0)
     return Orientation(is_transposed=False, has_reversed_columns=a < 0, has_reversed_rows=d < 0)
@@ -414,6 +416,7 @@ class VideoWriter(AbstractContextManager):
         self._times = times
         # The clock is the number of ticks a second, of which each time stamp needs a whole number:
         # times in 1/24 s and 1/25 s need 600 ticks a second.
+        # At 30000 / 1001 frames a second a frame lasts 1001 / 30000 s, so 30000 ticks are needed.
         if times:
             denominators = [time.denominator for time in times]
         else:

@@ -229,6 +229,7 @@ class ClipTable(_Clips):
 
     def _clip(self, number: int) -> Clip:
         name = self.names.between(number, number + 1)[0]
+        # `first_frames` has one entry more than there are clips, so number + 1 is an entry, too.
         first, last = self.first_frames[number : number + 2].tolist()
         stems = tuple(self.stems.between(first, last))
         paths = {kind: self.paths(kind, number) for kind in self.kinds}
@@ -252,6 +253,7 @@ class ClipTable(_Clips):
             gt_size=(gt_height, gt_width),
             gt_instants=paths.get("gt_instants", ()),
             exposures=spikes.exposures,
+            # `own_spikes` has an entry for each clip whose spikes are read in another way.
             spikes=self.source.own_spikes.get(name, self.source.spikes),
             times=times,
         )
@@ -573,8 +575,9 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     _demand_all((sizes >= 1) & (sizes <= LARGEST_SIDE), "sizes")
     _refuse_names(columns["stems"], int(frames.sum()))
     _refuse_clips(columns, source)
-    for kind, place in kinds.items():
-        _refuse_files(columns, kind, frames, is_lmdb(place.root))
+    for kind in kinds:
+        root = kinds[kind].root
+        _refuse_files(columns, kind, frames, in_lmdb=is_lmdb(root))
     if "spike" in kinds:
         _refuse_exposures(columns)
         _refuse_planes_outside_of_files(columns, frames)

@@ -358,14 +358,17 @@ def change_threshold(
         if dark:
             light += np.float32(dark)
 
-        # Each plane of light becomes the charge that is spent in it, in place.
+        # `plane` is a view, so each plane of `light` is replaced by the whole thresholds of the
+        # charge. They are 1 or more where the pixel fires.
         for plane, is_darker in zip(light, has_decreased, strict=True):
             if may_reach_two:
-                charge -= is_darker & (charge >= one)  # A mod 1: the charge is below 2
+                # A mod 1. The charge is below 2 here, so subtract 1 (True) where it is 1 or more.
+                charge -= is_darker & (charge >= one)
             charge += plane
             spent = np.floor(charge, out=plane)
             if may_reach_two:
-                # Of a charge of 3.4, 2 are spent: one for the spike and one that is lost.
+                # Of the whole thresholds 0, 1, 2, 3, ... are spent 0, 1, 1, 2, ...: one for the
+                # spike, and what is lost. E.g. a charge of 3.4 becomes 1.4.
                 spent = np.maximum(np.minimum(spent, one), spent - one)
             charge -= spent
         np.greater_equal(light, one, out=out[:, block].view(bool))
@@ -407,7 +410,7 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     rate_of = {}
     errors = {}
     for light, x in (("display", values), ("linear", values**DISPLAY_GAMMA)):
-        # k = sum(rates x) / sum(x^2)
+        # Least squares of rates = k x: k = sum(rates x) / sum(x^2).
         k = float((rates * x).sum() / max((x * x).sum(), least))
         square = ((rates - k * x) ** 2).sum()
         rate_of[light] = k
