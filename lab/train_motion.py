@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, help="results folder (default experiments/train_motion)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/train_motion").resolve()
-    # One thread, so that the figures in the documents can be repeated.
+    # One thread, and the seed of the initial weights.
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     torch.manual_seed(args.seed)
@@ -290,11 +290,16 @@ def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, steps: int
 
 
 def made_sets(out: Path, videos: Path) -> dict[str, Path]:
-    """Make the clips of all sets. Returns their folders."""
+    """Make the clips of all sets. Returns name of a set -> its folder.
+
+    Sources, stills and clips that are there are kept. videos: folder of the videos.
+    """
+    # Folders of what the clips are made from: links to the videos, stills, links to photographs.
     sources = {name: out / "sources" / name for name in ("videos", "stills", "photos")}
     for folder in sources.values():
         folder.mkdir(parents=True, exist_ok=True)
     for name in VIDEOS["train"]:
+        # Exactly one file has the name, with any ending.
         [video] = sorted(videos.glob(f"{name}.*"))
         link = sources["videos"] / video.name
         link.exists() or link.symlink_to(video.resolve())
@@ -305,11 +310,13 @@ def made_sets(out: Path, videos: Path) -> dict[str, Path]:
     for file in photo_files(f"{name}.png" for name in PHOTOS):
         link = sources["photos"] / file.name
         link.exists() or link.symlink_to(file)
+    # The clips, by scripts/prepare_gopro_spike.py.
     folders = {}
     for name, each in SETS.items():
         folders[name] = out / "data" / name
         how = {"source": sources[each.source], "out": folders[name], "average": each.average}
         how |= {key: getattr(each, key) for key in ("rig", "clips", "frames", "crop")}
+        # {"clips": 2} -> ["--clips", "2"]. None stands for the default of the program.
         given = {key: value for key, value in how.items() if value is not None}
         words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
         fixed = ["--test-share", "0", "--workers", "1"]
@@ -320,15 +327,23 @@ def made_sets(out: Path, videos: Path) -> dict[str, Path]:
 def samples_of(
     out: Path, name: str, folder: Path, operator: SavedNetwork, find: Finder
 ) -> list[Sample]:
-    """All frames of a set, from <out>/samples where they are there."""
+    """Return a sample of each frame of a set, and write them to <out>/samples.
+
+    If the file is there, the samples are read from it. Delete the file after a change of what a
+    sample is made of: its first estimate, its motion or its proposal.
+
+    folder: the clips. operator: makes the first estimates. find: finds the motion.
+    """
     file = out / "samples" / f"{name}.pt"
     if file.exists():
         return [Sample(**values) for values in torch.load(file, weights_only=False)]
+    # Read the spikes as the operator was trained, without what is true of its training data alone.
     assert operator.spike is not None
     frames, spikes = str(folder / RGB / "train"), str(folder / SPIKES / "train")
     spike = {key: value for key, value in operator.spike.items() if key not in OF_OTHER_DATA}
     spike["calibration"] = SETS[name].calibration
     net = operator.build()
+    # Each frame of each clip: first estimate, motion, and the proposal along the motion.
     found = []
     for reader in user_clips(frames, spikes, frames, spike, 1, operator.spike_data):
         clip = RecordedClip(reader, None)
@@ -336,10 +351,12 @@ def samples_of(
         for number in range(clip.frames):
             frame = reader.frame(number)
             with torch.no_grad():
+                # One clip of one frame: (1, 1, C, H, W) -> (C, H, W).
                 estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
             recording = clip.read(number)
             motion = find(recording, clip.view, gain)
             z_0 = estimate.clamp(0, 1)
+            # The proposal is made by the sample itself, so z_0 stands in for it at first.
             sample = Sample(
                 recording, clip.view, motion, gain, is_good, z_0, z_0, frame["gt"].clone()
             )
@@ -351,7 +368,8 @@ def samples_of(
     return found
 
 
-# Keys of the spike options that say something about other data.
+# Keys of the spike options that say something about the training data of the operator. The clips
+# here have their own values, in dataset.json.
 OF_OTHER_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
 
 
@@ -361,8 +379,12 @@ OF_OTHER_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
 def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
     """Return a motion that is wrong in one of five ways. Its expected error stays as it was.
 
-    other: that of another frame.
+    So the steps cannot see from the expected error that the motion is wrong. They must see it from
+    the spikes of the sharp instant.
+
+    motion: the measured one. other: the motion of another frame.
     """
+    # time: (K, 1, 1, 1), from -1 to 1 over the exposure. A wrong shift grows with it.
     shifts, size = motion.shifts, motion.shifts.shape[1:3]
     time = (motion.times / np.abs(motion.times).max()).astype(np.float32)[:, None, None, None]
     kind = int(rng.integers(5))
@@ -370,11 +392,11 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
         wrong = shifts * np.float32(rng.uniform(0, 1.8))
     elif kind == 1 and other.shifts.shape == shifts.shape:
         wrong = other.shifts
-    elif kind <= 2:  # of smooth fields
+    elif kind <= 2:  # off by a smooth field; also if the other frame has another size
         size_px = np.exp(rng.uniform(np.log(0.5), np.log(8)))
         field = np.stack([clouds(size, rng.uniform(6, 24), rng) for _ in range(2)], axis=-1)
         wrong = shifts + time * (size_px * field).astype(np.float32)
-    else:  # of a part, which moves as it should not, or stands still
+    else:  # a part of the frame stands still (3), or moves by itself (4)
         cloud = clouds(size, 16, rng)
         part = (cloud > np.quantile(cloud, rng.uniform(0.3, 0.9))).astype(np.float32)
         part = cv2.GaussianBlur(part, (0, 0), 2)[None, ..., None]
@@ -384,7 +406,11 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
 
 
 def clouds(size: tuple[int, int], sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """Smooth noise (H, W) of mean 0 and deviation 1; sigma: of its structures in pixels."""
+    """Return smooth noise (H, W) of mean 0 and standard deviation 1.
+
+    sigma: size of its structures in pixels.
+    """
+    # Smooth it at a quarter of the size, then enlarge it.
     small = rng.standard_normal((size[0] // 4, size[1] // 4)).astype(np.float32)
     field = cv2.resize(cv2.GaussianBlur(small, (0, 0), sigma / 4), size[::-1])
     return (field - field.mean()) / field.std()
@@ -401,19 +427,29 @@ def train(
     seed: int,
     save: Callable[[Mapping[str, Tensor], int], None],
 ) -> None:
-    """Train on one frame a step. save: takes the averaged weights and the number of steps."""
+    """Train the steps of the fusion, on one frame in each optimizer step.
+
+    The order of the draws is part of the training: with another order the same seed gives other
+    weights.
+
+    net: the steps, changed in place. samples: name of a set -> its samples. steps: number of
+    optimizer steps. save: takes the averaged weights and the number of steps so far.
+    """
     rng = np.random.default_rng(seed)
     order = random.Random(seed)
     names, shares = list(SETS), [each.share for each in SETS.values()]
     optimizer = torch.optim.Adam(net.parameters(), RATE, betas=BETAS)
     averaged = {name: value.clone() for name, value in net.state_dict().items()}
+    # Name of a set -> gains in dB since the last line that was printed.
     gains: dict[str, list[float]] = {}
     begin = time.time()
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate_of(step, steps)
+        # Draw a set by its share, and a sample of the set.
         [name] = order.choices(names, shares)
         sample = order.choice(samples[name])
         is_wrong = order.random() < WRONG
+        # Equations along a wrong motion are made anew. Those along the measured motion are kept.
         if is_wrong:
             motion = wrong_motion(sample.motion, order.choice(samples[name]).motion, rng)
             equations = sample.equations_along(motion, solver)
@@ -421,6 +457,7 @@ def train(
         else:
             sample.equations = sample.equations or sample.equations_along(sample.motion, solver)
             equations, proposal = sample.equations, sample.proposal
+        # Mirror and transpose what the conv net sees, at random.
         turn = Turn(*(order.random() < 0.5 for _ in Turn._fields))
         frames = net.all_steps(sample.z_0, proposal, equations, turn)
         loss, gain = loss_of(frames, sample.z_0, sample.sharp)
@@ -428,6 +465,7 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
         optimizer.step()
+        # At first the average is the plain mean of all weights so far.
         for key, value in net.state_dict().items():
             averaged[key].lerp_(value, max(AVERAGED, 1 / (step + 1)))
         gains.setdefault(f"{name}{' wrong' if is_wrong else ''}", []).append(gain)
@@ -440,7 +478,10 @@ def train(
 
 
 def rate_of(step: int, steps: int) -> float:
-    """Return the rate of a step: a cosine after a warm-up."""
+    """Return the learning rate of a step: a linear warm-up, then a cosine down to LAST_RATE.
+
+    step: from 0. steps: number of steps in all.
+    """
     cosine = 0.5 * (1 + np.cos(np.pi * step / steps))
     return RATE * min(1, (step + 1) / WARM_UP) * max(LAST_RATE, cosine)
 
@@ -448,9 +489,12 @@ def rate_of(step: int, steps: int) -> float:
 def loss_of(frames: Sequence[Tensor], z_0: Tensor, sharp: Tensor) -> tuple[Tensor, float]:
     """Return the loss of the frames (3, H, W) after each step, and the gain of the last in dB.
 
-    The loss is the logarithm of the error relative to that of z_0, so that bright and dim samples
-    count alike; and by how much squares are worse than in z_0, so that losses count more than
-    gains.
+    The loss has two terms, each relative to the error of the first estimate z_0 (3, H, W):
+
+        log(mean squared error / that of z_0)    so bright and dim samples count alike
+        mean excess error of squares of pixels   so a loss anywhere costs more than a gain elsewhere
+
+    sharp: the true frame (3, H, W).
     """
     before = (z_0 - sharp) ** 2
     mean_before = before.mean() + FLOOR
@@ -459,12 +503,13 @@ def loss_of(frames: Sequence[Tensor], z_0: Tensor, sharp: Tensor) -> tuple[Tenso
         after = (frame - sharp) ** 2
         worse = F.relu(squares(after) - squares(before)).mean() / mean_before
         total = total + weight * (((after.mean() + FLOOR) / mean_before).log() + OF_WORSE * worse)
+    # 1e-7 keeps the gain of a perfect frame finite.
     ratio = (after.detach().mean() + 1e-7) / (before.mean() + 1e-7)
     return total, float(-10 * ratio.log10())
 
 
 def squares(errors: Tensor) -> Tensor:
-    """Return the means of (3, H, W) over squares of the frame."""
+    """Return the means of errors (3, H, W) over colours and squares, (1, 1, H / 12, W / 12)."""
     return F.avg_pool2d(errors.mean(0)[None, None], SQUARE)
 
 

@@ -36,6 +36,9 @@ from lab.quality import PHOTOS, VIDEOS
 from models.fusion.motion_net import EDGES, INSIDE, WINDOWS, Curves, MotionNet, displacements
 
 # ---- Time ------------------------------------------------------------------------------------
+#
+# A plane is one binary picture of the spike camera. tau counts halves of an exposure after the
+# sharp instant: tau = -1 is about the begin of the exposure, tau = 1 its end.
 
 PLANES = 88  # of an exposure
 SHARP = 44.5  # the sharp instant, in planes from the begin of the exposure
@@ -45,6 +48,7 @@ STEP = 2  # planes that see the same light, for speed
 INSTANTS = (
     np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
 )  # planes after the sharp one
+# The middles of the 15 windows of `MotionNet`, in planes after the sharp instant.
 MIDDLES = ((np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2 * USUAL_PLANES + HALF) - SHARP
 WARM_UP = 24  # planes in which the sensor sees a still scene, before and after
 SIDE = 64  # spike pixels of a scene
@@ -52,22 +56,24 @@ MARGIN = 32  # by which a layer is larger on each side
 
 # ---- Training --------------------------------------------------------------------------------
 
-LOT = 8  # samples of a step
+LOT = 8  # samples of a step (the batch)
 POOL = 1600  # newest samples from which lots are drawn
-FIRST_POOL = 40
+FIRST_POOL = 40  # samples before the first step
 NEW_EACH = 3  # steps after which a new scene is drawn
+# Learning rate at the begin, what is added to it at the end, and steps of the warm-up.
 RATE, LAST_RATE, WARM_STEPS = 1.2e-3, 1e-5, 100
 # The finest level is left out in this first share of the time, which saves half of it.
 WITHOUT_FINEST = 0.45
 OF_LEVELS = (0.4, 0.4, 0.6, 1.0)  # weights of their losses, from the coarsest on
 USUAL_ERROR = 1.5  # spike pixels; the plain error is divided by it
-LOG_ERRORS = (-5, 4)  # range of the expected error in the loss
+LOG_ERRORS = (-5, 4)  # range of the logarithm of the expected error in the loss
 LARGEST_GRADIENT = 1.0
 MOST_AVERAGED = 0.995  # share of the old weights in the averaged ones
 SAID_EACH = 30  # seconds
 
 
 def main(argv: Sequence[str]) -> int:
+    """Train the network and write its weights. Returns the exit code 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,11 +93,14 @@ def main(argv: Sequence[str]) -> int:
 
 # ---- What things look like -------------------------------------------------------------------
 
+# A texture is a grey picture from which the surfaces of things are cut.
 OF_VIDEO = 30  # frames of each video
 VIDEO_SIDE, PHOTO_SIDE = 256, 320  # pixels of their smaller side
 PHOTO_COPIES = 4  # a photograph is as likely as so many frames
+# Number of drawings, their side in pixels, and the number of things in each.
 DRAWINGS, DRAWING_SIDE, DRAWN_THINGS = 60, 224, 40
-# Photographs of scikit-image for training.
+# Photographs of scikit-image for training. Those of lab/joint_gain.py are tested on, so
+# `photo_files` refuses them.
 TRAINING_PHOTOS = (
     "brick.png", "camera.png", "cell.png", "clock_motion.png", "coins.png", "grass.png",
     "gravel.png", "ihc.png", "microaneurysms.png", "moon.png", "motorcycle_left.png", "page.png",
@@ -100,7 +109,12 @@ TRAINING_PHOTOS = (
 
 
 def all_textures(videos: Path) -> list[np.ndarray]:
-    """Return grey pictures (h, w) uint8 from videos, photographs and drawings."""
+    """Return grey pictures (h, w) uint8 from videos, photographs and drawings.
+
+    Their order is part of the training, because scenes draw a picture by its index.
+
+    videos: folder of the videos of lab/quality.py.
+    """
     found = []
     for name in VIDEOS["train"]:
         [file] = sorted(videos.glob(f"{name}.*"))
@@ -109,12 +123,16 @@ def all_textures(videos: Path) -> list[np.ndarray]:
         photo = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
         assert photo is not None, file
         found += [smaller(photo, PHOTO_SIDE)] * PHOTO_COPIES
+    # The drawings are the same in each training, whatever its --seed.
     rng = np.random.default_rng(5)
     return found + [drawing(rng) for _ in range(DRAWINGS)]
 
 
 def photo_files(names: Iterable[str]) -> list[Path]:
-    """Return files of scikit-image by name. None of them is a photograph of the tests."""
+    """Return the paths of photographs in the installed package scikit-image.
+
+    names: file names, e.g. "coins.png". A photograph of the tests is refused.
+    """
     spec = find_spec("skimage")
     assert spec is not None and spec.origin is not None
     files = []
@@ -125,7 +143,8 @@ def photo_files(names: Iterable[str]) -> list[Path]:
 
 
 def frames_of(video: Path) -> list[np.ndarray]:
-    """Return some frames of a video, evenly spread."""
+    """Return OF_VIDEO frames of a video, evenly spread, as grey pictures (h, w) uint8."""
+    # Read all frames in order, and keep the chosen ones.
     capture = cv2.VideoCapture(str(video))
     count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
     chosen = set(np.linspace(0, count - 1, OF_VIDEO).astype(int).tolist())
@@ -140,7 +159,7 @@ def frames_of(video: Path) -> list[np.ndarray]:
 
 
 def smaller(picture: np.ndarray, side: int) -> np.ndarray:
-    """Return a picture whose smaller side has at most so many pixels."""
+    """Return a picture whose smaller side has at most `side` pixels. It is never enlarged."""
     scale = side / min(picture.shape)
     if scale >= 1:
         return picture
@@ -148,7 +167,7 @@ def smaller(picture: np.ndarray, side: int) -> np.ndarray:
 
 
 def drawing(rng: np.random.Generator) -> np.ndarray:
-    """Draw discs, lines and letters on a cloudy sky."""
+    """Draw discs, lines and letters on a cloudy sky. Returns (224, 224) uint8."""
     n = DRAWING_SIDE
     # Noise whose amplitude falls with a power of the frequency looks like clouds.
     frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None])
@@ -178,20 +197,19 @@ def drawing(rng: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Layer:
-    """A plane picture that moves.
+    """A flat picture that moves: the background, or a thing in front of it.
 
-    light, cover: (n, n), what it shows and where it hides what is behind it. center: (2,) x and y
-    about which it turns. way: (N, 2) its shift at INSTANTS. turn, zoom: (2,) by tau and by tau^2,
-    with tau in halves of an exposure after the sharp instant. shear: (2,) by tau.
+    Its pixel p at the sharp instant is at A(tau) (p - center) + center + way(tau) at tau. A is the
+    matrix of `linear`. n = SIDE + 2 MARGIN; N is the number of INSTANTS.
     """
 
-    light: np.ndarray
-    cover: np.ndarray
-    center: np.ndarray
-    way: np.ndarray
-    turn: np.ndarray
-    zoom: np.ndarray
-    shear: np.ndarray
+    light: np.ndarray  # (n, n) what it shows, linear light in [0, 1]
+    cover: np.ndarray  # (n, n) in [0, 1], where it hides what is behind it
+    center: np.ndarray  # (2,) x and y about which it turns, in pixels of the scene
+    way: np.ndarray  # (N, 2) x and y of its shift at INSTANTS, in pixels
+    turn: np.ndarray  # (2,) angle in radians: turn[0] tau + turn[1] tau^2
+    zoom: np.ndarray  # (2,) logarithm of its size: zoom[0] tau + zoom[1] tau^2
+    shear: np.ndarray  # (2,) shear of x by y, and of y by x, for each tau
 
     def linear(self, tau: float) -> np.ndarray:
         """Return the linear part (2, 2) of its motion from the sharp instant to tau."""
@@ -203,9 +221,15 @@ class Layer:
         return matrix
 
     def seen(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return its light times its cover, and its cover, at an instant, (SIDE, SIDE) each."""
+        """Return its light times its cover, and its cover, at an instant, (SIDE, SIDE) each.
+
+        number: index of the instant in INSTANTS.
+        """
+        # OpenCV asks where each pixel of the result was at the sharp instant: the inverse of the
+        # motion. MARGIN is where the scene begins in the larger pictures of the layer.
         back = np.linalg.inv(self.linear(INSTANTS[number] / HALF))
         offset = self.center - back @ (self.center + self.way[number]) + MARGIN
+        # The background covers all, so its edges are mirrored. Around a thing there is nothing.
         both = cv2.warpAffine(
             np.stack([self.light * self.cover, self.cover], 2),
             np.column_stack((back, offset)),
@@ -216,7 +240,10 @@ class Layer:
         return both[..., 0], both[..., 1]
 
     def shifts(self, middle: float) -> np.ndarray:
-        """Return the exact shifts (SIDE, SIDE, 2) so many planes after the sharp instant."""
+        """Return the exact shifts (SIDE, SIDE, 2), x and y in pixels, from the sharp instant.
+
+        middle: planes after the sharp instant, e.g. of the middle of a window.
+        """
         shift_x, shift_y = (np.interp(middle, INSTANTS, self.way[:, axis]) for axis in range(2))
         tau = float(np.float32(middle / HALF))
         change = self.linear(tau) - np.eye(2)
@@ -230,21 +257,32 @@ class Layer:
 
 @dataclass(frozen=True)
 class Scene:
-    """light: (N, SIDE, SIDE) at INSTANTS, of 0 to 1. shifts: (15, SIDE, SIDE, 2), in spike pixels,
-    from the sharp instant to the middles of the windows.
-    """
+    """A scene whose motion is known exactly."""
 
-    light: np.ndarray
+    light: np.ndarray  # (N, SIDE, SIDE) at INSTANTS, linear light in [0, 1]
+    # (15, SIDE, SIDE, 2): x and y of the shift of each pixel, in spike pixels, from the sharp
+    # instant to the middle of each window.
     shifts: np.ndarray
 
 
+# The functions below draw random numbers one after the other. The order of the draws is part of the
+# training: a new draw anywhere changes all scenes after it.
+
+
 def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
-    """Draw a number whose logarithm is evenly distributed."""
+    """Draw a number between two limits whose logarithm is evenly distributed.
+
+    So 0.1 to 1 is as likely as 1 to 10.
+    """
     return np.exp(rng.uniform(np.log(least), np.log(most)))
 
 
 def random_way(rng: np.random.Generator, length: float) -> np.ndarray:
-    """Draw a smooth way (N, 2), 0 at the sharp instant. length: its largest within the exposure."""
+    """Draw a smooth way (N, 2), x and y at INSTANTS. It is 0 at the sharp instant.
+
+    length: largest distance in pixels from the sharp instant within the exposure.
+    """
+    # Three waves of random period and size, then a constant speed.
     way = np.zeros((len(INSTANTS), 2))
     for weight in (0.5, 0.3, 0.2):
         period = np.exp(rng.uniform(np.log(1.5 * PLANES), np.log(9 * PLANES), 2))
@@ -252,13 +290,19 @@ def random_way(rng: np.random.Generator, length: float) -> np.ndarray:
         wave = np.sin(2 * np.pi * (INSTANTS[:, None] / period + phase))
         way += weight * wave * np.exp(rng.normal(0, 0.7, 2))
     way += rng.normal(0, 0.4, 2) * INSTANTS[:, None] / HALF
+    # Shift the way to 0 at the sharp instant, and scale it to `length`. 1e-6 is for a way of 0.
     way -= np.stack([np.interp(0, INSTANTS, way[:, axis]) for axis in range(2)])
     farthest = np.hypot(*way[np.abs(INSTANTS) <= HALF].T).max()
     return way / max(farthest, 1e-6) * length
 
 
 def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Scene:
-    """Draw a scene. A quarter of the cameras stand still."""
+    """Draw a scene: a background and up to five things. A quarter of the cameras stand still.
+
+    textures: grey pictures (h, w) uint8, see `all_textures`.
+    """
+    # The motion of the camera, and how many things there are. A still camera sees one at least,
+    # because otherwise nothing would move.
     is_still = rng.random() < 0.25
     camera = random_way(rng, 0.0 if is_still else log_uniform(rng, 0.15, 12))
     turn = rng.normal(0, 0.03, 2) * (not is_still)
@@ -266,6 +310,8 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     count = int(rng.integers(1 if is_still else 0, 6))  # of the things in front
     nearer = rng.uniform(0, 0.5)  # a thing in front moves by so much more with the camera
 
+    # From the back to the front: each layer covers what is behind it, in the light and in the
+    # shifts.
     light = np.zeros((len(INSTANTS), SIDE, SIDE), np.float32)
     shifts = np.zeros((WINDOWS, SIDE, SIDE, 2), np.float32)
     for depth in range(count + 1):
@@ -276,6 +322,8 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
         for number in range(len(INSTANTS)):
             own, cover = layer.seen(number)
             light[number] = own if depth == 0 else light[number] * (1 - cover) + own
+        # A pixel has the shift of the foremost layer that covers more than half of it at the sharp
+        # instant.
         inner = slice(MARGIN, MARGIN + SIDE)
         is_seen = layer.cover[inner, inner] > 0.5
         for number, middle in enumerate(MIDDLES):
@@ -291,7 +339,8 @@ def background(
     zoom: np.ndarray,
 ) -> Layer:
     """Draw the background. It moves as the camera does: way (N, 2), turn and zoom (2,)."""
-    shear = rng.normal(0, 0.03, 2) * 0  # drawn, but not used
+    # The background has no shear. The draw stays, because all later draws depend on it.
+    shear = rng.normal(0, 0.03, 2) * 0
     light = surface(rng, textures)
     middle = np.array([SIDE / 2, SIDE / 2])
     return Layer(light, np.ones_like(light), middle, camera, turn, zoom, shear)
@@ -304,7 +353,10 @@ def thing(
     turn: np.ndarray,
     zoom: np.ndarray,
 ) -> Layer:
-    """Draw a thing in front. A fifth of them move with the camera alone."""
+    """Draw a thing in front of the background. A fifth of them move with the camera alone.
+
+    camera: (N, 2), the way of the camera at the depth of the thing. turn, zoom: (2,) of the camera.
+    """
     center = rng.uniform(0, SIDE, 2)
     way = camera
     if rng.random() >= 0.2:
@@ -322,14 +374,19 @@ def thing(
     outline = cv2.convexHull(points.astype(np.float32)) if is_convex else points[:, None]
     cover = np.zeros_like(light)
     cv2.fillPoly(cover, [outline.astype(np.int32)], 1.0, cv2.LINE_AA)
-    if rng.random() < 0.3:  # nearly of one light
+    # Three in ten things have nearly one light everywhere, so that only their edges show motion.
+    if rng.random() < 0.3:
         light = light * 0.15 + rng.uniform(0.01, 0.7)
     cover = cv2.GaussianBlur(cover, (0, 0), 0.5)
     return Layer(light, cover, center, way, turn, zoom, shear)
 
 
 def surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndarray:
-    """Cut a piece out of a texture. Returns its light (n, n) with a random contrast."""
+    """Cut a piece out of a texture. Returns its linear light (n, n) in [0, 1].
+
+    n = SIDE + 2 MARGIN. Size, place, mirroring, contrast and sharpness are random.
+    """
+    # A square of the texture, scaled to n x n.
     n = SIDE + 2 * MARGIN
     texture = textures[int(rng.integers(len(textures)))]
     most = min(texture.shape)
@@ -339,6 +396,7 @@ def surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndar
     piece = texture[y : y + side, x : x + side]
     how = cv2.INTER_AREA if side > n else cv2.INTER_CUBIC
     value = cv2.resize(piece, (n, n), interpolation=how).astype(np.float32) / 255
+    # Mirrored, negative, with another contrast and brightness, slightly blurred.
     if rng.random() < 0.5:
         value = value[:, ::-1]
     if rng.random() < 0.3:
@@ -353,23 +411,28 @@ def surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndar
 
 @dataclass(frozen=True)
 class Sample:
-    """pictures: (15, 2, SIDE, SIDE), scene: (3, SIDE, SIDE), see `MotionNet`. shifts: (15, SIDE,
-    SIDE, 2), the true ones.
-    """
+    """What the network sees of a scene, and what it should find. All are float16."""
 
-    pictures: np.ndarray
-    scene: np.ndarray
-    shifts: np.ndarray
+    pictures: np.ndarray  # (15, 2, SIDE, SIDE): light and number of spikes of each window
+    scene: np.ndarray  # (3, SIDE, SIDE): see `SCENE` of models/fusion/motion_net.py
+    shifts: np.ndarray  # (15, SIDE, SIDE, 2): the true ones, see `Scene`
 
 
 def samples_of(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> list[Sample]:
-    """Draw a scene, and record it twice, by different cameras in different light."""
+    """Draw a scene, and record it twice, by different cameras in different light.
+
+    Returns two samples.
+    """
     scene = random_scene(rng, textures)
     return [recorded(rng, scene) for _ in range(2)]
 
 
 def recorded(rng: np.random.Generator, scene: Scene) -> Sample:
-    """Record a scene by a spike camera and a blurry frame, with the flaws that they have."""
+    """Record a scene by a spike camera and a blurry frame, with the flaws that they have.
+
+    Whatever a user does not know is drawn: the light, the lens, the noise, the curve of the frame.
+    """
+    # The spike camera. A quarter of them integrate display values instead of light.
     rate = log_uniform(rng, 0.02, 0.95)  # thresholds a plane of white
     is_display = rng.random() < 0.25
     light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
@@ -377,6 +440,7 @@ def recorded(rng: np.random.Generator, scene: Scene) -> Sample:
     lens = rng.uniform(0, 0.6)  # sigma in spike pixels
     if lens > 0.25:
         seen = np.stack([cv2.GaussianBlur(each, (0, 0), lens) for each in light])
+    # The flaws of the sensor, see `spikes_of`.
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)
     dark = rng.uniform(0, 0.02 if is_display else 0.002)
@@ -391,6 +455,7 @@ def recorded(rng: np.random.Generator, scene: Scene) -> Sample:
         blurry.astype(np.float32), beside, (SIDE, SIDE), borderMode=cv2.BORDER_REFLECT_101
     )
 
+    # The windows of the network, as edges in planes of the stream.
     begin = WARM_UP + BEFORE  # of the exposure
     edges = np.array([round(begin + HALF + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
@@ -416,10 +481,19 @@ def spikes_of(
 ) -> np.ndarray:
     """Record light (N, h, w) by a spike camera. Returns its planes (T, h, w) bool.
 
-    Before and after its instants the scene stands still. jitter: deviation of a threshold.
-    pattern: relative deviation between pixels. dark: mean dark current. A few pixels in half of the
-    cameras never fire or always do. data/spike/simulate.py has the same sensor, but is slower here.
+    A pixel collects charge in each plane. If the charge reaches the threshold, the pixel fires in
+    this plane, and the threshold is taken off the charge. Before and after the instants of `light`
+    the scene stands still for WARM_UP planes. A few pixels in half of the cameras never fire or
+    always do. data/spike/simulate.py has the same sensor, but is slower here.
+
+    rate: charge of a white pixel in a plane, in thresholds.
+    is_display: whether the sensor integrates display values instead of light.
+    jitter: the noise of a charge c has the standard deviation jitter * sqrt(c), in thresholds.
+    pattern: relative standard deviation of the thresholds between pixels.
+    dark: mean dark current, charge per plane in thresholds.
     """
+    # What does not change in time: charge of each plane (N, h, w), thresholds and first charge (h,
+    # w).
     size = light.shape[1:]
     integrated = np.power(light, np.float32(1 / DISPLAY_GAMMA)) if is_display else light
     current = dark * np.maximum(1 + 0.3 * rng.standard_normal(size), 0)
@@ -430,6 +504,7 @@ def spikes_of(
     noise = np.float32(jitter) * np.sqrt(np.float32(rate) * np.maximum(of_noise, 0))
 
     planes = []
+    # STEP planes see the same light. Planes before the first and after the last see theirs.
     for plane in range(-WARM_UP, len(light) * STEP + WARM_UP):
         number = min(max(plane // STEP, 0), len(light) - 1)
         charge += charge_of_plane[number]
@@ -439,6 +514,7 @@ def spikes_of(
         has_fired = charge >= threshold
         np.fmod(charge, threshold, out=charge, where=has_fired)
         planes.append(has_fired)
+    # Dead and hot pixels, in half of the cameras.
     stream = np.array(planes)
     if rng.random() < 0.5:
         stream[:, rng.random(size) < 0.0007] = False
@@ -450,7 +526,13 @@ def spikes_of(
 
 
 def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) -> None:
-    """Train for so many seconds, and write the averaged weights."""
+    """Train for some time, and write the averaged weights.
+
+    Learning rate and finest level follow the time and not the number of steps. So two trainings
+    with the same seed differ on machines of different speed.
+
+    out: the file. seconds: time of the training.
+    """
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     net = MotionNet()
@@ -458,7 +540,7 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
     optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=1e-4, betas=(0.9, 0.98))
     averaged = {name: value.clone() for name, value in net.state_dict().items()}
     pool: list[Sample] = []
-    begin = said = time.time()
+    begin = said = time.time()  # of the training, and of the last line that was printed
     while len(pool) < FIRST_POOL:
         pool += samples_of(rng, textures)
     step = 0
@@ -470,6 +552,7 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
         old = rng.integers(0, len(pool), LOT - len(new))
         pictures, scene, shifts = turned(lot_of(new + [pool[number] for number in old]), rng)
 
+        # The learning rate: warm-up by steps, then a cosine by time.
         cosine = 0.5 + 0.5 * np.cos(np.pi * part)
         optimizer.param_groups[0]["lr"] = (
             RATE * min(1, (step + 1) / WARM_STEPS) * cosine + LAST_RATE
@@ -481,10 +564,12 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
         nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
         optimizer.step()
         step += 1
+        # The average follows the weights fast at first: share 1/21 of the old ones, then more.
         share = min(MOST_AVERAGED, step / (step + 20))
         for name, value in net.state_dict().items():
             averaged[name].lerp_(value, 1 - share)
 
+        # Each 30 seconds: mean error of the motion beside its mean length, and the weights.
         errors.append((error, float(shifts.norm(dim=2).mean())))
         if time.time() - said > SAID_EACH:
             said = time.time()
@@ -509,7 +594,10 @@ def lot_of(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
 def turned(
     lot: tuple[Tensor, Tensor, Tensor], rng: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mirror and transpose a lot at random, and its shifts with it."""
+    """Mirror and transpose a lot at random, with the directions of its shifts.
+
+    E.g. mirrored from left to right, x of each shift changes its sign.
+    """
     pictures, scene, shifts = lot
     if rng.random() < 0.5:
         mirror_x = torch.tensor([-1.0, 1]).view(1, 1, 2, 1, 1)
@@ -517,6 +605,7 @@ def turned(
     if rng.random() < 0.5:
         mirror_y = torch.tensor([1.0, -1]).view(1, 1, 2, 1, 1)
         pictures, scene, shifts = pictures.flip(-2), scene.flip(-2), shifts.flip(-2) * mirror_y
+    # Transposed: rows become columns, and x and y of each shift (dimension 2) change places.
     if rng.random() < 0.5:
         swapped = shifts.transpose(-1, -2).flip(2)
         pictures, scene, shifts = pictures.transpose(-1, -2), scene.transpose(-1, -2), swapped
@@ -526,16 +615,22 @@ def turned(
 def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tensor, float]:
     """Return the loss, and the mean error of the finest level in spike pixels.
 
-    shifts: the true ones, (B, 11, 2, h, w) at times tau (11,). The loss is the error, and the error
-    over the expected error e^s plus s, which is smallest where e^s is the mean error.
+    The loss of a pixel is half its error and half error / e^s + s. Here s is the logarithm of the
+    error that the network expects. The second term is smallest if e^s is the mean error, so the
+    network learns how wrong it is.
+
+    found: the curves of each level, the coarsest first. shifts: the true ones, (B, 11, 2, h, w) at
+    times tau (11,).
     """
     total = torch.zeros(())
     error = total
     for curves, weight in zip(found, OF_LEVELS, strict=False):
+        # The true shifts in the mean over each pixel of this level, (B, 11, 2, size, size).
         size = shifts.shape[-1] // curves.size
         truth = F.avg_pool2d(shifts.flatten(1, 2), curves.size)
         truth = truth.view(*shifts.shape[:3], size, size)
         difference = displacements(curves.coefficients, tau) - truth
+        # 0.01^2 keeps the gradient of the root finite if the error is 0.
         length = (difference.square().sum(2) + 0.01**2).sqrt()
         error = length.mean(1, keepdim=True)  # over the exposure
         s = curves.log_error.clamp(*LOG_ERRORS)
