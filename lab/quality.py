@@ -41,13 +41,19 @@ from utils.results import markdown_table as table
 from utils.results import read_json
 from utils.run.history import read_history
 
-COMMITTED = ROOT / "docs/benchmarks/quality"
+COMMITTED = ROOT / "docs/benchmarks/quality"  # results that are part of the project
+
+# ---- What is compared --------------------------------------------------------------------------
+#
+# VIDEOS, PHOTOS, CLIPS, SHARES and FRAMES are part of the digest of the data: another value makes
+# all results of finished runs invalid, also those in COMMITTED.
+
 # The videos, by file name without suffix, were divided before anything was trained on them.
 VIDEOS = {
     "train": ("bedroom", "blocks", "cups", "juggle", "karma", "kick", "laptop"),
     "choose": ("coffee", "walker"), "report": ("camel", "park"),
 }  # fmt: skip
-# Photographs in the public domain or under CC0, which packages hold.
+# Python package -> its photographs in the public domain or under CC0.
 PHOTOS = {
     "skimage": (
         "astronaut.png",
@@ -59,28 +65,39 @@ PHOTOS = {
     ),
     "matplotlib": ("grace_hopper.jpg",),
 }
-CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}  # of a video or photograph
-SHARES = {"made": 3, "random": 4, "photos": 2, "ideal": 3}  # of the training samples
+# Set of clips -> number of clips of each video or photograph.
+CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
+# Training set -> weight with which a sample is drawn from it. "made" is the set of `make sample`.
+SHARES = {"made": 3, "random": 4, "photos": 2, "ideal": 3}
+# The rigs of the tests, see data/cameras/rig.py.
 CONDITIONS = ("ideal", "other", "rig", "dim")
 FRAMES = 8  # of a clip
-# main_test_vrt.py --method; exposure: the ratio formula of S-SDM, in linear light
+# Formulas that need no training: values of --method. "exposure" is the ratio formula of S-SDM, in
+# linear light.
 METHODS = (
     "tfp",
     "tfi",
     "exposure",
 )
-# A pixel moves where blurry and sharp differ by so many levels, and so many pixels around it
+# MOVES: a pixel counts as moving if the blurry and the sharp frame differ by more than so many of
+# 255 levels. AROUND: so many pixels on each side of a moving pixel count as well.
 MOVES, AROUND = (
     12,
     7,
 )
-ALIKE = 0.05  # largest difference in parameters of methods that are compared
+# Methods are alike if the numbers of their parameters differ by this share at most. Others are
+# marked in the table, because more parameters alone may be better.
+ALIKE = 0.05
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more,
 # which is too wide.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def main(argv: list[str]) -> int:
+    """Make the data, train and test what is not finished, and print the tables.
+
+    Returns the exit code 0. An error ends the program before, with a message.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -114,12 +131,14 @@ def main(argv: list[str]) -> int:
     data = make_real(out, args) if args.suite == "real" else make_made(out)
     files = args.opt or sorted((ROOT / "options/benchmark").glob("*.json"))
     methods = [read_method(file, data, steps) for steps in args.steps for file in files]
+    # A step of each method must see as many pixels, or the comparison is not fair.
     for method in methods:
         if method.work != methods[0].work:
             sys.exit(
                 f"a step of {method.name} sees {method.work} pixels, "
                 f"one of {methods[0].name} {methods[0].work}"
             )
+    # Seed by seed, so that after a stop all methods have the same seeds but the last.
     for seed in args.seeds:
         for method in methods:
             if args.only is None or method.file.stem in args.only:
@@ -132,52 +151,51 @@ def main(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Data:
-    """train: folder of a set -> share of the samples. tests: condition -> folder. split: where they
-    have test clips.
+    """The sets of clips of a suite."""
 
-    digest: of what the sets are made from; it names no folder, so that results hold on other
-    machines.
-    """
-
-    train: Mapping[Path, int]
-    tests: Mapping[str, Path]
-    split: str
+    train: Mapping[Path, int]  # folder of a training set -> weight of its samples
+    tests: Mapping[str, Path]  # condition -> folder of its test clips, e.g. data/report_rig
+    split: str  # "train" or "test": the folder within a set that has the test clips
+    # A digest of what the sets are made from. It names no folder, so that results hold on other
+    # machines.
     digest: str
 
 
 @dataclass(frozen=True)
 class Method:
-    """An option file of the benchmark, as it is trained here.
+    """An option file of the benchmark, as it is trained here."""
 
-    parameters: those that are trained. work: samples x frames x pixels of an optimizer step.
-    digest: changes with the options, the number of steps and the data, but not with the defaults of
-    keys that the file does not give.
-    """
-
-    file: Path
-    steps: int
-    overrides: tuple[str, ...]
-    parameters: int
-    work: int
+    file: Path  # the option file
+    steps: int  # optimizer steps
+    overrides: tuple[str, ...]  # "section.key=value" that are the same for all methods
+    parameters: int  # number of parameters that are trained
+    work: int  # samples x frames x pixels of an optimizer step
+    # 8 hex digits that change with the options, the number of steps and the data. They do not
+    # change with the defaults of keys that the file does not give.
     digest: str
 
     @property
     def name(self) -> str:
+        """Return the name in the tables, e.g. "exposure 500"."""
         return f"{self.file.stem} {self.steps}"
 
     def run_name(self, seed: int) -> str:
+        """Return the name of the folder of a run, e.g. "exposure_500_seed0_1a2b3c4d"."""
         return f"{self.file.stem}_{self.steps}_seed{seed}_{self.digest}"
 
 
+# ---- The data ----------------------------------------------------------------------------------
+
+
 def make_made(out: Path) -> Data:
-    """The sample set, as `make sample` has it."""
+    """Make the sample set, as `make sample` does. It is for training and testing."""
     folder = out / "data/made"
     call("scripts/make_sample_data.py", out, "made", "--root", str(folder))
     return Data({folder: 1}, {"recorded": folder}, "test", "sample")
 
 
 def _folder_of(package: str) -> Path:
-    """Return the folder of an installed package. Ends the program if there is none."""
+    """Return the folder of an installed package. Ends the program if it is not installed."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         sys.exit(f"the package {package}, whose photographs are used, is not installed")
@@ -185,10 +203,15 @@ def _folder_of(package: str) -> Path:
 
 
 def make_real(out: Path, args: argparse.Namespace) -> Data:
-    """All sets of the suite `real`; scripts/prepare_gopro_spike.py keeps those that are there."""
+    """Make all sets of the suite `real`. Sets that are there are kept.
+
+    args: the command line, with the folder of the videos, the part and the conditions.
+    """
+    # File name without ending -> video. Each video must be there.
     videos = {path.stem: path for path in sorted(args.videos.iterdir())} if args.videos else {}
     if lacking := {name for names in VIDEOS.values() for name in names} - videos.keys():
         sys.exit(f"--videos {args.videos} has no {', '.join(sorted(lacking))}")
+    # Part -> its videos. The photographs are one more part. A folder of links for each part.
     sources = {part: [videos[name] for name in names] for part, names in VIDEOS.items()}
     packages = {name: _folder_of(name) for name in PHOTOS}
     sources["photos"] = [
@@ -199,12 +222,14 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
         for file in files:
             link = out / "sources" / part / file.name
             link.exists() or link.symlink_to(file.resolve())
+    # Name of a set -> (part, rig). `random` has the training sets, `tests` those of both parts.
     random = {
         "random": ("train", "random"),
         "ideal": ("train", "ideal"),
         "photos": ("photos", "random"),
     }
     tests = {f"{part}_{each}": (part, each) for part in ("choose", "report") for each in CONDITIONS}
+    # Make the clips of the training, and of the part that is tested.
     for name, (part, rig) in (random | tests).items():
         clips, source = CLIPS.get(name, CLIPS.get(part)), out / "sources" / part
         if name in random or part == args.part:
@@ -226,6 +251,7 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
                 "1",
                 *more,
             )
+    # The made scenes are a training set as well.
     [made] = make_made(out).train
     train = {out / "data" / name: share for name, share in SHARES.items() if name != "made"} | {
         made: SHARES["made"]
@@ -239,7 +265,12 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
 
 
 def roots(folder: Path, split: str) -> dict[str, str]:
-    """The dataroots of a split, as option keys."""
+    """Return the folders of a split as keys of an option file.
+
+    Blurry and sharp frames are in the same folder of a clip, so two keys have the same value.
+
+    folder: of a set. split: "train" or "test".
+    """
     frames = str(folder / RGB / split)
     return {
         "dataroot_lq": frames,
@@ -248,9 +279,17 @@ def roots(folder: Path, split: str) -> dict[str, str]:
     }
 
 
+# ---- Training and testing ----------------------------------------------------------------------
+
+
 def read_method(file: Path, data: Data, steps: int) -> Method:
+    """Return an option file as it is trained here: on these sets, for so many steps.
+
+    What is not the method is set alike for all files: data, length, log.
+    """
     raw = read_with_base(file, Sources(str(file)))
     train = raw.get("train") or {}
+    # The overrides: dotted key -> value.
     places = [roots(folder, "train") for folder in data.train]
     changes = {
         **{f"datasets.train.{key}": [each[key] for each in places] for key in places[0]},
@@ -260,10 +299,12 @@ def read_method(file: Path, data: Data, steps: int) -> Method:
         "train.checkpoint_print": max(1, min(10, steps // 2)), "logging.use_tensorboard": False,
         "logging.use_wandb": False,
     }  # fmt: skip
-    if (train.get("fix_iter") or 0) > (train.get("total_iter") or 0):  # frozen in the whole run
+    # A file that freezes parameters for its whole run does so here, too, whatever the steps are.
+    if (train.get("fix_iter") or 0) > (train.get("total_iter") or 0):
         changes["train.fix_iter"] = steps + 1
     overrides = tuple(f"{key}={json.dumps(value)}" for key, value in changes.items())
     opt = read_options(["--opt", str(file), *overrides])
+    # The number of parameters that are trained, and the pixels of a step.
     clips = opt.plain()["datasets"]["train"]
     net, train = define_G(opt), opt.train
     frozen = (
@@ -276,6 +317,8 @@ def read_method(file: Path, data: Data, steps: int) -> Method:
         * clips["num_frame"]
         * clips["gt_size"] ** 2
     )
+    # The digest is of what the file gives, without names and folders. The order of the list and its
+    # form as JSON are part of the digest, so they must stay.
     about = {k: v for k, v in raw.items() if k not in ("task", "path", "logging", "$schema")}
     about["datasets"] = {
         k: v for k, v in raw["datasets"]["train"].items() if not k.startswith(("dataroot", "name"))
@@ -287,7 +330,11 @@ def read_method(file: Path, data: Data, steps: int) -> Method:
 
 
 def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
-    """The result of a finished run under all these conditions, of this machine or committed."""
+    """Return the result of a run, if it was tested under all conditions. Else return None.
+
+    A result of this machine comes before one in COMMITTED.
+    """
+    # The part is the first word of the folder of a test set, e.g. "report" of report_rig.
     name = f"{method.run_name(seed)}_{next(iter(data.tests.values())).name.partition('_')[0]}.json"
     places = [folder / name for folder in (out / "results", COMMITTED) if (folder / name).exists()]
     result = read_json(places[0]) if places else {"clips": ()}
@@ -296,13 +343,17 @@ def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any]
 
 
 def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
-    """Train and test, or go on where an earlier call stopped."""
+    """Train and test a method with a seed, or go on where an earlier call stopped.
+
+    Writes the result with the keys "method", "seed", "s_per_step" and "clips", see `test`.
+    """
     name = method.run_name(seed)
     run = out / "runs" / name
     task = [f"task={name}", f"path.root={out / 'runs'}", f"train.manual_seed={seed}"]
     call("main_train_vrt.py", out, name, "--opt", str(method.file), *method.overrides, *task)
-    # The averaged ones, where the file asks for them
+    # These are the averaged weights if the option file asks for them (E_decay).
     weights = str(run / "checkpoints/checkpoint_latest.pth")
+    # The median time of a step. A finished run that is only tested again has it in its history.
     speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
     s_per_step = statistics.median(1 / speed for speed in speeds) if speeds else None
     about = {"method": method.name, "seed": seed, "s_per_step": s_per_step}
@@ -312,13 +363,20 @@ def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
 
 
 def save(out: Path, data: Data, name: str, about: dict[str, Any]) -> None:
+    """Write a result to results/<name>_<part>.json, where `finished` finds it."""
     part = next(iter(data.tests.values())).name.partition("_")[0]
     (out / "results" / f"{name}_{part}.json").write_text(json.dumps(about, indent=1) + "\n")
     print(f"{name}: done", flush=True)
 
 
 def test(out: Path, data: Data, name: str, file: Path, *how: str) -> dict[str, Any]:
-    """<condition>/<clip> -> its metrics "restored" and "input", with main_test_vrt.py."""
+    """Restore all test clips with main_test_vrt.py, and return their scores.
+
+    Returns "<condition>/<clip>" -> {"restored": scores, "input": scores of the blurry frames}. The
+    scores are those of metrics.json, and "moving" for frames in colour, see `moving_psnr`.
+
+    file: option file. how: flags that say what restores, e.g. "--weights", FILE.
+    """
     found = {}
     for condition, folder in data.tests.items():
         results = out / "tests" / name / condition
@@ -329,7 +387,8 @@ def test(out: Path, data: Data, name: str, file: Path, *how: str) -> dict[str, A
         call("main_test_vrt.py", out, name, "--opt", str(file), *how, *more, *changes)
         for clip, about in read_json(results / "metrics.json")["clips"].items():
             kinds = {kind: about[kind] for kind in ("restored", "input")}
-            if "psnr" in kinds["restored"]:  # in colour
+            # Grey frames, as those of tfp, have psnr_y alone.
+            if "psnr" in kinds["restored"]:
                 moving = moving_psnr(results / clip, Path(places["dataroot_gt"]) / clip)
                 kinds = {kind: values | {"moving": moving[kind]} for kind, values in kinds.items()}
             found[f"{condition}/{clip}"] = kinds
@@ -337,8 +396,12 @@ def test(out: Path, data: Data, name: str, file: Path, *how: str) -> dict[str, A
 
 
 def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
-    """PSNR in dB of the moving pixels: mean over the frames in which at least one in a hundred
-    moves.
+    """Return the PSNR in dB of the moving pixels: {"restored": dB, "input": dB of the blurry}.
+
+    It is the mean over the frames in which more than one pixel in a hundred moves. lab/joint_gain.py
+    uses it as well.
+
+    restored: folder of the restored frames. clip: folder with the folders sharp and blur.
     """
     found: dict[str, list[float]] = {"restored": [], "input": []}
     for file in sorted((clip / "sharp").iterdir()):
@@ -346,6 +409,7 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
             read_bgr(str(path)).astype(np.float32)
             for path in (file, clip / "blur" / file.name, restored / file.name)
         )
+        # Where the frame moves, (H, W): a large difference in any colour, and the pixels around.
         moves = (np.abs(blurry - sharp).max(axis=2) > MOVES).astype(np.uint8)
         moves = cv2.dilate(moves, np.ones((2 * AROUND + 1,) * 2)).astype(bool)
         if moves.mean() > 0.01:
@@ -355,8 +419,9 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
 
 
 def call(program: str, out: Path, name: str, *arguments: str) -> None:
-    """Run a program of the project, which ends with this process; what it prints goes to
-    logs/<name>.txt.
+    """Run a program of the project, and wait. It is ended if this process ends.
+
+    What the program prints goes to <out>/logs/<name>.txt. If it fails, this program ends, too.
     """
     log = out / "logs" / f"{name}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -370,20 +435,28 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
         sys.exit(f"{program} of {name} ended with exit code {done.returncode}: see {log}")
 
 
+# ---- The tables --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a method. parameters: 0 without a network. runs: seed -> result, see
-    `run_one`.
-    """
+    """What is known of a method."""
 
-    name: str
-    parameters: int
-    runs: Mapping[int, Mapping[str, Any]]
+    name: str  # e.g. "exposure 500", or the name of a formula
+    parameters: int  # number of parameters; 0 without a network
+    runs: Mapping[int, Mapping[str, Any]]  # seed -> result, see `run_one`
 
     def clips(
         self, condition: str, metric: str, kind: str = "restored", seeds: Collection[int] = ()
     ) -> dict:
-        """Clip -> its mean over the seeds; without those that lack the metric."""
+        """Return clip -> the mean of a metric over the seeds.
+
+        Clips that lack the metric are left out.
+
+        condition: e.g. "rig". metric: e.g. "psnr". kind: "restored", or "input" for the blurry
+        frames. seeds: () for all.
+        """
+        # The runs that were tested under the condition, and the clips of the condition.
         runs = [self.runs[seed]["clips"] for seed in (seeds or self.runs)]
         tested = [
             clips for clips in runs if any(name.startswith(f"{condition}/") for name in clips)
@@ -393,14 +466,16 @@ class Outcome:
         return {name: statistics.fmean(each) for name, each in values.items() if None not in each}
 
     def seeds(self, condition: str, metric: str) -> list[float]:
-        """The mean over the clips for each seed that was tested under the condition."""
+        """Return the mean over the clips, for each seed that was tested under the condition."""
         found = [self.clips(condition, metric, seeds=[seed]) for seed in self.runs]
         return [statistics.fmean(clips.values()) for clips in found if clips]
 
     def gain(self, condition: str, metric: str) -> tuple[float, float | None] | None:
+        """Return the gain over the blurry frames, see `difference`."""
         return difference(self.clips(condition, metric), self.clips(condition, metric, "input"))
 
     def seconds(self) -> float | None:
+        """Return the median time of a training step in seconds. Returns None if it is unknown."""
         found = [run["s_per_step"] for run in self.runs.values() if run.get("s_per_step")]
         return statistics.median(found) if found else None
 
@@ -408,20 +483,26 @@ class Outcome:
 def difference(
     mine: Mapping[Any, float], reference: Mapping[Any, float]
 ) -> tuple[float, float | None] | None:
-    """(mean difference over the clips that both have, half of its 95 % confidence interval); None
-    without any.
+    """Return (mean of mine - reference, half the width of its 95 % confidence interval).
 
-    Paired, by Student's t; without an interval for one clip.
+    The mean is over the clips that both have. The interval is of Student's t for paired samples. It
+    is None for one clip. Without any common clip the result is None.
+
+    mine, reference: clip -> score.
     """
     pairs = [mine[key] - reference[key] for key in sorted(mine.keys() & reference.keys())]
     if len(pairs) < 2:
         return (pairs[0], None) if pairs else None
+    # n pairs have n - 1 degrees of freedom. Index 0 is for one degree.
     quantile = T_QUANTILES[min(len(pairs) - 1, len(T_QUANTILES)) - 1]
     return statistics.fmean(pairs), quantile * statistics.stdev(pairs) / len(pairs) ** 0.5
 
 
 def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int]) -> str:
-    """The tables, as Markdown, of all finished runs and of the formulas."""
+    """Return the tables, as Markdown, of the formulas and of all finished runs.
+
+    Tests the formulas if their results are not there.
+    """
     part, outcomes = next(iter(data.tests.values())).name.partition("_")[0], []
     for formula in METHODS:
         file = out / "results" / f"{formula}_{part}.json"
@@ -441,11 +522,14 @@ def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int
 
 
 def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
-    """outcomes: methods with results; differences are to the last one whose name begins with
-    "concat", if any.
+    """Return the tables as Markdown.
+
+    outcomes: methods with results, one row each. If names begin with "concat", the last of these
+    methods is the base, with which the others are compared. conditions: the columns.
     """
     base = next((o for o in reversed(outcomes) if o.name.startswith("concat")), None)
     sections, rows = [], []
+    # First table: size, time, number of seeds, and clips that are worse than the blurry input.
     for o in outcomes:
         clips = [clip for run in o.runs.values() for clip in run["clips"].values()]
         scored = [clip for clip in clips if "psnr" in clip["restored"]]
@@ -457,6 +541,7 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
     sections.append(
         table(rows, ["method, steps", "parameters", "s/step", "seeds", "clips below input"])
     )
+    # Two tables for each metric: the scores, and the gains over the blurry input.
     for metric, title in (
         ("psnr", "PSNR"),
         ("moving", "PSNR of moving pixels"),
@@ -477,6 +562,7 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
             f"{title} minus that of the input, ± 95 % over clips",
             table(rows, ["", *conditions]),
         ]
+    # Last table: networks compared with the base, over the seeds that both have.
     if base:
         rows = []
         for o in outcomes:
@@ -497,6 +583,7 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
 
 
 def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None] | None:
+    """Return (mean, standard deviation). One value has no deviation. Returns None for no value."""
     return (
         (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
         if values
@@ -505,6 +592,7 @@ def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None] | No
 
 
 def _cell(value: tuple[float, float | None] | None, sign: str = "") -> str:
+    """Return a cell of a table, e.g. (1.234, 0.1), "+" -> "+1.23 ± 0.10". "-" for no value."""
     if value is None:
         return "-"
     mean, around = value
