@@ -398,8 +398,8 @@ def test(out: Path, data: Data, name: str, file: Path, *how: str) -> dict[str, A
 def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     """Return the PSNR in dB of the moving pixels: {"restored": dB, "input": dB of the blurry}.
 
-    It is the mean over the frames in which more than one pixel in a hundred moves. lab/joint_gain.py
-    uses it as well.
+    It is the mean over the frames in which more than one pixel in a hundred moves. The program
+    lab/joint_gain.py uses it as well.
 
     restored: folder of the restored frames. clip: folder with the folders sharp and blur.
     """
