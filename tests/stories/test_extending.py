@@ -1,11 +1,24 @@
 """What docs/extending.md promises: each part is one new file, and everything else finds and uses
 it.
+
+The new files are the code blocks of the page itself, and three more: DATASET, SOURCE and CAMERA.
+Once for all tests, tests/helpers/with_new_parts.py uses them in a process of its own. It checks,
+trains, tests and caches small clips, in these runs:
+
+    tiny      the network "tiny" of the page, on the data set "LabTrain" from files
+    vrt       VRT with the fusion operator "add" of the page, on a cache of this data set
+    noise     the network "tiny", on the data set "Noise" of the page, which has no files
+    squares   the same, with the test set "Squares" of the page
+
+Then each test looks at what these runs have written.
 """
 
 import json
 import math
 import re
 import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,6 +28,9 @@ from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import write_clip, write_info
 from tests.helpers.train_files import network
 
+# ---- New files ----
+
+# A data set whose folders have other option keys: recordings, truth and streams.
 DATASET = """
 from pydantic import Field
 from data.clip_dataset import Crops, FileReading, Spikes, TestClips, TrainClips, WholeClips
@@ -32,6 +48,7 @@ class Lab:
             "dataroot_lq": section.recordings,
             "dataroot_gt": section.truth,
             "dataroot_spike": section.streams,
+            # Name of the folder of each clip that has its frames.
             "lq_folder": "frames",
         }
 
@@ -52,6 +69,7 @@ class LabTest(Lab, TestClips):
         super().__init__(section, seed)
 """
 
+# Spike files with another meaning.
 SOURCE = '''
 from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes
 
@@ -63,6 +81,7 @@ class InvertedSpikes(DatSpikes):
         return super().represent(1 - stream, *args, **options)
 '''
 
+# A simulated camera.
 CAMERA = '''
 from dataclasses import dataclass
 from data.augment import CAMERAS
@@ -88,224 +107,422 @@ class Slow:
         return SlowDraw(self.every)
 '''
 
-# The page's own code: each block begins with the name of its file.
-TEXT = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-PAGE = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", TEXT, re.DOTALL))
-TINY = PAGE["models/network_tiny.py"]
-PAGE["models/network_tiny.py"] = TINY.replace(
-    "width: int = 3,", "width: int = 3, token_dim: int = 1,"
+
+def files_of_page() -> dict[str, str]:
+    """Return the code blocks of docs/extending.md that are whole files: name -> content.
+
+    Such a block begins with the name of its file, e.g. "# models/loss_power.py".
+    """
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL))
+
+
+def new_files() -> dict[str, str]:
+    """Return all new files: name -> content."""
+    files = files_of_page() | {
+        "data/dataset_lab.py": DATASET,
+        "data/spike_source_inverted.py": SOURCE,
+        "data/camera_slow.py": CAMERA,
+    }
+    # An option that looks like a secret, because a word of its name is "token".
+    tiny = files["models/network_tiny.py"]
+    with_token_dim = tiny.replace("width: int = 3,", "width: int = 3, token_dim: int = 1,")
+    assert with_token_dim != tiny
+    files["models/network_tiny.py"] = with_token_dim
+    return files
+
+
+# ---- The runs with them ----
+
+# What with_new_parts.py does, by its names in the report.
+STEPS = (
+    "check",
+    "train",
+    "train on noise",
+    "check noise",
+    "train with squares",
+    "test squares",
+    "train again",
+    "cache train",
+    "cache test",
+    "train vrt",
+    "test",
+    "test vrt",
 )
-FILES = PAGE | {
-    "data/dataset_lab.py": DATASET,
-    "data/spike_source_inverted.py": SOURCE,
-    "data/camera_slow.py": CAMERA,
+
+# An option that is misspelt -> the right key, which the error names.
+MISSPELT = {
+    "datasets.train.recording=x": "recordings",
+    "datasets.train.camera.evry=2": "every",
+    "datasets.train.spike.representation.part=2": "parts",
+    "netG.widht=3": "width",
+    'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
+    "train.G_powr=1": "G_power",
+    "train.G_linear_step=1": "G_linear_steps",
+    "train.G_momentm=0.1": "G_momentum",
+    'metric.more=[{"type":"mae","bordr":2}]': "border",
+    'logging.writers=[{"type":"table","seperator":""}]': "separator",
+    'logging={"wandb_api_key":"canary-3","progres":"bar"}': "progress",
 }
-
-# To Python the new files lie where a user puts them; then the programs run as from their command
-# lines.
-PROGRAM = """
-import json, sys
-from pathlib import Path
-root, new, options, *misspelt = sys.argv[1:]
-sys.path.insert(0, root)
-import data, data.spike, models, models.fusion, utils
-for package in (data, data.spike, models, models.fusion, utils):
-    package.__path__.append(f"{new}/{package.__name__.replace('.', '/')}")
-import main_test_vrt, main_train_vrt
-from scripts import build_clip_cache, doctor
-from utils.errors import OptionError
-opt = ["--opt", options]
-for key in misspelt:
-    try:
-        main_train_vrt.read_options([*opt, key])
-    except OptionError as e:
-        print("refused", misspelt.index(key), e, flush=True)
-assert doctor.main(["--data", *opt]) == 0
-sys.argv[1:] = [
-    *opt, 'logging={"use_tensorboard":false,"wandb_api_key":"canary-1"}',
-    'logging.writers=[{"type":"table","separator":" ","token":"canary-2"}]',
+# Secrets in values of a wrong type. The error shows these values, with the secret as "***".
+WRONG_SECRETS = [
+    # A list in place of a text.
+    'logging.writers=[{"type":"table","token":["canary-4"]}]',
+    # A text in place of a list.
+    'logging={"writers":"{token: canary-5"}',
 ]
-assert main_train_vrt.main(sys.argv[1:]) == 0
-noise = {"train": {"dataset_type": "Noise", "samples": 4, "dataloader_num_workers": 1}}
-assert main_train_vrt.main([*opt, "task=noise", f"datasets={json.dumps(noise)}"]) == 0
-assert doctor.main(["--data", *opt, f"datasets={json.dumps(noise)}"]) == 0
-noise["test"] = {"dataset_type": "Squares", "clips": 2}
-squares = [*opt, "task=squares", f"datasets={json.dumps(noise)}"]
-assert main_train_vrt.main(squares) == 0
-assert main_test_vrt.main([*squares, "--save", "frames"]) == 0
-(saved,) = Path(new).glob("experiments/tiny/options/*.json")
-assert main_train_vrt.main(["--opt", str(saved), 'logging.writers=["table"]']) == 0
-cached = []
-for split in ("train", "test"):
-    path = f"{new}/cache_{split}"
-    assert build_clip_cache.main([*opt, "--split", split, "--out", path]) == 0
-    cached.append(f'datasets.{split}.io_backend={{"type": "cache", "path": "{path}"}}')
-vrt = [*opt, *cached, "task=vrt", 'netG=' + open(f"{new}/vrt.json").read()]
-assert main_train_vrt.main(vrt) == 0
-for arguments in (opt, vrt):
-    assert main_test_vrt.main([*arguments, "--save", "frames"]) == 0
-"""
 
 
-def move_clips(root, split):
-    """The test clips in the folders of the new dataset: lab/<split>/{recordings,truth,streams}."""
+def arrange_clips(root: Path, split: str) -> dict[str, str]:
+    """Copy the clips of a split into the folders of the new data set.
+
+    These are lab/<split>/recordings, truth and streams below `root`. Returns the option keys of the
+    data set: key -> folder.
+    """
+    rgb = root / "GOPRO_Large" / split
+    spikes = root / "GOPRO_Large_spike_seq"
     lab = root / "lab" / split
-    for clip in (root / "GOPRO_Large" / split).iterdir():
+
+    for clip in rgb.iterdir():
         shutil.copytree(clip / "blur", lab / "recordings" / clip.name / "frames")
         shutil.copytree(clip / "sharp", lab / "truth" / clip.name / "sharp")
-    shutil.copytree(root / "GOPRO_Large_spike_seq" / split, lab / "streams")
-    shutil.copy(root / "GOPRO_Large_spike_seq" / "dataset.json", lab / "streams")
+    shutil.copytree(spikes / split, lab / "streams")
+    shutil.copy(spikes / "dataset.json", lab / "streams")
     return {key: str(lab / key) for key in ("recordings", "truth", "streams")}
 
 
-@pytest.fixture(scope="module")
-def used(tmp_path_factory):
-    """Everything added and used: the folder, and what the programs said."""
-    folder = tmp_path_factory.mktemp("extending")
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    for number in range(2):
-        write_clip(folder, f"clip{number}", frames=2, h=20, w=20, seed=number)
-    write_clip(folder, "clip2", split="test", frames=2, h=20, w=20, seed=2)
-    # Frames of 40 x 40, no multiple of the stride of the new network
-    write_info(folder, h=20, w=20)
-    spikes = {"spike": {"type": "inverted", "representation": {"type": "count", "parts": 3}}}
-    train, test = move_clips(folder, "train"), move_clips(folder, "test")
-    options = {
-        "task": "tiny", "path": {"root": str(folder / "experiments")},
-        "datasets": {
-            "train": {"dataset_type": "LabTrain", **train, **spikes, "num_frame": 2, "gt_size": 32,
-                      "camera": {"type": "slow", "every": 3}, "dataloader_num_workers": 0},
-            "test": {"dataset_type": "LabTest", **test, **spikes},
-        },
+def options_with_new_parts(root: Path) -> dict[str, Any]:
+    """Return options that name a new part wherever there can be one, for the clips below `root`."""
+    spike = {"type": "inverted", "representation": {"type": "count", "parts": 3}}
+    train = {
+        "dataset_type": "LabTrain",
+        **arrange_clips(root, "train"),
+        "spike": spike,
+        "camera": {"type": "slow", "every": 3},
+        "num_frame": 2,
+        "gt_size": 32,
+        "dataloader_num_workers": 0,
+    }
+    test = {"dataset_type": "LabTest", **arrange_clips(root, "test"), "spike": spike}
+    return {
+        "task": "tiny",
+        "path": {"root": str(root / "experiments")},
+        "datasets": {"train": train, "test": test},
         "netG": {"net_type": "tiny", "token_dim": 7},
         "train": {
-            "total_iter": 2, "G_lossfn_type": "power", "G_power": 1.5, "checkpoint_print": 1,
-            "G_scheduler_type": "linear", "G_linear_steps": 4, "G_optimizer_type": "momentum",
+            "total_iter": 2,
+            "checkpoint_print": 1,
+            "G_lossfn_type": "power",
+            "G_power": 1.5,
+            "G_scheduler_type": "linear",
+            "G_linear_steps": 4,
+            "G_optimizer_type": "momentum",
         },
         "metric": {"more": [{"type": "mae", "border": 2}]},
-        "logging": {"use_tensorboard": False, "writers": [{"type": "table", "separator": " "}]},
-    }  # fmt: skip
-    (folder / "options.json").write_text(json.dumps(options))
-    (folder / "vrt.json").write_text(
-        json.dumps(network(in_chans=None, fusion={"type": "add", "gain": 0.5}))
-    )
-    (folder / "run.py").write_text(PROGRAM)
-    result = run_ranks(
-        1, folder / "run.py", ROOT, folder, folder / "options.json", *MISSPELT, limit_s=240
-    )
+        "logging": {
+            "use_tensorboard": False,
+            "writers": [{"type": "table", "separator": " "}],
+        },
+    }
+
+
+class Used(NamedTuple):
+    """What the programs have done with the new parts."""
+
+    # The folder with a folder for each run.
+    runs: Path
+    # The output of all programs.
+    text: str
+    # Misspelt option -> error message.
+    refusals: dict[str, str]
+    # What was done, see STEPS -> exit code.
+    exit_codes: dict[str, int]
+
+    def history(self, run: str) -> dict[str, list[list[float]]]:
+        """Return the curves of a run: name -> [step, value] for each step."""
+        return json.loads((self.runs / run / "training_history.json").read_text())
+
+    def steps(self, run: str, curve: str) -> list[float]:
+        """Return the steps at which a curve of a run has a value."""
+        return [step for step, _ in self.history(run)[curve]]
+
+    def results(self, run: str) -> dict[str, Any]:
+        """Return the scores of the test of a run."""
+        return json.loads((self.runs / run / "test/metrics.json").read_text())
+
+    def restored(self, run: str, clip: str) -> list[Path]:
+        """Return the frames that the test of a run has saved for a clip."""
+        return list((self.runs / run / "test" / clip).glob("*.png"))
+
+    def weights(self, run: str) -> dict[str, Any]:
+        """Return the file of weights of a run, which trained for two steps."""
+        return torch.load(self.runs / run / "models/2_G.pth", weights_only=True)
+
+    def table(self, run: str) -> dict[tuple[int, str], float]:
+        """Return what the log writer of the page has written: (step, name) -> value.
+
+        A line is e.g. "1 train/loss 0.25". Lines of the second start of the run "tiny" have commas
+        and are left out.
+        """
+        found = {}
+        for line in (self.runs / run / "numbers.txt").read_text().splitlines():
+            fields = line.split(" ")
+            if len(fields) == 3:
+                step, name, value = fields
+                found[int(step), name] = float(value)
+        return found
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory) -> Used:
+    """Add the new files, and run the programs with them."""
+    folder = tmp_path_factory.mktemp("extending")
+    for name, text in new_files().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    # Frames are twice as large as spike planes: 40 x 40. This is no multiple of the stride 16 of
+    # the network of the page, so that frames must be padded.
+    size: dict[str, Any] = {"h": 20, "w": 20}
+    write_clip(folder, "clip0", frames=2, seed=0, **size)
+    write_clip(folder, "clip1", frames=2, seed=1, **size)
+    write_clip(folder, "clip2", frames=2, seed=2, split="test", **size)
+    write_info(folder, **size)
+    (folder / "options.json").write_text(json.dumps(options_with_new_parts(folder)))
+    vrt = network(in_chans=None, fusion={"type": "add", "gain": 0.5})
+    (folder / "vrt.json").write_text(json.dumps(vrt))
+
+    program = ROOT / "tests/helpers/with_new_parts.py"
+    result = run_ranks(1, program, folder, *MISSPELT, *WRONG_SECRETS, limit_s=240)
+
     assert result.exit_codes == [0], result.text
-    return folder / "experiments", result.text
+    report = json.loads((folder / "report.json").read_text())
+    return Used(folder / "experiments", result.text, **report)
 
 
-MISSPELT = {
-    "datasets.train.recording=x": "recordings", "datasets.train.camera.evry=2": "every",
-    "netG.widht=3": "width", "train.G_powr=1": "G_power", "train.G_linear_step=1": "G_linear_steps",
-    "train.G_momentm=0.1": "G_momentum", "datasets.train.spike.representation.part=2": "parts",
-    'logging.writers=[{"type":"table","seperator":""}]': "separator",
-    'metric.more=[{"type":"mae","bordr":2}]': "border",
-    'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
-    'logging={"wandb_api_key":"canary-3","progres":"bar"}': "progress",
-    'logging.writers=[{"type":"table","token":["canary-4"]}]': "***",
-    'logging={"writers":"{token: canary-5"}': "***",
-}  # fmt: skip
+@pytest.fixture(params=["tiny", "vrt"])
+def run(request) -> str:
+    """Give the name of each run on the data set from files."""
+    return request.param
 
 
-def test_secrets_of_a_new_part_reach_no_file_and_no_message_and_the_saved_options_start_again(used):
-    runs, text = used
-    assert "canary" not in text and "***" in text
-    files = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
-    assert not [path for path, content in files.items() if b"canary" in content]
-    assert b'"token\\": \\"***' in files[runs / "tiny/environment.json"]
-    assert (
-        torch.load(runs / "tiny/models/2_G.pth", weights_only=True)["options"]["netG"]["token_dim"]
-        == 7
-    )
+# ---- All programs ----
 
 
-def test_a_dataset_trains_is_checked_cached_validated_and_tested_and_one_of_torch_trains(used):
-    runs, text = used
-    assert "data train: 2 clips, 4 frames of 40 x 40, spike files of 24 planes" in text
-    assert "no problem found" in text and "data train: 2 cached clips" in text
-    for task in ("tiny", "vrt"):
-        history = json.loads((runs / task / "training_history.json").read_text())
-        assert [step for step, _ in history["train/loss"]] == [1, 2] and history["val/psnr"]
-        table = json.loads((runs / task / "test" / "metrics.json").read_text())
-        assert list(table["clips"]) == ["clip2"] and table["averages"]["restored"]["frames"] == 2
-        assert len(list((runs / task / "test" / "clip2").glob("*.png"))) == 2
-    history = json.loads((runs / "noise/training_history.json").read_text())
-    assert [step for step, _ in history["train/loss"]] == [1, 2]
+@pytest.mark.parametrize("step", STEPS)
+def test_each_program_works_with_new_parts(used, step):
+    assert used.exit_codes[step] == 0
 
 
-def test_a_test_set_of_ones_own_is_validated_on_and_tested(used):
-    runs, _ = used
-    history = json.loads((runs / "squares/training_history.json").read_text())
-    table = json.loads((runs / "squares/test/metrics.json").read_text())
+@pytest.mark.parametrize(("option", "right_key"), MISSPELT.items(), ids=MISSPELT.values())
+def test_a_misspelt_key_of_a_new_part_is_refused_with_the_right_one(used, option, right_key):
+    assert f"the nearest is {right_key}" in used.refusals[option]
 
-    assert [step for step, _ in history["val/psnr"]] == [2]
-    assert list(table["clips"]) == ["square0", "square1"]
-    # Levels 1, 1/2 and 1/3 seen at half of the light: the error of a frame is half of its level.
-    halves = [1 / 2, 1 / 4, 1 / 6]
-    levels = [round(255 * half) / 255 for half in halves]
-    truth = [round(255 * 2 * half) / 255 for half in halves]
-    expected = [-20 * math.log10(b - a) for a, b in zip(levels, truth, strict=True)]
-    found = table["clips"]["square1"]["per_frame"]["input"]["psnr"]
+
+# ---- Data sets ----
+
+
+def test_the_frames_of_a_new_dataset_are_counted(used):
+    assert "data train: 2 clips, 4 frames of 40 x 40, spike files of 24 planes" in used.text
+
+
+def test_the_check_finds_no_problem_in_a_new_dataset(used):
+    assert "no problem found" in used.text
+
+
+def test_a_new_dataset_can_be_read_from_a_cache(used):
+    assert "data train: 2 cached clips" in used.text
+
+
+def test_a_new_dataset_is_trained_on(used, run):
+    assert used.steps(run, "train/loss") == [1, 2]
+
+
+def test_a_new_dataset_is_validated_on(used, run):
+    assert used.history(run)["val/psnr"]
+
+
+def test_the_clips_of_a_new_dataset_are_tested(used, run):
+    assert list(used.results(run)["clips"]) == ["clip2"]
+
+
+def test_each_frame_of_a_new_dataset_is_scored(used, run):
+    assert used.results(run)["averages"]["restored"]["frames"] == 2
+
+
+def test_each_frame_of_a_new_dataset_is_saved(used, run):
+    assert len(used.restored(run, "clip2")) == 2
+
+
+def test_a_plain_dataset_of_torch_is_trained_on(used):
+    assert used.steps("noise", "train/loss") == [1, 2]
+
+
+def test_a_test_set_of_ones_own_is_validated_on(used):
+    assert used.steps("squares", "val/psnr") == [2]
+
+
+def test_the_clips_of_a_test_set_of_ones_own_are_tested(used):
+    assert list(used.results("squares")["clips"]) == ["square0", "square1"]
+
+
+def as_8_bits(value: float) -> float:
+    """Round a grey level (0 to 1) to the nearest of the 256 levels of a file."""
+    return round(255 * value) / 255
+
+
+def test_the_frames_of_a_test_set_of_ones_own_are_compared_with_its_sharp_ones(used):
+    # Frame i of the page's test set has one grey level, 1 / (1 + i), seen at half of the light.
+    expected = []
+    for sharp in (1, 1 / 2, 1 / 3):
+        error = as_8_bits(sharp) - as_8_bits(sharp / 2)
+        expected.append(-20 * math.log10(error))  # PSNR in dB
+
+    found = used.results("squares")["clips"]["square1"]["per_frame"]["input"]["psnr"]
+
     assert found == pytest.approx(expected, abs=0.1)
-    assert len(list((runs / "squares/test/square0").glob("*.png"))) == 3
 
 
-def test_a_network_and_an_operator_are_built_with_the_channels_of_a_new_representation(used):
-    runs, _ = used
-    tiny, vrt = (
-        torch.load(runs / task / "models" / "2_G.pth", weights_only=True)
-        for task in ("tiny", "vrt")
-    )
-    assert tiny["params"]["conv.weight"].shape == (3, 3 + 3, 3, 3)
-    assert vrt["params"]["fusion.mix.weight"].shape == (8, 3)
-    for weights in (tiny, vrt):
-        spike = weights["options"]["spike"]
-        assert (spike["type"], spike["representation"]) == (
-            "inverted",
-            {"type": "count", "parts": 3},
-        )
+def test_the_frames_of_a_test_set_of_ones_own_are_saved(used):
+    assert len(used.restored("squares", "square0")) == 3
 
 
-def test_a_loss_and_a_writer_are_used(used):
-    runs, _ = used
-    for task in ("tiny", "vrt"):
-        lines = (runs / task / "numbers.txt").read_text().splitlines()
-        told = {tuple(line.split(" ")[:2]) for line in lines}
-        assert {("1", "train/loss"), ("2", "val/psnr"), ("2", "val/clip2")} <= told
-        values = {
-            name: [float(line.split(" ")[2]) for line in lines if f" train/loss{name} " in line]
-            for name in ("", "_power", "_bias")
-        }
-        assert len(terms := values["_power"] + values["_bias"]) == 4 and sum(
-            terms
-        ) == pytest.approx(sum(values[""]))
-        saved = [json.loads(path.read_text()) for path in (runs / task / "options").iterdir()]
-        assert saved and all(options["train"]["G_power"] == 1.5 for options in saved)
+# ---- Networks and the spikes they get ----
 
 
-def test_a_metric_is_in_validations_and_in_the_table_of_a_test(used):
-    runs, text = used
-    history = json.loads((runs / "tiny/training_history.json").read_text())
-    results = json.loads((runs / "tiny/test/metrics.json").read_text())
-    header, clip, *_ = (runs / "tiny/test/table.txt").read_text().splitlines()
-    values = results["clips"]["clip2"]["per_frame"]["restored"]["mae"]
+def test_a_network_is_built_with_the_channels_of_a_new_representation(used):
+    # RGB, and the three parts of the representation "count".
+    input_channels = 3 + 3
 
-    assert len(values) == 2 and min(values) > 0
-    assert results["averages"]["restored"]["mae"] == pytest.approx(sum(values) / 2)
-    assert " MAE   input" in header and f" {sum(values) / 2:.3f} " in clip
-    assert results["protocol"]["further metrics"].startswith("mae (border 2): Mean absolute error")
-    assert [step for step, _ in history["val/mae"]] == [2]
-    assert [step for step, _ in history["val/mae_input"]] == [2]
-    assert f", mae: {history['val/mae'][0][1]:.4f} (input " in text
-    assert ">mae<" in (runs / "tiny/report.html").read_text()
+    weight = used.weights("tiny")["params"]["conv.weight"]
+
+    assert weight.shape == (3, input_channels, 3, 3)
 
 
-@pytest.mark.parametrize("key", MISSPELT)
-def test_a_misspelt_key_of_a_new_part_is_refused_with_the_right_one(used, key):
-    said = used[1].partition(f"refused {list(MISSPELT).index(key)} ")[2].partition("refused ")[0]
-    assert f"the nearest is {MISSPELT[key]}" in said or "***" in MISSPELT[key] in said
+def test_a_fusion_operator_is_built_with_the_channels_of_a_new_representation(used):
+    weight = used.weights("vrt")["params"]["fusion.mix.weight"]
+
+    # The network of the tests has 8 features.
+    assert weight.shape == (8, 3)
+
+
+def test_weights_name_a_new_source_of_spikes(used, run):
+    assert used.weights(run)["options"]["spike"]["type"] == "inverted"
+
+
+def test_weights_name_a_new_representation(used, run):
+    spike = used.weights(run)["options"]["spike"]
+
+    assert spike["representation"] == {"type": "count", "parts": 3}
+
+
+# ---- Log writers and losses ----
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        pytest.param(1, "train/loss", id="a loss"),
+        pytest.param(2, "val/psnr", id="a score"),
+        pytest.param(2, "val/clip2", id="a picture"),
+    ],
+)
+def test_a_log_writer_is_given(used, run, step, name):
+    assert (step, name) in used.table(run)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_terms_of_a_loss_are_logged(used, run, step):
+    values = used.table(run)
+
+    terms = values[step, "train/loss_power"] + values[step, "train/loss_bias"]
+
+    assert terms == pytest.approx(values[step, "train/loss"])
+
+
+def test_saved_options_hold_the_keys_of_a_new_loss(used, run):
+    saved = list((used.runs / run / "options").iterdir())
+
+    assert saved
+    for path in saved:
+        assert json.loads(path.read_text())["train"]["G_power"] == 1.5
+
+
+# ---- Metrics ----
+
+
+@pytest.fixture
+def errors(used) -> list[float]:
+    """Give the metric "mae" of the page for each restored frame of the run "tiny"."""
+    return used.results("tiny")["clips"]["clip2"]["per_frame"]["restored"]["mae"]
+
+
+def test_a_metric_is_computed_for_each_frame_of_a_test(errors):
+    assert len(errors) == 2
+    assert min(errors) > 0
+
+
+def test_a_metric_is_averaged_over_the_frames_of_a_test(used, errors):
+    average = used.results("tiny")["averages"]["restored"]["mae"]
+
+    assert average == pytest.approx(sum(errors) / 2)
+
+
+def test_a_metric_is_a_column_of_the_table_of_a_test(used, errors):
+    header, line_of_clip, *_ = (used.runs / "tiny/test/table.txt").read_text().splitlines()
+
+    assert " MAE   input" in header
+    assert f" {sum(errors) / 2:.3f} " in line_of_clip
+
+
+def test_the_results_of_a_test_explain_a_metric(used):
+    said = used.results("tiny")["protocol"]["further metrics"]
+
+    assert said.startswith("mae (border 2): Mean absolute error")
+
+
+@pytest.mark.parametrize("curve", ["val/mae", "val/mae_input"])
+def test_a_metric_is_in_the_history_of_validations(used, curve):
+    assert used.steps("tiny", curve) == [2]
+
+
+def test_a_metric_is_in_the_log_line_of_a_validation(used):
+    _, value = used.history("tiny")["val/mae"][0]
+
+    assert f", mae: {value:.4f} (input " in used.text
+
+
+def test_a_metric_is_in_the_report_of_a_run(used):
+    assert ">mae<" in (used.runs / "tiny/report.html").read_text()
+
+
+# ---- Secrets ----
+
+
+def test_secrets_of_a_new_part_are_in_no_message(used):
+    assert "canary" not in used.text
+
+
+def test_secrets_of_a_new_part_are_in_no_file(used):
+    files = [path for path in used.runs.rglob("*") if path.is_file()]
+
+    assert files
+    for path in files:
+        assert b"canary" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("option", WRONG_SECRETS, ids=["list", "text"])
+def test_a_secret_of_a_wrong_type_is_hidden_in_the_error(used, option):
+    assert "***" in used.refusals[option]
+
+
+def test_the_record_of_a_run_hides_the_secret_of_a_new_part(used):
+    record = (used.runs / "tiny/environment.json").read_text()
+
+    # The record holds the command line as a text, so quotes within it are escaped.
+    assert r'"token\": \"***' in record
+
+
+def test_an_option_is_no_secret_because_its_name_begins_as_one(used):
+    assert used.weights("tiny")["options"]["netG"]["token_dim"] == 7

@@ -1,0 +1,115 @@
+"""A program of tests/stories/test_extending.py: it uses new parts in every program of the project.
+
+    with_new_parts.py FOLDER MISSPELT...
+
+FOLDER holds the new files at their places, e.g. FOLDER/models/loss_power.py, and options.json,
+which names the new parts. FOLDER/vrt.json holds another network. A misspelt argument is an option
+as on the command line, e.g. "netG.widht=3".
+
+The program writes FOLDER/report.json:
+
+    {"refusals": {misspelt argument: error message}, "exit_codes": {what was done: exit code}}
+
+The runs are in FOLDER/experiments, one folder for each value of the option `task`.
+"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# Values of secrets begin with "canary". The test looks for this word in files and messages.
+SECRETS = (
+    'logging={"use_tensorboard":false,"wandb_api_key":"canary-1"}',
+    'logging.writers=[{"type":"table","separator":" ","token":"canary-2"}]',
+)
+# Sections `datasets` for the two data sets that have no files.
+NOISE: dict[str, Any] = {
+    "train": {"dataset_type": "Noise", "samples": 4, "dataloader_num_workers": 1}
+}
+SQUARES: dict[str, Any] = NOISE | {"test": {"dataset_type": "Squares", "clips": 2}}
+
+
+def add_folder(folder: Path) -> None:
+    """Let Python find the files of `folder` as if a user had put them into the project."""
+    for name in ("data", "data.spike", "models", "models.fusion", "utils"):
+        package = importlib.import_module(name)
+        package.__path__.append(str(folder / name.replace(".", "/")))
+
+
+def refusals(options: list[str], misspelt: list[str]) -> dict[str, str]:
+    """Return the error message of each misspelt argument."""
+    import main_train_vrt
+    from utils.errors import OptionError
+
+    messages = {}
+    for argument in misspelt:
+        try:
+            main_train_vrt.read_options([*options, argument])
+        except OptionError as error:
+            messages[argument] = str(error)
+            # The output of this program must hold no secret, either.
+            print(error, flush=True)
+    return messages
+
+
+def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
+    """Run the programs one after the other. Returns what was done -> exit code."""
+    import main_test_vrt
+    import main_train_vrt
+    from scripts import build_clip_cache, doctor
+
+    codes = {}
+
+    # The data set from files, with the new network.
+    codes["check"] = doctor.main(["--data", *options])
+    with_secrets = [*options, *SECRETS]
+    # A run records its command line, which Python keeps in sys.argv. Here it must be that of
+    # main_train_vrt.py, so that the record would hold the secrets.
+    sys.argv[1:] = with_secrets
+    codes["train"] = main_train_vrt.main(with_secrets)
+    (saved,) = folder.glob("experiments/tiny/options/*.json")
+    # The saved options hold no secret, so the writer is given anew.
+    again = ["--opt", str(saved), 'logging.writers=["table"]']
+
+    # The data sets without files.
+    noise = [*options, f"datasets={json.dumps(NOISE)}"]
+    codes["train on noise"] = main_train_vrt.main([*noise, "task=noise"])
+    codes["check noise"] = doctor.main(["--data", *noise])
+    squares = [*options, "task=squares", f"datasets={json.dumps(SQUARES)}"]
+    codes["train with squares"] = main_train_vrt.main(squares)
+    codes["test squares"] = main_test_vrt.main([*squares, "--save", "frames"])
+
+    codes["train again"] = main_train_vrt.main(again)
+
+    # VRT with the new fusion operator, on a cache of the data set from files.
+    vrt = [*options, "task=vrt", f"netG={(folder / 'vrt.json').read_text()}"]
+    for split in ("train", "test"):
+        cache = folder / f"cache_{split}"
+        command = [*options, "--split", split, "--out", str(cache)]
+        codes[f"cache {split}"] = build_clip_cache.main(command)
+        backend = json.dumps({"type": "cache", "path": str(cache)})
+        vrt.append(f"datasets.{split}.io_backend={backend}")
+    codes["train vrt"] = main_train_vrt.main(vrt)
+
+    codes["test"] = main_test_vrt.main([*options, "--save", "frames"])
+    codes["test vrt"] = main_test_vrt.main([*vrt, "--save", "frames"])
+    return codes
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    misspelt = sys.argv[2:]
+    options = ["--opt", str(folder / "options.json")]
+
+    add_folder(folder)
+    report = {
+        "refusals": refusals(options, misspelt),
+        "exit_codes": exit_codes(folder, options),
+    }
+    (folder / "report.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
