@@ -1,22 +1,29 @@
 """Results that lie in the output folder: taken over where settings and inputs are the same, else
 refused.
+
+main_test_vrt.py runs in this process, with tiny networks of random weights: spike.pth of a network
+with spikes, rgb.pth of one without. Most tests restore the user's clip X/clip1, with a few frames
+of 32 x 32 pixels. Tests of names alone call `claim_folder`, the first step of each test of clips.
+
+Exit codes: 2 if an option must be changed (another --output, or --overwrite added), 3 if files must
+be moved or renamed, because they are not those of a test, or because two would have one name.
 """
 
 import json
-import re
 import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import pytest
 
-import main_test_vrt
 from data.clips.clip_reader import user_clips
 from models.restore.outputs import OF_ALL_CLIPS, Outputs, claim_folder, finish_clip
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import check, section, write_clip, write_info, write_video
 from tests.helpers.foreign import snapshot
-from tests.helpers.weights_files import make_home, message
+from tests.helpers.weights_files import make_home, message, metrics, restore
 from utils.dist import watchdog
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
@@ -24,284 +31,603 @@ from utils.files import MARK, RESULTS, claim_run_folder
 from utils.image import imwrite_rgb
 from utils.video import VideoReader
 
+# Without and with the flag --overwrite.
+BOTH = pytest.mark.parametrize("overwrite", [False, True], ids=["kept", "overwrite"])
+# The error about files that are not ours. The names of the files follow.
+NOT_OURS = "no test of this program made"
+
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home(tmp_path_factory) -> Path:
+    """Give the folder with the weights, an option file, and its test clips."""
     return make_home(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture
-def clip(home, tmp_path):
-    """A copy of a test clip as <tmp_path>/X/clip1/{blur,sharp}."""
-    shutil.copytree(home / "GOPRO_Large/test/test0", tmp_path / "X" / "clip1")
-    return tmp_path / "X" / "clip1"
+def clip(home, tmp_path) -> Path:
+    """Give a copy of a test clip, as <tmp_path>/X/clip1 with the folders blur and sharp."""
+    folder = tmp_path / "X" / "clip1"
+    shutil.copytree(home / "GOPRO_Large/test/test0", folder)
+    return folder
 
 
-def args(home, clip, out, *more):
-    return [
-        *map(str, ["--weights", home / "rgb.pth", "--input", clip / "blur", "--output", out, *more])
-    ]
+@pytest.fixture
+def out(tmp_path) -> Path:
+    """Give the place of the output folder. It does not exist yet."""
+    return tmp_path / "out"
 
 
-def test_an_output_around_the_inputs_is_refused_and_nothing_is_lost(home, clip, tmp_path, capfd):
+def restoring(home: Path, clip: Path, out: Path, *more: object) -> list[object]:
+    """Return the arguments that restore a clip to `out` without spikes. more: further arguments."""
+    return ["--weights", home / "rgb.pth", "--input", clip / "blur", "--output", out, *more]
+
+
+def scoring(home: Path, clip: Path, out: Path, *more: object) -> list[object]:
+    """Return the arguments that also compare the frames with the sharp ones, and save them."""
+    return restoring(home, clip, out, "--gt", clip / "sharp", "--save", "frames", *more)
+
+
+def times_of_change(folder: Path) -> dict[Path, int]:
+    """Return when each file of a folder was last written."""
+    return {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def names_of_files(folder: Path) -> set[str]:
+    """Return the name of each file below a folder, e.g. "clips/clip1.json"."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- Output and input in one place --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("X", id="around the clip"),
+        pytest.param("X/clip1", id="the clip"),
+        pytest.param("X/clip1/sharp/new", id="in the sharp frames"),
+        pytest.param("link", id="a link around the clip"),
+    ],
+)
+def test_an_output_around_the_inputs_is_refused(home, clip, tmp_path, capfd, place):
+    (tmp_path / "link").symlink_to(clip.parent)
     before = snapshot(tmp_path)
-    (home / "link").symlink_to(clip.parent)
-    for out in (clip.parent, clip / "sharp" / "new", clip, home / "link"):
-        text, code = message(capfd, *args(home, clip, out, "--gt", clip / "sharp", "--overwrite"))
-        assert code == 2 and "--output would write over the input" in text
+
+    text, code = message(
+        capfd, *restoring(home, clip, tmp_path / place, "--gt", clip / "sharp", "--overwrite")
+    )
+
+    assert code == 2
+    assert "--output would write over the input" in text
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("more", [[], ["--center-frame-only"]])
-def test_frames_without_the_mark_of_their_clip_are_scored_and_not_restored_again(
-    home, clip, tmp_path, more
-):
-    out = tmp_path / "out"
-    command = args(home, clip, out, "--gt", clip / "sharp", "--save", "frames", *more)
-    assert main_test_vrt.main(command) == 0
-    before = json.loads((out / "metrics.json").read_text())
-    (out / "clips" / "clip1.json").unlink()
-    times = {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()}
-    assert main_test_vrt.main(command) == 0
-    assert {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()} == times
-    after = json.loads((out / "metrics.json").read_text())
-    assert after["averages"] == before["averages"] and after["clips"]["clip1"]["frames"] == len(
-        times
-    )
-    assert after["protocol"]["frames"] == ("the middle one" if more else "all")
+# ---- Frames that are there already --------------------------------------------------------------
 
 
-def test_results_of_others_and_of_changed_inputs_are_not_taken_over(home, clip, tmp_path, capfd):
-    out = tmp_path / "out"
-    shutil.copytree(clip / "sharp", out / "clip1")  # PSNR inf, if taken for ours
-    command = args(home, clip, out, "--gt", clip / "sharp", "--save", "frames")
-    text, code = message(capfd, *command)
-    assert code == 3 and "no test of this program made: clip1" in text
-    shutil.rmtree(out)
-    main_test_vrt.main(command)
-    (out / "run.json").rename(tmp_path / "run.json")
-    text, code = message(capfd, *command)
-    assert code == 3 and "no test of this program made" in text and "with its run.json" in text
-    (tmp_path / "run.json").rename(out / "run.json")
-    picture = read_picture(clip / "blur" / "000000.png")
-    cv2.imwrite(str(clip / "blur" / "000000.png"), 255 - picture)
-    text, code = message(capfd, *command)
-    assert code == 2 and "the files of clip clip1 have changed" in text
-    assert main_test_vrt.main([*command, "--overwrite"]) == 0
+class Restarted(NamedTuple):
+    """A test that was interrupted before its clip was finished, and was started again."""
+
+    # What the results say about the choice of frames.
+    expected_choice: str
+    # Scores of the first start, and of the second.
+    before: dict[str, Any]
+    after: dict[str, Any]
+    # When each restored frame was written, after the first start and after the second.
+    times_before: dict[Path, int]
+    times_after: dict[Path, int]
 
 
-def test_options_of_the_test_section_are_part_of_the_signature(home, tmp_path, capfd):
-    out = tmp_path / "out"
-    command = [
-        "--opt",
-        str(home / "options.json"),
-        "--weights",
-        str(home / "spike.pth"),
-        "--output",
-        str(out),
-    ]
-    assert main_test_vrt.main([*command, "datasets.test.num_frame=2"]) == 0
-    for change, said in (
-        ("--dtype=bfloat16", "dtype was float32, is bfloat16"),
-        ("datasets.test.num_frame=-1", "datasets.test.num_frame was 2, is -1"),
-        ("datasets.test.spike.resize=bilinear", "spike.resize was nearest, is bilinear"),
-    ):
-        text, code = message(capfd, *command, "datasets.test.num_frame=2", change)
-        assert code == 2 and said in text, text
-    assert (
-        main_test_vrt.main(
-            [*command, "datasets.test.num_frame=2", "datasets.test.dataloader_num_workers=3"]
-        )
-        == 0
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(([], "all"), id="all frames"),
+        pytest.param((["--center-frame-only"], "the middle one"), id="middle frame"),
+    ],
+)
+def restarted(request, home, tmp_path_factory) -> Restarted:
+    """Restore a clip, remove the file that marks it as finished, and run the command again."""
+    more, expected_choice = request.param
+    out = tmp_path_factory.mktemp("restarted")
+    command = scoring(home, home / "GOPRO_Large/test/test0", out, *more)
+    restore(*command)
+    before = metrics(out)
+    times_before = times_of_change(out / "test0")
+    (out / "clips" / "test0.json").unlink()
+
+    restore(*command)
+
+    return Restarted(
+        expected_choice, before, metrics(out), times_before, times_of_change(out / "test0")
     )
 
 
-def in_to_out(home, folder, *save):
-    """The arguments that restore <folder>/in to <folder>/out without spikes."""
+def test_frames_of_an_unfinished_clip_are_not_restored_again(restarted):
+    assert restarted.times_after == restarted.times_before
+
+
+def test_frames_of_an_unfinished_clip_are_scored(restarted):
+    assert restarted.after["averages"] == restarted.before["averages"]
+    assert restarted.after["clips"]["test0"]["frames"] == len(restarted.times_before)
+
+
+def test_the_results_say_which_frames_were_restored(restarted):
+    assert restarted.after["protocol"]["frames"] == restarted.expected_choice
+
+
+def test_pictures_in_a_folder_without_run_json_are_not_taken_over(home, clip, out, capfd):
+    # If these perfect frames were taken for restored ones, the PSNR would be infinite.
+    shutil.copytree(clip / "sharp", out / "clip1")
+
+    text, code = message(capfd, *scoring(home, clip, out))
+
+    assert code == 3
+    assert f"{NOT_OURS}: clip1" in text
+
+
+@pytest.fixture
+def finished(home, clip, out) -> list[object]:
+    """Restore the clip to `out`. Gives the command that did it."""
+    command = scoring(home, clip, out)
+    restore(*command)
+    return command
+
+
+def test_results_whose_run_json_is_gone_are_not_taken_over(finished, out, capfd):
+    (out / "run.json").unlink()
+
+    text, code = message(capfd, *finished)
+
+    assert code == 3
+    assert NOT_OURS in text
+    assert "with its run.json" in text
+
+
+def invert(path: Path) -> None:
+    """Change a picture to its negative."""
+    cv2.imwrite(str(path), 255 - read_picture(path))
+
+
+def test_results_of_a_changed_input_are_not_taken_over(finished, clip, capfd):
+    invert(clip / "blur" / "000000.png")
+
+    text, code = message(capfd, *finished)
+
+    assert code == 2
+    assert "the files of clip clip1 have changed" in text
+
+
+def test_a_changed_input_is_restored_again_with_overwrite(finished, clip, out):
+    before = read_picture(out / "clip1" / "000000.png")
+    invert(clip / "blur" / "000000.png")
+
+    restore(*finished, "--overwrite")
+
+    assert not np.array_equal(read_picture(out / "clip1" / "000000.png"), before)
+
+
+# ---- Other settings -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def command_with_options(home) -> list[object]:
+    """Give a command with an option file. It has been run once."""
+    places = ["--weights", home / "spike.pth", "--output", home / "out_of_options"]
+    command = ["--opt", home / "options.json", *places, "datasets.test.num_frame=2"]
+    restore(*command)
+    return command
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param("--dtype=bfloat16", "dtype was float32, is bfloat16", id="type of numbers"),
+        pytest.param(
+            "datasets.test.num_frame=-1",
+            "datasets.test.num_frame was 2, is -1",
+            id="length of a window",
+        ),
+        pytest.param(
+            "datasets.test.spike.resize=bilinear",
+            "spike.resize was nearest, is bilinear",
+            id="way to resize spikes",
+        ),
+    ],
+)
+def test_results_of_other_settings_are_not_taken_over(command_with_options, capfd, change, said):
+    text, code = message(capfd, *command_with_options, change)
+
+    assert code == 2
+    assert said in text, text
+
+
+def test_results_are_taken_over_with_another_number_of_loaders(command_with_options):
+    # The number of loader processes changes no result.
+    restore(*command_with_options, "datasets.test.dataloader_num_workers=3")
+
+
+# ---- Several clips ------------------------------------------------------------------------------
+
+
+def restoring_all(home: Path, folder: Path, *save: str) -> list[object]:
+    """Return the arguments that restore the clips in <folder>/in to <folder>/out without spikes."""
     places = ["--input", folder / "in", "--output", folder / "out"]
     return ["--weights", home / "rgb.pth", *places, "--save", *save]
 
 
 def test_a_folder_of_videos_is_restored_with_its_times(home, tmp_path):
     (tmp_path / "in").mkdir()
-    sources = {"one": tmp_path / "in" / "one.mp4", "two": tmp_path / "in" / "two.avi"}
-    for count, source in enumerate(sources.values(), 2):
-        write_video(source, count)
-    assert main_test_vrt.main([*map(str, in_to_out(home, tmp_path, "video"))]) == 0
-    for name, source in sources.items():
-        before, after = VideoReader(source), VideoReader(tmp_path / f"out/{name}.mp4")
-        assert after.times == before.times and after.read(0).shape == before.read(0).shape
+    write_video(tmp_path / "in" / "one.mp4", count=2)
+    write_video(tmp_path / "in" / "two.avi", count=3)
+
+    restore(*restoring_all(home, tmp_path, "video"))
+
+    for name in ("one.mp4", "two.avi"):
+        source = VideoReader(tmp_path / "in" / name)
+        result = VideoReader((tmp_path / "out" / name).with_suffix(".mp4"))
+        assert result.times == source.times
+        assert result.read(0).shape == source.read(0).shape
 
 
-@pytest.mark.parametrize(("names", "save", "twice"), [
-    (("x", "x_comparison"), ("video", "comparison"), "x_comparison.mp4"),
-    (("clips", "000000"), ("frames",), "clips/000000.png"),
-    (("run.json", "x"), ("frames",), "run.json"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "save", "name_of_both"),
+    [
+        # The comparison of a clip "x" is x_comparison.mp4, and so is the video of the other clip.
+        pytest.param(
+            ("x", "x_comparison"),
+            ("video", "comparison"),
+            "x_comparison.mp4",
+            id="video of another clip",
+        ),
+        # The folder "clips" has an example frame of each clip, here 000000.png of the clip
+        # "000000". The restored frames of a clip "clips" lie in this folder, too.
+        pytest.param(
+            ("clips", "000000"), ("frames",), "clips/000000.png", id="example of another clip"
+        ),
+        # The frames of a clip "run.json" lie in a folder of this name.
+        pytest.param(("run.json", "x"), ("frames",), "run.json", id="file of all clips"),
+    ],
+)
 def test_two_results_of_one_name_are_refused_before_any_is_written(
-    home, clip, tmp_path, capfd, names, save, twice
+    home, clip, tmp_path, capfd, names, save, name_of_both
 ):
     for name in names:
         shutil.copytree(clip / "blur", tmp_path / "in" / name)
     before = snapshot(tmp_path)
-    text, code = message(capfd, *in_to_out(home, tmp_path, *save))
-    assert (
-        code == 3
-        and f"two results would have the name {twice}" in text
-        and "rename one of the clips" in text
-    )
+
+    text, code = message(capfd, *restoring_all(home, tmp_path, *save))
+
+    assert code == 3
+    assert f"two results would have the name {name_of_both}" in text
+    assert "rename one of the clips" in text
     assert snapshot(tmp_path) == before
 
 
-def claim(folder, clip, overwrite=False, **settings):
-    """The folder for the results of a clip of one frame."""
+# ---- Names of results ---------------------------------------------------------------------------
+
+VIDEOS = ("video", "comparison")
+
+
+def claim(
+    folder: Path,
+    clip: str,
+    overwrite: bool = False,
+    save: tuple[str, ...] = VIDEOS,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Take the folder for a test of one clip, which has one frame, named "0".
+
+    save: what the test saves. settings: the settings of the test, for run.json.
+    """
     claim_folder(
-        Outputs(folder, ("video", "comparison")), settings, {clip: "0"}, {clip: ["0"]}, overwrite
+        Outputs(folder, save),
+        settings=settings or {},
+        inputs={clip: "digest"},
+        stems={clip: ["0"]},
+        overwrite=overwrite,
     )
+
+
+def videos_in(folder: Path) -> list[str]:
+    """Return the names of the videos in a folder."""
+    return [path.name for path in folder.glob("*.mp4")]
 
 
 def test_the_results_of_an_earlier_clip_are_not_replaced_by_those_of_another(tmp_path):
     claim(tmp_path, "x")
     claim(tmp_path, "y")
+
     with pytest.raises(DataError, match=r"the name x_comparison\.mp4") as error:
         claim(tmp_path, "x_comparison")
+
     assert "clip x, which is there already" in str(error.value)
 
 
+@BOTH
 @pytest.mark.parametrize(
-    "name", ["strips/x/1.png", "strips", "x.mp4", "clips", "report.html", ".work/x/0.png"]
+    ("name", "shown"),
+    [
+        ("strips/x/1.png", "strips"),
+        ("strips", "strips"),
+        ("x.mp4", r"x\.mp4"),
+        ("clips", "clips"),
+        ("report.html", r"report\.html"),
+        (".work/x/0.png", r"\.work"),
+    ],
 )
-def test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start(tmp_path, name):
+def test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start(
+    tmp_path, name, shown, overwrite
+):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"theirs")
-    for overwrite in (False, True):
-        with pytest.raises(
-            DataError, match=f"no test of this program made: {re.escape(name.split('/')[0])}"
-        ):
-            claim(tmp_path, "x", overwrite)
+
+    with pytest.raises(DataError, match=f"{NOT_OURS}: {shown}"):
+        claim(tmp_path, "x", overwrite)
+
     assert not (tmp_path / "run.json").exists()
 
 
-def test_a_file_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
+@BOTH
+def test_a_video_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path, overwrite):
     claim(tmp_path, "x")
     (tmp_path / "mine.mp4").write_bytes(b"theirs")
-    for overwrite in (False, True):
-        with pytest.raises(DataError, match=r"no test of this program made: mine\.mp4"):
-            claim(tmp_path, "mine", overwrite)
-    claim(tmp_path, "x", True, other=1)
+
+    with pytest.raises(DataError, match=rf"{NOT_OURS}: mine\.mp4"):
+        claim(tmp_path, "mine", overwrite)
+
+    assert (tmp_path / "mine.mp4").read_bytes() == b"theirs"
+
+
+def test_a_frame_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
+    # The first test saved only videos, so x/0.png is not its frame.
+    claim(tmp_path, "x")
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "0.png").write_bytes(b"theirs")  # no test has saved frames of x
-    with pytest.raises(DataError, match=r"no test of this program made: x/0\.png"):
-        claim_folder(Outputs(tmp_path), {}, {"x": "0"}, {"x": ["0"]}, overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"mine.mp4", "run.json", "x"}
-    assert (
-        (tmp_path / "mine.mp4").read_bytes() == (tmp_path / "x" / "0.png").read_bytes() == b"theirs"
-    )
-    for damaged in (
-        {"settings": [1], "inputs": {}},
-        {"settings": {}, "inputs": {}, "files": {"x": ["/elsewhere"]}},
-    ):
-        (tmp_path / "run.json").write_text(json.dumps(damaged))
-        with pytest.raises(DataError, match="no test of this program made"):
-            claim_folder(Outputs(tmp_path), {}, {"x": "0"}, {"x": ["0"]}, overwrite=True)
+    (tmp_path / "x" / "0.png").write_bytes(b"theirs")
+
+    with pytest.raises(DataError, match=rf"{NOT_OURS}: x/0\.png"):
+        claim(tmp_path, "x", overwrite=True, save=("frames",))
+
+    assert (tmp_path / "x" / "0.png").read_bytes() == b"theirs"
 
 
-def test_results_and_training_runs_do_not_share_a_folder(tmp_path):
-    run, results = tmp_path / "run", tmp_path / "results"
-    claim_run_folder(run, ["log"], False)
-    for overwrite in (False, True):
-        with pytest.raises(OptionError, match="--output is the folder of a training run"):
-            claim(run, "x", overwrite)
-    claim(run / "test", "x")
-    claim(results, "x")
+def test_overwrite_leaves_a_file_of_the_user_that_no_test_would_write(tmp_path):
+    claim(tmp_path, "x")
+    (tmp_path / "mine.mp4").write_bytes(b"theirs")
+
+    claim(tmp_path, "x", overwrite=True, settings={"other": 1})
+
+    assert names_of_files(tmp_path) == {"mine.mp4", "run.json"}
+    assert (tmp_path / "mine.mp4").read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param({"settings": [1], "inputs": {}}, id="settings that are a list"),
+        pytest.param(
+            {"settings": {}, "inputs": {}, "files": {"x": ["/elsewhere"]}},
+            id="a file outside the folder",
+        ),
+    ],
+)
+def test_a_damaged_run_json_marks_no_folder_as_ours(tmp_path, content):
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "0.png").write_bytes(b"theirs")
+
+    with pytest.raises(DataError, match=NOT_OURS):
+        claim(tmp_path, "x", overwrite=True, save=("frames",))
+
+
+# ---- Results beside a training run --------------------------------------------------------------
+
+
+@BOTH
+def test_the_folder_of_a_training_run_is_refused_for_results(tmp_path, overwrite):
+    claim_run_folder(tmp_path, ["log"], False)
+
+    with pytest.raises(OptionError, match="--output is the folder of a training run"):
+        claim(tmp_path, "x", overwrite)
+
+    assert (tmp_path / MARK).is_file()
+
+
+def test_a_folder_in_that_of_a_training_run_is_taken_for_results(tmp_path):
+    claim_run_folder(tmp_path, ["log"], False)
+
+    claim(tmp_path / "test", "x")
+
+    assert (tmp_path / "test" / RESULTS).is_file()
+
+
+def test_the_folder_of_results_is_refused_for_a_training_run(tmp_path):
+    claim(tmp_path, "x")
+
     with pytest.raises(OptionError, match="holds the results of a test"):
-        claim_run_folder(results, ["log"], False)
-    claim_run_folder(results, ["log"], True)  # a run's checkpoints lie there
-    assert (run / MARK).is_file() and (results / RESULTS).is_file()
+        claim_run_folder(tmp_path, ["log"], False)
 
 
-def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path):
+def test_a_training_run_whose_checkpoints_lie_beside_results_goes_on(tmp_path):
+    claim(tmp_path, "x")
+
+    # True: checkpoints of this run are in the folder.
+    claim_run_folder(tmp_path, ["log"], True)
+
+    assert (tmp_path / RESULTS).is_file()
+
+
+# ---- What --overwrite removes -------------------------------------------------------------------
+
+# Files of the user, under names that other tests would write: the video of these frames, the frames
+# of a test that does not save them.
+FILES_OF_USER = (
+    "clip1/notes.txt",
+    "clips/mine.png",
+    "clip1.mp4",
+    "clip1_slowmotion.mp4",
+    ".work/clip1/000000.png",
+)
+
+
+@pytest.fixture
+def overwriting(home, clip, out) -> list[object]:
+    """Give a command that restores another clip, "second", and overwrites the results in `out`.
+
+    `out` holds the frames and comparison of clip1, and files of the user.
+    """
+    restore(*restoring(home, clip, out, "--gt", clip / "sharp", "--save", "frames", "comparison"))
+    for name in FILES_OF_USER:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+
+    second = clip.parent / "second"
+    shutil.copytree(clip / "blur", second / "blur")
+    return restoring(home, second, out, "--overwrite", "--save", "video", "--dtype", "bfloat16")
+
+
+def test_overwrite_removes_the_results_of_the_earlier_test_alone(overwriting, out):
+    restore(*overwriting)
+
+    of_first_clip = {name for name in names_of_files(out) if "second" not in name}
+    assert of_first_clip == {*FILES_OF_USER, *OF_ALL_CLIPS}
+    for name in FILES_OF_USER:
+        assert (out / name).read_text() == "mine"
+
+
+def test_overwrite_writes_the_results_of_the_new_test(overwriting, out):
+    restore(*overwriting)
+
+    assert {"second.mp4", "clips/second.json"} <= names_of_files(out)
+
+
+def test_overwrite_does_not_need_results_that_the_user_removed(overwriting, out):
+    shutil.rmtree(out / "strips")
+
+    restore(*overwriting)
+
+    assert (out / "second.mp4").is_file()
+
+
+def test_overwrite_removes_nothing_through_a_link(overwriting, out, tmp_path, capfd):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "000000.png").write_text("theirs")
+    shutil.rmtree(out / "strips")
+    (out / "strips").symlink_to(elsewhere)
+
+    message(capfd, *overwriting)
+
+    assert [path.read_text() for path in elsewhere.iterdir()] == ["theirs"]
+
+
+def test_overwrite_removes_what_a_killed_test_has_written(tmp_path):
+    claim(tmp_path, "x")
+    (tmp_path / "x.mp4").write_bytes(b"ours")
+    (tmp_path / "x_comparison.mp4").write_bytes(b"ours")
+
+    claim(tmp_path, "y", overwrite=True)
+
+    assert videos_in(tmp_path) == []
+
+
+def test_overwrite_removes_what_a_test_of_an_earlier_version_saved(tmp_path):
+    # Earlier versions did not list their files in run.json. Only the setting `save` tells that this
+    # test wrote a video, and no comparison.
+    claim(tmp_path, "x", settings={"save": ["video"]})
+    about = json.loads((tmp_path / RESULTS).read_text())
+    del about["files"]
+    (tmp_path / RESULTS).write_text(json.dumps(about))
+    (tmp_path / "x.mp4").write_bytes(b"ours")
+    (tmp_path / "x_comparison.mp4").write_bytes(b"theirs")
+
+    claim(tmp_path, "y", overwrite=True)
+
+    assert videos_in(tmp_path) == ["x_comparison.mp4"]
+
+
+# ---- Signs of life for the watchdog -------------------------------------------------------------
+
+
+class Scored(NamedTuple):
+    """A clip whose restored frames were scored and shown."""
+
+    frames: int
+    # The phase of the run, as the watchdog sees it: at each score, and at the end.
+    phases: set[str]
+    # When the last sign of life was, at each score, and at the end.
+    times: list[float]
+
+
+@pytest.fixture
+def scored(clip, out) -> Scored:
+    """Score black frames, and make videos of them."""
     (reader,) = user_clips(clip / "blur", gt=clip / "sharp")
-    outputs, seen, indices = (
-        Outputs(tmp_path / "out", ("comparison", "video")),
-        [],
-        range(len(reader.stems)),
-    )
-    restored = np.zeros((*reader.frame(0)["lq"].shape[1:], 3), np.uint8)
+    outputs = Outputs(out, ("comparison", "video"))
+    _, height, width = reader.frame(0)["lq"].shape
     for stem in reader.stems:
-        imwrite_rgb(outputs.file("frame", "clip1", stem), restored)
+        imwrite_rgb(outputs.file("frame", "clip1", stem), np.zeros((height, width, 3), np.uint8))
+    places = []
 
-    def score(*_):
-        seen.append(RUN.place)
+    def note_place(*_: Any) -> dict[str, float]:
+        """Give no further score."""
+        places.append(RUN.place)
         return {}
 
     watchdog.phase("score: clip1")
-    finish_clip(reader, indices, outputs, score, {})
-    seen.append(RUN.place)
-    assert len(indices) > 1 and len({place.since for place in seen}) == 2 * len(indices) + 1
-    assert {place.phase for place in [*seen, RUN.place]} == {"score: clip1"}
+    finish_clip(reader, range(len(reader.stems)), outputs, note_place, {})
+    places.append(RUN.place)
     watchdog.phase("start")
-
-
-def test_overwrite_removes_the_results_of_the_earlier_test_and_nothing_else(home, clip, tmp_path):
-    out = tmp_path / "out"
-    saved = ("frames", "comparison")
-    assert main_test_vrt.main(args(home, clip, out, "--gt", clip / "sharp", "--save", *saved)) == 0
-    # Names that other tests would have: a video of these frames, the frames of a clip without sharp
-    # ones.
-    mine = (
-        "clip1/notes.txt",
-        "clips/mine.png",
-        "clip1.mp4",
-        "clip1_slowmotion.mp4",
-        ".work/clip1/000000.png",
+    return Scored(
+        len(reader.stems), {place.phase for place in places}, [place.since for place in places]
     )
-    for name in mine:
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text("mine")
-    shutil.rmtree(out / "strips")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "000000.png").write_text("theirs")
-    (out / "strips").symlink_to(tmp_path / "elsewhere")
-    shutil.copytree(clip / "blur", clip.parent / "second" / "blur")
-    command = args(
-        home, clip.parent / "second", out, "--overwrite", "--save", "video", "--dtype", "bfloat16"
-    )
-    with pytest.raises(SystemExit):  # pictures would go through the link
-        main_test_vrt.main(command)
-    assert [path.read_text() for path in (tmp_path / "elsewhere").iterdir()] == ["theirs"]
-    (out / "strips").unlink()
-    assert main_test_vrt.main(command) == 0
-    names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
-    assert {name for name in names if "second" not in name} == {*mine, *OF_ALL_CLIPS}
-    assert {"second.mp4", "clips/second.json"} <= names
 
 
-def test_overwrite_removes_what_a_killed_test_has_written_and_what_one_of_an_earlier_version_saved(
-    tmp_path,
-):
-    for is_older in (False, True):
-        claim(tmp_path, "x", overwrite=True, save=["video"])
-        (tmp_path / "x.mp4").write_bytes(b"ours")
-        if is_older:
-            about = json.loads((tmp_path / RESULTS).read_text())
-            (tmp_path / RESULTS).write_text(
-                json.dumps({key: about[key] for key in ("settings", "inputs")})
-            )
-        (tmp_path / "x_comparison.mp4").write_bytes(b"ours" if not is_older else b"theirs")
-        claim(tmp_path, "y", overwrite=True)
-        assert [path.name for path in tmp_path.glob("*.mp4")] == is_older * ["x_comparison.mp4"]
+def test_each_score_of_a_frame_is_a_sign_of_life(scored):
+    # Two pictures of each frame are scored, the restored one and the input. One more sign of life
+    # comes at the end of the videos.
+    assert scored.frames > 1
+    assert len(set(scored.times)) == 2 * scored.frames + 1
 
 
-def test_reading_a_long_video_and_checking_many_files_go_on_with_each(tmp_path, monkeypatch):
-    write_video(tmp_path / "v.mp4")
+def test_signs_of_life_do_not_change_the_phase(scored):
+    assert scored.phases == {"score: clip1"}
+
+
+@pytest.fixture
+def signs(monkeypatch) -> list[str]:
+    """Give a list that gets an item at each sign of life."""
+    found: list[str] = []
+    monkeypatch.setattr(watchdog, "go_on", lambda: found.append("sign"))
+    return found
+
+
+def test_opening_a_video_gives_a_sign_of_life_for_each_frame(tmp_path, signs):
+    write_video(tmp_path / "v.mp4", count=6)
+    signs.clear()
+
+    user_clips(tmp_path / "v.mp4")
+
+    # All frames are read for their times, and the first one again for the size.
+    assert len(signs) == 6 + 1
+
+
+def test_reading_a_late_frame_of_a_video_gives_a_sign_of_life_for_each_frame(tmp_path, signs):
+    write_video(tmp_path / "v.mp4", count=6)
+    (reader,) = user_clips(tmp_path / "v.mp4")
+    signs.clear()
+
+    reader.frame(5)
+
+    # Frame 0 was read for the size. So the frames 1 to 5 are left.
+    assert len(signs) == 5
+
+
+def test_checking_a_clip_gives_a_sign_of_life_for_each_file(tmp_path, signs):
     write_clip(tmp_path, "clip0", frames=6)
     write_info(tmp_path)
-    monkeypatch.setattr(watchdog, "go_on", lambda: seen.append(0))
-    seen = []
-    (reader,) = user_clips(tmp_path / "v.mp4")
-    assert len(seen) == 6 + 1  # all of them for their times, one for the size
-    reader.frame(5)
-    assert len(seen) == 6 + 6
+    signs.clear()
+
     check(section(tmp_path))
-    assert len(seen) == 12 + 3 * 6 + 1  # each file, and the spikes of the clip
+
+    # A blurry, a sharp and a spike file of each frame, and the spikes of the clip as a whole.
+    assert len(signs) == 3 * 6 + 1
