@@ -37,9 +37,11 @@ from tests.helpers.clip_files import (
 from tests.helpers.spike_files import sps100_bytes
 from utils.errors import DataError
 
-SMALL = SpikeGeometry(2, 8)
-OF_CLIPS = SpikeGeometry(8, 12)
-SPS100 = SpikeGeometry(1000, 1000, flipud=False, layout="sps100")
+# Planes of 16 pixels, so of 2 bytes.
+SMALL = SpikeGeometry(height=2, width=8)
+# Planes of the clips of tests/helpers/clip_files.py: 96 pixels, so 12 bytes.
+OF_CLIPS = SpikeGeometry(height=8, width=12)
+SPS100 = SpikeGeometry(height=1000, width=1000, flipud=False, layout="sps100")
 
 
 def random_spikes(height, width, planes=5, seed=0):
@@ -90,16 +92,16 @@ def crops_of(height, width):
     place within a byte.
     """
     crops = [
-        Crop(0, 0, 1, 1),
-        Crop(height - 3, width - 3, 3, 3),
-        Crop(2, width // 2 - 3, 5, 6),
-        Crop(0, 3, height, 5),
+        Crop(top=0, left=0, height=1, width=1),
+        Crop(top=height - 3, left=width - 3, height=3, width=3),
+        Crop(top=2, left=width // 2 - 3, height=5, width=6),
+        Crop(top=0, left=3, height=height, width=5),
     ]
     if width < 20:
         for top in (0, 5):
             for left in range(width):
                 for crop_width in range(1, width - left + 1):
-                    crops.append(Crop(top, left, 3, crop_width))
+                    crops.append(Crop(top=top, left=left, height=3, width=crop_width))
     return crops
 
 
@@ -136,7 +138,7 @@ def test_a_crop_beyond_the_plane_is_refused(written):
     height, width = spikes.shape[1:]
 
     with pytest.raises(SpikeFileError, match="outside the plane"):
-        file.read(crop=Crop(1, 0, height, width))
+        file.read(crop=Crop(top=1, left=0, height=height, width=width))
 
 
 # ---- Packed bits ----
@@ -189,14 +191,28 @@ def test_head_columns_are_the_last_of_a_row(tmp_path, name):
     assert np.array_equal(found, spikes[:, :, :8])
 
 
-def test_a_ragged_end_is_left_out_if_truncation_is_asked_for(tmp_path):
-    # Two planes of 2 bytes, and a byte more.
-    (tmp_path / "a.dat").write_bytes(bytes.fromhex("c0010080ff"))
+@pytest.fixture
+def ragged(tmp_path):
+    """Give two planes, and a file of them that has one byte more."""
+    spikes = random_spikes(2, 8, planes=2)
+    path = tmp_path / "a.dat"
+    write_spikes(path, spikes, SMALL)
+    path.write_bytes(path.read_bytes() + b"\xff")
+    return spikes, path
 
-    found = read_spikes(tmp_path / "a.dat", SMALL, remainder="truncate")
 
-    assert count_planes(tmp_path / "a.dat", SMALL, remainder="truncate") == 2
-    assert found[1, 0, 7] == 1
+def test_a_ragged_end_is_not_read_if_truncation_is_asked_for(ragged):
+    spikes, path = ragged
+
+    found = read_spikes(path, SMALL, remainder="truncate")
+
+    assert np.array_equal(found, spikes)
+
+
+def test_a_ragged_end_is_not_counted_if_truncation_is_asked_for(ragged):
+    _, path = ragged
+
+    assert count_planes(path, SMALL, remainder="truncate") == 2
 
 
 def test_a_file_of_less_than_a_plane_cannot_be_truncated(tmp_path):
@@ -232,6 +248,11 @@ def test_the_name_of_a_geometry_shows_new_fields_only_if_they_are_unusual(field,
 
 
 # ---- SPS100 cameras ----
+#
+# The camera reads a line of 1000 pixels as two half-lines of 500. A half-line ends with a word of
+# 12 bits, which says the number of the line. So a plane has 2000 half-lines of 512 bits.
+BYTES_OF_HALF_LINE = 512 // 8
+BYTES_OF_PLANE = 2000 * BYTES_OF_HALF_LINE
 
 
 @pytest.fixture
@@ -239,8 +260,10 @@ def sps100(tmp_path):
     """Give two planes, and a capture of them that begins and ends within a plane."""
     spikes = random_spikes(1000, 1000, planes=2)
     content = sps100_bytes(spikes)
-    end_of_a_plane = content[80_016:128_000]
-    begin_of_a_plane = content[:4000]
+    first_plane = content[:BYTES_OF_PLANE]
+    # The capture begins within a half-line, 16 bytes after its begin. It ends within one, too.
+    end_of_a_plane = first_plane[1250 * BYTES_OF_HALF_LINE + 16 :]
+    begin_of_a_plane = first_plane[: 62 * BYTES_OF_HALF_LINE + 32]
     path = tmp_path / "a.dat"
     path.write_bytes(end_of_a_plane + content + begin_of_a_plane)
     return spikes, path
@@ -255,10 +278,13 @@ def test_a_capture_of_the_sps100_may_start_within_a_plane(sps100):
     assert np.array_equal(file.read(), spikes)
 
 
-def test_a_crop_of_the_sps100_may_lie_across_the_words_between_half_lines(sps100):
+def test_a_crop_of_the_sps100_may_lie_in_both_half_lines(sps100):
     spikes, path = sps100
+    # Five columns on each side of column 500, where the second half-line begins. In the file, a
+    # word lies between them.
+    crop = Crop(top=7, left=495, height=2, width=10)
 
-    found = open_spikes(path, SPS100).read(1, 1, Crop(7, 495, 2, 10))
+    found = open_spikes(path, SPS100).read(first=1, count=1, crop=crop)
 
     assert np.array_equal(found, spikes[1:, 7:9, 495:505])
 
@@ -279,21 +305,42 @@ def test_a_capture_of_the_sps100_is_no_file_of_another_camera(sps100, geometry):
         open_spikes(path, geometry, "truncate")
 
 
-def test_samples_of_an_sps100_from_a_cache_are_those_from_its_files(tmp_path):
+def write_clip_of_sps100(root, spikes):
+    """Write a clip of one frame. Returns the section `datasets.train` of an option file for it."""
     scene = np.random.default_rng(0).integers(0, 255, (1000, 1000))
-    spikes = random_spikes(1000, 1000, planes=2)
     for folder in ("blur", "sharp"):
-        write_png(tmp_path / f"GOPRO_Large/train/clip0/{folder}/000000.png", scene)
-    path = tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat"
+        write_png(root / "GOPRO_Large/train/clip0" / folder / "000000.png", scene)
+    path = root / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat"
     path.parent.mkdir(parents=True)
     path.write_bytes(sps100_bytes(spikes))
-    spike = section(tmp_path)["spike"] | {"h": 1000, "w": 1000, "layout": "sps100", "rate": 1.0}
-    values = section(tmp_path, spike=spike, num_frame=1, gt_size=1000)
 
-    sample = set_for_training(cached(values, tmp_path / "cache"))[0, 0]
+    of_camera = {"h": 1000, "w": 1000, "layout": "sps100", "rate": 1.0}
+    spike = section(root)["spike"] | of_camera
+    return section(root, spike=spike, num_frame=1, gt_size=1000)
 
-    assert same(sample, set_for_training(values)[0, 0])
+
+def first_sample(values):
+    """Return sample 0 of epoch 0 of a section `datasets.train`."""
+    dataset = set_for_training(values)
+    return dataset[0, 0]
+
+
+def test_samples_of_an_sps100_hold_its_spikes(tmp_path):
+    spikes = random_spikes(1000, 1000, planes=2)
+
+    sample = first_sample(write_clip_of_sps100(tmp_path, spikes))
+
+    # The two channels of the clips' representation are the two planes, one in each half.
     assert np.array_equal(sample["spike"][0].numpy(), spikes)
+
+
+def test_samples_of_an_sps100_from_a_cache_are_those_from_its_files(tmp_path):
+    values = write_clip_of_sps100(tmp_path, random_spikes(1000, 1000, planes=2))
+    from_files = first_sample(values)
+
+    from_cache = first_sample(cached(values, tmp_path / "cache"))
+
+    assert same(from_cache, from_files)
 
 
 # ---- Files of something else ----
@@ -420,6 +467,7 @@ def test_a_file_of_matlab_is_said_to_be_one(tmp_path, head, kind):
     ],
 )
 def test_planes_of_a_bright_scene_may_begin_as_another_file_does(tmp_path, begin):
+    # Two planes of 12 bytes. 0xf7 stands for eight pixels, of which all but one fire.
     (tmp_path / "a.dat").write_bytes(begin.ljust(24, b"\xf7"))
 
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
@@ -502,6 +550,7 @@ def convert(root, suffix):
 def test_samples_do_not_depend_on_the_format(clips, suffix, is_cached):
     turns: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
     of_dat = build(clips, **turns)
+    # All samples of epoch 1: two clips of six frames.
     expected = [of_dat[1, index] for index in range(12)]
     convert(clips, suffix)
     values = section(clips, spike=section(clips)["spike"] | {"bit_order": "big"}, **turns)
