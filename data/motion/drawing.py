@@ -10,15 +10,20 @@ import numpy as np
 
 from data.motion.flow import Motion
 
-# Pixels of motion that are drawn in the full colour, at least. Less motion is drawn paler.
+# A way is the motion of a pixel from the begin of the exposure to its end, x and y in RGB pixels.
+
+# The way that is drawn in the full colour has at least this length, in pixels. So if nothing moves
+# more than a fraction of a pixel, the picture is pale.
 LEAST_LONGEST = 1.0
-# Share of the pixels that may be longer than what is drawn in the full colour.
+# Share of the pixels whose way may be longer than that. They are drawn in the full colour, too.
+# Without them, one wrong way could make all others pale.
 LONGER = 0.05
 # A motion whose expected error is as large as this share of its length is drawn as not trusted.
 NOT_TRUSTED = 0.5
 # An error below this, in pixels, moves no light that one could see, however short the motion is.
 NO_MATTER = 0.5
-# Of the grey that covers what is not trusted, and of its lines, which are so many pixels apart.
+# Grey levels of the cover where the motion is not trusted, and of the slanted lines on it. The
+# lines are LINE_EACH pixels apart.
 GREY, DARK_GREY = 160, 90
 LINE_EACH = 6
 
@@ -30,6 +35,8 @@ def motion_picture(motion: Motion) -> np.ndarray:
     is drawn at the place of the pixel in the sharp frame. Grey lines cover the pixels whose motion
     was not trusted, see `not_trusted`.
     """
+    # The cover is grey, and every sixth diagonal is darker. A motion has grey in no place, because
+    # still pixels are white.
     picture = way_picture(_way(motion))
     covered = not_trusted(motion)
     y, x = np.indices(covered.shape)
@@ -45,10 +52,12 @@ def longest_way(motion: Motion) -> float:
 
 
 def _way(motion: Motion) -> np.ndarray:
+    """Return the way of each pixel within the exposure, (H, W, 2), x and y in pixels."""
     return motion.shifts[-1] - motion.shifts[0]
 
 
 def _longest(lengths: np.ndarray) -> float:
+    """Return the length that is drawn in the full colour. lengths: (H, W), in pixels."""
     return max(float(np.quantile(lengths, 1 - LONGER)), LEAST_LONGEST)
 
 
@@ -60,6 +69,7 @@ def way_picture(way: np.ndarray) -> np.ndarray:
     length = np.linalg.norm(way, axis=-1)
     longest = _longest(length)
     angle = np.arctan2(way[..., 1], way[..., 0])  # right is 0, down is pi / 2
+    # Hue in degrees, saturation and value in [0, 1], as OpenCV takes float32.
     hsv = np.empty((*length.shape, 3), np.float32)
     hsv[..., 0] = np.rad2deg(angle) % 360
     hsv[..., 1] = np.minimum(length / longest, 1)
@@ -70,8 +80,9 @@ def way_picture(way: np.ndarray) -> np.ndarray:
 def not_trusted(motion: Motion) -> np.ndarray:
     """Return where the motion was not trusted, (H, W) bool.
 
-    There its expected error, in the mean over the exposure, is large beside its length. Where the
-    error is shorter than half a pixel it does not matter.
+    A motion is not trusted if its expected error is large in comparison with its length, both in
+    the mean over the exposure: an error of 3 pixels in a motion of 5, but not in a motion of 10. An
+    error below half a pixel never counts, because nobody would see it.
     """
     error = motion.errors.mean(axis=0)
     length = np.linalg.norm(motion.shifts, axis=-1).mean(axis=0)

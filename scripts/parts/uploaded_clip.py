@@ -1,4 +1,17 @@
-"""One restoration of files that somebody uploaded: its limits, its command line, its process."""
+"""One restoration of files that somebody uploaded to the page of app.py.
+
+app.py calls `start_work` and then asks the `Work` for frames and messages. The restoration is a
+process of main_test_vrt.py, so that it can be ended and has its own memory. The page may be open to
+strangers, so this module limits what they can ask for: sizes, and options that name no file.
+
+The folder of a restoration:
+
+    clip/blur, clip/spike, clip/sharp    the uploaded files, under their own names
+    results                              what main_test_vrt.py writes
+    log                                  what main_test_vrt.py prints
+
+Tests: tests/parts/scripts/test_uploaded_clip.py, tests/stories/test_app.py
+"""
 
 import os
 import re
@@ -18,46 +31,54 @@ from utils.errors import DataError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "main_test_vrt.py"
-NETWORK = "network"
+NETWORK = "network"  # the method on the page that has no --method
 # Name on the page -> --weights. Of the released networks those that deblur without further input.
 WEIGHTS = {path.stem: f"weights/{path.name}" for path in sorted(SHIPPED.parent.glob("*.pth"))}
 WEIGHTS |= {name: name for name in ("vrt/005", "vrt/006", "vrt/007")}
-# What a stranger may ask of the machine: bytes of a file and of all files, frames and their pixels.
+# What a stranger may ask of the machine: bytes of one file (for app.py) and of all files, number of
+# frames, and pixels of a frame.
 MOST_FILE, MOST_BYTES = 256 * 2**20, 512 * 2**20
 MOST_FRAMES, MOST_PIXELS = 120, 1920 * 1088
-# An option has no "/", so that it names no file outside of this project.
+# An option of the page, e.g. "spike.exposure=[0, 20]" or "method.groups=8". Only these two sections
+# may be set, and a value has no "/", so that it names no file outside of this project.
 OPTION = re.compile(r"(?:spike|method)(?:\.\w+)+=[\w.,+\-\[\]{}:\"' ]*")
 
 
 @dataclass
 class Work:
-    """One restoration: the folder of its files, the blurry frames, and the process."""
+    """One restoration that has been started."""
 
-    folder: Path
-    frames: FrameSource
-    process: subprocess.Popen[bytes]
-    is_cancelled: bool = False
+    folder: Path  # its files, see the docstring of this module
+    frames: FrameSource  # the blurry frames
+    process: subprocess.Popen[bytes]  # of main_test_vrt.py
+    is_cancelled: bool = False  # whether the user ended it
 
     @property
     def results(self) -> Path:
+        """Return the folder of the results. It may not be there yet."""
         return self.folder / "results"
 
     def restored(self) -> list[Path]:
-        """Return the restored frames, in the order of the blurry ones."""
+        """Return the files of the restored frames so far, in the order of the blurry frames.
+
+        A restored frame has the name of its blurry frame. Names alone do not tell the order.
+        """
         found = {path.stem: path for path in self.results.glob("*/*.png")}
         return [found[stem] for stem in self.frames.stems if stem in found]
 
     def messages(self) -> str:
-        """Return what the program has said, with names of files as they were uploaded."""
+        """Return what the program has printed so far, with the names of files as uploaded."""
         text = (self.folder / "log").read_text(encoding="utf-8", errors="replace")
         return as_uploaded(text, self.folder)
 
     def cancel(self) -> None:
+        """End the process, and wait until it has ended. A process that has ended stays so."""
         self.is_cancelled = True
         self.process.kill()
         self.process.wait()
 
     def remove(self) -> None:
+        """End the process and remove its folder, with the uploaded files."""
         self.cancel()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -74,11 +95,15 @@ def start_work(
     rate: float,
     more: str,
 ) -> Work:
-    """Start main_test_vrt.py on uploaded files. Raises SpikeVRTError.
+    """Start main_test_vrt.py on uploaded files. Raises SpikeVRTError if they are refused.
 
-    folder: for the files of this restoration. frames, spikes, sharp: the files, None without any.
-    height, width, rate: 0 for what is to be found.
+    folder: where the files of this restoration go; nothing is there yet.
+    frames, spikes, sharp: paths of uploaded files, None without any. Only frames are needed.
+    method: NETWORK, or a value of --method. weights: a key of WEIGHTS.
+    height, width: of a spike plane, 0 if they are to be found.
+    rate: spike.rate, 0 if it is to be found. more: options, one "key=value" per line.
     """
+    # The limits come before anything is copied or read.
     refuse_size([*(frames or ()), *(spikes or ()), *(sharp or ())])
     if not frames:
         raise OptionError("no frames", "the page", "a blurry film, or frames", "give the files")
@@ -86,6 +111,7 @@ def start_work(
     source = FrameSource(blurry)
     frame_size = source.read(0).shape[:2]
     refuse_long(source, frame_size)
+    # The command line. Each option of the page adds its flags, or none.
     command: list[str | int | Path]
     command = ["--input", blurry, "--output", folder / "results", "--save", "frames", "comparison"]
     command += ["video"] if source.is_video else []
@@ -99,6 +125,7 @@ def start_work(
     command += ["--weights", WEIGHTS[weights]] if method in (NETWORK, JOINT) else []
     command += [f"spike.rate={rate}"] if rate else []
     command += [checked_option(option) for option in more.splitlines() if option]
+    # The process has its own copy of the open log, so the file can be closed here.
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), *map(str, command)],
@@ -110,7 +137,11 @@ def start_work(
 
 
 def placed(files: Sequence[str], folder: Path) -> Path:
-    """Copy uploaded files to a folder. Return it, or the only file. Raises DataError."""
+    """Copy uploaded files to a folder. Return the folder, or the file if there is only one.
+
+    A file that describes the spikes (dataset.json) does not count: one spike file and dataset.json
+    give the path of the spike file. Raises DataError for two files of the same name.
+    """
     folder.mkdir(parents=True)
     for file in files:
         path = folder / Path(file).name
@@ -124,11 +155,14 @@ def placed(files: Sequence[str], folder: Path) -> Path:
 
 
 def found_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
-    """Return height and width of a spike plane as `spike_tool.py info` finds them.
+    """Return (height, width) of a spike plane, as `spike_tool.py info` finds them.
 
-    picture: height and width of a frame. Returns None if the program finds them itself, or nobody
-    can without doubt.
+    Returns None if main_test_vrt.py finds the size itself (the file or dataset.json says it), or if
+    several sizes fit the file.
+
+    spikes: file or folder. picture: (height, width) of a frame, whose shape the plane should have.
     """
+    # All spike files of a clip have the same size, so the first one is enough.
     files = spike_files(spikes)
     if not files:
         return None
@@ -138,6 +172,7 @@ def found_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None
 
 
 def checked_option(option: str) -> str:
+    """Return an option unchanged. Raises OptionError if the page may not set it, see OPTION."""
     if OPTION.fullmatch(option) is None:
         raise OptionError(
             what=f"cannot set {option}",
@@ -149,6 +184,7 @@ def checked_option(option: str) -> str:
 
 
 def refuse_size(files: Sequence[str]) -> None:
+    """Raise DataError if all files together have more than MOST_BYTES."""
     size = sum(os.stat(file).st_size for file in files)
     if size > MOST_BYTES:
         raise DataError(
@@ -160,6 +196,7 @@ def refuse_size(files: Sequence[str]) -> None:
 
 
 def refuse_long(source: FrameSource, size: tuple[int, int]) -> None:
+    """Raise DataError for too many frames, or too large ones. size: (height, width) of a frame."""
     height, width = size
     if len(source) > MOST_FRAMES or height * width > MOST_PIXELS:
         raise DataError(
@@ -171,5 +208,8 @@ def refuse_long(source: FrameSource, size: tuple[int, int]) -> None:
 
 
 def as_uploaded(text: str, folder: Path) -> str:
-    """Return a text with names of files as they were uploaded."""
+    """Return a text with the names of files as they were uploaded.
+
+    E.g. "<folder>/clip/blur/a.mp4" -> "blur/a.mp4". So messages do not show paths of the machine.
+    """
     return text.replace(f"{folder / 'clip'}/", "").replace(f"{folder}/", "")
