@@ -1,7 +1,16 @@
 """What both cameras recorded around one exposure, as the planes themselves and not as channels.
 
-Times are counted in planes from the first plane of the stream. Plane p collects light from
-p to p + 1, and its spikes end an interval at p + 1.
+A plane is one binary picture (h, w) of the spike camera. The planes of an exposure and some around
+it are a stream (T, h, w). Times are counted in planes from the first plane of the stream. Plane p
+collects light from p to p + 1, and its spikes end an interval at p + 1.
+
+    RecordedClip    a clip: `read` reads the recording of a frame, `gain` measures the spike pixels
+    Recording       one exposure: the blurry frame and its stream
+    View            where the spike pixels lie on the frame
+
+The joint solution and the motion are made from these (data/motion/joint.py, data/motion/flow.py).
+
+Tests: tests/parts/data/test_joint.py, tests/parts/data/test_motion.py
 """
 
 import itertools
@@ -18,37 +27,40 @@ from data.spike.formats import Crop
 from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear, window_light
 from utils.errors import DataError
 
-# Frames of a clip from which the gain of each spike pixel is measured.
+# Most frames of a clip from which the gain of each spike pixel is measured.
 MOST_FRAMES = 16
-# Parts of an exposure in which light is compared with its mean.
+# Number of windows that divide an exposure where the course of its light is needed.
 PARTS = 8
-# Least light that a gain is divided by. It keeps black pixels finite.
+# A gain is spikes / light. Light below this counts as this, so that a black pixel has a finite
+# gain.
 DARK = 1e-3
-# Least gain, of a clip without spikes.
+# The median gain is at least this, so that a clip without any spike has a gain that is not 0.
 LEAST_GAIN = 1e-6
-# A pixel whose gain differs from the median by more than this factor is dead, hot or too dark.
+# A pixel whose gain differs from the median by more than this factor is not trusted: it is dead,
+# hot, or was too dark in all frames.
 ODD_GAIN = 2.5
 
 
 @dataclass(frozen=True)
 class View:
-    """Where the spike pixels lie on the frame, and what they integrate.
+    """Where the spike pixels lie on the frame, and what they integrate."""
 
-    size: (H, W) of the frames. plane: (h, w) of the spike planes. to_rgb: (3, 3), spike pixel
-    (x, y, 1) -> RGB pixel. is_display: whether the sensor integrates display values, not light.
-    lens_blur, rolling: see `Calibration`.
-    """
-
-    size: tuple[int, int]
-    plane: tuple[int, int]
-    to_rgb: np.ndarray
-    is_display: bool
-    lens_blur: float = 0.0
-    rolling: float = 0.0
+    size: tuple[int, int]  # (H, W) of the frames
+    plane: tuple[int, int]  # (h, w) of the spike planes
+    to_rgb: np.ndarray  # (3, 3), spike pixel (x, y, 1) -> RGB pixel, up to a factor
+    is_display: bool  # whether the sensor integrates display values, and not light
+    lens_blur: float = 0.0  # sigma of the lens in spike pixels, see `Calibration`
+    rolling: float = 0.0  # how much later the last row is exposed, see `Calibration`
 
     @property
     def fine(self) -> tuple[int, int]:
-        """Points of the frame in a spike pixel, down and across: about one for each RGB pixel."""
+        """Return the number of points in a spike pixel, (down, across).
+
+        There is about one point for each RGB pixel: a spike pixel that is 2.9 RGB pixels high and
+        3.1 wide has (3, 3) points. The mean over its points is what a spike pixel sees.
+        """
+        # The columns of the matrix are the steps on the frame to the next spike pixel: axis 1 down,
+        # axis 0 across. Their lengths are the sides of a spike pixel.
         below, right = (np.hypot(*self.to_rgb[:2, axis]) for axis in (1, 0))
         return max(1, round(float(below))), max(1, round(float(right)))
 
@@ -57,6 +69,8 @@ class View:
 
         Returns (h m, w n, 2) float32, x and y in RGB pixels; (m, n) is `fine`.
         """
+        # A pixel reaches from -0.5 to 0.5 around its place. With 2 points they are at -0.25 and
+        # 0.25.
         down, across = self.fine
         y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5
         x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5
@@ -64,6 +78,7 @@ class View:
 
     def means(self, picture: np.ndarray) -> np.ndarray:
         """Return the means of a picture (H, W) float32 over the spike pixels, (h, w)."""
+        # Sample the picture at all points, then take the mean over each spike pixel.
         x, y = np.moveaxis(self.places(), -1, 0)
         points = cv2.remap(picture, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
         return cv2.resize(points, self.plane[::-1], interpolation=cv2.INTER_AREA)
@@ -80,36 +95,38 @@ def _grid(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def mapped(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Map places (h, w, 2), x and y, by a matrix (3, 3). Returns (h, w, 2) float32."""
+    """Map places by a matrix, e.g. from the spike plane to the frame. Returns (h, w, 2) float32.
+
+    matrix: (3, 3), a homography. places: (h, w, 2), x and y in pixels.
+    """
     x, y = places[..., 0], places[..., 1]
     points = np.stack(np.broadcast_arrays(x, y, 1.0))  # (3, h, w)
+    # A homography gives a point up to a factor, its third coordinate.
     right, below, depth = np.tensordot(matrix, points, 1)
     return np.stack((right / depth, below / depth), axis=-1).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What both cameras recorded during one exposure, and the spikes around it.
+    """What both cameras recorded during one exposure, and the spikes around it."""
 
-    blurry: (H, W, 3) float32, display values in [0, 1], R, G, B. stream: (T, h, w) uint8 in
-    {0, 1}, the planes of the exposure and around it. begin, end: times of the exposure. sharp:
-    time of the sharp frame.
-    """
-
-    blurry: np.ndarray
-    stream: np.ndarray
-    begin: int
-    end: int
-    sharp: float
+    blurry: np.ndarray  # (H, W, 3) float32, display values in [0, 1], R, G, B
+    stream: np.ndarray  # (T, h, w) uint8 in {0, 1}, the planes of the exposure and around it
+    begin: int  # time at which the exposure begins: the index of its first plane
+    end: int  # time at which it ends: the index of the plane after its last
+    sharp: float  # time of the sharp frame, e.g. 44.5, the middle of plane 44
 
     @property
     def length(self) -> int:
+        """Return the number of planes in the exposure."""
         return self.end - self.begin
 
     def window(self, time: float, planes: float) -> tuple[int, int]:
         """Return (first plane, plane after the last) of a window around a time.
 
-        Planes that were not recorded are left out; at least one is there.
+        Planes that were not recorded are left out. At least one plane is left: the nearest one.
+
+        time: the middle of the window. planes: its length.
         """
         last = len(self.stream)
         begin = min(max(round(time - planes / 2), 0), last - 1)
@@ -117,14 +134,22 @@ class Recording:
         return begin, end
 
     def parts(self, count: int) -> list[tuple[int, int]]:
-        """Return windows that divide the exposure, as evenly as planes allow."""
+        """Return windows that divide the exposure, as evenly as planes allow.
+
+        E.g. 3 windows of planes 0..7 are (0, 3), (3, 5), (5, 8). count: number of windows. There
+        are fewer if the exposure has fewer planes.
+        """
         count = min(count, self.length)
         edges = np.linspace(self.begin, self.end, count + 1).round().astype(int).tolist()
         return list(itertools.pairwise(edges))
 
     def light(self, windows: list[tuple[int, int]]) -> np.ndarray:
-        """Return the spikes per plane (windows, h, w) float32, by
-        `data.spike.simulate.window_light`.
+        """Return the spikes per plane in each window, (windows, h, w) float32.
+
+        `window_light` counts the part of an interval that lies in a window, so that a short window
+        without a spike is not black.
+
+        windows: (first plane, plane after the last) of each.
         """
         sums = window_light(self.stream, windows)
         return np.stack(
@@ -133,10 +158,11 @@ class Recording:
 
 
 class RecordedClip:
-    """The recordings of a clip of a test set.
+    """The recordings of a clip, one for each frame.
 
-    reader: the clip. context: planes that are read on each side of an exposure; None: half as
-    many as it has.
+    reader: the clip. context: number of planes that are read on each side of an exposure. None:
+    half as many as the longest exposure has.
+
     Raises DataError if the clip has no spikes.
     """
 
@@ -153,6 +179,8 @@ class RecordedClip:
         self.frames = len(reader.stems)
         if context is None:
             context = max(exposure.own.count for exposure in clip.exposures) // 2
+        # Which planes of which files belong to each exposure, with the context around it.
+        # spike_files: path -> number of its planes.
         files = list(clip.spike_files.items())
         wide = clip.spikes.changed(context=context)
         self._exposures = wide.exposures(clip.name, files, len(clip), clip.times)
@@ -161,16 +189,19 @@ class RecordedClip:
         self.view = _view(clip)
 
     def read(self, frame: int) -> Recording:
-        """Return the recording of one frame."""
+        """Return the recording of a frame. Reads its files. frame: number of the frame, from 0."""
+        # A drawn sample of one frame says what was simulated for it, e.g. another spike camera.
         reader = self.reader
         draw = reader.dataset.draw(reader.index, frame, 1)
         clip, exposure = draw.clip, self._exposures[frame]
         files = reader.dataset.files
         with spike_errors_as_data_errors():
+            # An exposure may reach over several spike files. Read all planes whole.
             pieces = [files.stream(clip, piece, self._plane) for piece in exposure.pieces]
         stream = np.concatenate(pieces)
         if draw.camera:
             stream = draw.camera.apply(stream, frame)
+        # OpenCV has the colours in the order B, G, R. They are turned below.
         [blurry] = files.images(clip, "lq", [frame], Augment.whole(clip.size))  # B, G, R
         begin = exposure.before
         return Recording(
@@ -182,13 +213,16 @@ class RecordedClip:
         )
 
     def gain(self) -> tuple[np.ndarray, np.ndarray]:
-        """Measure the spikes per plane of each spike pixel at full light.
+        """Measure the gain of each spike pixel: its spikes per plane at full light.
 
-        The exposures of both cameras collect the same light, so threshold and fixed pattern may be
-        unknown. Up to 16 frames of the clip, spread evenly, count together.
-        Returns the gain (h, w) float32, and whether each pixel can be trusted (h, w). A pixel that
-        cannot has the median gain.
+        It is spikes over light. The light comes from the blurry frames, because both cameras
+        collect the same light in an exposure. So neither the threshold of the sensor nor its fixed
+        pattern need be known. Up to 16 frames of the clip, spread evenly, count together.
+
+        Returns the gain (h, w) float32, and whether each pixel can be trusted (h, w) bool. A pixel
+        that cannot be trusted has the median gain.
         """
+        # Sums over the frames, (h, w): spikes per plane, and light in [0, 1].
         fired = np.zeros(self.view.plane)
         light = np.zeros(self.view.plane)
         chosen = np.linspace(0, self.frames - 1, min(self.frames, MOST_FRAMES)).round().astype(int)
@@ -196,6 +230,8 @@ class RecordedClip:
             recording = self.read(frame)
             rates = recording.light(recording.parts(PARTS))
             fired += rates.mean(axis=0)
+            # What the frame says the spike pixels have integrated. A sensor of display values needs
+            # a correction, see `_of_mean_light`.
             seen = self.view.means(integrated(recording.blurry, self.view.is_display))
             if self.view.is_display:
                 seen *= _of_mean_light(rates)
@@ -207,26 +243,31 @@ class RecordedClip:
 
 
 def _of_mean_light(rates: np.ndarray) -> np.ndarray:
-    """Return the mean of display values over the display value of their mean light, at most 1.
+    """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
 
-    rates: (parts, h, w), proportional to the display values in parts of an exposure. The blurry
-    frame shows the mean light, and the spike camera counts the mean display value.
+    The blurry frame shows the mean light of an exposure, as a display value. A sensor of display
+    values counts their mean, which is less if the light changes: for half the time 0 and half the
+    time 1, the mean is 0.5, and the display value of the mean light is 0.73.
+
+    rates: (parts, h, w), proportional to the display values in parts of an exposure.
     """
     mean_light = np.mean(rates**DISPLAY_GAMMA, axis=0)
     shown = np.maximum(mean_light, 1e-12) ** (1 / DISPLAY_GAMMA)
+    # A pixel without any spike has no course of light: nothing is corrected.
     return np.where(mean_light > 0, rates.mean(axis=0) / shown, 1.0)
 
 
 def integrated(frame: np.ndarray, is_display: bool) -> np.ndarray:
-    """Return what a spike camera sees of a frame (H, W, 3): the luma (H, W).
+    """Return what a spike camera integrates of a frame: its luma (H, W).
 
-    frame: display values. is_display: whether the luma is that of the display values, and not of
-    their light.
+    frame: (H, W, 3), display values in [0, 1]. is_display: whether the camera integrates the luma
+    of the display values, and not the luma of their light.
     """
     return (frame if is_display else to_linear(frame)) @ LUMA
 
 
 def _view(clip: Clip) -> View:
+    """Return where the spike pixels of a clip lie on its frames, with or without a calibration."""
     geometry, calibration = clip.spikes.geometry, clip.spikes.calibration
     plane = (geometry.height, geometry.width)
     is_display = clip.spikes.light == "display"
@@ -237,7 +278,8 @@ def _view(clip: Clip) -> View:
             calibration.rolling,
         )
         return View(clip.size, plane, matrix, is_display, lens_blur, rolling)
-    # Both cameras have the same view, which the frame and the plane fill.
+    # Both cameras have the same view, which the frame and the plane fill. With 3 RGB pixels across
+    # a spike pixel, the middle of spike pixel 0 is at RGB pixel 1 = (3 - 1) / 2.
     down, across = clip.size[0] / plane[0], clip.size[1] / plane[1]
     matrix = np.array([[across, 0, (across - 1) / 2], [0, down, (down - 1) / 2], [0, 0, 1]])
     return View(clip.size, plane, matrix, is_display)
