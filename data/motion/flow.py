@@ -1,8 +1,13 @@
-"""Motion within an exposure, from the spikes.
+"""Find the motion within an exposure from the spikes, by optical flow.
 
-DIS (Kroeger et al., ECCV 2016) finds the displacements between a picture of the sharp instant and
-pictures of other instants. A picture is the light of about ten planes. It is far sharper than the
-blurry frame, but without colour.
+DIS (Kroeger et al., ECCV 2016) finds the shifts between a picture of the sharp instant and pictures
+of other instants of the exposure. A picture is the light of about ten planes. It is far sharper
+than the blurry frame, but without colour.
+
+Called by data/motion/method.py (`--method joint`) and data/motion/learned.py (the fusion "motion").
+A shift moves a point by x and y, in RGB pixels. Times are planes after the sharp instant.
+
+Tests: tests/parts/data/test_motion.py
 """
 
 from dataclasses import dataclass
@@ -13,65 +18,77 @@ import numpy as np
 from data.motion.recording import Recording, View
 from data.spike.simulate import to_display, to_uint8, window_light
 
-# Instants at which motion is measured, on each side of the sharp one, as shares of the time to the
-# end of the exposure.
+# Instants at which motion is measured on each side of the sharp instant, as shares of the time from
+# the sharp instant to the begin or the end of the exposure.
 INSTANTS = (0.25, 0.5, 0.75, 1.0)
-# A picture has as many planes as bring so many spikes to a pixel of median light, within these
-# shares of the exposure.
+# A picture has as many planes as bring this number of spikes to a pixel of median light ...
 SPIKES_OF_PICTURE = 3.0
-LEAST_PICTURE, MOST_PICTURE = 0.11, 0.4
+# ... but at least and at most these shares of the exposure.
+LEAST_PICTURE = 0.11
+MOST_PICTURE = 0.4
+# Keeps the number of spikes above 0 where it is a divisor.
+TINY = 1e-6
 # Spikes are few if a pixel of median light has fewer than this in an exposure.
 FEW = 18.0
-# Where spikes are few, DIS compares squares of so many pixels, this far apart. With its own 8 and 3
-# it follows the noise; in good light these find small things that move by themselves.
-PATCH, STRIDE = 16, 4
+# Where spikes are few, DIS compares squares of this side, this far apart, in pixels. Its defaults
+# are 8 and 3. With these and few spikes DIS would follow the noise, but in good light small squares
+# find small things that move by themselves.
+PATCH = 16
+STRIDE = 4
+# Least side of a picture. DIS refuses pictures that are smaller than its squares.
 LEAST_SIDE = 2 * PATCH
 # Sigma in RGB pixels by which pictures are smoothed before DIS sees them.
 SMOOTH = 1.5
-# Steps in which a field of shifts is inverted. Each multiplies the error by about the gradient of
-# the field.
+# Number of steps in which a field of shifts is inverted. Each step multiplies the error by about
+# the gradient of the field, which is far below 1 where neighbours move alike.
 INVERSION = 4
 # Sigma in pixels of the mean over the neighbours, in the expected error.
 AROUND = 4.0
-# The expected error in pixels: of a still pixel, and more for each pixel by which the ways there
-# and back differ, and for each pixel of motion. Chosen on scenes under known motion
-# (tests/parts/data/test_motion.py). Where spikes are few, noise misleads both ways alike, so all is
-# this much larger.
-LEAST_ERROR, OF_DIFFERENCE, OF_LENGTH = 0.15, 0.7, 0.05
-TIMES_IF_FEW = 2.5
+# The expected error of a shift, in pixels. Its three parts were chosen on scenes whose motion is
+# known (tests/parts/data/test_motion.py).
+LEAST_ERROR = 0.15  # error of a still pixel
+ERROR_BY_DIFFERENCE = 0.7  # more for each pixel by which the ways there and back differ
+ERROR_BY_LENGTH = 0.05  # more for each pixel of the shift
+# Where spikes are few, noise misleads the ways there and back alike, so their difference says too
+# little. All expected errors are then multiplied by this factor.
+FACTOR_IF_FEW = 2.5
 
 
 @dataclass(frozen=True)
 class Motion:
-    """Displacements of the pixels of the sharp instant.
+    """Shifts of the pixels of the sharp instant to other times of the exposure.
 
-    times: (K,) planes after the sharp instant, ascending; 0 is among them. shifts: (K, H, W, 2)
-    float32, x and y in RGB pixels: what is at p in the sharp instant is at p + shifts[k][p] at
-    times[k]. errors: (K, H, W) float32, expected length of the error of each shift.
+    What is at p in the sharp instant is at p + shifts[k][p] at the time times[k].
     """
 
-    times: np.ndarray
-    shifts: np.ndarray
-    errors: np.ndarray
+    times: np.ndarray  # (K,) planes after the sharp instant, ascending; 0 is one of them
+    shifts: np.ndarray  # (K, H, W, 2) float32, x and y in RGB pixels
+    errors: np.ndarray  # (K, H, W) float32, expected length of the error of each shift, in pixels
 
     def at(self, time: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the shifts (H, W, 2) and their errors (H, W) at any time.
 
-        They are linear between the measured instants, and beyond the first and the last of these.
+        Both are linear between the measured times. Before the first and after the last measured
+        time, the line through the nearest two times goes on.
         """
-        right = int(np.clip(np.searchsorted(self.times, time), 1, len(self.times) - 1))
-        begin, end = self.times[right - 1], self.times[right]
-        share = np.float32((time - begin) / (end - begin))
-        mixed = [
-            (1 - share) * values[right - 1] + share * values[right]
-            for values in (self.shifts, self.errors)
-        ]
-        return mixed[0], mixed[1]
+        # The measured times `left` and `right` = left + 1 that are used.
+        first_not_before = int(np.searchsorted(self.times, time))
+        right = int(np.clip(first_not_before, 1, len(self.times) - 1))
+        left = right - 1
+        time_left = self.times[left]
+        time_right = self.times[right]
+        # 0 at time_left, 1 at time_right
+        share = np.float32((time - time_left) / (time_right - time_left))
+        shifts = (1 - share) * self.shifts[left] + share * self.shifts[right]
+        errors = (1 - share) * self.errors[left] + share * self.errors[right]
+        return shifts, errors
 
     def back(self, time: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the shifts of the pixels of another time to the sharp instant.
+        """Return the shifts of the pixels of another time back to the sharp instant.
 
-        Returns the shifts (H, W, 2) and their errors (H, W).
+        Returns the shifts (H, W, 2) and their errors (H, W). The pixel p of the other time lies at
+        p + back[p] in the sharp instant, so back[p] = -shifts[p + back[p]]. Each step of the loop
+        puts the last `back` into the right side.
         """
         shifts, errors = self.at(time)
         back = -shifts
@@ -83,11 +100,15 @@ class Motion:
 def motion_times(recording: Recording) -> list[float]:
     """Return the times at which motion is measured, in planes after the sharp instant.
 
-    First those before it, then those after it, each side from the sharp instant outwards.
+    First come the times before the sharp instant, then the times after it, each side outwards. For
+    example, an exposure from 40 planes before the sharp instant to 48 planes after it has the times
+    -10, -20, -30, -40, 12, 24, 36, 48. `motion_of` relies on this order.
     """
-    before = recording.sharp - recording.begin
-    after = recording.end - recording.sharp
-    return [-share * before for share in INSTANTS] + [share * after for share in INSTANTS]
+    planes_before = recording.sharp - recording.begin
+    planes_after = recording.end - recording.sharp
+    times_before = [-share * planes_before for share in INSTANTS]
+    times_after = [share * planes_after for share in INSTANTS]
+    return times_before + times_after
 
 
 def median_spikes(recording: Recording) -> float:
@@ -102,63 +123,85 @@ def motion_of(
     """Measure the motion within an exposure.
 
     gain: (h, w) spikes per plane of each spike pixel at full light, see `RecordedClip.gain`.
-    begin: a motion at which the search begins. If it is None, each search begins where the one of
-    the instant before ended, and the first one at no motion.
+    begin: a motion at which the search of each time begins. None: each search begins at the motion
+    found for the time before, continued at the same speed, and the first search at no motion.
     """
     wanted = motion_times(recording)
     spikes = median_spikes(recording)
+    has_few_spikes = spikes < FEW
     pictures = _pictures(recording, view, gain, [0.0, *wanted], spikes)
-    sharp, others = pictures[0], pictures[1:]
+    sharp_picture = pictures[0]
+    other_pictures = pictures[1:]
 
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
-    if spikes < FEW:
+    if has_few_spikes:
         dis.setPatchSize(PATCH)
         dis.setPatchStride(STRIDE)
-    still = np.zeros((*view.size, 2), np.float32)
-    found = {0.0: (still, np.zeros(view.size, np.float32))}
-    for side in (wanted[: len(INSTANTS)], wanted[len(INSTANTS) :]):
+
+    # Shifts and expected errors by time. At the sharp instant both are 0.
+    shifts_at = {0.0: np.zeros((*view.size, 2), np.float32)}
+    errors_at = {0.0: np.zeros(view.size, np.float32)}
+    times_before = wanted[: len(INSTANTS)]
+    times_after = wanted[len(INSTANTS) :]
+    for side in (times_before, times_after):
+        # From the sharp instant outwards, so that each search can begin where the last one ended.
         nearer = 0.0
-        # From the sharp instant outwards: each search begins where the last one ended.
         for time in side:
-            picture = others[wanted.index(time)]
-            start = found[nearer][0]
+            picture = other_pictures[wanted.index(time)]
+            start = shifts_at[nearer]
             if begin is not None:
                 start, _ = begin.at(time)
-            elif nearer:
+            elif nearer != 0:
                 start = start * np.float32(time / nearer)
-            there = _shifts(dis, sharp, picture, start)
-            back = _shifts(dis, picture, sharp, -moved(there, -there))
+            there = _shifts(dis, sharp_picture, picture, start)
+            # The way back begins at about the inverse of the way there.
+            back = _shifts(dis, picture, sharp_picture, -moved(there, -there))
             error = expected_error(there, back)
-            found[time] = there, TIMES_IF_FEW * error if spikes < FEW else error
+            if has_few_spikes:
+                error = FACTOR_IF_FEW * error
+            shifts_at[time] = there
+            errors_at[time] = error
             nearer = time
-    times = sorted(found)
-    shifts, errors = zip(*(found[time] for time in times), strict=True)
-    return Motion(np.array(times), np.stack(shifts), np.stack(errors))
+
+    times = sorted(shifts_at)
+    shifts = np.stack([shifts_at[time] for time in times])
+    errors = np.stack([errors_at[time] for time in times])
+    return Motion(np.array(times), shifts, errors)
 
 
 def _pictures(
     recording: Recording, view: View, gain: np.ndarray, times: list[float], spikes: float
 ) -> list[np.ndarray]:
-    """Return pictures (H, W) uint8 on the RGB grid.
+    """Return pictures (H, W) uint8 on the RGB grid, one for each time.
 
-    times: planes after the sharp instant. spikes: of a pixel of median light in the exposure. Where
-    they are few, an interval between two spikes reaches into several pictures. It would show the
-    same light in all of them, and pull the motion to zero. So each picture is then made of its own
-    planes alone.
+    times: planes after the sharp instant. spikes: number of spikes of a pixel of median light in
+    the exposure.
     """
-    share = np.clip(SPIKES_OF_PICTURE / max(spikes, 1e-6), LEAST_PICTURE, MOST_PICTURE)
+    # The planes of a picture: e.g. with 12 spikes in the exposure, a quarter of it has 3 spikes.
+    share = np.clip(SPIKES_OF_PICTURE / max(spikes, TINY), LEAST_PICTURE, MOST_PICTURE)
     planes = float(share) * recording.length
     windows = [recording.window(recording.sharp + time, planes) for time in times]
+
+    # Rates: spikes per plane (h, w) of each picture. With few spikes, an interval between two
+    # spikes reaches into several pictures. It would show the same light in all of them, and pull
+    # the motion to zero. So each picture then uses its own planes alone.
     if spikes < FEW:
-        rates = [window_light(recording.stream[a:b], [(0, b - a)])[0] / (b - a) for a, b in windows]
+        rates = []
+        for first, end in windows:
+            own_planes = recording.stream[first:end]
+            count = end - first
+            [light] = window_light(own_planes, [(0, count)])
+            rates.append(light / count)
     else:
         rates = recording.light(windows)
+
+    # Where the RGB pixels lie on the spike plane, (H, W) each.
     x, y = np.moveaxis(view.spike_places(), -1, 0)
     pictures = []
     for rate in rates:
         light = np.clip(rate / gain, 0, 1).astype(np.float32)
-        shown = light if view.is_display else to_display(light)
-        picture = cv2.remap(shown, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+        display = light if view.is_display else to_display(light)
+        picture = cv2.remap(display, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
         pictures.append(to_uint8(cv2.GaussianBlur(picture, (0, 0), SMOOTH)))
     return pictures
 
@@ -166,36 +209,41 @@ def _pictures(
 def _shifts(
     dis: cv2.DenseOpticalFlow, a: np.ndarray, b: np.ndarray, start: np.ndarray
 ) -> np.ndarray:
-    """Return the shifts (H, W, 2) from picture a to picture b. start: where the search begins.
+    """Return the shifts (H, W, 2) from picture a to picture b.
 
-    DIS refuses pictures that are smaller than its squares, so the edges of small ones are repeated.
+    start: (H, W, 2), shifts where the search begins. It stays as it is.
     """
+    # Repeat the edges of pictures that are smaller than DIS takes.
     height, width = a.shape
-    below, right = max(LEAST_SIDE - height, 0), max(LEAST_SIDE - width, 0)
-    a, b, begin = (
-        # A copy: DIS writes to it
-        cv2.copyMakeBorder(each, 0, below, 0, right, cv2.BORDER_REPLICATE)
-        for each in (a, b, start)
-    )
-    return np.ascontiguousarray(dis.calc(a, b, begin)[:height, :width])
+    below = max(LEAST_SIDE - height, 0)
+    right = max(LEAST_SIDE - width, 0)
+
+    def padded(values: np.ndarray) -> np.ndarray:
+        return cv2.copyMakeBorder(values, 0, below, 0, right, cv2.BORDER_REPLICATE)
+
+    # DIS writes into its start; `padded` makes a copy.
+    shifts = dis.calc(padded(a), padded(b), padded(start))
+    return np.ascontiguousarray(shifts[:height, :width])
 
 
 def expected_error(there: np.ndarray, back: np.ndarray) -> np.ndarray:
     """Return the expected length of the error (H, W) of shifts (H, W, 2), in pixels.
 
-    back: the shifts found in the other direction. Where they do not lead back, one of both is
-    wrong: noise, an occlusion, or a thing too small and fast for the search.
+    back: (H, W, 2), the shifts found in the other direction. Where they do not lead back to the
+    pixel, one of the two directions is wrong, because of noise, an occlusion, or a thing too small
+    and fast for the search.
     """
+    # Distance between a pixel and the point to which the way there and back leads, (H, W).
     difference = np.linalg.norm(there + moved(back, there), axis=-1)
-    around = cv2.GaussianBlur(difference, (0, 0), AROUND)
+    mean_difference = cv2.GaussianBlur(difference, (0, 0), AROUND)
     length = np.linalg.norm(there, axis=-1)
-    return LEAST_ERROR + OF_DIFFERENCE * around + OF_LENGTH * length
+    return LEAST_ERROR + ERROR_BY_DIFFERENCE * mean_difference + ERROR_BY_LENGTH * length
 
 
 def moved(picture: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-    """Return the values of a picture (H, W[, C]) float32 at p + shifts[p].
+    """Return the values of a picture (H, W[, C]) float32 at p + shifts[p], for each pixel p.
 
-    They are interpolated bilinearly. Edges are repeated.
+    The values are interpolated bilinearly, and the edges of the picture are repeated.
     """
     height, width = shifts.shape[:2]
     x = np.arange(width, dtype=np.float32)[None] + shifts[..., 0]

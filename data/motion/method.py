@@ -1,5 +1,18 @@
-"""The sharp frames of a clip along the motion that its spikes show: `--method joint`, and the steps
-of weights with the fusion "motion".
+"""Restore the sharp frames of a clip along the motion that its spikes show.
+
+main_test_vrt.py uses two methods of this module (they implement utils.contract.Method):
+
+    JointMethod     `--method joint`: solves the equations of both cameras, without learning
+    LearnedMotion   weights with the fusion "motion": takes learned steps on these equations
+
+Both give their work to `MotionRestorer`, which goes through a clip frame by frame:
+
+    start       first estimate z_0, by a formula or a network
+    find        the motion within the exposure (data.motion.flow or data.motion.learned)
+    Equations   the equations of both cameras along this motion (data.motion.joint)
+    improve     z_0 and the equations -> sharp frame
+
+Tests: tests/stories/test_joint.py, tests/stories/test_motion_weights.py
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,15 +34,15 @@ from utils.options.models import Count, Positive
 from utils.options.section import Section, read_section
 
 NAME = "joint"
-# What the first estimate takes of the work on a frame, for the display of progress.
-FIRST = 0.1
+# Share of the first estimate in the work on a frame, for the display of progress.
+FIRST_SHARE = 0.1
 
 
 class JointOptions(Section):
-    """The options `method.key=value`; see `Solver` for those of the solution.
+    """The options `method.key=value`. `Solver` explains all but the first two.
 
-    context: planes that are read on each side of an exposure; None: half as many as it has. 0 is
-    right if time lies between the spike files of a clip.
+    context: planes that are read on each side of an exposure. None: half as many as the exposure
+    has. 0 is right if some planes between the spike files of a clip were not recorded.
     """
 
     type: Literal["joint"] = NAME
@@ -47,10 +60,10 @@ def joint_options(values: Mapping[str, Any]) -> JointOptions:
 
 
 class JointMethod:
-    """A method (utils.contract.Method) that improves the frames of another one.
+    """A method (utils.contract.Method) that improves the frames of another method.
 
-    start: the method that makes the first estimates z_0, a formula or a network. Its frames have
-    the size of the blurry ones, one for each.
+    start: the method that makes the first estimates z_0, by a formula or a network. It gives one
+    frame for each blurry frame, of the same size.
     """
 
     is_grey = False
@@ -72,22 +85,24 @@ class JointMethod:
         for key, value in self.options.plain().items():
             if key != "type" and value is not None:
                 options.append(f"{key} {value}")
-        start = self.start.protocol()
-        first = start.pop("method", "the output of the weights")
+        protocol_of_start = self.start.protocol()
+        # Weights have no "method" in their protocol.
+        first = protocol_of_start.pop("method", "the output of the weights")
         words = f"{NAME} ({', '.join(options)}), begun with {first}"
-        return {"method": words, **start}
+        return {"method": words, **protocol_of_start}
 
     def restorer(self, device: torch.device) -> "MotionRestorer":
-        """Return what restores on a device."""
+        """Return the object that restores frames on a device."""
         options = self.options
         solver = Solver(**options.model_dump(exclude={"type", "context"}))
         start = self.start.restorer(device)
         return MotionRestorer(start, motion_of, solver, solved, options.context, device)
 
 
-# Learned steps for few spikes are taken below so many of a pixel of median light in an exposure. On
-# coffee and walker they gain 0.2 to 0.9 dB more than the others below 6 spikes, 0 to 0.1 dB at 16
-# to 18, and up to 0.2 dB less above 14 in ideal conditions.
+# The learned steps for few spikes are used if a pixel of median light has fewer spikes than this in
+# an exposure. On the clips coffee and walker they gain 0.2 to 0.9 dB more than the steps for good
+# light below 6 spikes, and 0 to 0.1 dB more at 16 to 18. In ideal conditions they gain up to 0.2 dB
+# less above 14 spikes.
 FEW_SPIKES = 10.0
 
 # (z_0, equations) -> z, both (3, H, W).
@@ -96,14 +111,11 @@ Steps = Callable[[Tensor, Equations], Tensor]
 
 @dataclass(frozen=True)
 class LearnedParts:
-    """The learned parts of a network on a device.
+    """The learned parts of a network on a device."""
 
-    steps: for good light. few_steps: for few spikes. find: what finds the motion.
-    """
-
-    steps: Steps
-    few_steps: Steps
-    find: Finder
+    steps: Steps  # for good light
+    few_steps: Steps  # for few spikes, see `FEW_SPIKES`
+    find: Finder  # finds the motion within an exposure
 
 
 # (first estimate z_0, exposure) -> z, both (3, H, W).
@@ -113,8 +125,10 @@ Improvement = Callable[[Tensor, "Exposure"], Tensor]
 class LearnedMotion:
     """A method (utils.contract.Method) that improves frames of a network by its learned steps.
 
-    start: restores the first estimates z_0 with the network. parts: device -> the learned parts on
-    it. solver: of the equations. motion_by: name of what finds the motion.
+    start: the method that makes the first estimates z_0 with the network.
+    parts: function that puts the learned parts on a device and returns them.
+    solver: settings of the equations.
+    motion_by: "dis", "network" or "both", see data/motion/learned.py.
     """
 
     is_grey = False
@@ -135,7 +149,7 @@ class LearnedMotion:
         self.center_frame_only = start.center_frame_only
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the frames depend on; the steps are in the weights."""
+        """Return everything that the frames depend on. The steps belong to the weights."""
         return {**self.start.settings(), "motion": asdict(self.solver)}
 
     def protocol(self) -> dict[str, str]:
@@ -146,29 +160,31 @@ class LearnedMotion:
         return {**self.start.protocol(), "motion": words}
 
     def restorer(self, device: torch.device) -> "MotionRestorer":
-        """Return what restores on a device."""
+        """Return the object that restores frames on a device."""
         parts = self.parts(device)
 
-        def stepped(z_0: Tensor, exposure: "Exposure") -> Tensor:
-            has_few = median_spikes(exposure.recording) < FEW_SPIKES
-            steps = parts.few_steps if has_few else parts.steps
+        def after_steps(z_0: Tensor, exposure: "Exposure") -> Tensor:
+            has_few_spikes = median_spikes(exposure.recording) < FEW_SPIKES
+            steps = parts.few_steps if has_few_spikes else parts.steps
             return steps(z_0, exposure.equations)
 
         start = self.start.restorer(device)
-        return MotionRestorer(start, parts.find, self.solver, stepped, None, device)
+        return MotionRestorer(
+            start, parts.find, self.solver, improve=after_steps, context=None, device=device
+        )
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """What was recorded of a frame, its equations, and the gain of the spike pixels."""
+    """What was recorded of a frame, and the equations that follow."""
 
     recording: Recording
     equations: Equations
-    gain: np.ndarray
+    gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
 
 
 def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
-    """Return the solution of the equations, blended with z_0 where it fits worse."""
+    """Return the solution of the equations, blended with z_0 where the solution fits worse."""
     equations = exposure.equations
     z = equations.solve(z_0)
     guard = equations.solver.guard
@@ -179,8 +195,11 @@ def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
 class MotionRestorer:
     """Restores the frames of a clip on a device.
 
-    start: what restores the first estimates. find: what finds the motion. improve: what makes the
-    estimates better. context: see `RecordedClip`.
+    start: restorer of the first estimates.
+    find: function that finds the motion within an exposure.
+    solver: settings of the equations.
+    improve: function that makes a first estimate better.
+    context: planes that are read on each side of an exposure, see `RecordedClip`.
     """
 
     def __init__(
@@ -207,13 +226,15 @@ class MotionRestorer:
     def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
         """Yield the frames `wanted` of a clip, (3, H, W) float32 in [0, 1].
 
-        reader: a data.clips.readers.DatasetClip.
+        reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
+        call, in frames.
         """
         clip = RecordedClip(reader, self.context)
         pixels = SpikePixels(clip.view, self.device)
         gain, is_good = clip.gain()
-        first = self.start.frames(reader, wanted, lambda done: tick(FIRST * done))
-        for index, estimate in zip(wanted, first, strict=True):
+        estimates = self.start.frames(reader, wanted, lambda done: tick(FIRST_SHARE * done))
+        for index, estimate in zip(wanted, estimates, strict=True):
+            # A frame may take long on a CPU: tell the watchdog that the process still works.
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
             recording = clip.read(index)
@@ -223,4 +244,4 @@ class MotionRestorer:
             )
             frame = self.improve(z_0, Exposure(recording, equations, gain))
             yield frame.cpu()
-            tick(1 - FIRST)
+            tick(1 - FIRST_SHARE)

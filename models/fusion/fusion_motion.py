@@ -1,4 +1,19 @@
-"""The fusion operator "motion": steps on the equations of an exposure, behind "exposure"."""
+"""The fusion operator "motion": the operator "exposure", then learned steps along the motion.
+
+A frame of one exposure goes through these parts:
+
+    on_input of "exposure"      blurry frame and spikes -> first estimate z_0
+    data.motion.learned         finds the motion; with `motion_by` "network" or "both" by MotionNet
+    data.motion.joint           equations of the blurry frame and the spikes along this motion
+    MotionSteps                 z_0 -> sharp frame, by steps on these equations
+
+main_test_vrt.py runs the last three parts (data.motion.method.LearnedMotion), because they need all
+spike planes and not only the channels that the network sees. lab/train_motion.py trains the steps.
+
+The order of the input channels and of the outputs of the conv net belongs to the trained weights.
+
+Tests: tests/parts/models/test_fusion_motion.py, tests/parts/house/test_train_motion.py
+"""
 
 from typing import Literal, NamedTuple
 
@@ -11,34 +26,43 @@ from models.fusion.operators import FUSIONS, Base, ExposureFusion
 from utils.contract import JointEquations
 from utils.options.models import Positive
 
-# Channels that a step sees at each pixel: z, z - z_0, the proposal - z, the blurry frame, the pulls
-# of both kinds of equations.
-AT_PIXELS = 4 * 3 + 3 + 1
-# Channels that it sees at half the size: the evidence, how far both kinds of equations are off, the
-# spikes of the sharp instant compared with z, with z_0, and which fits better; the number of the
-# step.
-AT_HALF = 6 + 2 + 3 + 1
-# Display values differ by much less than 1, so differences are enlarged.
-ENLARGED = 5.0
-# Pixels of the frame in one of the half size.
+# Channels that a step sees at full size: z, z - z_0, proposal - z and the blurry frame (3 colours
+# each), the pulls of the RGB equations (3) and of the spike equations (1).
+AT_FULL_SIZE = 4 * 3 + 3 + 1
+# Channels that a step sees at half size: the evidence (6); the residuals of both kinds of equations
+# (2); the spikes of the sharp instant compared with z, compared with z_0, and which of both fits
+# better (3); the number of the step (1).
+AT_HALF_SIZE = 6 + 2 + 3 + 1
+# Factor of differences of display values. They are much less than 1, and a conv net learns best
+# from inputs of about 1.
+DIFFERENCE_SCALE = 5.0
+# Side of a pixel of the half size, in pixels of the frame. The conv net works at half size.
 HALF = 2
-GATES = 3  # of the pull of each kind of equations, and of the way to the proposal
-OF_OWN = 0.1  # scale of the change that a step adds by itself
+# Gates: of the pulls of the RGB equations, of those of the spikes, and of the way to the proposal.
+GATES = 3
+# Factor of the change that the conv net adds by itself, without a pull. The change stays small.
+CHANGE_SCALE = 0.1
 
 
 class Turn(NamedTuple):
-    """One of the eight ways to turn and mirror pictures (..., H, W). No channel has a direction."""
+    """One of the eight ways to turn and mirror pictures (..., H, W).
+
+    Pictures of `MotionSteps` may be turned, because none of its channels contains a direction (as a
+    flow in x and y would).
+    """
 
     mirrored: bool = False
     upside_down: bool = False
     transposed: bool = False
 
     def of(self, picture: Tensor) -> Tensor:
+        """Return the turned picture."""
         picture = picture.flip(-1) if self.mirrored else picture
         picture = picture.flip(-2) if self.upside_down else picture
         return picture.transpose(-1, -2) if self.transposed else picture
 
     def undone(self, picture: Tensor) -> Tensor:
+        """Turn a picture back: undone(of(picture)) is the picture. The order is reversed."""
         picture = picture.transpose(-1, -2) if self.transposed else picture
         picture = picture.flip(-2) if self.upside_down else picture
         return picture.flip(-1) if self.mirrored else picture
@@ -54,9 +78,11 @@ class MotionSteps(nn.Module):
 
         dz = c + a_b g_b + a_s g_s + a_p (proposal - z)
 
-    with the pulls g_b of the RGB equations and g_s of the spikes. A small conv net, the same in all
-    steps, gives the change c and the gates a of each pixel. It sees how far the equations are off
-    and the expected error of the motion, so it learns where not to trust them. It begins at 0.
+    g_b and g_s are the pulls of the RGB equations and of the spike equations: the changes that
+    would make the equations fit better (`Equations.pulls`). A small conv net, the same in all
+    steps, gives the change c and the gates a_b, a_s and a_p of each pixel. The conv net sees the
+    residuals of the equations and the expected error of the motion, so it learns where not to trust
+    the equations. Its last layer begins at 0, so untrained steps return the first estimate.
 
     Unrolled steps with learned gates: Adler and Oktem, "Solving ill-posed inverse problems using
     iterative deep neural networks", Inverse Problems 2017.
@@ -65,91 +91,125 @@ class MotionSteps(nn.Module):
     def __init__(self, features: int, layers: int, steps: int) -> None:
         super().__init__()
         self.count = steps
-        self.head = nn.Conv2d(HALF**2 * AT_PIXELS + AT_HALF, features, 3, 1, 1)
-        self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
-        self.tail = nn.Conv2d(features, HALF**2 * (3 + GATES), 3, 1, 1)
+        # At half size, the HALF x HALF pixels of the full size become channels.
+        inputs = HALF**2 * AT_FULL_SIZE + AT_HALF_SIZE
+        outputs = HALF**2 * (3 + GATES)  # 3: the change of each colour
+        self.head = nn.Conv2d(inputs, features, kernel_size=3, padding=1)
+        self.body = nn.ModuleList(
+            nn.Conv2d(features, features, kernel_size=3, padding=1) for _ in range(layers)
+        )
+        self.tail = nn.Conv2d(features, outputs, kernel_size=3, padding=1)
         for parameter in self.tail.parameters():
             nn.init.zeros_(parameter)
 
     def forward(self, z_0: Tensor, equations: JointEquations) -> Tensor:
-        """(3, H, W) in [0, 1] -> the same shape."""
+        """Return the improved frame. z_0 and the result: (3, H, W) in [0, 1]."""
         with torch.no_grad():
             proposal = equations.proposal(z_0)
-        return self.all_steps(z_0, proposal, equations)[-1].clamp(0, 1)
+        frames = self.all_steps(z_0, proposal, equations)
+        return frames[-1].clamp(0, 1)
 
     def all_steps(
         self, z_0: Tensor, proposal: Tensor, equations: JointEquations, turn: Turn = UNTURNED
     ) -> list[Tensor]:
         """Return the frame (3, H, W) after each step. No gradient flows through the equations.
 
-        turn: how the conv net sees the pictures, in training.
+        z_0, proposal: (3, H, W). turn: the way in which the conv net sees the pictures. Training
+        draws a way for each sample.
         """
-        evidence = equations.evidence()
-        blurry = equations.blurry
-        first: Tensor | None = None  # what the spikes of the sharp instant say of z_0
-        z, frames = z_0, []
+        evidence = equations.evidence()  # (6, H, W)
+        blurry = equations.blurry  # (3, H, W)
+        first_brighter: Tensor | None = None  # `brighter` of z_0
+        z = z_0
+        frames = []
         for number in range(self.count):
             with torch.no_grad():
-                pulls = equations.pulls(z.detach().clamp(0, 1))
-            g_b, g_s, off, instant = pulls[:3], pulls[3:4], pulls[4:6], pulls[6:7]
-            first = instant if first is None else first
+                pulls = equations.pulls(z.detach().clamp(0, 1))  # (7, H, W)
+            g_b = pulls[:3]
+            g_s = pulls[3:4]
+            off_rgb = pulls[4:5]  # size of the residuals of the RGB equations
+            off_spikes = pulls[5:6]  # size of the residuals of the spike equations
+            brighter = pulls[6:7]  # spikes of the sharp instant minus z
+            if first_brighter is None:
+                first_brighter = brighter
             to_proposal = proposal - z
-            at_pixels = torch.cat(
+
+            # What the conv net sees. The scales bring all channels to about 1.
+            at_full_size = torch.cat(
                 (
                     z,
-                    ENLARGED * (z - z_0),
-                    ENLARGED * to_proposal,
+                    DIFFERENCE_SCALE * (z - z_0),
+                    DIFFERENCE_SCALE * to_proposal,
                     blurry,
-                    ENLARGED * g_b,
-                    ENLARGED * g_s,
+                    DIFFERENCE_SCALE * g_b,
+                    DIFFERENCE_SCALE * g_s,
                 )
             )
-            at_half = torch.cat(
+            # Negative where z fits the spikes of the sharp instant better than z_0.
+            fits_worse = brighter.abs() - first_brighter.abs()
+            at_half_size = torch.cat(
                 (
                     evidence,
-                    ENLARGED * off[:1],
-                    off[1:],
-                    ENLARGED * instant,
-                    ENLARGED * first,
-                    ENLARGED * (instant.abs() - first.abs()),
-                    torch.full_like(first, number - 1.0),
+                    DIFFERENCE_SCALE * off_rgb,
+                    off_spikes,  # in units of the expected error already
+                    DIFFERENCE_SCALE * brighter,
+                    DIFFERENCE_SCALE * first_brighter,
+                    DIFFERENCE_SCALE * fits_worse,
+                    torch.full_like(first_brighter, number - 1.0),
                 )
             )
-            changes = turn.undone(self.net(turn.of(at_pixels), turn.of(at_half)))
-            c, a_b, a_s, a_p = changes.split((3, 1, 1, 1))
-            z = z + OF_OWN * c + a_b * g_b + a_s * g_s + a_p * to_proposal
+            outputs = turn.undone(self.net(turn.of(at_full_size), turn.of(at_half_size)))
+
+            # dz = c + a_b g_b + a_s g_s + a_p (proposal - z)
+            c, a_b, a_s, a_p = outputs.split((3, 1, 1, 1))
+            z = z + CHANGE_SCALE * c + a_b * g_b + a_s * g_s + a_p * to_proposal
             frames.append(z)
         return frames
 
-    def net(self, at_pixels: Tensor, at_half: Tensor) -> Tensor:
-        """(AT_PIXELS, H, W), (AT_HALF, H, W) -> change and gates (3 + GATES, H, W)."""
-        height, width = at_pixels.shape[-2:]
-        below, right = height % HALF, width % HALF
-        both = torch.cat((at_pixels, at_half))[None]
+    def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
+        """Return the change and the gates (3 + GATES, H, W) of each pixel.
+
+        at_full_size: (AT_FULL_SIZE, H, W). at_half_size: (AT_HALF_SIZE, H, W), of which the means
+        over HALF x HALF pixels count.
+        """
+        # Repeat the last row and column of odd sizes, so that the half size is whole.
+        height, width = at_full_size.shape[-2:]
+        below = height % HALF
+        right = width % HALF
+        both = torch.cat((at_full_size, at_half_size))[None]
         both = F.pad(both, (0, right, 0, below), mode="replicate")
-        at_pixels, at_half = both.split((AT_PIXELS, AT_HALF), dim=1)
-        x = torch.cat((F.pixel_unshuffle(at_pixels, HALF), F.avg_pool2d(at_half, HALF)), dim=1)
+        at_full_size, at_half_size = both.split((AT_FULL_SIZE, AT_HALF_SIZE), dim=1)
+
+        # To half size, (1, channels, H / 2, W / 2).
+        pixels = F.pixel_unshuffle(at_full_size, HALF)
+        means = F.avg_pool2d(at_half_size, HALF)
+        x = torch.cat((pixels, means), dim=1)
         x = F.leaky_relu(self.head(x), 0.1)
         for conv in self.body:
             x = x + F.leaky_relu(conv(x), 0.1)
-        return F.pixel_shuffle(self.tail(x), HALF)[0, :, :height, :width]
+
+        # Back to full size, without the repeated row and column.
+        outputs = F.pixel_shuffle(self.tail(x), HALF)
+        return outputs[0, :, :height, :width]
 
 
 @FUSIONS.register("motion", given=("spike_channels",))
 class MotionFusion(ExposureFusion):
-    """Mixes as "exposure" does, and then moves light along the motion that the spikes show.
+    """Makes the first estimate as "exposure" does, and improves it along the motion of the spikes.
 
-    The first estimate is that of "exposure", whose weights fit. Then come steps on the equations of
-    the blurry frame and of the spikes, which need all planes: main_test_vrt.py takes them, and
-    lab/train_motion.py trains them. main_train_vrt.py trains the first estimate alone.
+    The first estimate is that of the operator "exposure", so the weights of "exposure" fit. The
+    steps that follow need all spike planes: main_test_vrt.py runs them, and lab/train_motion.py
+    trains them. main_train_vrt.py trains the first estimate alone.
 
-    groups: number of groups of planes that move as one. linearisations, proposal_steps: how often
-    the first solution linearises the equations, and its steps of conjugate gradients after each.
-    step_features, step_layers: size of the conv net of the steps.
-    step_count: number of steps. motion_by: what finds the motion: "dis" (optical flow between
-    pictures of the spikes), a "network" (models/fusion/motion_net.py), or "both": in dim light the
-    mean of both, else DIS. With "both", few spikes have steps of their own. The rest: as in
-    "exposure".
+    groups: number of groups of planes that move as one.
+    linearisations: number of times that the proposal linearises the equations.
+    proposal_steps: number of its steps of conjugate gradients after each linearisation.
+    step_features, step_layers: width of the conv net of the steps, and number of inner layers.
+    step_count: number of steps.
+    motion_by: what finds the motion. "dis": optical flow between pictures of the spikes. "network":
+    models/fusion/motion_net.py. "both": the mean of DIS and the network in dim light, else DIS.
+    With "both", the steps for exposures with few spikes have weights of their own.
+    The other arguments: as in "exposure".
     """
 
     def __init__(
@@ -173,7 +233,7 @@ class MotionFusion(ExposureFusion):
         self.linearisations = linearisations
         self.proposal_steps = proposal_steps
         self.steps = MotionSteps(step_features, step_layers, step_count)
-        # Of the same form, with other weights, for exposures with few spikes.
+        # Steps of the same form with other weights, for exposures with few spikes.
         self.few_steps = None
         if motion_by == "both":
             self.few_steps = MotionSteps(step_features, step_layers, step_count)
@@ -182,6 +242,6 @@ class MotionFusion(ExposureFusion):
 
 
 def motion_of(net: nn.Module) -> MotionFusion | None:
-    """Return the operator "motion" of a network. Returns None if it has another one."""
+    """Return the operator "motion" of a network, or None if its operator is another one."""
     fusion = getattr(net, "fusion", None)
     return fusion if isinstance(fusion, MotionFusion) else None

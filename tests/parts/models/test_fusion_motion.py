@@ -11,7 +11,7 @@ import torch
 from data.motion.flow import motion_of
 from data.motion.joint import Equations, Solver, SpikePixels
 from data.motion.recording import RecordedClip
-from models.fusion.fusion_motion import AT_HALF, AT_PIXELS, MotionSteps, Turn
+from models.fusion.fusion_motion import AT_FULL_SIZE, AT_HALF_SIZE, MotionSteps, Turn
 from models.fusion.operators import FUSIONS
 from models.network_fusion import FusionNet
 from tests.helpers.checked import present
@@ -162,10 +162,10 @@ def test_a_transposed_picture_has_the_other_shape(turn):
 def test_frames_of_odd_sizes_are_padded_then_cut_again():
     steps = small_steps(1)
     torch.nn.init.normal_(steps.tail.weight)
-    at_pixels = torch.rand(AT_PIXELS, 15, 21)
-    at_half = torch.rand(AT_HALF, 15, 21)
+    at_full_size = torch.rand(AT_FULL_SIZE, 15, 21)
+    at_half_size = torch.rand(AT_HALF_SIZE, 15, 21)
 
-    changes = steps.net(at_pixels, at_half)
+    changes = steps.net(at_full_size, at_half_size)
 
     assert changes.shape == (6, 15, 21)
     assert changes.isfinite().all()
