@@ -351,7 +351,7 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
     """
     if not path.is_file():
         what = "a folder" if path.is_dir() else "cannot read: No such file or directory"
-        raise DataError(what, str(path), "a spike file", "correct the path")
+        raise DataError(what=what, where=str(path), expected="a spike file", do="correct the path")
 
     # Read in any case, so that a damaged dataset.json is an error beside every file.
     about = nearest_info(path)
@@ -376,7 +376,7 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
         height = width = formats.SPS100_SIDE
     else:
         height, width = about.h, about.w
-    if not height or not width:
+    if not height or not width:  # dataset.json does not say them
         return None
     return SpikeGeometry(
         height,
@@ -403,8 +403,11 @@ def known_geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeome
     """Return the geometries of known cameras for which the file has a whole number of planes."""
     flip = is_flipped(path, command)
     known = []
-    for height, width, head in formats.KNOWN_GEOMETRIES:
-        known.append(SpikeGeometry(height, width, flip, head, command.bit_order))
+    for height, width, head_columns in formats.KNOWN_GEOMETRIES:
+        geometry = SpikeGeometry(
+            height, width, flip, head_columns=head_columns, bit_order=command.bit_order
+        )
+        known.append(geometry)
     side = formats.SPS100_SIDE
     known.append(SpikeGeometry(side, side, flipud=False, layout="sps100"))
 
@@ -426,14 +429,17 @@ def no_geometry(path: Path) -> DataError:
     size = path.stat().st_size
     if not size:
         return DataError(
-            "the file is empty", str(path), "spike planes", "copy or make the file again"
+            what="the file is empty",
+            where=str(path),
+            expected="spike planes",
+            do="copy or make the file again",
         )
     # Name the bytes that are left over, because a few of them may be a header or a cut end.
     expected = "whole planes of h x w / 8 bytes"
-    for height, width, head in formats.KNOWN_GEOMETRIES:
-        plane_bytes = height * (width + head) // 8
+    for height, width, head_columns in formats.KNOWN_GEOMETRIES:
+        plane_bytes = height * (width + head_columns) // 8  # a byte holds 8 pixels
         planes, left = divmod(size, plane_bytes)
-        head_text = f" + {head} head columns" if head else ""
+        head_text = f" + {head_columns} head columns" if head_columns else ""
         if planes:
             expected += (
                 f"\n    {height} x {width}{head_text}: {planes} planes, {left} bytes left over"

@@ -591,7 +591,9 @@ class CalibratedGrid:
         """
         x = crop.left + np.arange(crop.width, dtype=np.float64)[None] + dx  # (1, W)
         y = crop.top + np.arange(crop.height, dtype=np.float64)[:, None] + dy  # (H, 1)
-        M = self._to_spike
+        M = self._to_spike  # (3, 3), from RGB pixels to spike pixels
+        # (u, v, depth) = M (x, y, 1). A homography divides by the depth; it is 1 if M is affine.
+        # Written out, because a matrix product may add in another order for another crop.
         u = M[0, 0] * x + M[0, 1] * y + M[0, 2]  # (H, W)
         v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
         depth = M[2, 0] * x + M[2, 1] * y + M[2, 2]
@@ -677,16 +679,19 @@ def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):
         return None
-    # The true pixels of row i are first[i] ... after[i] - 1.
+    # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel; in
+    # the mirrored row this is the last one.
     first = covered[rows].argmax(axis=1)  # (n,)
-    after = covered.shape[1] - covered[rows, ::-1].argmax(axis=1)
+    mirrored = covered[rows, ::-1]
+    after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)
 
-    # The rectangle from row i to row j, for all pairs (i, j). Because the area is convex, columns
-    # that are true in row i and in row j are also true in all rows between them.
-    left = np.maximum(first[:, None], first[None])  # (n, n)
+    # The rectangle from row i to row j, for all pairs (i, j): each array below is (n, n). Because
+    # the area is convex, columns that are true in row i and in row j are also true in all rows
+    # between them.
+    left = np.maximum(first[:, None], first[None])
     right = np.minimum(after[:, None], after[None])
     widths = np.maximum(right - left, 0)
-    heights = rows[None] - rows[:, None] + 1
+    heights = rows[None] - rows[:, None] + 1  # below 1 if row j lies above row i
     areas = np.where(heights > 0, widths * heights, 0)
 
     top, bottom = np.unravel_index(areas.argmax(), areas.shape)

@@ -292,6 +292,7 @@ def outlast_siblings(mark: str | None = None) -> None:
 
 def _has_siblings(mark: str | None) -> bool:
     """Whether another rank with the same parent is alive. mark: see `outlast_siblings`."""
+    # All processes below the same parent, without this process and its own descendants.
     own_tree = {os.getpid(), *descendants_of(os.getpid())}
     for pid in set(descendants_of(os.getppid())) - own_tree:
         with suppress(OSError):  # the process has ended meanwhile
@@ -416,6 +417,7 @@ def start_guard(
     """
     if not system.has_proc():
         return None
+    # In the order of the parameters of `guard`, which gets them as a list.
     arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone, log_file])
     # -S starts Python without installed packages, which the guard does not need.
     command = [sys.executable, "-S", "-m", "utils.dist.process", arguments]
@@ -578,22 +580,22 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
     file.truncate(0)
     if pid is None:
         faulthandler.dump_traceback(file, all_threads=True)
-        _ask_for_stacks(file, descendants_of(os.getpid()), titled=True)
+        _ask_for_stacks(file, descendants_of(os.getpid()), has_titles=True)
     else:
-        children = descendants_of(pid)
-        _ask_for_stacks(file, [pid], titled=False)
-        _ask_for_stacks(file, children, titled=True)
+        descendants = descendants_of(pid)
+        _ask_for_stacks(file, [pid], has_titles=False)
+        _ask_for_stacks(file, descendants, has_titles=True)
     file.seek(0)
     return file.read().decode(errors="replace")
 
 
-def _ask_for_stacks(file: Any, pids: list[int], titled: bool) -> None:
+def _ask_for_stacks(file: Any, pids: list[int], has_titles: bool) -> None:
     """Let processes write their stacks into `file`, one after the other.
 
-    titled: whether a line "child process <pid>:" goes before the stacks of each process.
+    has_titles: whether a line "child process <pid>:" goes before the stacks of each process.
     """
     for pid in pids:
-        title = f"\nchild process {pid}:\n" if titled else ""
+        title = f"\nchild process {pid}:\n" if has_titles else ""
         with suppress(OSError):  # the process has ended
             status = Path(f"/proc/{pid}/status").read_text()
             if "State:\tT" in status:

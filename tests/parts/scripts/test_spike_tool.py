@@ -286,7 +286,7 @@ def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
     assert tool(command, tmp_path / "turned.npy", *output) == 0
 
     said = capsys.readouterr().out
-    assert "(h, w, planes), where (planes, h, w) is expected" in said
+    assert "(h, w, planes), but (planes, h, w) is expected" in said
     # An array has no rows that are stored from the bottom.
     assert "rows are flipped" not in said
 
