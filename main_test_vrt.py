@@ -117,7 +117,9 @@ def main(argv: list[str]) -> int:
             request = read_request(argv, __doc__)
             method = read_method(request)
             opt = read_options(request)
-        # Join the ranks. Without an option file they have the default limits.
+        # Join the ranks. The digest lets them find out that they have read different options, and
+        # `kept` is the folder of what was found in the data before. Without an option file there is
+        # neither, and the limits are the defaults.
         if opt is None:
             utils_dist.begin()
         else:
@@ -138,7 +140,7 @@ def read_method(request: TestRequest) -> MethodRequest:
     """Return what --method asks for, with its options checked. Raises OptionError."""
     if request.method is None:
         return MethodRequest(formula=None, joint=None)
-    # A formula: tfp, tfi, tfstp or exposure.
+    # A formula: tfp, tfi, tfstp or exposure. The first three make grey frames.
     center_frame_only = request.tiles.center_frame_only
     if not request.is_joint:
         formula = Reconstruction(method_options(request.method), center_frame_only)
@@ -250,6 +252,7 @@ def output_folder(request: TestRequest, asked: MethodRequest, opt: Options) -> P
     """Return --output, or the default: a folder in the folder of the run."""
     if request.output:
         return Path(request.output)
+    # A formula has a folder of its own, so that it does not replace the results of the network.
     if asked.formula is not None:
         return opt.folder / f"test_{request.method_name}"
     return opt.folder / "test"
@@ -273,6 +276,7 @@ def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> st
     # num_frame: -1 is all frames. A data set that a user has registered may lack the key.
     first = getattr(section, "num_frame", -1)
     frames = f"the first {first} of each clip" if first > 0 else "all"
+    # The blurry frame to compare with does not exist between two frames, so their mean stands in.
     if saved is not None and saved.spec.interpolates:
         return f"made between every second of {frames}; input: mean of both neighbours"
     return frames
@@ -311,6 +315,7 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
         elif asked.formula is not None and asked.formula.is_grey:
             assert request.spike is not None
             clips = [spike_clip(request.spike, request.gt, section)]
+            # One frame is restored for each exposure that the options name, or for each spike file.
             each = "exposure" if section.exposure else "spike file"
             frames = f"one for each {each}; "
             frames += f"the input beside it is the mean of all planes of the {each}"
@@ -376,6 +381,7 @@ def clips_with_frames(
     warning = warning_of(clips) if utils_dist.is_main_process() else None
     if warning:
         logger.warning("%s", warning)
+    # A network that makes frames between the frames has another number of frames to restore.
     if saved is not None and saved.spec.interpolates:
         return [InterpolatedClip(clip) for clip in clips]
     return clips

@@ -1,4 +1,9 @@
-"""Tables of text, and JSON files that may hold infinite numbers."""
+"""Tables of text, and JSON files that may hold infinite numbers.
+
+The PSNR of a perfect frame is infinite, so the files of scores need infinite numbers.
+
+Tests: tests/parts/utils/test_results.py
+"""
 
 import json
 import re

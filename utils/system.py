@@ -2,6 +2,8 @@
 
 One process needs none of it. Several ranks do: they look at one another through /proc, so that a
 rank that has died or stands still is found and named.
+
+Tests: tests/parts/utils/test_system.py
 """
 
 import ctypes

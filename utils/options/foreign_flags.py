@@ -1,6 +1,12 @@
 """Flags of KAIR, BasicSR and S-VRT: taken if the launch says the same, else refused with ours.
 
-docs/coming_from.md has the table.
+docs/coming_from.md has the table. After a change here, change the table in both languages.
+
+    flags of a launch (--dist, --launcher)   taken; refused if the launch says something else
+    flags of a training (--auto_resume)      refused, with what to type here
+    flags of KAIR's main_test_vrt.py         refused, with the whole command for ours
+
+Tests: tests/stories/test_coming_from.py
 """
 
 import argparse

@@ -379,7 +379,8 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         raw = _with_whole_characters(_parse(text))
     except (ValueError, RecursionError) as e:
-        # json5 begins its messages with "<string>:LINE".
+        # json5 begins its messages with "<string>:LINE". "<string>:3 Unexpected" becomes
+        # "line 3: Unexpected".
         expected = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
         if isinstance(e, RecursionError):
             expected = "fewer brackets within one another"
@@ -400,7 +401,8 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 def _read_text(path: Path) -> str:
     """Return the text of a file. Raises OptionError if it is too large or no text."""
     try:
-        # One byte more than allowed tells that the file is too large.
+        # One byte more than allowed tells that the file is too large. So a file of many GB is not
+        # read whole.
         with open(path, "rb") as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
@@ -609,7 +611,8 @@ def read_options(
 ) -> Options:
     """Return the options of sections in the form of an option file, completed with every default.
 
-    Raises one OptionError for all wrong keys and values. Its `where` is a dotted key.
+    A wrong key does not hide the next one: all are collected, and one OptionError names them. Its
+    `where` is the dotted key of the first.
 
     sources: where the values came from; None if they are of no file
     """
@@ -689,6 +692,7 @@ def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sou
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
     if not is_of_kair:
         return []
+    # A number of the command line is the user's own, so it is no total of KAIR.
     loader = _section_of(raw, "datasets.train") or {}
     totals = []
     for key in TOTALS:
@@ -704,6 +708,7 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     """
     dropped = []
     for where, keys in KAIR_ONLY.items():
+        # known: the parameters of the part that the section names, e.g. of the network.
         section = _section_of(raw, where) or {}
         known: set[str] = set()
         registry = parts.get(PART_SECTIONS.get(where, ""))

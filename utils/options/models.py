@@ -2,7 +2,10 @@
 range and meaning.
 
 docs/options.md is generated from these models (lab/make_options_doc.py). Names follow KAIR wherever
-KAIR has one.
+KAIR has one. A key that only a network, a dataset or a loss has is a parameter of its constructor,
+see utils/options/section.py.
+
+Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 """
 
 import hashlib
@@ -307,6 +310,7 @@ class WatchdogOptions(Section):
         """
         # Leave out the colon and the clip, then all before the last " in ".
         outermost = name.partition(":")[0].rpartition(" in ")[2]
+        # A limit that the user sets below stall_s counts as stall_s.
         return max(self.stall_s, self.limit(LIMITS[outermost]) if outermost in LIMITS else 0.0)
 
     def timeout_s(self, least_s: float) -> float:

@@ -2,6 +2,14 @@
 
 A value is a secret if its key says so (`wandb_api_key`), if its own form says so (`ghp_...`, the
 password of a URL), or if the author of a part marked the key with pydantic's SecretStr.
+
+    redact          a value or a whole section, for a file or a message
+    without_tokens  any text, e.g. a line of the log
+
+What this module misses is published with logs and records of options. So a new form or name may be
+added, and none may be removed.
+
+Tests: tests/parts/utils/test_option.py
 """
 
 import difflib

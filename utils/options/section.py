@@ -111,6 +111,7 @@ def joined(errors: Collection[OptionError]) -> OptionError:
     for error in errors:
         singles += error.found or (error,)  # an error that is itself joined counts as its parts
 
+    # sorted() keeps the order of equal keys: False (an unknown option) comes before True.
     first, *others = sorted(singles, key=lambda e: not e.what.startswith("unknown option"))
     keys = dict.fromkeys(e.where for e in others if e.where != first.where)  # each once, in order
     do = first.do
@@ -242,6 +243,7 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
         limits = list(metadata) if len(kinds) == 1 else []
         # A list and a tuple, which only Python can give, are one thing in JSON: name it once.
+        # dict.fromkeys drops what is repeated and keeps the order.
         texts = list(dict.fromkeys(describe(kind, limits) for kind in kinds))
         if len(kinds) < len(get_args(annotation)):
             texts.append("null")
@@ -478,6 +480,7 @@ class Registry:
         """
         options = self.resolve(section, where)
         part = self._parts[getattr(options, self.type_key)]
+        # The order of the parameters does not matter: all are given by name.
         arguments = {}
         for key in self._parameters(getattr(options, self.type_key)):
             if key in type(options).model_fields:
