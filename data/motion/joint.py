@@ -83,7 +83,7 @@ SIGMA_S = 0.02
 JITTER = 0.02
 # An equation whose residual is this many times its error has 1 / sqrt(2) of its weight.
 CAUCHY = 2.0
-# K in lambda: how fast z is held to z_0 as the expected error of the motion grows.
+# K in lambda: how strongly z is held near z_0 where the expected error of the motion is large.
 K = 0.008
 # Largest number of spike equations of a pixel in an exposure. Shorter intervals would add little,
 # because neighbouring intervals share the rounding of the spike between them.
@@ -662,9 +662,9 @@ class Equations:
         on_plane = torch.stack((off_spikes, brighter))[None]  # (1, 2, h, w)
         on_frame = F.grid_sample(
             on_plane, self._positions_on_plane, padding_mode="border", align_corners=True
-        )[0]  # (2, H, W)
+        )
         off_rgb = luma(r_b.abs())  # (1, H, W)
-        return torch.cat((colour, grey, off_rgb, on_frame))
+        return torch.cat((colour, grey, off_rgb, on_frame[0]))
 
     def _back(self, blurry: Tensor, spikes: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the adjoint of the cameras: B^T blurry (3, H, W) and S^T spikes (1, H, W).

@@ -111,9 +111,10 @@ class MotionNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        inputs = (
-            PICTURE_CHANNELS * WINDOWS + LEAST_SQUARES + SCENE_CHANNELS + COEFFICIENTS + 1
-        )  # 1: the logarithm of the error
+        # All pictures, the motion left by least squares, the scene; the curve so far, and the
+        # logarithm of its error (1).
+        of_windows = PICTURE_CHANNELS * WINDOWS + LEAST_SQUARES + SCENE_CHANNELS
+        inputs = of_windows + COEFFICIENTS + 1
         nets = []
         for number, level in enumerate(LEVELS):
             # The coarsest net has a second set of outputs: the motion that all pixels share.
@@ -143,7 +144,8 @@ class MotionNet(nn.Module):
         batch, _, _, height, width = pictures.shape
         pictures = pictures.flatten(0, 1)  # (B 15, 2, h, w)
 
-        # Begin at the coarsest level: nothing moves, and the error is 1 spike pixel (log 0).
+        # Begin at the coarsest level: nothing moves, and the expected error is 1 spike pixel, whose
+        # logarithm is 0.
         size = LEVELS[0].size
         curve = pictures.new_zeros(batch, COEFFICIENTS, height // size, width // size)
         log_error = pictures.new_zeros(batch, 1, height // size, width // size)
