@@ -28,12 +28,14 @@ from utils.dist.process import descendants_of, process_state
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 LAUNCHER = ROOT / "launch_train.sh"
 NO_TEST = "datasets.test={}"
-# Options of a run that a test ends.
+# So many steps that the run goes on until a test ends it.
 ENDLESS = "train.total_iter=1000"
-# Saves after each step, and notices a silent rank after 5 seconds.
-WATCHED = (
+# A run that notices lost ranks soon, and loses no step by it.
+SAVING_AND_WATCHED = (
     NO_TEST,
+    # A checkpoint after each step.
     "train.checkpoint_save=1",
+    # A rank that is silent for 5 seconds counts as lost. Only the start may take 60 seconds.
     "watchdog.stall_s=5",
     "watchdog.start_s=60",
 )
@@ -78,7 +80,7 @@ def restarted(tmp_path_factory) -> Restarted:
     folder = tmp_path_factory.mktemp("restarted")
     log = folder / "log"
     launcher = (*TORCHRUN, "--standalone", "--nproc_per_node=2", "--max-restarts=1")
-    command = (*launcher, MAIN, "--opt", write_options(folder), *WATCHED, ENDLESS)
+    command = (*launcher, MAIN, "--opt", write_options(folder), *SAVING_AND_WATCHED, ENDLESS)
 
     with started(command, log) as process:
         wait_for(log, "Iter: 2,")
@@ -89,6 +91,7 @@ def restarted(tmp_path_factory) -> Restarted:
 
         family = descendants_of(process.pid)
         process.kill()
+        # Each of them should notice the death of torchrun and end.
         left = family
         deadline = time.monotonic() + 10
         while left and time.monotonic() < deadline:
@@ -110,38 +113,66 @@ def test_no_process_is_left_after_torchrun_was_killed(restarted):
     assert restarted.left == []
 
 
+class Hopeless(NamedTuple):
+    """A run that a restart does not mend."""
+
+    # What goes wrong on rank 0 in step 2, by its name in tests/dist/odd_worker.py.
+    case: str
+    # Further options.
+    changes: tuple[str, ...]
+    # What the run must end with.
+    exit_code: int
+    # How often the run starts to train.
+    starts: int
+    # How many errors it reports.
+    errors: int
+
+
 @pytest.mark.parametrize(
-    ("case", "changes", "code"),
+    "run",
     [
-        pytest.param("none", ["train.totl_iter=2"], 2, id="unknown option"),
-        pytest.param("nan", ["train.max_nonfinite_steps=1"], 4, id="no finite loss"),
-        pytest.param("term", [], 75, id="stopped by a signal"),
+        pytest.param(
+            # A wrong option is found before the first step, so no step goes wrong.
+            Hopeless("none", ("train.totl_iter=2",), exit_code=2, starts=0, errors=1),
+            id="unknown option",
+        ),
+        pytest.param(
+            Hopeless("nan", ("train.max_nonfinite_steps=1",), exit_code=4, starts=1, errors=1),
+            id="no finite loss",
+        ),
+        pytest.param(
+            # "term" is SIGTERM, after which a run saves and may be started again. This is no error.
+            Hopeless("term", (), exit_code=75, starts=1, errors=0),
+            id="stopped by a signal",
+        ),
     ],
 )
-def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, case, changes, code):
+def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, run):
     options = write_odd(tmp_path)
-    # What goes wrong happens on rank 0 in step 2.
-    command = odd_command(options, NO_TEST, *changes, case=case, struck=(0, 2))
+    command = odd_command(options, NO_TEST, *run.changes, case=run.case, struck=(0, 2))
     launcher = [sys.executable, "scripts/torchrun_quiet.py", "--standalone", "--max-restarts=3"]
 
     result = run_command([*launcher, "--nproc_per_node=2", *command], limit_s=120)
 
-    assert result.exit_codes == [code], result.text
-    # A wrong option is found before the run starts. Exit code 75 is no error.
-    starts = 0 if code == 2 else 1
-    errors = 0 if code == 75 else 1
-    assert result.text.count("starting at iter") == starts
-    assert result.text.count("Error: ") == errors
+    assert result.exit_codes == [run.exit_code], result.text
+    assert result.text.count("starting at iter") == run.starts
+    assert result.text.count("Error: ") == run.errors
     assert "Traceback" not in result.text
 
 
 # ---- Signals to the launcher --------------------------------------------------------------------
 
 
-def hang_up(group: int) -> None:
-    """Send SIGHUP twice, as on a logout: the shell sends one, the system another as it ends."""
+def log_out(launcher: subprocess.Popen) -> None:
+    """Send SIGHUP to the launcher and to all its processes, as on a logout.
+
+    It is sent twice: the shell sends one, and the system another as the shell ends.
+    """
+    # `started` makes the launcher the first of its process group. So both have one number.
+    group = launcher.pid
     for _ in range(2):
         os.killpg(group, signal.SIGHUP)
+        # Without a pause, the two could arrive as one.
         time.sleep(0.05)
 
 
@@ -149,6 +180,7 @@ def assert_stopped_and_saved(options: Path, log: Path) -> None:
     """Check that a run was stopped by one signal, and that it has saved a checkpoint."""
     text = log.read_text()
     assert text.count("stopped by a signal at iter") == 1
+    # Unlike torchrun alone, the launcher passes SIGUSR1 on to its ranks. So no rank warns of it.
     assert "SIGUSR1 would kill" not in text
     assert "Traceback" not in text
     assert latest(options)["step"] >= 1
@@ -169,7 +201,7 @@ def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log,
     with started(command, log) as process:
         wait_for(log, "Iter: 1,")
         if name == "SIGHUP":
-            hang_up(process.pid)
+            log_out(process)
         else:
             process.send_signal(getattr(signal, name))
         exit_code = process.wait(120)
@@ -184,7 +216,9 @@ def test_a_run_under_nohup_trains_on_after_a_logout(tmp_path, log):
 
     with started(command, log) as process:
         text = wait_for(log, "Iter: 1,")
-        hang_up(process.pid)
+        log_out(process)
+        # One line of the log for each step. Some steps may have been running at the logout, but
+        # not four.
         steps = len(re.findall("Iter: ", text))
         wait_for(log, rf"Iter: {steps + 4},")
         process.send_signal(signal.SIGINT)
@@ -284,7 +318,8 @@ def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
         assert exit_codes(both) == [2, 2], both[1].log.read_text()
 
     texts = [node.log.read_text() for node in both]
-    # Both nodes report it if neither hears of the other in time.
+    # Usually one node reports the wrong option for both. Both do if neither hears of the other in
+    # time.
     messages = sum(text.count("OptionError: unknown option x") for text in texts)
     assert messages in (1, 2), texts
     for text in texts:
@@ -334,7 +369,7 @@ def test_two_hosts_name_each_other_when_the_cable_is_cut(tmp_path):
                 MAIN,
                 "--opt",
                 str(options),
-                *WATCHED,
+                *SAVING_AND_WATCHED,
                 ENDLESS,
             )
             agent = started(command, logs[host], GLOO_SOCKET_IFNAME=f"cable{host}")
