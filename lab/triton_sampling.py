@@ -65,9 +65,24 @@ def _corner(values, image, y, x, is_there, channel, known, W, C: tl.constexpr):
 
 
 @jit
-def _add_to_corner(grad, image, y, x, is_there, channel, known, W, part, C: tl.constexpr):
+def _corners(values, image, top, left, inside, channel, known, H, W, C: tl.constexpr):
+    """Return the pixels around each sample: upper left, upper right, lower left, lower right."""
+    is_00 = _in_image(top, left, inside, H, W)
+    is_01 = _in_image(top, left + 1, inside, H, W)
+    is_10 = _in_image(top + 1, left, inside, H, W)
+    is_11 = _in_image(top + 1, left + 1, inside, H, W)
+    v_00 = _corner(values, image, top, left, is_00, channel, known, W, C)
+    v_01 = _corner(values, image, top, left + 1, is_01, channel, known, W, C)
+    v_10 = _corner(values, image, top + 1, left, is_10, channel, known, W, C)
+    v_11 = _corner(values, image, top + 1, left + 1, is_11, channel, known, W, C)
+    return v_00, v_01, v_10, v_11
+
+
+@jit
+def _add_to_corner(grad, image, y, x, inside, channel, known, H, W, part, C: tl.constexpr):
     """Add a part of the gradient to one pixel of the input. part: (pixels, channels)."""
     at = (image + (y * W + x).to(tl.int64) * C)[:, None] + channel[None, :]
+    is_there = _in_image(y, x, inside, H, W)
     tl.atomic_add(grad + at, part, mask=is_there[:, None] & known[None, :])
 
 
@@ -92,14 +107,7 @@ def _sample(
         tap_plane = (number * G + group) * 9 + TAP
         top, left, fy, fx = _position(offset, 2 * tap_plane, at, row, column, inside, HW, TAP)
         factor = tl.load(mask + tap_plane * HW + at, mask=inside, other=0.0).to(tl.float32)
-        is_00 = _in_image(top, left, inside, H, W)
-        is_01 = _in_image(top, left + 1, inside, H, W)
-        is_10 = _in_image(top + 1, left, inside, H, W)
-        is_11 = _in_image(top + 1, left + 1, inside, H, W)
-        v_00 = _corner(x, image, top, left, is_00, channel, known, W, C)
-        v_01 = _corner(x, image, top, left + 1, is_01, channel, known, W, C)
-        v_10 = _corner(x, image, top + 1, left, is_10, channel, known, W, C)
-        v_11 = _corner(x, image, top + 1, left + 1, is_11, channel, known, W, C)
+        v_00, v_01, v_10, v_11 = _corners(x, image, top, left, inside, channel, known, H, W, C)
         upper = v_00 + fx[:, None] * (v_01 - v_00)
         lower = v_10 + fx[:, None] * (v_11 - v_10)
         value = (upper + fy[:, None] * (lower - upper)) * factor[:, None]
@@ -135,14 +143,7 @@ def _sample_backward(
         tap_plane = (number * G + group) * 9 + TAP
         top, left, fy, fx = _position(offset, 2 * tap_plane, at, row, column, inside, HW, TAP)
         factor = tl.load(mask + tap_plane * HW + at, mask=inside, other=0.0).to(tl.float32)
-        is_00 = _in_image(top, left, inside, H, W)
-        is_01 = _in_image(top, left + 1, inside, H, W)
-        is_10 = _in_image(top + 1, left, inside, H, W)
-        is_11 = _in_image(top + 1, left + 1, inside, H, W)
-        v_00 = _corner(x, image, top, left, is_00, channel, known, W, C)
-        v_01 = _corner(x, image, top, left + 1, is_01, channel, known, W, C)
-        v_10 = _corner(x, image, top + 1, left, is_10, channel, known, W, C)
-        v_11 = _corner(x, image, top + 1, left + 1, is_11, channel, known, W, C)
+        v_00, v_01, v_10, v_11 = _corners(x, image, top, left, inside, channel, known, H, W, C)
         upper = v_00 + fx[:, None] * (v_01 - v_00)
         lower = v_10 + fx[:, None] * (v_11 - v_10)
         value = upper + fy[:, None] * (lower - upper)
@@ -169,10 +170,10 @@ def _sample_backward(
         g_01 = g_upper * right
         g_10 = g_lower * (1 - right)
         g_11 = g_lower * right
-        _add_to_corner(grad_x, image, top, left, is_00, channel, known, W, g_00, C)
-        _add_to_corner(grad_x, image, top, left + 1, is_01, channel, known, W, g_01, C)
-        _add_to_corner(grad_x, image, top + 1, left, is_10, channel, known, W, g_10, C)
-        _add_to_corner(grad_x, image, top + 1, left + 1, is_11, channel, known, W, g_11, C)
+        _add_to_corner(grad_x, image, top, left, inside, channel, known, H, W, g_00, C)
+        _add_to_corner(grad_x, image, top, left + 1, inside, channel, known, H, W, g_01, C)
+        _add_to_corner(grad_x, image, top + 1, left, inside, channel, known, H, W, g_10, C)
+        _add_to_corner(grad_x, image, top + 1, left + 1, inside, channel, known, H, W, g_11, C)
 
 
 # ---- The convolution ----

@@ -375,7 +375,8 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
     elif command.layout == "sps100":
         height = width = formats.SPS100_SIDE
     else:
-        height, width = about.h, about.w
+        height = about.h
+        width = about.w
     if not height or not width:  # dataset.json does not say them
         return None
     return SpikeGeometry(

@@ -35,10 +35,11 @@ NETWORK = "network"  # the method on the page that has no --method
 # Name on the page -> --weights. Of the released networks those that deblur without further input.
 WEIGHTS = {path.stem: f"weights/{path.name}" for path in sorted(SHIPPED.parent.glob("*.pth"))}
 WEIGHTS |= {name: name for name in ("vrt/005", "vrt/006", "vrt/007")}
-# What a stranger may ask of the machine: bytes of one file (for app.py) and of all files, number of
-# frames, and pixels of a frame.
-MOST_FILE, MOST_BYTES = 256 * 2**20, 512 * 2**20
-MOST_FRAMES, MOST_PIXELS = 120, 1920 * 1088
+# What a stranger may ask of the machine.
+MOST_FILE = 256 * 2**20  # bytes of one file, for app.py
+MOST_BYTES = 512 * 2**20  # of all files
+MOST_FRAMES = 120
+MOST_PIXELS = 1920 * 1088  # of a frame; codecs round 1080 rows up to 1088
 # An option of the page, e.g. "spike.exposure=[0, 20]" or "method.groups=8". Only these two sections
 # may be set, and a value has no "/", so that it names no file outside of this project.
 OPTION = re.compile(r"(?:spike|method)(?:\.\w+)+=[\w.,+\-\[\]{}:\"' ]*")

@@ -17,7 +17,9 @@ from lab import triton_sampling
 from models.vrt import deform_align
 from models.vrt.deform_align import TAPS
 
-IMAGES, HEIGHT, WIDTH = 2, 7, 9
+IMAGES = 2
+HEIGHT = 7
+WIDTH = 9
 NAMES = ("out", "x", "offset", "mask", "weight", "bias")
 # sources, channels of a source, groups of offsets, precision of the values
 CASES = {

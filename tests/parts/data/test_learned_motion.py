@@ -1,6 +1,7 @@
 """What the network of motion sees of the spikes, and how its curves become shifts of pixels."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from data.motion.learned import (
     pictures_of,
     spike_windows,
 )
-from data.motion.recording import RecordedClip
+from data.motion.recording import RecordedClip, Recording
 from models.fusion.motion_net import CHANGES, EDGES, INSIDE, LEVELS, MotionNet
 from tests.helpers.moving_scene import Scene, reader_of
 
@@ -102,32 +103,59 @@ def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
     assert np.allclose(found.shifts[-1, 48, 48] / found.times[-1] * 30, (-4, 2), atol=1e-3)
 
 
-def test_both_is_the_mean_of_both_in_dim_light_and_else_dis(tmp_path):
+def read_clip(folder: Path, rate: float) -> tuple[RecordedClip, Recording, np.ndarray]:
+    """Return a clip with its frame 1 and its gain. rate: spikes per plane at full light."""
+    clip = RecordedClip(reader_of(Scene(rate=rate).write(folder)), None)
+    gain, _ = clip.gain()
+    return clip, clip.read(1), gain
+
+
+def test_in_dim_light_both_is_the_mean_of_network_and_dis(tmp_path):
     net = network((3.0, 0, 0, 0, 0, 0))
-    for rate, is_dim in ((0.05, True), (0.95, False)):
-        clip = RecordedClip(reader_of(Scene(rate=rate).write(tmp_path / f"{rate}")), None)
-        gain, _ = clip.gain()
-        recording = clip.read(1)
-        dis, alone, both = (
-            finder_of(name, net, CPU)(recording, clip.view, gain)
-            for name in ("dis", "network", "both")
-        )
-        assert np.array_equal(dis.shifts, motion_of(recording, clip.view, gain).shifts)
-        if is_dim:
-            begun = motion_of(recording, clip.view, gain, begin=alone)
-            assert np.array_equal(both.shifts, mean_motion(alone, begun).shifts)
-        else:
-            assert np.array_equal(both.shifts, dis.shifts)
+    clip, recording, gain = read_clip(tmp_path, rate=0.05)
+
+    both = finder_of("both", net, CPU)(recording, clip.view, gain)
+
+    alone = finder_of("network", net, CPU)(recording, clip.view, gain)
+    begun = motion_of(recording, clip.view, gain, begin=alone)
+    assert np.array_equal(both.shifts, mean_motion(alone, begun).shifts)
+
+
+def test_in_bright_light_both_is_dis(tmp_path):
+    net = network((3.0, 0, 0, 0, 0, 0))
+    clip, recording, gain = read_clip(tmp_path, rate=0.95)
+
+    both = finder_of("both", net, CPU)(recording, clip.view, gain)
+
+    assert np.array_equal(both.shifts, motion_of(recording, clip.view, gain).shifts)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.95], ids=["dim", "bright"])
+def test_dis_does_not_ask_the_network(tmp_path, rate):
+    net = network((3.0, 0, 0, 0, 0, 0))
+    clip, recording, gain = read_clip(tmp_path, rate)
+
+    dis = finder_of("dis", net, CPU)(recording, clip.view, gain)
+
+    assert np.array_equal(dis.shifts, motion_of(recording, clip.view, gain).shifts)
 
 
 def test_a_mean_of_motions_lies_where_less_error_is_expected():
     times = np.array([-10.0, 0, 10])
-    here, there = (np.full((3, 4, 4, 2), value, np.float32) for value in (0.0, 5.0))
-    small, large = (np.full((3, 4, 4), value, np.float32) for value in (0.5, 1.0))
-    small[1] = large[1] = 0
+    here = np.zeros((3, 4, 4, 2), np.float32)
+    there = np.full((3, 4, 4, 2), 5, np.float32)
+    small = np.full((3, 4, 4), 0.5, np.float32)
+    large = np.full((3, 4, 4), 1, np.float32)
+    # At the sharp instant nothing has moved, and nothing is wrong.
+    small[1] = 0
+    large[1] = 0
+
     found = mean_motion(Motion(times, here, large), Motion(times, there, small))
-    assert np.allclose(found.shifts[[0, 2]], 4.0)  # the second counts four times
-    assert np.array_equal(found.errors, small) and np.isfinite(found.shifts).all()
+
+    # Half the error counts four times: (0 + 4 * 5) / 5.
+    assert np.allclose(found.shifts[[0, 2]], 4.0)
+    assert np.array_equal(found.errors, small)
+    assert np.isfinite(found.shifts).all()
 
 
 def test_a_picture_shows_the_direction_and_covers_what_was_not_trusted():
