@@ -4,22 +4,32 @@
     python lab/train_motion_net.py --videos VIDEOS --out FILE
     python lab/train_motion.py --videos VIDEOS --network FILE [--steps 2000] [--begin WEIGHTS]
 
-One thread of a CPU. The steps are trained on the training videos of lab/quality.py with seven real
-frames in an exposure, and on stills under exact motion: frames of these videos and photographs
-(`photo_scene`: layers that cover each other, no optical flow). The samples show all lights, and
-what a user may get wrong: other cameras, a spike camera that is not calibrated, blurry frames that
-are means of display values, and wrong motion. Nothing of the videos to choose by and to report, and
-of the photographs of lab/joint_gain.py, is seen. Sets and samples that are there are not made
-again.
+The fusion "motion" restores a frame in this order (models/fusion/fusion_motion.py):
 
-The fusion has two sets of steps. --part says which one is trained: that for few spikes, or that for
-good light. The other one stays as --begin has it.
+    operator -> first estimate z_0
+    motion within the exposure -> equations of the exposure -> their solution, the proposal
+    two learned steps mix z_0, the proposal and the equations -> the restored frame
 
---plain trains the same conv net on the same samples, but hides the motion and its equations. It
-shows what they are worth.
+This program trains only the learned steps. A step of the optimizer is called an update on this
+page, and --steps is the number of updates. The program uses one thread of a CPU.
 
-Writes <out>/motion.pth, every 500 steps and at the end, and prints how much the steps gain over the
-operator.
+Samples. A sample is one frame of a clip, with everything that its equations need. Three kinds of
+clips are made: of the training videos of lab/quality.py with seven real frames in an exposure, of
+single frames of these videos, and of photographs. In the last two kinds the motion is exact,
+because `photo_scene` moves layers that cover each other and uses no optical flow. The samples show
+bright and dim light, and mistakes that a user may make: other cameras, a spike camera that is not
+calibrated, blurry frames that are means of display values, and wrong motion. No sample comes from
+the videos to choose by, the videos to report, or the photographs of lab/joint_gain.py. Clips and
+samples that are already in <out> are used again.
+
+Two sets of steps. The fusion has learned steps for few spikes and for good light. --part says which
+are trained. The others stay as in --begin.
+
+A control. --plain trains the same conv net on the same samples, but hides the motion and its
+equations. The difference of the two gains is what the motion and its equations are worth.
+
+The program writes <out>/motion.pth every 500 updates and at the end. Every 100 updates it prints by
+how many dB the learned steps improve on the operator.
 """
 
 import argparse
@@ -55,93 +65,109 @@ from scripts.make_sample_data import RGB, SPIKES
 from utils.contract import JointEquations
 from utils.image import imwrite_rgb
 
-OPERATOR = ROOT / "weights/operator.pth"  # the network whose frames the steps improve
+OPERATOR = ROOT / "weights/operator.pth"  # the network whose frames the learned steps improve
 CPU = torch.device("cpu")
 
 # ---- Choices of the training -------------------------------------------------------------------
+#
+# The shipped weights/motion.pth was trained with these values. Another value changes the weights of
+# the next training and no file that exists, except that <out>/samples must be deleted after a
+# change of SOLVER. No test notices another value, so measure it with lab/joint_gain.py.
 
-SEVEN = 7  # real frames in an exposure
-# Of each video two frames become stills, at these shares of its length.
-STILLS = (1 / 6, 1 / 2)
-# Photographs of lab/train_motion_net.py that are large enough. The names are files of scikit-image.
+# Two frames of each video become stills. The numbers are their places: 1/2 is half of the length.
+STILL_PLACES = (1 / 6, 1 / 2)
+# Names of files of the package scikit-image: its photographs of lab/train_motion_net.py that are
+# large enough for a clip.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
-# Proposals of the training. Those of the test are twice as good in twice the time, and the steps
-# trust them as well (docs/benchmarks/quality.md).
+# The solver of the proposals in training. The default of `Solver` has 16 groups. Its proposals are
+# twice as good and take twice the time, and steps that were trained on the cheap proposals trust
+# the good ones as well (docs/benchmarks/quality.md).
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
-# Share of the samples in which a wrong motion replaces the measured one, so that the steps learn
-# when not to trust it.
-WRONG = 0.2
-# Weights of the frames in the loss: after the first step, and after the second.
-OF_STEPS = (0.25, 1.0)
-# Side in pixels of the squares that are compared with the first estimate, and the weight in the
-# loss of squares that became worse.
-SQUARE, OF_WORSE = 12, 0.5
-# Added to mean squared errors, so that the logarithm of a perfect frame is finite. It is about the
-# error of 8 bits.
-FLOOR = 2e-5
-# The optimizer: learning rate, Adam's betas, largest gradient norm, steps of the warm-up.
-RATE, BETAS, LARGEST_GRADIENT, WARM_UP = 2e-3, (0.9, 0.99), 1.0, 50
-LAST_RATE = 0.02  # learning rate at the end over RATE
-AVERAGED = 0.01  # share of the newest weights in the averaged ones
-SAVED_EACH = 500  # steps
+# A wrong motion replaces the measured one in this share of the updates, so that the steps learn
+# when not to trust the motion.
+SHARE_OF_WRONG_MOTION = 0.2
+
+# The loss, see `loss_of`. The first weight is of the frame after the first learned step, and the
+# second of the final frame.
+STEP_WEIGHTS = (0.25, 1.0)
+SQUARE_SIDE = 12  # pixels; the frame is compared with the first estimate square by square
+WORSE_WEIGHT = 0.5  # weight of squares that became worse than in the first estimate
+# Added to mean squared errors, so that the logarithm of a perfect frame is finite. The value is
+# about one grey level of 8 bits, squared: (1 / 255)^2 = 1.5e-5.
+LOSS_FLOOR = 2e-5
+# The same for the gain that is printed. The value is far below each real error, so the gain in dB
+# is practically exact.
+GAIN_FLOOR = 1e-7
+
+# The optimizer.
+RATE = 2e-3  # largest learning rate
+LAST_RATE_SHARE = 0.02  # the learning rate falls to this share of RATE
+BETAS = (0.9, 0.99)  # of Adam
+LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
+WARM_UP = 50  # updates in which the learning rate rises from 0 to RATE
+# The saved weights are a moving average: old average + 0.01 (newest weights - old average). So they
+# average over about the last 100 updates.
+NEWEST_SHARE = 0.01
+PRINT_EVERY = 100  # updates
+SAVE_EVERY = 500  # updates
 
 
 @dataclass(frozen=True)
-class Set:
-    """A set of clips, and its share of the samples.
+class ClipSet:
+    """A set of clips, and how often its samples are drawn.
 
     The fields rig, clips, frames, average and crop are flags of scripts/prepare_gopro_spike.py.
     """
 
-    source: str  # "videos", "stills" or "photos": what the clips are made from
+    source: str  # what the clips are made from: "videos", "stills" or "photos"
     rig: str  # the two cameras, e.g. "dim"; data/cameras/rig.py has the names
-    clips: int  # number of clips per video, still or photograph
-    frames: int  # frames of a clip
-    share: int  # weight of the set when a sample is drawn
+    clips: int  # number of clips of each video, still or photograph
+    frames: int  # number of frames of a clip
+    weight: int  # a set of weight 4 is drawn twice as often as a set of weight 2
     average: int | None = None  # real frames in an exposure; None: as the program chooses
     crop: int = 144  # side of the frames in pixels
-    # spike.calibration when the spikes are read. None: the spike camera counts as not shifted,
-    # which is wrong here, so that the steps see what a user gets without a calibration.
+    # spike.calibration when the spikes are read. None: the spike camera counts as not shifted. This
+    # is wrong for the random rig, so the steps see what a user gets without a calibration.
     calibration: str | None = "auto"
 
 
-# Name -> set. The names are folders below --out. The draws of `train` go through this order, so a
-# new set changes all samples after it.
+# Name -> set. A name is a folder below --out. `train` draws from the sets in this order: with
+# another order, a new set or a new weight, the same seed gives other samples and other weights.
 SETS = {
-    "seven_ideal": Set("videos", "ideal", 2, 4, 3, SEVEN, 192),
-    "seven_rig": Set("videos", "rig", 2, 4, 3, SEVEN, 192),
-    "seven_dim": Set("videos", "dim", 2, 4, 4, SEVEN, 192),
-    "seven_random": Set("videos", "random", 1, 3, 2, SEVEN),
-    "seven_means": Set("videos", "ideal,sum_gamma=2.2", 1, 2, 2, SEVEN),
-    "usual_other": Set("videos", "other", 1, 3, 2),
-    "stills_ideal": Set("stills", "ideal", 1, 3, 2),
-    "stills_other": Set("stills", "other", 1, 3, 2),
-    "stills_dim": Set("stills", "dim", 1, 3, 3),
-    "stills_random": Set("stills", "random", 1, 3, 2, calibration=None),
-    "photos_ideal": Set("photos", "ideal", 1, 3, 2),
-    "photos_rig": Set("photos", "rig", 1, 3, 2),
-    "photos_dim": Set("photos", "dim", 1, 3, 3),
+    "seven_ideal": ClipSet("videos", "ideal", 2, frames=4, weight=3, average=7, crop=192),
+    "seven_rig": ClipSet("videos", "rig", 2, frames=4, weight=3, average=7, crop=192),
+    "seven_dim": ClipSet("videos", "dim", 2, frames=4, weight=4, average=7, crop=192),
+    "seven_random": ClipSet("videos", "random", 1, frames=3, weight=2, average=7),
+    "seven_means": ClipSet("videos", "ideal,sum_gamma=2.2", 1, frames=2, weight=2, average=7),
+    "usual_other": ClipSet("videos", "other", 1, frames=3, weight=2),
+    "stills_ideal": ClipSet("stills", "ideal", 1, frames=3, weight=2),
+    "stills_other": ClipSet("stills", "other", 1, frames=3, weight=2),
+    "stills_dim": ClipSet("stills", "dim", 1, frames=3, weight=3),
+    "stills_random": ClipSet("stills", "random", 1, frames=3, weight=2, calibration=None),
+    "photos_ideal": ClipSet("photos", "ideal", 1, frames=3, weight=2),
+    "photos_rig": ClipSet("photos", "rig", 1, frames=3, weight=2),
+    "photos_dim": ClipSet("photos", "dim", 1, frames=3, weight=3),
 }
 
 
 @dataclass
 class Sample:
-    """A frame with all that its equations are made of.
+    """One frame with everything that its equations are made of.
 
-    The names of the fields are keys of the files in <out>/samples: another name makes old files
-    unreadable.
+    The names of the fields are keys of the files in <out>/samples. Old files cannot be read after a
+    field is renamed or removed. A new field needs a default.
     """
 
     recording: Recording  # the blurry frame and its spikes
     view: View  # where the spike pixels lie on the frame
-    motion: Motion  # as it was measured
+    motion: Motion  # the measured motion
     gain: np.ndarray  # (h, w) spikes per plane of each spike pixel at full light
     is_good: np.ndarray  # (h, w) whether the gain can be trusted
     z_0: Tensor  # (3, H, W) in [0, 1], the frame of the operator
     proposal: Tensor  # (3, H, W), the solution of the equations
     sharp: Tensor  # (3, H, W) in [0, 1], the true frame
-    equations: JointEquations | None = None  # along `motion`; kept after the first use
-    is_plain: bool = False  # whether the motion and its equations are hidden
+    equations: JointEquations | None = None  # along `motion`; None until they are first needed
+    is_plain: bool = False  # whether the motion and its equations are hidden, see --plain
 
     def equations_along(self, motion: Motion, solver: Solver) -> JointEquations:
         """Return the equations of the exposure along any motion, measured or wrong."""
@@ -149,12 +175,32 @@ class Sample:
         known = Equations(self.recording, pixels, motion, self.gain, self.is_good, solver, CPU)
         return HiddenEquations(known) if self.is_plain else known
 
+    def measured_equations(self, solver: Solver) -> JointEquations:
+        """Return the equations along the measured motion.
+
+        They are made at the first call and kept, because making them takes time.
+        """
+        if self.equations is None:
+            self.equations = self.equations_along(self.motion, solver)
+        return self.equations
+
+
+# Channels of `Equations.evidence` that tell something of the motion: precision of the grey value,
+# length of the motion, its expected error, [noise and light do not], share of moving pixels.
+SHOWS_MOTION = torch.tensor([1, 1, 1, 0, 0, 1], dtype=torch.bool)
+# Channels of `Equations.pulls` that come from the equations. The last channel holds the spikes of
+# the sharp instant, which need no motion.
+SHOWS_EQUATIONS = torch.tensor([1, 1, 1, 1, 1, 1, 0], dtype=torch.bool)
+
 
 class HiddenEquations:
-    """What is left of the equations if the motion is hidden: the control --plain.
+    """Stand in for `Equations` if the motion is hidden: the control --plain.
 
-    The blurry frame, the noise and the light stay, and so do the spikes of the sharp instant. The
-    proposal is the first estimate, and the equations pull nowhere.
+    The conv net still sees the blurry frame, its noise, the light, and the spikes of the sharp
+    instant. The proposal is the first estimate, and all other channels are 0.
+
+    If `Equations` gets a new channel, the two masks above need a new entry. The last test of
+    tests/parts/house/test_train_motion.py notices a channel that shows the motion.
     """
 
     def __init__(self, known: Equations) -> None:
@@ -166,26 +212,27 @@ class HiddenEquations:
         return z_0
 
     def evidence(self) -> Tensor:
-        """Return (6, H, W) with 0 in the channels that tell something of the motion."""
-        of_motion = torch.tensor([1, 1, 1, 0, 0, 1], dtype=torch.bool)  # see Equations.evidence
-        return self.known.evidence().masked_fill(of_motion[:, None, None], 0)
+        """Return `Equations.evidence` (6, H, W) with 0 in the channels that show the motion."""
+        return self.known.evidence().masked_fill(SHOWS_MOTION[:, None, None], 0)
 
     def pulls(self, z: Tensor) -> Tensor:
-        """Return (7, H, W) with 0 in all channels but the last, the spikes of the sharp instant."""
-        of_equations = torch.tensor([1, 1, 1, 1, 1, 1, 0], dtype=torch.bool)  # see Equations.pulls
-        return self.known.pulls(z).masked_fill(of_equations[:, None, None], 0)
+        """Return `Equations.pulls` (7, H, W) with 0 in all channels but the last."""
+        return self.known.pulls(z).masked_fill(SHOWS_EQUATIONS[:, None, None], 0)
 
 
 def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
     """Hide the motion and the equations of all samples. Changes the samples."""
-    for each in samples.values():
-        for sample in each:
+    for samples_of_set in samples.values():
+        for sample in samples_of_set:
             sample.is_plain = True
             sample.proposal = sample.z_0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the samples, train the steps, and write the weights. Returns the exit code 0."""
+    """Make the samples, train the learned steps, and write their weights.
+
+    Returns the exit code 0. A failing program of the clips ends this one, see `call`.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -200,34 +247,40 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, help="results folder (default experiments/train_motion)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/train_motion").resolve()
-    # One thread, and the seed of the initial weights.
+    # With one thread the sums have one order, so a seed gives the same weights on each run.
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed)  # of the initial weights of the steps
 
-    # The network: the operator with the fusion "motion", whose steps may begin at other weights.
+    # The network: the operator with the fusion "motion". --begin gives its steps other weights.
     operator = read_saved(OPERATOR)
     saved, net = motion_network(operator, args.network)
     if args.begin:
         begin_at(net, args.begin)
     trained = steps_of(net, args.part)
-    # The samples: clips, then all that the equations need.
+
+    # The clips, and of each frame of each clip a sample.
     folders = made_sets(out, args.videos)
     find = finder_of(net.motion_by, net.motion_net, CPU)
     samples = {name: samples_of(out, name, folders[name], operator, find) for name in SETS}
     if args.plain:
         hide_motion(samples)
-    parameters = sum(p.numel() for p in trained.parameters())
-    print(f"{sum(map(len, samples.values()))} samples, {parameters:,} parameters", flush=True)
+    sample_count = sum(len(samples_of_set) for samples_of_set in samples.values())
+    parameter_count = sum(parameter.numel() for parameter in trained.parameters())
+    print(f"{sample_count} samples, {parameter_count:,} parameters", flush=True)
 
-    # A second network of the same form takes the averaged weights, so that `net` trains on.
+    # `net` holds the newest weights, and the file gets averaged ones. They are written from a
+    # second network of the same form, so that saving does not disturb the training of `net`.
     _, averaged = motion_network(operator, args.network)
 
-    def save(weights: Mapping[str, Tensor], step: int) -> None:
-        """Write motion.pth with these weights of the steps."""
-        averaged.load_state_dict(net.state_dict())
+    def save(weights: Mapping[str, Tensor], updates: int) -> None:
+        """Write motion.pth with these weights of the trained steps.
+
+        updates: number of updates so far.
+        """
+        averaged.load_state_dict(net.state_dict())  # the steps that are not trained, too
         steps_of(averaged, args.part).load_state_dict(weights)
-        write_weights(out / "motion.pth", saved, averaged, step)
+        write_weights(out / "motion.pth", saved, averaged, updates)
 
     train(trained, samples, SOLVER, args.steps, args.seed, save)
     return 0
@@ -236,19 +289,24 @@ def main(argv: Sequence[str]) -> int:
 def motion_network(
     operator: SavedNetwork, network: Path | None = None
 ) -> tuple[SavedNetwork, MotionFusion]:
-    """Build the fusion "motion" that begins as the operator.
+    """Build the fusion "motion" with the weights of the operator.
 
-    Returns the description of the network, as a weights file has it, and the fusion.
+    Returns the description of the network, as a weights file has it, and the fusion. At first the
+    fusion returns the operator's frame, because the initial weights of the steps change nothing.
 
-    network: weights of the network that finds the motion. None: DIS (optical flow) finds it.
+    network: weights file of the network that finds the motion. None: DIS (an optical flow of
+    OpenCV) finds it.
     """
+    # The options of the operator's network, with another fusion.
     fusion = {**operator.netG["fusion"], "type": "motion"}
     if network:
-        fusion["motion_by"] = "both"
+        fusion["motion_by"] = "both"  # the network and DIS
     netG = NETWORKS.resolve({**operator.netG, "fusion": fusion}, "netG").plain()
     saved = replace(operator, netG=netG)
     net = NETWORKS.build(netG, "netG", spike_channels=saved.spike_channels)
-    # Not strict: the operator has no weights of the steps. They keep their initial values.
+
+    # strict=False, because the operator has no weights of the steps. They keep their initial
+    # values.
     net.load_state_dict(operator.weights, strict=False)
     if network:
         net.fusion.motion_net.load_state_dict(torch.load(network))
@@ -256,7 +314,11 @@ def motion_network(
 
 
 def steps_of(net: MotionFusion, part: str) -> MotionSteps:
-    """Return the steps for "few" spikes or for "good" light."""
+    """Return the learned steps for "few" spikes or for "good" light.
+
+    A network without `motion_by: both` has no steps for few spikes. This program always builds it
+    with them, because --network is required.
+    """
     if part == "good":
         return net.steps
     assert net.few_steps is not None
@@ -264,26 +326,38 @@ def steps_of(net: MotionFusion, part: str) -> MotionSteps:
 
 
 def begin_at(net: MotionFusion, weights: Path) -> None:
-    """Take over the steps of other weights with this fusion. Changes `net`.
+    """Copy the learned steps of a weights file with the fusion "motion" into `net`.
 
-    If the other weights have no steps for few spikes, their only steps serve for both.
+    If the file has no steps for few spikes, its only steps are copied to both places.
     """
     begun = motion_fusion_of(read_saved(weights).build())
-    assert begun is not None
+    assert begun is not None  # the file has another fusion
     net.steps.load_state_dict(begun.steps.state_dict())
-    if net.few_steps is not None:
-        net.few_steps.load_state_dict((begun.few_steps or begun.steps).state_dict())
+    if net.few_steps is None:
+        return
+    few_steps = begun.few_steps
+    if few_steps is None:
+        few_steps = begun.steps
+    net.few_steps.load_state_dict(few_steps.state_dict())
 
 
-def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, steps: int) -> None:
+def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, updates: int) -> None:
     """Write a weights file in the form in which main_train_vrt.py writes the weights of a run.
 
-    steps: number of optimizer steps, key "iter" of the file.
+    `read_saved` (models/portable.py) reads the keys, so they must stay.
+
+    updates: number of updates, key "iter" of the file.
     """
-    about = {key: getattr(saved, key) for key in ("scale", "netG", "spike_channels", "spike")}
-    options = {**about, "spike_data": saved.spike_data}
+    options = {
+        "scale": saved.scale,
+        "netG": saved.netG,
+        "spike_channels": saved.spike_channels,
+        "spike": saved.spike,
+        "spike_data": saved.spike_data,
+    }
+    # The fusion is the part "fusion" of the whole network.
     params = {f"fusion.{name}": value for name, value in net.state_dict().items()}
-    torch.save({"params": params, "options": options, "iter": steps}, file)
+    torch.save({"params": params, "options": options, "iter": updates}, file)
 
 
 # ---- Data ------------------------------------------------------------------------------------
@@ -292,42 +366,74 @@ def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, steps: int
 def made_sets(out: Path, videos: Path) -> dict[str, Path]:
     """Make the clips of all sets. Returns name of a set -> its folder.
 
-    Sources, stills and clips that are there are kept. videos: folder of the videos.
+    Sources, stills and clips that are already there are kept.
+
+    videos: folder of the videos.
     """
-    # Folders of what the clips are made from: links to the videos, stills, links to photographs.
-    sources = {name: out / "sources" / name for name in ("videos", "stills", "photos")}
-    for folder in sources.values():
-        folder.mkdir(parents=True, exist_ok=True)
-    for name in VIDEOS["train"]:
-        # Exactly one file has the name, with any ending.
-        [video] = sorted(videos.glob(f"{name}.*"))
-        link = sources["videos"] / video.name
-        link.exists() or link.symlink_to(video.resolve())
-        frames = FrameSource(video)
-        for number, share in enumerate(STILLS):
-            still = sources["stills"] / f"{name}_{number}.png"
-            still.exists() or imwrite_rgb(still, frames.read(int(share * len(frames))))
-    for file in photo_files(f"{name}.png" for name in PHOTOS):
-        link = sources["photos"] / file.name
-        link.exists() or link.symlink_to(file)
-    # The clips, by scripts/prepare_gopro_spike.py.
+    sources = made_sources(out, videos)
     folders = {}
-    for name, each in SETS.items():
-        folders[name] = out / "data" / name
-        how = {"source": sources[each.source], "out": folders[name], "average": each.average}
-        how |= {key: getattr(each, key) for key in ("rig", "clips", "frames", "crop")}
-        # {"clips": 2} -> ["--clips", "2"]. None stands for the default of the program.
-        given = {key: value for key, value in how.items() if value is not None}
-        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        fixed = ["--test-share", "0", "--workers", "1"]
-        call("scripts/prepare_gopro_spike.py", out, name, *words, *fixed)
+    for name, clip_set in SETS.items():
+        folder = out / "data" / name
+        flags = {
+            "--source": sources[clip_set.source],
+            "--out": folder,
+            "--average": clip_set.average,
+            "--rig": clip_set.rig,
+            "--clips": clip_set.clips,
+            "--frames": clip_set.frames,
+            "--crop": clip_set.crop,
+            # All clips are for training. One process, as everywhere in this program.
+            "--test-share": 0,
+            "--workers": 1,
+        }
+        words = []
+        for flag, value in flags.items():
+            if value is not None:  # None: the program uses its default
+                words += [flag, str(value)]
+        call("scripts/prepare_gopro_spike.py", out, name, *words)
+        folders[name] = folder
     return folders
+
+
+def made_sources(out: Path, videos: Path) -> dict[str, Path]:
+    """Collect what the clips are made from. Returns kind of source -> its folder.
+
+    "videos" has links to the videos, "stills" has frames of them as files, and "photos" has links
+    to photographs of scikit-image.
+    """
+    folders = {kind: out / "sources" / kind for kind in ("videos", "stills", "photos")}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+
+    for name in VIDEOS["train"]:
+        # Exactly one file must have this name, with any ending: "walker.*" -> walker.mp4
+        [video] = sorted(videos.glob(f"{name}.*"))
+        link = folders["videos"] / video.name
+        if not link.exists():
+            link.symlink_to(video.resolve())
+
+        frames = FrameSource(video)
+        for still_index, place in enumerate(STILL_PLACES):
+            still = folders["stills"] / f"{name}_{still_index}.png"
+            if not still.exists():
+                imwrite_rgb(still, frames.read(int(place * len(frames))))
+
+    for photo in photo_files(f"{name}.png" for name in PHOTOS):
+        link = folders["photos"] / photo.name
+        if not link.exists():
+            link.symlink_to(photo)
+    return folders
+
+
+# Options of the operator's `spike` section that describe the data on which it was trained. The
+# clips of this program have their own values, which are read from their dataset.json.
+OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
 
 
 def samples_of(
     out: Path, name: str, folder: Path, operator: SavedNetwork, find: Finder
 ) -> list[Sample]:
-    """Return a sample of each frame of a set, and write them to <out>/samples.
+    """Return a sample of each frame of a set, and write the samples to <out>/samples.
 
     If the file is there, the samples are read from it. Delete the file after a change of what a
     sample is made of: its first estimate, its motion or its proposal.
@@ -336,181 +442,313 @@ def samples_of(
     """
     file = out / "samples" / f"{name}.pt"
     if file.exists():
-        return [Sample(**values) for values in torch.load(file, weights_only=False)]
-    # Read the spikes as the operator was trained, without what is true of its training data alone.
+        # weights_only=False, because a sample holds records of this project. The file is our own.
+        saved = torch.load(file, weights_only=False)
+        return [Sample(**fields) for fields in saved]
+
+    # Read the spikes in the representation on which the operator was trained.
     assert operator.spike is not None
-    frames, spikes = str(folder / RGB / "train"), str(folder / SPIKES / "train")
-    spike = {key: value for key, value in operator.spike.items() if key not in OF_OTHER_DATA}
+    spike = dict(operator.spike)
+    for key in OF_OPERATOR_DATA:
+        spike.pop(key, None)
     spike["calibration"] = SETS[name].calibration
+    # Input and true frames lie below one folder: <frames>/<clip>/blur and <frames>/<clip>/sharp.
+    frames = str(folder / RGB / "train")
+    readers = user_clips(
+        path=frames,
+        spike=str(folder / SPIKES / "train"),
+        gt=frames,
+        spike_options=spike,
+        scale=1,
+        trained=operator.spike_data,
+    )
+
+    samples = []
     net = operator.build()
-    # Each frame of each clip: first estimate, motion, and the proposal along the motion.
-    found = []
-    for reader in user_clips(frames, spikes, frames, spike, 1, operator.spike_data):
-        clip = RecordedClip(reader, None)
+    for reader in readers:
+        clip = RecordedClip(reader, context=None)
         gain, is_good = clip.gain()
-        for number in range(clip.frames):
-            frame = reader.frame(number)
+        for frame_index in range(clip.frames):
+            frame = reader.frame(frame_index)
+            recording = clip.read(frame_index)
             with torch.no_grad():
-                # One clip of one frame: (1, 1, C, H, W) -> (C, H, W).
+                # A batch of one clip of one frame: (C, H, W) -> (1, 1, C, H, W), and back.
                 estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
-            recording = clip.read(number)
-            motion = find(recording, clip.view, gain)
             z_0 = estimate.clamp(0, 1)
-            # The proposal is made by the sample itself, so z_0 stands in for it at first.
             sample = Sample(
-                recording, clip.view, motion, gain, is_good, z_0, z_0, frame["gt"].clone()
+                recording=recording,
+                view=clip.view,
+                motion=find(recording, clip.view, gain),
+                gain=gain,
+                is_good=is_good,
+                z_0=z_0,
+                proposal=z_0,  # replaced below, because the sample makes its own equations
+                sharp=frame["gt"].clone(),
             )
-            sample.proposal = sample.equations_along(motion, SOLVER).proposal(z_0)
-            found.append(sample)
+            sample.proposal = sample.equations_along(sample.motion, SOLVER).proposal(z_0)
+            samples.append(sample)
+
     file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save([vars(sample) for sample in found], file)
-    print(f"{name}: {len(found)} samples", flush=True)
-    return found
-
-
-# Keys of the spike options that say something about the training data of the operator. The clips
-# here have their own values, in dataset.json.
-OF_OTHER_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
+    torch.save([vars(sample) for sample in samples], file)
+    print(f"{name}: {len(samples)} samples", flush=True)
+    return samples
 
 
 # ---- Wrong motion ----------------------------------------------------------------------------
+#
+# The ranges below were judged and not measured. The motion that `finder_of` finds is wrong by 0.65
+# pixels in the mean in bright light and by up to 2.5 pixels in dim light
+# (docs/benchmarks/quality.md). These ranges go from small errors to several times as large ones. If
+# they were much smaller, a wrong motion would hardly change the equations, and the steps would have
+# nothing to see.
+
+# Factor of the whole motion: 0 is no motion, and 1.8 is 80 % too much.
+MOTION_FACTORS = (0, 1.8)
+# Smooth errors: their standard deviation at both ends of the exposure, and the size of their
+# structures, both in pixels.
+SMOOTH_ERROR_PX = (0.5, 8)
+SMOOTH_SIGMA_PX = (6, 24)
+# A region that moves differently: its outline has structures of this size in pixels, and it leaves
+# this share of the frame as it was.
+REGION_SIGMA_PX = 16
+SHARE_OUTSIDE_REGION = (0.3, 0.9)
+REGION_EDGE_PX = 2  # sigma of the soft edge of the region
+REGION_SHIFT_PX = (-10, 10)  # x or y of its added shift at the end of the exposure, in pixels
 
 
 def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
-    """Return a motion that is wrong in one of five ways. Its expected error stays as it was.
+    """Return a motion that is wrong in one of five ways, drawn at random.
 
-    So the steps cannot see from the expected error that the motion is wrong. They must see it from
-    the spikes of the sharp instant.
+    The expected error of each shift (`Motion.errors`) stays as in `motion`. So the learned steps
+    cannot see from the expected error that the motion is wrong. They must see it from the spikes of
+    the sharp instant.
 
-    motion: the measured one. other: the motion of another frame.
+    The order of the draws is part of the training: if it changes, the same seed gives other
+    weights. No test notices.
+
+    motion: the measured motion. other: the motion of another frame.
     """
-    # time: (K, 1, 1, 1), from -1 to 1 over the exposure. A wrong shift grows with it.
-    shifts, size = motion.shifts, motion.shifts.shape[1:3]
-    time = (motion.times / np.abs(motion.times).max()).astype(np.float32)[:, None, None, None]
+    shifts = motion.shifts  # (K, H, W, 2)
     kind = int(rng.integers(5))
-    if kind == 0:  # too short, too long, or none
-        wrong = shifts * np.float32(rng.uniform(0, 1.8))
+    if kind == 0:
+        wrong = shifts * np.float32(rng.uniform(*MOTION_FACTORS))
     elif kind == 1 and other.shifts.shape == shifts.shape:
         wrong = other.shifts
-    elif kind <= 2:  # off by a smooth field; also if the other frame has another size
-        size_px = np.exp(rng.uniform(np.log(0.5), np.log(8)))
-        field = np.stack([clouds(size, rng.uniform(6, 24), rng) for _ in range(2)], axis=-1)
-        wrong = shifts + time * (size_px * field).astype(np.float32)
-    else:  # a part of the frame stands still (3), or moves by itself (4)
-        cloud = clouds(size, 16, rng)
-        part = (cloud > np.quantile(cloud, rng.uniform(0.3, 0.9))).astype(np.float32)
-        part = cv2.GaussianBlur(part, (0, 0), 2)[None, ..., None]
-        speed = rng.uniform(-10, 10, 2).astype(np.float32)
-        wrong = shifts * (1 - part) if kind == 3 else shifts + part * time * speed
+    elif kind in (1, 2):  # 1: the other frame has another size
+        wrong = with_smooth_error(motion, rng)
+    elif kind == 3:
+        wrong = with_odd_region(motion, rng, stands_still=True)
+    else:
+        wrong = with_odd_region(motion, rng, stands_still=False)
     return replace(motion, shifts=np.ascontiguousarray(wrong, np.float32))
+
+
+def with_smooth_error(motion: Motion, rng: np.random.Generator) -> np.ndarray:
+    """Return the shifts (K, H, W, 2) plus a smooth random error that grows with the time."""
+    size = motion.shifts.shape[1:3]
+    # The logarithm is drawn, so that small errors are as frequent as large ones.
+    lowest, highest = np.log(SMOOTH_ERROR_PX)
+    error_px = np.exp(rng.uniform(lowest, highest))
+    error_x = clouds(size, rng.uniform(*SMOOTH_SIGMA_PX), rng)
+    error_y = clouds(size, rng.uniform(*SMOOTH_SIGMA_PX), rng)
+    error = np.stack([error_x, error_y], axis=-1)  # (H, W, 2)
+    error = (error_px * error).astype(np.float32)
+    return motion.shifts + time_from_minus_1_to_1(motion) * error
+
+
+def with_odd_region(motion: Motion, rng: np.random.Generator, *, stands_still: bool) -> np.ndarray:
+    """Return the shifts (K, H, W, 2) where a region of the frame moves in another way.
+
+    stands_still: whether the region has no motion. If not, it gets a motion of its own in addition.
+    """
+    # The region is where a smooth noise is larger than in a given share of the pixels.
+    noise = clouds(motion.shifts.shape[1:3], REGION_SIGMA_PX, rng)
+    limit = np.quantile(noise, rng.uniform(*SHARE_OUTSIDE_REGION))
+    region = (noise > limit).astype(np.float32)
+    region = cv2.GaussianBlur(region, (0, 0), REGION_EDGE_PX)  # (H, W), 1 inside and 0 outside
+    region = region[None, :, :, None]  # (1, H, W, 1)
+
+    # It is drawn in both cases, because all later draws depend on it.
+    added_shift = rng.uniform(*REGION_SHIFT_PX, size=2).astype(np.float32)  # x and y
+    if stands_still:
+        return motion.shifts * (1 - region)
+    return motion.shifts + region * time_from_minus_1_to_1(motion) * added_shift
+
+
+def time_from_minus_1_to_1(motion: Motion) -> np.ndarray:
+    """Return the times of a motion as (K, 1, 1, 1): 0 at the sharp instant, 1 at the farthest.
+
+    A constant speed times this number is a shift.
+    """
+    farthest = np.abs(motion.times).max()
+    times = (motion.times / farthest).astype(np.float32)
+    return times[:, None, None, None]
 
 
 def clouds(size: tuple[int, int], sigma: float, rng: np.random.Generator) -> np.ndarray:
     """Return smooth noise (H, W) of mean 0 and standard deviation 1.
 
-    sigma: size of its structures in pixels.
+    size: (H, W). sigma: of the Gaussian that smooths the noise, in pixels.
     """
-    # Smooth it at a quarter of the size, then enlarge it.
-    small = rng.standard_normal((size[0] // 4, size[1] // 4)).astype(np.float32)
-    field = cv2.resize(cv2.GaussianBlur(small, (0, 0), sigma / 4), size[::-1])
-    return (field - field.mean()) / field.std()
+    height, width = size
+    # The noise is drawn and smoothed at a quarter of the size and then enlarged, which is faster.
+    noise = rng.standard_normal((height // 4, width // 4)).astype(np.float32)
+    smooth = cv2.GaussianBlur(noise, (0, 0), sigma / 4)
+    smooth = cv2.resize(smooth, (width, height))
+    return (smooth - smooth.mean()) / smooth.std()
 
 
 # ---- Training --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one update is trained on."""
+
+    name: str  # the set and the kind of the motion, e.g. "seven_dim wrong", for the printed gains
+    sample: Sample
+    equations: JointEquations  # along the measured motion or a wrong one
+    proposal: Tensor  # (3, H, W), their solution
+    turn: Turn  # how the conv net sees the pictures
 
 
 def train(
     net: MotionSteps,
     samples: Mapping[str, list[Sample]],
     solver: Solver,
-    steps: int,
+    updates: int,
     seed: int,
     save: Callable[[Mapping[str, Tensor], int], None],
 ) -> None:
-    """Train the steps of the fusion, on one frame in each optimizer step.
+    """Train the learned steps. Each update uses one frame.
 
-    The order of the draws is part of the training: with another order the same seed gives other
-    weights.
-
-    net: the steps, changed in place. samples: name of a set -> its samples. steps: number of
-    optimizer steps. save: takes the averaged weights and the number of steps so far.
+    net: the learned steps. Their weights are changed in place.
+    samples: name of a set -> its samples.
+    updates: number of updates.
+    save: takes the averaged weights and the number of updates so far.
     """
     rng = np.random.default_rng(seed)
     order = random.Random(seed)
-    names, shares = list(SETS), [each.share for each in SETS.values()]
     optimizer = torch.optim.Adam(net.parameters(), RATE, betas=BETAS)
     averaged = {name: value.clone() for name, value in net.state_dict().items()}
-    # Name of a set -> gains in dB since the last line that was printed.
-    gains: dict[str, list[float]] = {}
+    gains_db: dict[str, list[float]] = {}  # since the last printed line, by the name of the draw
     begin = time.time()
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate_of(step, steps)
-        # Draw a set by its share, and a sample of the set.
-        [name] = order.choices(names, shares)
-        sample = order.choice(samples[name])
-        is_wrong = order.random() < WRONG
-        # Equations along a wrong motion are made anew. Those along the measured motion are kept.
-        if is_wrong:
-            motion = wrong_motion(sample.motion, order.choice(samples[name]).motion, rng)
-            equations = sample.equations_along(motion, solver)
-            proposal = equations.proposal(sample.z_0)
-        else:
-            sample.equations = sample.equations or sample.equations_along(sample.motion, solver)
-            equations, proposal = sample.equations, sample.proposal
-        # Mirror and transpose what the conv net sees, at random.
-        turn = Turn(*(order.random() < 0.5 for _ in Turn._fields))
-        frames = net.all_steps(sample.z_0, proposal, equations, turn)
-        loss, gain = loss_of(frames, sample.z_0, sample.sharp)
+    for update in range(updates):
+        drawn = draw(samples, solver, order, rng)
+        sample = drawn.sample
+
+        # One update of the weights.
+        optimizer.param_groups[0]["lr"] = rate_of(update, updates)
+        frames = net.all_steps(sample.z_0, drawn.proposal, drawn.equations, drawn.turn)
+        loss, gain_db = loss_of(frames, sample.z_0, sample.sharp)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
         optimizer.step()
-        # At first the average is the plain mean of all weights so far.
-        for key, value in net.state_dict().items():
-            averaged[key].lerp_(value, max(AVERAGED, 1 / (step + 1)))
-        gains.setdefault(f"{name}{' wrong' if is_wrong else ''}", []).append(gain)
-        if (step + 1) % 100 == 0:
-            means = ", ".join(f"{key} {np.mean(each):+.2f}" for key, each in sorted(gains.items()))
-            print(f"{step + 1} of {steps}, {time.time() - begin:.0f} s: {means}", flush=True)
-            gains = {}
-        if (step + 1) % SAVED_EACH == 0 or step + 1 == steps:
-            save(averaged, step + 1)
+        done = update + 1
+
+        # In the first 100 updates this is the plain mean of all weights so far. Without it, the
+        # average would hold the initial weights for long.
+        newest_share = max(NEWEST_SHARE, 1 / done)
+        for key, newest in net.state_dict().items():
+            averaged[key].lerp_(newest, newest_share)
+
+        gains_db.setdefault(drawn.name, []).append(gain_db)
+        if done % PRINT_EVERY == 0:
+            means = [f"{name} {np.mean(each):+.2f}" for name, each in sorted(gains_db.items())]
+            elapsed = time.time() - begin
+            print(f"{done} of {updates}, {elapsed:.0f} s: {', '.join(means)}", flush=True)
+            gains_db = {}
+        if done % SAVE_EVERY == 0 or done == updates:
+            save(averaged, done)
 
 
-def rate_of(step: int, steps: int) -> float:
-    """Return the learning rate of a step: a linear warm-up, then a cosine down to LAST_RATE.
+def draw(
+    samples: Mapping[str, list[Sample]],
+    solver: Solver,
+    order: random.Random,
+    rng: np.random.Generator,
+) -> Draw:
+    """Draw a sample, its motion, and the way in which the conv net sees its pictures.
 
-    step: from 0. steps: number of steps in all.
+    The order of the draws must stay: with another order the same seed gives other weights.
     """
-    cosine = 0.5 * (1 + np.cos(np.pi * step / steps))
-    return RATE * min(1, (step + 1) / WARM_UP) * max(LAST_RATE, cosine)
+    # A set by its weight, and a sample of the set.
+    set_weights = [clip_set.weight for clip_set in SETS.values()]
+    [set_name] = order.choices(list(SETS), set_weights)
+    sample = order.choice(samples[set_name])
+
+    # Equations along a wrong motion are made anew, because each wrong motion is used once.
+    if order.random() < SHARE_OF_WRONG_MOTION:
+        name = f"{set_name} wrong"
+        other = order.choice(samples[set_name])
+        motion = wrong_motion(sample.motion, other.motion, rng)
+        equations = sample.equations_along(motion, solver)
+        proposal = equations.proposal(sample.z_0)
+    else:
+        name = set_name
+        equations = sample.measured_equations(solver)
+        proposal = sample.proposal
+
+    turn = Turn(
+        mirrored=order.random() < 0.5,
+        upside_down=order.random() < 0.5,
+        transposed=order.random() < 0.5,
+    )
+    return Draw(name, sample, equations, proposal, turn)
+
+
+def rate_of(update: int, updates: int) -> float:
+    """Return the learning rate: a linear warm-up times a cosine.
+
+    The cosine falls from 1 to 0, but counts at least LAST_RATE_SHARE.
+
+    update: number of the update, from 0. updates: number of all updates.
+    """
+    warm_up = min(1, (update + 1) / WARM_UP)
+    cosine = 0.5 * (1 + np.cos(np.pi * update / updates))
+    return RATE * warm_up * max(LAST_RATE_SHARE, cosine)
 
 
 def loss_of(frames: Sequence[Tensor], z_0: Tensor, sharp: Tensor) -> tuple[Tensor, float]:
-    """Return the loss of the frames (3, H, W) after each step, and the gain of the last in dB.
+    """Return the loss, and the gain of the last frame over the first estimate in dB.
 
-    The loss has two terms, each relative to the error of the first estimate z_0 (3, H, W):
+    With e_0 the squared errors of the first estimate z_0, and e_k those after learned step k,
 
-        log(mean squared error / that of z_0)    so bright and dim samples count alike
-        mean excess error of squares of pixels   so a loss anywhere costs more than a gain elsewhere
+        loss = sum over k of STEP_WEIGHTS[k] (relative_k + WORSE_WEIGHT worse_k)
+        relative_k = log(mean(e_k) / mean(e_0))
+        worse_k    = mean over squares of max(0, e_k - e_0) / mean(e_0)
 
-    sharp: the true frame (3, H, W).
+    The logarithm makes bright and dim samples count alike. `worse_k` punishes a square of the frame
+    that became worse, even if the frame became better in the mean. LOSS_FLOOR is added to the
+    means.
+
+    frames: the frame (3, H, W) after each learned step. z_0, sharp: first estimate and true frame,
+    (3, H, W).
     """
-    before = (z_0 - sharp) ** 2
-    mean_before = before.mean() + FLOOR
-    total = torch.zeros(())
-    for weight, frame in zip(OF_STEPS, frames, strict=True):
-        after = (frame - sharp) ** 2
-        worse = F.relu(squares(after) - squares(before)).mean() / mean_before
-        total = total + weight * (((after.mean() + FLOOR) / mean_before).log() + OF_WORSE * worse)
-    # 1e-7 keeps the gain of a perfect frame finite.
-    ratio = (after.detach().mean() + 1e-7) / (before.mean() + 1e-7)
-    return total, float(-10 * ratio.log10())
+    e_0 = (z_0 - sharp) ** 2
+    mean_0 = e_0.mean() + LOSS_FLOOR
+    loss = torch.zeros(())
+    for weight, frame in zip(STEP_WEIGHTS, frames, strict=True):
+        e_k = (frame - sharp) ** 2
+        mean_k = e_k.mean() + LOSS_FLOOR
+        relative = (mean_k / mean_0).log()
+        worse = F.relu(means_of_squares(e_k) - means_of_squares(e_0)).mean() / mean_0
+        loss = loss + weight * (relative + WORSE_WEIGHT * worse)
+
+    # After the loop, e_k are the errors of the last frame.
+    ratio = (e_k.detach().mean() + GAIN_FLOOR) / (e_0.mean() + GAIN_FLOOR)
+    gain_db = float(-10 * ratio.log10())
+    return loss, gain_db
 
 
-def squares(errors: Tensor) -> Tensor:
-    """Return the means of errors (3, H, W) over colours and squares, (1, 1, H / 12, W / 12)."""
-    return F.avg_pool2d(errors.mean(0)[None, None], SQUARE)
+def means_of_squares(errors: Tensor) -> Tensor:
+    """Return the mean of errors (3, H, W) over the colours and over each square of the frame.
+
+    The result is (1, 1, H / 12, W / 12): a square has SQUARE_SIDE pixels on each side.
+    """
+    grey = errors.mean(0)[None, None]  # (1, 1, H, W)
+    return F.avg_pool2d(grey, SQUARE_SIDE)
 
 
 if __name__ == "__main__":
