@@ -3,22 +3,28 @@
 
     python lab/train_motion_net.py --videos VIDEOS --out FILE [--minutes 45] [--seed 0]
 
-One thread of a CPU. Writes its weights to FILE each 30 seconds and at the end, and prints the mean
-error of the motion. lab/train_motion.py reads the file and trains the rest of weights/motion.pth
-behind the network.
+The network learns from scenes whose motion is known exactly (`Scene`): a background, and up to five
+things in front of it. Each of them moves, turns, grows and shears along its own curve. They are cut
+from frames of the training videos of lab/quality.py, from photographs of scikit-image on which
+lab/joint_gain.py does not test, and from drawings. Two simulated spike cameras see each scene, each
+in another light. The data of one step of the training flow in this order:
 
-The network learns from scenes whose motion is known exactly (`Scene`): a background and up to five
-things in front of it, each of which moves, turns, grows and shears along its own curve. They look
-like frames of the training videos of lab/quality.py, photographs of scikit-image that
-lab/joint_gain.py does not test on, and drawings. A simulated spike camera sees each scene twice, in
-light between 0.02 and 0.95 thresholds a plane where the scene is white.
+    all_textures -> random_scene -> recorded (spikes, blurry frame) -> Sample
+    8 samples -> batch_of -> turned -> MotionNet -> loss_of
+
+The program uses one thread of a CPU. It writes the weights to FILE every 30 seconds and at the end,
+and prints the mean error of the motion. lab/train_motion.py reads FILE, and trains the rest of
+weights/motion.pth behind the network.
+
+All random numbers come from one generator, one after the other. A new draw, or another order of two
+draws, changes all scenes after it. No test notices, but a training cannot be repeated then.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,40 +46,59 @@ from models.fusion.motion_net import EDGES, INSIDE, WINDOWS, Curves, MotionNet, 
 # A plane is one binary picture of the spike camera. tau counts halves of an exposure after the
 # sharp instant: tau = -1 is about the begin of the exposure, tau = 1 its end.
 
-PLANES = 88  # of an exposure
-SHARP = 44.5  # the sharp instant, in planes from the begin of the exposure
+PLANES = 88  # planes of an exposure
 HALF = 44  # planes of half an exposure
+SHARP = 44.5  # the sharp instant, in planes from the begin of the exposure: the middle of plane 44
 BEFORE = 40  # planes of a scene before the exposure, and as many after it
-STEP = 2  # planes that see the same light, for speed
-INSTANTS = (
-    np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
-)  # planes after the sharp one
-# The middles of the 15 windows of `MotionNet`, in planes after the sharp instant.
-MIDDLES = ((np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2 * USUAL_PLANES + HALF) - SHARP
-WARM_UP = 24  # planes in which the sensor sees a still scene, before and after
-SIDE = 64  # spike pixels of a scene
-MARGIN = 32  # by which a layer is larger on each side
+STEP = 2  # two planes in a row see the same light, which halves the time for drawing a scene
+# The instants at which a scene is drawn, (84,): the middles of pairs of planes, in planes after the
+# sharp instant. E.g. the first pair, planes -40 and -39, has its middle at -39, and -39 - 44.5 is
+# -83.5.
+INSTANTS = np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
+# The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
+# in elevenths of an exposure from its middle, and USUAL_PLANES is the planes of an eleventh.
+_MIDDLES_OF_EDGES = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
+MIDDLES = (_MIDDLES_OF_EDGES * USUAL_PLANES + HALF) - SHARP
+# The sensor first sees a still scene for this number of planes, so that the charge of a pixel no
+# longer depends on its initial value. It sees the last instant as long after the scene.
+WARM_UP = 24
+SIDE = 64  # height and width of a scene, in spike pixels
+# A layer is larger than the scene by this number of pixels on each side, so that its picture goes
+# on where the layer moves into the scene.
+MARGIN = 32
 
 # ---- Training --------------------------------------------------------------------------------
+#
+# The shipped network was trained with these values. No measurement of other values is recorded.
 
-LOT = 8  # samples of a step (the batch)
-POOL = 1600  # newest samples from which lots are drawn
-FIRST_POOL = 40  # samples before the first step
-NEW_EACH = 3  # steps after which a new scene is drawn
-# Learning rate at the begin, what is added to it at the end, and steps of the warm-up.
-RATE, LAST_RATE, WARM_STEPS = 1.2e-3, 1e-5, 100
-# The finest level is left out in this first share of the time, which saves half of it.
-WITHOUT_FINEST = 0.45
-OF_LEVELS = (0.4, 0.4, 0.6, 1.0)  # weights of their losses, from the coarsest on
-USUAL_ERROR = 1.5  # spike pixels; the plain error is divided by it
-LOG_ERRORS = (-5, 4)  # range of the logarithm of the expected error in the loss
-LARGEST_GRADIENT = 1.0
-MOST_AVERAGED = 0.995  # share of the old weights in the averaged ones
-SAID_EACH = 30  # seconds
+BATCH = 8  # samples of a step
+# Drawing scenes takes time. So a new scene (two samples) comes only every third step, and the rest
+# of each batch is drawn from the newest 1600 samples.
+NEW_EVERY = 3  # steps
+POOL = 1600  # samples that are kept in memory
+FIRST_POOL = 40  # samples that are drawn before the first step
+RATE = 1.2e-3  # largest learning rate
+LAST_RATE = 1e-5  # added to the learning rate, so that it does not end at 0
+WARM_STEPS = 100  # steps in which the learning rate rises
+# The finest level takes half of the time of a step. It is left out in the first 45 % of the
+# training. This loses little, because it only corrects what the coarser levels have found.
+SHARE_WITHOUT_FINEST = 0.45
+LEVEL_WEIGHTS = (0.4, 0.4, 0.6, 1.0)  # of the levels in the loss, the coarsest first
+# An error of this size, in spike pixels, counts as 1 in the first term of the loss. A larger value
+# gives more weight to the second term, the expected error.
+USUAL_ERROR = 1.5
+# Limits of s, the logarithm of the expected error, in the loss: errors of 0.007 to 55 pixels.
+# Without limits, exp(-s) could become very large at first.
+LOG_ERRORS = (-5, 4)
+LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
+# Share of the old weights in the moving average of the weights. 0.995 averages over about the last
+# 200 steps.
+MOST_OLD = 0.995
+PRINT_EVERY = 30  # seconds; the weights are written as often
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train the network and write its weights. Returns the exit code 0."""
+    """Draw the textures, train the network and write its weights. Returns the exit code 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -93,12 +118,17 @@ def main(argv: Sequence[str]) -> int:
 
 # ---- What things look like -------------------------------------------------------------------
 
-# A texture is a grey picture from which the surfaces of things are cut.
-OF_VIDEO = 30  # frames of each video
-VIDEO_SIDE, PHOTO_SIDE = 256, 320  # pixels of their smaller side
-PHOTO_COPIES = 4  # a photograph is as likely as so many frames
-# Number of drawings, their side in pixels, and the number of things in each.
-DRAWINGS, DRAWING_SIDE, DRAWN_THINGS = 60, 224, 40
+# A texture is a grey picture from which the surfaces of things are cut. All textures are equally
+# likely, so these numbers decide how often a scene shows a frame, a photograph or a drawing.
+FRAMES_OF_VIDEO = 30  # textures from each video
+PHOTO_COPIES = 4  # each photograph is in the list so many times
+DRAWINGS = 60
+# Pictures are scaled down to these sides in pixels, because a surface is cut out of 64 to 205
+# pixels of them: at full size a surface would show a smaller part of an object.
+FRAME_SIDE = 256  # smaller side of a frame
+PHOTO_SIDE = 320  # smaller side of a photograph
+DRAWING_SIDE = 224  # both sides of a drawing
+DRAWN_SHAPES = 40  # discs, lines and letters in a drawing
 # Photographs of scikit-image for training. Those of lab/joint_gain.py are tested on, so
 # `photo_files` refuses them.
 TRAINING_PHOTOS = (
@@ -115,47 +145,54 @@ def all_textures(videos: Path) -> list[np.ndarray]:
 
     videos: folder of the videos of lab/quality.py.
     """
-    found = []
+    textures = []
     for name in VIDEOS["train"]:
-        [file] = sorted(videos.glob(f"{name}.*"))
-        found += frames_of(file)
+        # Exactly one file must have this name, with any ending.
+        [video] = sorted(videos.glob(f"{name}.*"))
+        textures += frames_of(video)
     for file in photo_files(TRAINING_PHOTOS):
         photo = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
         assert photo is not None, file
-        found += [smaller(photo, PHOTO_SIDE)] * PHOTO_COPIES
-    # The drawings are the same in each training, whatever its --seed.
+        textures += [smaller(photo, PHOTO_SIDE)] * PHOTO_COPIES
+    # A generator of their own makes the drawings the same in each training, whatever its --seed.
     rng = np.random.default_rng(5)
-    return found + [drawing(rng) for _ in range(DRAWINGS)]
+    for _ in range(DRAWINGS):
+        textures.append(drawing(rng))
+    return textures
 
 
 def photo_files(names: Iterable[str]) -> list[Path]:
     """Return the paths of photographs in the installed package scikit-image.
 
-    names: file names, e.g. "coins.png". A photograph of the tests is refused.
+    lab/train_motion.py calls it as well.
+
+    names: file names, e.g. "coins.png". A photograph on which lab/joint_gain.py tests is refused.
     """
     spec = find_spec("skimage")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None and spec.origin is not None  # scikit-image is not installed
+    folder = Path(spec.origin).parent / "data"
     files = []
     for name in names:
         assert name not in PHOTOS["skimage"], name
-        files.append(Path(spec.origin).parent / "data" / name)
+        files.append(folder / name)
     return files
 
 
 def frames_of(video: Path) -> list[np.ndarray]:
-    """Return OF_VIDEO frames of a video, evenly spread, as grey pictures (h, w) uint8."""
-    # Read all frames in order, and keep the chosen ones.
+    """Return 30 frames of a video, evenly spread, as grey pictures (h, w) uint8."""
     capture = cv2.VideoCapture(str(video))
     count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-    chosen = set(np.linspace(0, count - 1, OF_VIDEO).astype(int).tolist())
-    found = []
-    for number in range(count):
+    chosen = set(np.linspace(0, count - 1, FRAMES_OF_VIDEO).astype(int).tolist())
+    pictures = []
+    # Read every frame in order, because OpenCV may miss a frame that it is asked to jump to.
+    for frame_index in range(count):
         is_read, frame = capture.read()
         if not is_read:
-            break
-        if number in chosen:
-            found.append(smaller(cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY), VIDEO_SIDE))
-    return found
+            break  # some videos have fewer frames than their header says
+        if frame_index in chosen:
+            grey = cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY)
+            pictures.append(smaller(grey, FRAME_SIDE))
+    return pictures
 
 
 def smaller(picture: np.ndarray, side: int) -> np.ndarray:
@@ -169,26 +206,35 @@ def smaller(picture: np.ndarray, side: int) -> np.ndarray:
 def drawing(rng: np.random.Generator) -> np.ndarray:
     """Draw discs, lines and letters on a cloudy sky. Returns (224, 224) uint8."""
     n = DRAWING_SIDE
-    # Noise whose amplitude falls with a power of the frequency looks like clouds.
-    frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None])
-    frequency[0, 0] = 1
+    # Noise whose amplitude falls with a power of the frequency looks like clouds:
+    # amplitude = frequency^-power, and 0 for the mean.
+    frequency_y = np.fft.fftfreq(n)[:, None]  # (n, 1)
+    frequency_x = np.fft.rfftfreq(n)[None]  # (1, n / 2 + 1)
+    frequency = np.hypot(frequency_y, frequency_x)
+    frequency[0, 0] = 1  # instead of 0, which has no negative power
     amplitude = frequency ** -rng.uniform(1.1, 1.8)
     amplitude[0, 0] = 0
-    clouds = np.fft.irfft2(amplitude * np.fft.rfft2(rng.standard_normal((n, n))), (n, n))
+    white_noise = np.fft.rfft2(rng.standard_normal((n, n)))
+    clouds = np.fft.irfft2(amplitude * white_noise, (n, n))
+    # Grey 128 in the mean, with a standard deviation of 40.
     picture = np.clip(128 + 40 * clouds / clouds.std(), 0, 255).astype(np.uint8)
-    for _ in range(DRAWN_THINGS):
-        x, y, x_2, y_2 = rng.integers(0, n, 4).tolist()
-        value = int(rng.integers(0, 256))
-        kind = rng.integers(3)
-        if kind == 0:
-            cv2.circle(picture, (x, y), int(rng.integers(3, 16)), value, -1, cv2.LINE_AA)
-        elif kind == 1:
+
+    for _ in range(DRAWN_SHAPES):
+        # A place, and the other end of a line. They are drawn for each shape.
+        x, y, end_x, end_y = rng.integers(0, n, 4).tolist()
+        grey = int(rng.integers(0, 256))
+        shape = rng.integers(3)
+        if shape == 0:
+            radius = int(rng.integers(3, 16))
+            cv2.circle(picture, (x, y), radius, grey, cv2.FILLED, cv2.LINE_AA)
+        elif shape == 1:
             width = int(rng.integers(1, 6))
-            cv2.line(picture, (x, y), (x_2, y_2), value, width, cv2.LINE_AA)
+            cv2.line(picture, (x, y), (end_x, end_y), grey, width, cv2.LINE_AA)
         else:
             letter = "AEHKMRSX2589"[rng.integers(12)]
-            size = float(rng.uniform(0.5, 1.6))
-            cv2.putText(picture, letter, (x, y), 0, size, value, 2, cv2.LINE_AA)
+            scale = float(rng.uniform(0.5, 1.6))
+            font = cv2.FONT_HERSHEY_SIMPLEX
+            cv2.putText(picture, letter, (x, y), font, scale, grey, 2, cv2.LINE_AA)
     return picture
 
 
@@ -199,12 +245,17 @@ def drawing(rng: np.random.Generator) -> np.ndarray:
 class Layer:
     """A flat picture that moves: the background, or a thing in front of it.
 
-    Its pixel p at the sharp instant is at A(tau) (p - center) + center + way(tau) at tau. A is the
-    matrix of `linear`. n = SIDE + 2 MARGIN; N is the number of INSTANTS.
+    What is at p in the sharp instant is at the time tau at
+
+        p' = A(tau) (p - center) + center + way(tau)
+
+    A is the matrix of `linear`. n = SIDE + 2 MARGIN is the side of the picture of a layer, and N is
+    the number of INSTANTS. Both `picture_at` and `shifts` follow this equation: change them
+    together, because the network learns that the shifts explain the pictures.
     """
 
     light: np.ndarray  # (n, n) what it shows, linear light in [0, 1]
-    cover: np.ndarray  # (n, n) in [0, 1], where it hides what is behind it
+    cover: np.ndarray  # (n, n) 1 where it hides what is behind it, 0 where it does not
     center: np.ndarray  # (2,) x and y about which it turns, in pixels of the scene
     way: np.ndarray  # (N, 2) x and y of its shift at INSTANTS, in pixels
     turn: np.ndarray  # (2,) angle in radians: turn[0] tau + turn[1] tau^2
@@ -212,47 +263,59 @@ class Layer:
     shear: np.ndarray  # (2,) shear of x by y, and of y by x, for each tau
 
     def linear(self, tau: float) -> np.ndarray:
-        """Return the linear part (2, 2) of its motion from the sharp instant to tau."""
+        """Return the matrix A(tau), (2, 2): a rotation times a scale, plus a shear."""
         angle = self.turn[0] * tau + self.turn[1] * tau * tau
         scale = np.exp(self.zoom[0] * tau + self.zoom[1] * tau * tau)
-        matrix = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) * scale
-        matrix[0, 1] += self.shear[0] * tau
-        matrix[1, 0] += self.shear[1] * tau
-        return matrix
+        cosine = np.cos(angle)
+        sine = np.sin(angle)
+        A = np.array([[cosine, -sine], [sine, cosine]]) * scale
+        A[0, 1] += self.shear[0] * tau
+        A[1, 0] += self.shear[1] * tau
+        return A
 
-    def seen(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return its light times its cover, and its cover, at an instant, (SIDE, SIDE) each.
+    def picture_at(self, instant_index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return light x cover, and cover, of this layer in the scene, (SIDE, SIDE) each.
 
-        number: index of the instant in INSTANTS.
+        instant_index: index of the time in INSTANTS.
         """
-        # OpenCV asks where each pixel of the result was at the sharp instant: the inverse of the
-        # motion. MARGIN is where the scene begins in the larger pictures of the layer.
-        back = np.linalg.inv(self.linear(INSTANTS[number] / HALF))
-        offset = self.center - back @ (self.center + self.way[number]) + MARGIN
-        # The background covers all, so its edges are mirrored. Around a thing there is nothing.
-        both = cv2.warpAffine(
-            np.stack([self.light * self.cover, self.cover], 2),
-            np.column_stack((back, offset)),
+        # OpenCV asks for each pixel p' where it was in the sharp instant. The equation of the class
+        # solved for p:  p = A^-1 p' + (center - A^-1 (center + way))
+        tau = INSTANTS[instant_index] / HALF
+        A_inverse = np.linalg.inv(self.linear(tau))
+        offset = self.center - A_inverse @ (self.center + self.way[instant_index])
+        # The scene begins at the pixel (MARGIN, MARGIN) of the picture of the layer.
+        offset = offset + MARGIN
+        p_of_p_prime = np.column_stack((A_inverse, offset))  # (2, 3)
+
+        # Beyond its picture the background goes on mirrored. Around a thing there is nothing.
+        is_background = self.cover.all()
+        moved = cv2.warpAffine(
+            np.stack([self.light * self.cover, self.cover], axis=2),  # (n, n, 2)
+            p_of_p_prime,
             (SIDE, SIDE),
             flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-            borderMode=cv2.BORDER_REFLECT_101 if self.cover.all() else cv2.BORDER_CONSTANT,
+            borderMode=cv2.BORDER_REFLECT_101 if is_background else cv2.BORDER_CONSTANT,
         )
-        return both[..., 0], both[..., 1]
+        covered_light = moved[..., 0]
+        cover = moved[..., 1]
+        return covered_light, cover
 
-    def shifts(self, middle: float) -> np.ndarray:
+    def shifts(self, time: float) -> np.ndarray:
         """Return the exact shifts (SIDE, SIDE, 2), x and y in pixels, from the sharp instant.
 
-        middle: planes after the sharp instant, e.g. of the middle of a window.
+        time: planes after the sharp instant, e.g. the middle of a window.
         """
-        shift_x, shift_y = (np.interp(middle, INSTANTS, self.way[:, axis]) for axis in range(2))
-        tau = float(np.float32(middle / HALF))
+        # The equation of the class, minus p:  p' - p = (A - 1) (p - center) + way
+        tau = float(np.float32(time / HALF))  # `MotionNet.tau` has float32 as well
         change = self.linear(tau) - np.eye(2)
+        way_x = np.interp(time, INSTANTS, self.way[:, 0])
+        way_y = np.interp(time, INSTANTS, self.way[:, 1])
         y, x = np.mgrid[:SIDE, :SIDE].astype(np.float32)
         x = x - self.center[0]
         y = y - self.center[1]
-        u_x = change[0, 0] * x + change[0, 1] * y + shift_x
-        u_y = change[1, 0] * x + change[1, 1] * y + shift_y
-        return np.stack([u_x, u_y], 2)
+        shift_x = change[0, 0] * x + change[0, 1] * y + way_x
+        shift_y = change[1, 0] * x + change[1, 1] * y + way_y
+        return np.stack([shift_x, shift_y], axis=2)
 
 
 @dataclass(frozen=True)
@@ -265,14 +328,22 @@ class Scene:
     shifts: np.ndarray
 
 
-# The functions below draw random numbers one after the other. The order of the draws is part of the
-# training: a new draw anywhere changes all scenes after it.
+@dataclass(frozen=True)
+class CameraMotion:
+    """How the camera moves, and with it all layers of a scene. See `Layer` for the fields."""
+
+    way: np.ndarray  # (N, 2)
+    turn: np.ndarray  # (2,)
+    zoom: np.ndarray  # (2,)
+
+
+# The order of the draws below is part of the training, see the top of this page.
 
 
 def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
-    """Draw a number between two limits whose logarithm is evenly distributed.
+    """Draw a number between two limits. Its logarithm is evenly distributed.
 
-    So 0.1 to 1 is as likely as 1 to 10.
+    E.g. between the limits 0.1 and 10, a number below 1 is as likely as a number above 1.
     """
     return np.exp(rng.uniform(np.log(least), np.log(most)))
 
@@ -282,102 +353,132 @@ def random_way(rng: np.random.Generator, length: float) -> np.ndarray:
 
     length: largest distance in pixels from the sharp instant within the exposure.
     """
-    # Three waves of random period and size, then a constant speed.
+    # Three waves, whose periods are 1.5 to 9 exposures. x and y are drawn apart: (2,) each.
     way = np.zeros((len(INSTANTS), 2))
+    shortest = np.log(1.5 * PLANES)
+    longest = np.log(9 * PLANES)
     for weight in (0.5, 0.3, 0.2):
-        period = np.exp(rng.uniform(np.log(1.5 * PLANES), np.log(9 * PLANES), 2))
-        phase = rng.uniform(0, 1, 2)
-        wave = np.sin(2 * np.pi * (INSTANTS[:, None] / period + phase))
-        way += weight * wave * np.exp(rng.normal(0, 0.7, 2))
-    way += rng.normal(0, 0.4, 2) * INSTANTS[:, None] / HALF
-    # Shift the way to 0 at the sharp instant, and scale it to `length`. 1e-6 is for a way of 0.
-    way -= np.stack([np.interp(0, INSTANTS, way[:, axis]) for axis in range(2)])
-    farthest = np.hypot(*way[np.abs(INSTANTS) <= HALF].T).max()
-    return way / max(farthest, 1e-6) * length
+        period = np.exp(rng.uniform(shortest, longest, size=2))
+        phase = rng.uniform(0, 1, size=2)
+        wave = np.sin(2 * np.pi * (INSTANTS[:, None] / period + phase))  # (N, 2)
+        amplitude = np.exp(rng.normal(0, 0.7, size=2))
+        way += weight * wave * amplitude
+    # A constant speed in addition.
+    way += rng.normal(0, 0.4, size=2) * INSTANTS[:, None] / HALF
+
+    # Move the way to 0 at the sharp instant, and scale it to `length`.
+    x_of_sharp = np.interp(0, INSTANTS, way[:, 0])
+    y_of_sharp = np.interp(0, INSTANTS, way[:, 1])
+    way -= np.stack([x_of_sharp, y_of_sharp])
+    exposed = way[np.abs(INSTANTS) <= HALF]
+    farthest = np.hypot(exposed[:, 0], exposed[:, 1]).max()
+    return way / max(farthest, 1e-6) * length  # 1e-6 avoids 0 / 0 if all waves are 0
 
 
 def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Scene:
-    """Draw a scene: a background and up to five things. A quarter of the cameras stand still.
+    """Draw a scene: a background and up to five things. In a quarter of the scenes the camera
+    stands still.
 
     textures: grey pictures (h, w) uint8, see `all_textures`.
     """
-    # The motion of the camera, and how many things there are. A still camera sees one at least,
-    # because otherwise nothing would move.
-    is_still = rng.random() < 0.25
-    camera = random_way(rng, 0.0 if is_still else log_uniform(rng, 0.15, 12))
-    turn = rng.normal(0, 0.03, 2) * (not is_still)
-    zoom = rng.normal(0, 0.03, 2) * (not is_still)
-    count = int(rng.integers(1 if is_still else 0, 6))  # of the things in front
-    nearer = rng.uniform(0, 0.5)  # a thing in front moves by so much more with the camera
+    # The motion of the camera. Multiplying by False gives 0 and keeps the draws.
+    stands_still = rng.random() < 0.25
+    way_length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)
+    way = random_way(rng, way_length)
+    turn = rng.normal(0, 0.03, size=2) * (not stands_still)
+    zoom = rng.normal(0, 0.03, size=2) * (not stands_still)
+    camera = CameraMotion(way, turn, zoom)
+
+    # A still camera sees at least one thing, because otherwise nothing would move.
+    least_things = 1 if stands_still else 0
+    number_of_things = int(rng.integers(least_things, 6))
+    # Parallax: a thing at depth d moves by (1 + nearer d) times the way of the camera.
+    nearer = rng.uniform(0, 0.5)
 
     # From the back to the front: each layer covers what is behind it, in the light and in the
-    # shifts.
+    # shifts. The background has depth 0.
     light = np.zeros((len(INSTANTS), SIDE, SIDE), np.float32)
     shifts = np.zeros((WINDOWS, SIDE, SIDE, 2), np.float32)
-    for depth in range(count + 1):
+    for depth in range(number_of_things + 1):
         if depth == 0:
-            layer = background(rng, textures, camera, turn, zoom)
+            layer = background(rng, textures, camera)
         else:
-            layer = thing(rng, textures, camera * (1 + nearer * depth), turn, zoom)
-        for number in range(len(INSTANTS)):
-            own, cover = layer.seen(number)
-            light[number] = own if depth == 0 else light[number] * (1 - cover) + own
-        # A pixel has the shift of the foremost layer that covers more than half of it at the sharp
-        # instant.
-        inner = slice(MARGIN, MARGIN + SIDE)
-        is_seen = layer.cover[inner, inner] > 0.5
-        for number, middle in enumerate(MIDDLES):
-            shifts[number][is_seen] = layer.shifts(middle)[is_seen]
+            way_at_depth = camera.way * (1 + nearer * depth)
+            layer = thing(rng, textures, replace(camera, way=way_at_depth))
+        draw_over(light, layer)
+        set_shifts(shifts, layer)
     return Scene(light, shifts)
 
 
-def background(
-    rng: np.random.Generator,
-    textures: Sequence[np.ndarray],
-    camera: np.ndarray,
-    turn: np.ndarray,
-    zoom: np.ndarray,
-) -> Layer:
-    """Draw the background. It moves as the camera does: way (N, 2), turn and zoom (2,)."""
-    # The background has no shear. The draw stays, because all later draws depend on it.
-    shear = rng.normal(0, 0.03, 2) * 0
-    light = surface(rng, textures)
-    middle = np.array([SIDE / 2, SIDE / 2])
-    return Layer(light, np.ones_like(light), middle, camera, turn, zoom, shear)
+def draw_over(light: np.ndarray, layer: Layer) -> None:
+    """Draw a layer over the light (N, SIDE, SIDE) of the layers behind it. Changes `light`."""
+    for instant_index in range(len(INSTANTS)):
+        covered_light, cover = layer.picture_at(instant_index)
+        behind = light[instant_index]
+        light[instant_index] = behind * (1 - cover) + covered_light
 
 
-def thing(
-    rng: np.random.Generator,
-    textures: Sequence[np.ndarray],
-    camera: np.ndarray,
-    turn: np.ndarray,
-    zoom: np.ndarray,
-) -> Layer:
-    """Draw a thing in front of the background. A fifth of them move with the camera alone.
+def set_shifts(shifts: np.ndarray, layer: Layer) -> None:
+    """Set the shifts (15, SIDE, SIDE, 2) of the pixels that show a layer. Changes `shifts`.
 
-    camera: (N, 2), the way of the camera at the depth of the thing. turn, zoom: (2,) of the camera.
+    A pixel shows the layer if the layer covers more than half of it at the sharp instant.
     """
-    center = rng.uniform(0, SIDE, 2)
-    way = camera
+    inner = slice(MARGIN, MARGIN + SIDE)  # the scene within the larger picture of the layer
+    is_seen = layer.cover[inner, inner] > 0.5
+    for window, middle in enumerate(MIDDLES):
+        shifts[window][is_seen] = layer.shifts(middle)[is_seen]
+
+
+def background(
+    rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
+) -> Layer:
+    """Draw the background. It moves as the camera does."""
+    # The background has no shear. The draw stays, because all later draws depend on it.
+    shear = rng.normal(0, 0.03, size=2) * 0
+    light = surface(rng, textures)
+    return Layer(
+        light=light,
+        cover=np.ones_like(light),
+        center=np.array([SIDE / 2, SIDE / 2]),
+        way=camera.way,
+        turn=camera.turn,
+        zoom=camera.zoom,
+        shear=shear,
+    )
+
+
+def thing(rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion) -> Layer:
+    """Draw a thing in front of the background. A fifth of the things do not move by themselves.
+
+    camera: the motion of the camera, with the way as it is seen at the depth of the thing.
+    """
+    # The motion: the camera's, and mostly a way of the thing itself.
+    center = rng.uniform(0, SIDE, size=2)
+    way = camera.way
     if rng.random() >= 0.2:
-        way = camera + random_way(rng, log_uniform(rng, 0.3, 10))
-    turn = turn + rng.normal(0, 0.06, 2)
-    zoom = zoom + rng.normal(0, 0.05, 2)
-    shear = rng.normal(0, 0.03, 2)
+        way = way + random_way(rng, log_uniform(rng, 0.3, 10))
+    turn = camera.turn + rng.normal(0, 0.06, size=2)
+    zoom = camera.zoom + rng.normal(0, 0.05, size=2)
+    shear = rng.normal(0, 0.03, size=2)
     light = surface(rng, textures)
 
-    # Its outline: a polygon, mostly a convex one.
+    # The outline: a polygon of 4 to 8 random corners. Seven in ten are made convex.
     radius = log_uniform(rng, 3, 18)
-    corners = int(rng.integers(4, 9))
-    points = center + MARGIN + radius * rng.uniform(-1, 1, (corners, 2))
+    number_of_corners = int(rng.integers(4, 9))
+    from_center = radius * rng.uniform(-1, 1, (number_of_corners, 2))
+    corners = center + MARGIN + from_center  # (corners, 2) in the picture of the layer
     is_convex = rng.random() < 0.7
-    outline = cv2.convexHull(points.astype(np.float32)) if is_convex else points[:, None]
+    if is_convex:
+        outline = cv2.convexHull(corners.astype(np.float32))
+    else:
+        outline = corners[:, None]  # (corners, 1, 2), as convexHull returns it
     cover = np.zeros_like(light)
     cv2.fillPoly(cover, [outline.astype(np.int32)], 1.0, cv2.LINE_AA)
+
     # Three in ten things have nearly one light everywhere, so that only their edges show motion.
     if rng.random() < 0.3:
         light = light * 0.15 + rng.uniform(0.01, 0.7)
-    cover = cv2.GaussianBlur(cover, (0, 0), 0.5)
+    cover = cv2.GaussianBlur(cover, (0, 0), 0.5)  # soft edges, as behind a lens
     return Layer(light, cover, center, way, turn, zoom, shear)
 
 
@@ -386,24 +487,30 @@ def surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndar
 
     n = SIDE + 2 MARGIN. Size, place, mirroring, contrast and sharpness are random.
     """
-    # A square of the texture, scaled to n x n.
+    # A square of the texture, scaled to n x n. Its side is 0.5 to 1.6 n, so the texture is enlarged
+    # or reduced.
     n = SIDE + 2 * MARGIN
     texture = textures[int(rng.integers(len(textures)))]
-    most = min(texture.shape)
-    side = int(min(most, rng.uniform(0.5, 1.6) * n))
-    y = rng.integers(0, texture.shape[0] - side + 1)
-    x = rng.integers(0, texture.shape[1] - side + 1)
-    piece = texture[y : y + side, x : x + side]
-    how = cv2.INTER_AREA if side > n else cv2.INTER_CUBIC
-    value = cv2.resize(piece, (n, n), interpolation=how).astype(np.float32) / 255
-    # Mirrored, negative, with another contrast and brightness, slightly blurred.
+    height, width = texture.shape
+    side = int(min(height, width, rng.uniform(0.5, 1.6) * n))
+    y = rng.integers(0, height - side + 1)
+    x = rng.integers(0, width - side + 1)
+    square = texture[y : y + side, x : x + side]
+    interpolation = cv2.INTER_AREA if side > n else cv2.INTER_CUBIC
+    value = cv2.resize(square, (n, n), interpolation=interpolation).astype(np.float32) / 255
+
+    # Half of the surfaces are mirrored, three in ten are negatives.
     if rng.random() < 0.5:
         value = value[:, ::-1]
     if rng.random() < 0.3:
         value = 1 - value
-    value = np.clip((value - 0.5) * rng.uniform(0.5, 1.4) + rng.uniform(0.3, 0.6), 0.01, 1)
+    # Contrast and brightness. At least 0.01, because nothing real is perfectly black.
+    contrast = rng.uniform(0.5, 1.4)
+    brightness = rng.uniform(0.3, 0.6)
+    value = np.clip((value - 0.5) * contrast + brightness, 0.01, 1)
+    # A slight blur, so that no edge is sharper than a lens draws it.
     value = cv2.GaussianBlur(np.ascontiguousarray(value), (0, 0), rng.uniform(0.35, 0.7))
-    return np.power(value, DISPLAY_GAMMA)
+    return np.power(value, DISPLAY_GAMMA)  # display values -> linear light
 
 
 # ---- What the cameras record -----------------------------------------------------------------
@@ -411,7 +518,10 @@ def surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndar
 
 @dataclass(frozen=True)
 class Sample:
-    """What the network sees of a scene, and what it should find. All are float16."""
+    """What the network sees of a scene, and what it should find.
+
+    All arrays are float16, because up to 1600 samples are kept in memory.
+    """
 
     pictures: np.ndarray  # (15, 2, SIDE, SIDE): light and number of spikes of each window
     scene: np.ndarray  # (3, SIDE, SIDE): see `SCENE` of models/fusion/motion_net.py
@@ -428,97 +538,123 @@ def samples_of(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> list
 
 
 def recorded(rng: np.random.Generator, scene: Scene) -> Sample:
-    """Record a scene by a spike camera and a blurry frame, with the flaws that they have.
+    """Record a scene by a spike camera and an RGB camera, with their usual flaws.
 
-    Whatever a user does not know is drawn: the light, the lens, the noise, the curve of the frame.
+    Everything that a user does not know is drawn: light, lens, noise, exposure, the shift between
+    the cameras, and the curve from light to display values.
     """
-    # The spike camera. A quarter of them integrate display values instead of light.
-    rate = log_uniform(rng, 0.02, 0.95)  # thresholds a plane of white
+    # The spike camera. A quarter of the spike cameras integrate display values instead of light.
+    rate = log_uniform(rng, 0.02, 0.95)
     is_display = rng.random() < 0.25
-    light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
-    seen = light
-    lens = rng.uniform(0, 0.6)  # sigma in spike pixels
-    if lens > 0.25:
-        seen = np.stack([cv2.GaussianBlur(each, (0, 0), lens) for each in light])
-    # The flaws of the sensor, see `spikes_of`.
+    light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)  # (N, SIDE, SIDE)
+    blur = rng.uniform(0, 0.6)  # of the lens: sigma in spike pixels
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)
     dark = rng.uniform(0, 0.02 if is_display else 0.002)
-    stream = spikes_of(rng, seen, rate, is_display, jitter, pattern, dark)
+    sensor = Sensor(rate, is_display, jitter, pattern, dark)
+    on_sensor = light
+    if blur > 0.25:  # a smaller sigma changes almost nothing
+        on_sensor = np.stack([cv2.GaussianBlur(each, (0, 0), blur) for each in light])
+    stream = spikes_of(rng, on_sensor, sensor)
 
-    # The blurry frame: often only a part of the planes is exposed, and it may lie beside.
-    share = rng.choice([1.0, 0.8, rng.uniform(0.5, 1)])
-    is_exposed = np.abs(INSTANTS + SHARP - HALF) < HALF * share
-    blurry = light[is_exposed].mean(0) + 0.004 * rng.standard_normal((SIDE, SIDE))
-    beside = np.array([[1, 0, rng.normal(0, 0.2)], [0, 1, rng.normal(0, 0.2)]])
+    # The blurry frame is the mean light over the exposed part of the planes, plus noise. A third of
+    # the frames are exposed for all planes, a third for 80 %, and a third for 50 to 100 %.
+    random_share = rng.uniform(0.5, 1)
+    share = rng.choice([1.0, 0.8, random_share])
+    from_middle = INSTANTS + SHARP - HALF  # planes after the middle of the exposure
+    is_exposed = np.abs(from_middle) < HALF * share
+    noise = 0.004 * rng.standard_normal((SIDE, SIDE))
+    blurry = light[is_exposed].mean(0) + noise
+    # The frame lies beside the spikes by some tenths of a pixel, as after an imperfect calibration.
+    beside_x = rng.normal(0, 0.2)
+    beside_y = rng.normal(0, 0.2)
+    beside = np.array([[1, 0, beside_x], [0, 1, beside_y]])
     blurry = cv2.warpAffine(
         blurry.astype(np.float32), beside, (SIDE, SIDE), borderMode=cv2.BORDER_REFLECT_101
     )
 
-    # The windows of the network, as edges in planes of the stream.
-    begin = WARM_UP + BEFORE  # of the exposure
-    edges = np.array([round(begin + HALF + edge * USUAL_PLANES) for edge in EDGES])
+    # The windows of the network. EDGES are in elevenths of an exposure from its middle, and the
+    # edges here are planes of the stream.
+    middle = WARM_UP + BEFORE + HALF
+    edges = np.array([round(middle + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
-    # The first and last frame of a clip have no planes before and after them.
+    # The first frame of a clip has no planes before it, and the last has no planes after it.
     if rng.random() < 0.2:
         windows.are_recorded[: INSIDE.start] = False
     elif rng.random() < 0.2:
         windows.are_recorded[INSIDE.stop :] = False
-    shown = np.power(np.clip(blurry, 0, 1), 1 / rng.uniform(2, 2.4))  # by an unknown curve
-    pictures, about = pictures_of(windows, shown, INSIDE, USUAL_PLANES)
-    half = np.float16  # of memory: the pool is large
-    return Sample(pictures.astype(half), about.astype(half), scene.shifts.astype(half))
+
+    # Display values of the frame, by a curve that the network does not know.
+    gamma = rng.uniform(2, 2.4)
+    shown = np.power(np.clip(blurry, 0, 1), 1 / gamma)
+    pictures, about_scene = pictures_of(windows, shown, INSIDE, USUAL_PLANES)
+    return Sample(
+        pictures=pictures.astype(np.float16),
+        scene=about_scene.astype(np.float16),
+        shifts=scene.shifts.astype(np.float16),
+    )
 
 
-def spikes_of(
-    rng: np.random.Generator,
-    light: np.ndarray,
-    rate: float,
-    is_display: bool,
-    jitter: float,
-    pattern: float,
-    dark: float,
-) -> np.ndarray:
+@dataclass(frozen=True)
+class Sensor:
+    """A spike camera. Charges are counted in thresholds: a pixel fires at a charge of about 1."""
+
+    rate: float  # charge that a white pixel collects in a plane
+    is_display: bool  # whether it integrates display values instead of light
+    jitter: float  # the noise of a charge c has the standard deviation jitter * sqrt(c)
+    pattern: float  # relative standard deviation of the thresholds between pixels
+    dark: float  # mean charge in a plane without any light
+
+
+def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np.ndarray:
     """Record light (N, h, w) by a spike camera. Returns its planes (T, h, w) bool.
 
     A pixel collects charge in each plane. If the charge reaches the threshold, the pixel fires in
     this plane, and the threshold is taken off the charge. Before and after the instants of `light`
-    the scene stands still for WARM_UP planes. A few pixels in half of the cameras never fire or
-    always do. data/spike/simulate.py has the same sensor, but is slower here.
+    the scene stands still for WARM_UP planes. In half of the cameras a few pixels never fire, and a
+    few always fire.
 
-    rate: charge of a white pixel in a plane, in thresholds.
-    is_display: whether the sensor integrates display values instead of light.
-    jitter: the noise of a charge c has the standard deviation jitter * sqrt(c), in thresholds.
-    pattern: relative standard deviation of the thresholds between pixels.
-    dark: mean dark current, charge per plane in thresholds.
+    data/spike/simulate.py has the same sensor. This function is faster, because it simulates whole
+    planes of a small scene. It needs no more than one plane at a time.
     """
-    # What does not change in time: charge of each plane (N, h, w), thresholds and first charge (h,
-    # w).
     size = light.shape[1:]
-    integrated = np.power(light, np.float32(1 / DISPLAY_GAMMA)) if is_display else light
-    current = dark * np.maximum(1 + 0.3 * rng.standard_normal(size), 0)
-    charge_of_plane = (rate * integrated + current).astype(np.float32)
-    threshold = np.maximum(1 + pattern * rng.standard_normal(size), 0.1).astype(np.float32)
+
+    # What does not change in time: the charge that each pixel collects in a plane of each instant
+    # (N, h, w), and the thresholds and the first charge (h, w).
+    integrated = light
+    if sensor.is_display:
+        integrated = np.power(light, np.float32(1 / DISPLAY_GAMMA))
+    dark_charge = sensor.dark * np.maximum(1 + 0.3 * rng.standard_normal(size), 0)
+    charge_of_plane = (sensor.rate * integrated + dark_charge).astype(np.float32)
+    threshold = np.maximum(1 + sensor.pattern * rng.standard_normal(size), 0.1).astype(np.float32)
     charge = (rng.random(size) * threshold).astype(np.float32)
-    of_noise = charge_of_plane / rate if is_display else light
-    noise = np.float32(jitter) * np.sqrt(np.float32(rate) * np.maximum(of_noise, 0))
+
+    # Standard deviation of the noise in a plane, jitter sqrt(rate light). A sensor of display
+    # values has its dark charge in the root, too.
+    of_noise = charge_of_plane / sensor.rate if sensor.is_display else light
+    noise = np.float32(sensor.jitter) * np.sqrt(np.float32(sensor.rate) * np.maximum(of_noise, 0))
 
     planes = []
-    # STEP planes see the same light. Planes before the first and after the last see theirs.
     for plane in range(-WARM_UP, len(light) * STEP + WARM_UP):
-        number = min(max(plane // STEP, 0), len(light) - 1)
-        charge += charge_of_plane[number]
-        # An even distribution with the variance of a normal one, which is drawn faster.
+        # STEP planes see one instant. Planes before the first instant see the first, and planes
+        # after the last see the last.
+        instant_index = min(max(plane // STEP, 0), len(light) - 1)
+        charge += charge_of_plane[instant_index]
+        # Noise that is evenly distributed is drawn faster than normal noise. Between -0.5 and 0.5
+        # its variance is 1 / 12, so the factor sqrt(12) gives it the variance 1.
         even = rng.random(size, dtype=np.float32) - np.float32(0.5)
-        charge += noise[number] * even * np.float32(12**0.5)
+        charge += noise[instant_index] * even * np.float32(12**0.5)
         has_fired = charge >= threshold
+        # Take the threshold off, or a multiple of it. Changes `charge` where a pixel has fired.
         np.fmod(charge, threshold, out=charge, where=has_fired)
         planes.append(has_fired)
-    # Dead and hot pixels, in half of the cameras.
+
     stream = np.array(planes)
     if rng.random() < 0.5:
-        stream[:, rng.random(size) < 0.0007] = False
-        stream[:, rng.random(size) < 0.0007] = True
+        is_dead = rng.random(size) < 0.0007
+        stream[:, is_dead] = False
+        is_hot = rng.random(size) < 0.0007
+        stream[:, is_hot] = True
     return stream
 
 
@@ -534,109 +670,142 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
     out: the file. seconds: time of the training.
     """
     rng = np.random.default_rng(seed)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # of the initial weights
     net = MotionNet()
-    print(f"{sum(p.numel() for p in net.parameters()):,} parameters", flush=True)
+    parameter_count = sum(parameter.numel() for parameter in net.parameters())
+    print(f"{parameter_count:,} parameters", flush=True)
     optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=1e-4, betas=(0.9, 0.98))
     averaged = {name: value.clone() for name, value in net.state_dict().items()}
+
+    begin = time.time()
+    last_print = begin
     pool: list[Sample] = []
-    begin = said = time.time()  # of the training, and of the last line that was printed
     while len(pool) < FIRST_POOL:
         pool += samples_of(rng, textures)
+
     step = 0
-    errors = []
-    while (part := (time.time() - begin) / seconds) < 1:
-        # New scenes are always in the lot, and old ones again, because drawing takes time.
-        new = samples_of(rng, textures) if step % NEW_EACH == 0 else []
+    errors_and_lengths = []  # mean error and mean length of the shifts, of each step
+    while True:
+        elapsed_share = (time.time() - begin) / seconds
+        if elapsed_share >= 1:
+            break
+
+        # The batch: new samples, if this step has any, and old ones of the pool.
+        new = samples_of(rng, textures) if step % NEW_EVERY == 0 else []
         pool = (pool + new)[-POOL:]
-        old = rng.integers(0, len(pool), LOT - len(new))
-        pictures, scene, shifts = turned(lot_of(new + [pool[number] for number in old]), rng)
+        old_indices = rng.integers(0, len(pool), BATCH - len(new))
+        old = [pool[index] for index in old_indices]
+        pictures, scene, shifts = turned(batch_of(new + old), rng)
 
         # The learning rate: warm-up by steps, then a cosine by time.
-        cosine = 0.5 + 0.5 * np.cos(np.pi * part)
-        optimizer.param_groups[0]["lr"] = (
-            RATE * min(1, (step + 1) / WARM_STEPS) * cosine + LAST_RATE
-        )
-        levels = len(OF_LEVELS) - 1 if part < WITHOUT_FINEST else len(OF_LEVELS)
+        warm_up = min(1, (step + 1) / WARM_STEPS)
+        cosine = 0.5 + 0.5 * np.cos(np.pi * elapsed_share)
+        optimizer.param_groups[0]["lr"] = RATE * warm_up * cosine + LAST_RATE
+
+        # One step.
+        levels = len(LEVEL_WEIGHTS)
+        if elapsed_share < SHARE_WITHOUT_FINEST:
+            levels -= 1
         loss, error = loss_of(net(pictures, scene, levels), shifts, net.tau[INSIDE])
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
         optimizer.step()
         step += 1
-        # The average follows the weights fast at first: share 1/21 of the old ones, then more.
-        share = min(MOST_AVERAGED, step / (step + 20))
-        for name, value in net.state_dict().items():
-            averaged[name].lerp_(value, 1 - share)
 
-        # Each 30 seconds: mean error of the motion beside its mean length, and the weights.
-        errors.append((error, float(shifts.norm(dim=2).mean())))
-        if time.time() - said > SAID_EACH:
-            said = time.time()
-            mean_error, length = np.mean(errors, axis=0)
-            errors = []
+        # The average follows the weights fast at first: after step 1 it takes 20/21 of the new
+        # weights, after step 20 a half, and from step 3980 on 1 - MOST_OLD.
+        share_of_old = min(MOST_OLD, step / (step + 20))
+        for name, newest in net.state_dict().items():
+            averaged[name].lerp_(newest, 1 - share_of_old)
+
+        # Print the mean error beside the mean length of the shifts: an error as large as the length
+        # means that the network finds nothing.
+        length = float(shifts.norm(dim=2).mean())
+        errors_and_lengths.append((error, length))
+        if time.time() - last_print > PRINT_EVERY:
+            last_print = time.time()
+            mean_error, mean_length = np.mean(errors_and_lengths, axis=0)
+            errors_and_lengths = []
             print(
-                f"{said - begin:.0f} s, step {step}: error {mean_error:.3f} of {length:.3f} pixels",
+                f"{last_print - begin:.0f} s, step {step}: error {mean_error:.3f} of "
+                f"{mean_length:.3f} pixels",
                 flush=True,
             )
             torch.save(averaged, out)
     torch.save(averaged, out)
 
 
-def lot_of(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return pictures (B, 15, 2, h, w), scenes (B, 3, h, w) and shifts (B, 11, 2, h, w)."""
-    pictures = torch.from_numpy(np.stack([each.pictures for each in samples])).float()
-    scene = torch.from_numpy(np.stack([each.scene for each in samples])).float()
-    shifts = torch.from_numpy(np.stack([each.shifts for each in samples])).float()
-    return pictures, scene, shifts[:, INSIDE].permute(0, 1, 4, 2, 3)
+def batch_of(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+    """Join samples: pictures (B, 15, 2, h, w), scenes (B, 3, h, w) and shifts (B, 11, 2, h, w).
+
+    The result has only the shifts of the eleven windows of the exposure, because the loss uses no
+    others.
+    """
+    pictures = torch.from_numpy(np.stack([sample.pictures for sample in samples])).float()
+    scenes = torch.from_numpy(np.stack([sample.scene for sample in samples])).float()
+    shifts = torch.from_numpy(np.stack([sample.shifts for sample in samples])).float()
+    shifts = shifts[:, INSIDE]  # (B, 11, h, w, 2)
+    return pictures, scenes, shifts.permute(0, 1, 4, 2, 3)
 
 
 def turned(
-    lot: tuple[Tensor, Tensor, Tensor], rng: np.random.Generator
+    batch: tuple[Tensor, Tensor, Tensor], rng: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mirror and transpose a lot at random, with the directions of its shifts.
+    """Mirror and transpose a batch at random, with the directions of its shifts.
 
-    E.g. mirrored from left to right, x of each shift changes its sign.
+    E.g. after mirroring from left to right, x of each shift has the opposite sign.
+
+    batch: as `batch_of` returns it. Dimension 2 of the shifts is x and y.
     """
-    pictures, scene, shifts = lot
+    pictures, scenes, shifts = batch
     if rng.random() < 0.5:
-        mirror_x = torch.tensor([-1.0, 1]).view(1, 1, 2, 1, 1)
-        pictures, scene, shifts = pictures.flip(-1), scene.flip(-1), shifts.flip(-1) * mirror_x
+        sign = torch.tensor([-1.0, 1]).view(1, 1, 2, 1, 1)  # of x and of y
+        pictures = pictures.flip(-1)
+        scenes = scenes.flip(-1)
+        shifts = shifts.flip(-1) * sign
     if rng.random() < 0.5:
-        mirror_y = torch.tensor([1.0, -1]).view(1, 1, 2, 1, 1)
-        pictures, scene, shifts = pictures.flip(-2), scene.flip(-2), shifts.flip(-2) * mirror_y
-    # Transposed: rows become columns, and x and y of each shift (dimension 2) change places.
+        sign = torch.tensor([1.0, -1]).view(1, 1, 2, 1, 1)
+        pictures = pictures.flip(-2)
+        scenes = scenes.flip(-2)
+        shifts = shifts.flip(-2) * sign
     if rng.random() < 0.5:
-        swapped = shifts.transpose(-1, -2).flip(2)
-        pictures, scene, shifts = pictures.transpose(-1, -2), scene.transpose(-1, -2), swapped
-    return pictures, scene, shifts
+        # Rows become columns, so x and y of each shift change places.
+        pictures = pictures.transpose(-1, -2)
+        scenes = scenes.transpose(-1, -2)
+        shifts = shifts.transpose(-1, -2).flip(2)
+    return pictures, scenes, shifts
 
 
 def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tensor, float]:
     """Return the loss, and the mean error of the finest level in spike pixels.
 
-    The loss of a pixel is half its error and half error / e^s + s. Here s is the logarithm of the
-    error that the network expects. The second term is smallest if e^s is the mean error, so the
-    network learns how wrong it is.
+    The loss of a pixel at one level has two terms. e is the error of its shifts, in the mean over
+    the exposure, and s is the logarithm of the error that the network expects:
 
-    found: the curves of each level, the coarsest first. shifts: the true ones, (B, 11, 2, h, w) at
-    times tau (11,).
+        loss = 1/2 e / USUAL_ERROR + 1/2 (e exp(-s) + s)
+
+    The second term is smallest if exp(s) = e. So the network learns how wrong its shifts are.
+
+    found: the curves of each level, the coarsest first. It may lack the finest levels.
+    shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).
     """
     total = torch.zeros(())
-    error = total
-    for curves, weight in zip(found, OF_LEVELS, strict=False):
-        # The true shifts in the mean over each pixel of this level, (B, 11, 2, size, size).
-        size = shifts.shape[-1] // curves.size
-        truth = F.avg_pool2d(shifts.flatten(1, 2), curves.size)
-        truth = truth.view(*shifts.shape[:3], size, size)
+    e = total
+    for curves, weight in zip(found, LEVEL_WEIGHTS, strict=False):
+        # A pixel of this level has the mean of the true shifts of its spike pixels.
+        batch, times, axes = shifts.shape[:3]
+        size = shifts.shape[-1] // curves.size  # pixels of the level on a side
+        truth = F.avg_pool2d(shifts.flatten(1, 2), curves.size)  # (B, 11 x 2, size, size)
+        truth = truth.view(batch, times, axes, size, size)
         difference = displacements(curves.coefficients, tau) - truth
         # 0.01^2 keeps the gradient of the root finite if the error is 0.
-        length = (difference.square().sum(2) + 0.01**2).sqrt()
-        error = length.mean(1, keepdim=True)  # over the exposure
+        length = (difference.square().sum(2) + 0.01**2).sqrt()  # (B, 11, size, size)
+        e = length.mean(1, keepdim=True)  # (B, 1, size, size)
         s = curves.log_error.clamp(*LOG_ERRORS)
-        likelihood = error * torch.exp(-s) + s
-        total = total + weight * (0.5 * error / USUAL_ERROR + 0.5 * likelihood).mean()
-    return total, float(error.detach().mean())
+        expected = e * torch.exp(-s) + s
+        total = total + weight * (0.5 * e / USUAL_ERROR + 0.5 * expected).mean()
+    return total, float(e.detach().mean())
 
 
 if __name__ == "__main__":
