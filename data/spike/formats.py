@@ -19,14 +19,16 @@ The size of a plane is not in the file, so every reader needs a `SpikeGeometry`.
     file.planes                                  # T
     spikes = file.read(first=10, count=21)       # (21, 250, 400) uint8
 
-A reader reads only the bytes that it needs; of a .npz, all bytes up to them. When a file is opened,
-its content is checked: text, images, archives and the lines of an SPS100 sensor are not taken for
-packed planes.
+A reader reads only the bytes that it needs. A .npz is compressed, so all bytes before these are
+read too. When a file is opened, its content is checked: text, images, archives and the lines of an
+SPS100 sensor are refused, because as packed planes they would be noise.
 
-Published files must stay readable, and every value of `SpikeGeometry` must keep its meaning.
+What must stay: published files are readable, and every value of `SpikeGeometry` keeps its meaning.
+What may change: how the bytes of a crop are found and unpacked.
 
-Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_published_streams.py,
-tests/parts/data/test_any_bytes.py
+Tests: tests/parts/data/test_spike_formats.py (each format, byte by byte),
+tests/parts/data/test_published_streams.py (published files), tests/parts/data/test_any_bytes.py
+(random bytes raise SpikeFileError and nothing else)
 """
 
 import dataclasses
@@ -54,8 +56,8 @@ NPZ_KEY = "spk"
 
 PathLike = str | os.PathLike[str]
 
-# Geometries of published data, most common first (height, width, head columns). They serve as
-# advice if a file does not fit.
+# Geometries of published data, most common first: (height, width, head columns). If a file does not
+# fit the geometry of the user, the error names those that fit.
 KNOWN_GEOMETRIES = (
     (250, 400, 0), (360, 640, 0), (250, 400, 16), (180, 320, 0), (384, 384, 0), (256, 256, 0),
     (1000, 1000, 0),
@@ -64,15 +66,16 @@ KNOWN_GEOMETRIES = (
 
 # The SPS100 sensor has 1000 x 1000 pixels. A line has two halves of 512 bits: 500 pixels, then a
 # word of 12 bits. The words number the lines 1 ... 500, in four channels.
-SPS100_SIDE = 1000
-SPS100_HALF = 512
-SPS100_PIXELS = 500
-SPS100_WORD = SPS100_HALF - SPS100_PIXELS
-SPS100_LINES = 500
+SPS100_SIDE = 1000  # rows of a plane, and pixels of a row
+SPS100_HALF = 512  # bits of a half-line
+SPS100_PIXELS = 500  # pixels of a half-line
+SPS100_WORD = SPS100_HALF - SPS100_PIXELS  # bits of a word
+SPS100_LINES = 500  # largest number in a word
 
-# Beginnings of files that are no packed planes, as regular expressions. Spikes are random bits, so
-# a mark must be long: bits of any firing rate match one with a probability below 1e-9. The first
-# three bytes of a JPEG alone would refuse two of 100,000 files of a bright scene.
+# Beginnings of files that are no packed planes, as regular expressions -> what such a file is.
+# Spikes are random bits, so a mark must be long: random bits of any firing rate match a mark with a
+# probability below 1e-9. The first three bytes of a JPEG alone would be too short, because they
+# would refuse two of 100,000 files of a bright scene.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     rb"PK\x03\x04[\x0a-\x3f]\x00": "the header of a zip file (.npz)",
@@ -91,7 +94,8 @@ HEAD_BYTES = 64
 class SpikeFileError(ValueError):
     """A spike file does not have the expected form.
 
-    It has four parts: what is wrong, where, what was expected, and what to do.
+    The error has four parts: what is wrong, where, what was expected, and what to do. They are the
+    parts of the errors in utils/errors.py, which this folder does not import: it needs numpy alone.
     """
 
     def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
@@ -104,8 +108,10 @@ class SpikeFileError(ValueError):
     def __str__(self) -> str:
         """Return the parts that are given, one a line."""
         lines = [self.what]
-        for name, text in (("in", self.where), ("expected", self.expected), ("do", self.do)):
+        parts = {"in": self.where, "expected": self.expected, "do": self.do}
+        for name, text in parts.items():
             if text:
+                # The texts begin in one column, because each name is filled up to 9 characters.
                 lines.append(f"  {name:<9} {text}")
         return "\n".join(lines)
 
@@ -119,13 +125,16 @@ class SpikeGeometry:
 
     height, width: pixels of a plane.
     flipud: whether rows are stored bottom first, as in all known files except those of the SPS100.
-    head_columns: columns without image at the end of each sensor line (16 on 416-wide lines). They
-    are dropped when reading and written as zeros.
+    head_columns: columns without image at the end of each sensor line. A line of 416 columns has
+    400 columns of image and 16 head columns. They are dropped when reading and written as zeros.
     bit_order: the first pixel of a byte is its least significant bit ("little", as in all known
     files) or its most significant bit ("big", the default of numpy.packbits).
-    layout: "raster", or "sps100" for 1000 x 1000 pixels in lines of 1024 bits, of which each half
-    ends with a 12-bit word (source: SpikeCV, load_dat.py and sps_parser.py). Files of an SPS100 are
-    only read, not written.
+    layout: "raster" or "sps100". An SPS100 has 1000 x 1000 pixels in lines of 1024 bits. Each half
+    of a line ends with a 12-bit word (source: SpikeCV, load_dat.py and sps_parser.py). Files of an
+    SPS100 are only read, not written.
+
+    What must stay: names, defaults and meanings of the fields. Option files and dataset.json use
+    them, and runs keep the text of `__repr__`.
     """
 
     height: int
@@ -140,8 +149,10 @@ class SpikeGeometry:
         expected = ""
         if self.height < 1 or self.width < 1 or self.head_columns < 0:
             expected = "sizes of at least 1 and head columns of at least 0"
-        asked = (self.height, self.width, self.head_columns, self.bit_order)
-        if self.layout == "sps100" and asked != (SPS100_SIDE, SPS100_SIDE, 0, "little"):
+        # There is one kind of SPS100, so its layout allows one value for each field.
+        is_sps100_size = self.height == SPS100_SIDE and self.width == SPS100_SIDE
+        is_sps100_line = self.head_columns == 0 and self.bit_order == "little"
+        if self.layout == "sps100" and not (is_sps100_size and is_sps100_line):
             expected = (
                 f"{SPS100_SIDE} x {SPS100_SIDE}, no head columns, bit order little for "
                 "the layout sps100"
@@ -156,14 +167,17 @@ class SpikeGeometry:
     def __repr__(self) -> str:
         """Return the first four fields, and every other field that is not at its default.
 
-        For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)". Digests of
-        runs hold this text, so it must not change. A new field comes at the end, with a default
-        that means what was done before: then the text of existing runs stays the same.
+        For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)".
+
+        What must stay: this text, because digests of runs hold it. A new field comes at the end,
+        with a default that means what was done before. Then the text of existing runs stays the
+        same.
         """
         shown = []
-        for number, field in enumerate(dataclasses.fields(self)):
+        for index, field in enumerate(dataclasses.fields(self)):
             value = getattr(self, field.name)
-            if number < 4 or value != field.default:
+            # The first four fields are always in the text.
+            if index < 4 or value != field.default:
                 shown.append(f"{field.name}={value!r}")
         return f"SpikeGeometry({', '.join(shown)})"
 
@@ -192,7 +206,7 @@ class SpikeGeometry:
 
     @property
     def stored_as_raster(self) -> "SpikeGeometry":
-        """The geometry with which a clip cache stores these planes: without words of a sensor."""
+        """The geometry of these planes in a clip cache, which drops the words of an SPS100."""
         return dataclasses.replace(self, layout="raster")
 
 
@@ -245,13 +259,16 @@ class SpikeFile:
 
         first: number of the first plane. count: number of planes; None: to the end of the file.
         crop: the pixels to read; None: all.
-        Raises SpikeFileError for planes or a crop outside of the file, and for content that is no
-        spike.
+        Raises SpikeFileError for planes or a crop outside of the file, and for values above 1.
+
+        All spikes of training and testing come from here. The planes of a crop are equal to the
+        crop of the planes, whatever the format: tests/parts/data/test_spike_formats.py.
         """
         if count is None:
             count = self.planes - first
         if crop is None:
-            crop = Crop(0, 0, *self.size)
+            height, width = self.size
+            crop = Crop(top=0, left=0, height=height, width=width)
         self._check_planes(first, count)
         self._check_crop(crop)
         if self.packed is not None:
@@ -262,10 +279,11 @@ class SpikeFile:
         return self._checked(spikes)
 
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Return an iterator over whole planes, at most PART planes at a time.
+        """Return an iterator over whole planes (t, h, w), at most PART planes at a time.
 
-        first: number of the first plane. count: number of planes.
-        A wrong range of planes raises SpikeFileError at once, wrong content while iterating.
+        A long file never has to fit into memory. first: number of the first plane. count: number of
+        planes. A wrong range of planes raises SpikeFileError at once. Wrong content raises it
+        during the iteration.
         """
         self._check_planes(first, count)
         if self.array is not None:
@@ -282,13 +300,13 @@ class SpikeFile:
         """Do the work of `parts` for an array."""
         with _file_errors(self.path):
             for part in array.parts(first, count):
-                # Without head columns. A copy, because the caller may change it.
-                image = part[:, :, : self.size[1]]
+                # Drop the head columns. Copy the planes, because the caller may change them.
+                image = part[:, :, : self.geometry.width]
                 yield self._checked(np.array(image))
 
     def _checked(self, array: np.ndarray) -> np.ndarray:
         """Return an array of uint8 or bool as spikes. Raises SpikeFileError for values above 1."""
-        spikes = array.view(np.uint8)
+        spikes = array.view(np.uint8)  # a bool is a byte of 0 or 1
         if spikes.max() > 1:
             raise SpikeFileError(
                 what=f"the array holds the value {spikes.max()}",
@@ -332,11 +350,12 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
     with _file_errors(path):
         if not is_array(path):
             return packed_planes(_map_bytes(path), path, geometry, remainder)
+        # Only the header of the array is read here.
         array = find_array(Path(path), NPZ_KEY)
-    has_type = array.dtype in (np.uint8, np.bool_)
-    if not has_type or not _has_shape(array.shape, geometry):
+    has_type_of_spikes = array.dtype in (np.uint8, np.bool_)
+    if not has_type_of_spikes or not _has_shape(array.shape, geometry):
         do = "correct the spike height and width, or save it in this form"
-        if not has_type:
+        if not has_type_of_spikes:
             do = "save it as (array > 0).astype(numpy.uint8)"
         raise SpikeFileError(
             what=f"an array of shape {array.shape}, {array.dtype}",
@@ -360,21 +379,28 @@ def _has_shape(shape: tuple[int, ...], geometry: SpikeGeometry) -> bool:
 def _map_bytes(path: PathLike) -> np.ndarray:
     """Map a file into memory. Returns its bytes as uint8.
 
-    np.memmap would ask for the state of the file three times, which takes time over a network.
+    np.memmap is not used, because it would ask for the state of the file three times, which takes
+    time over a network.
     """
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
-    except ValueError:  # an empty file cannot be mapped
+        # The length 0 stands for the whole file.
+        mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(mapped, np.uint8)
+    except ValueError:
+        # An empty file cannot be mapped.
         return np.empty(0, np.uint8)
     except OSError:
+        # Mapping a folder fails with a text that does not name the cause. Say that it is a folder.
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+        # A pipe or a device has no planes.
         if not os.path.isfile(path):
-            return np.empty(0, np.uint8)  # a pipe or a device, which has no planes
+            return np.empty(0, np.uint8)
         raise
     finally:
+        # The mapping stays valid after this.
         os.close(descriptor)
 
 
@@ -413,8 +439,9 @@ def is_array(path: PathLike) -> bool:
 
 
 def array_shape(path: PathLike) -> tuple[int, ...] | None:
-    """Return (T, h, w) of a file that holds an array; None for packed planes.
+    """Return (T, h, w) of a file that holds an array, or None for packed planes.
 
+    The shape says the size of a plane before the caller knows a geometry.
     Raises SpikeFileError as `open_spikes`.
     """
     if not is_array(path):
@@ -425,10 +452,15 @@ def array_shape(path: PathLike) -> tuple[int, ...] | None:
 
 @contextmanager
 def _file_errors(path: PathLike) -> Generator[None]:
-    """Turn errors of a missing, unreadable or damaged file in the block into a SpikeFileError."""
+    """Turn errors of a missing, unreadable or damaged file in the block into a SpikeFileError.
+
+    The listed classes are what numpy, zipfile and zlib raise for damaged files. Whoever reads the
+    bytes in another way checks the list with tests/parts/data/test_any_bytes.py.
+    """
     try:
         yield
     except SpikeFileError:
+        # A SpikeFileError is a ValueError, which would be wrapped again below.
         raise
     except (
         OSError,
@@ -438,10 +470,13 @@ def _file_errors(path: PathLike) -> Generator[None]:
         ValueError,
         NotImplementedError,
     ) as e:
-        # The text of an OSError alone, without the name of the file, which is in `where` already.
-        reason = e.strerror if isinstance(e, OSError) else None
+        # str() of an OSError also names the file, which is in `where` already. So take its
+        # `strerror`, which may be None.
+        reason = str(e)
+        if isinstance(e, OSError) and e.strerror:
+            reason = e.strerror
         raise SpikeFileError(
-            what=f"cannot read spike file: {reason or e}",
+            what=f"cannot read spike file: {reason}",
             where=str(path),
             expected=f'packed planes, or an array (planes, h, w); in a .npz named "{NPZ_KEY}", or '
             "the only one of 3 axes",
@@ -457,18 +492,23 @@ def write_spikes(
 ) -> None:
     """Write spikes in the format of the path's suffix.
 
-    spikes: (T, H, W) in {0, 1}, or parts (t, H, W) of which one at a time is in memory.
-    The file appears complete or not at all. Raises SpikeFileError for spikes of another size.
+    spikes: (T, H, W) in {0, 1}, or an iterable of parts (t, H, W). Of the parts, only one at a time
+    is in memory.
+    The file appears complete or not at all, because it is written under another name and renamed at
+    the end. Raises SpikeFileError for spikes of another size.
     """
     path = Path(path)
     parts = [spikes] if isinstance(spikes, np.ndarray) else spikes
-    # The module tempfile ignores the umask, so other users could not read its files.
+    # A hidden file in the same folder: ".000001.dat.3f2a9c01". The module tempfile would ignore the
+    # umask of the user, so other users could not read the result.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
+        # "x": refuse a file of this name. "+": the header of a .npy is written a second time.
         with open(temporary, "x+b") as file:
             suffix = path.suffix.lower()
             if suffix == ".npz":
-                # numpy compresses an array, so the array is first written to another file.
+                # savez_compressed needs a whole array, which may not fit into memory. So the parts
+                # are first written to a file without a name, which is then mapped as an array.
                 with tempfile.TemporaryFile(dir=path.parent) as array_file:
                     start, shape = _write_array(array_file, parts, geometry)
                     array_file.flush()
@@ -482,6 +522,7 @@ def write_spikes(
                     file.write(pack(part, geometry).tobytes())
         os.replace(temporary, path)
     except BaseException:
+        # Also after Ctrl-C: leave no half-written file.
         temporary.unlink(missing_ok=True)
         raise
 
@@ -493,14 +534,16 @@ def _write_array(
 
     Returns the byte at which the values begin, and the shape (T, H, W) of the array.
     """
-    size = (geometry.height, geometry.width)
-    header = {"descr": "|u1", "fortran_order": False, "shape": (0, *size)}
+    # T is not known yet, so write a header with T = 0 first. "|u1" means uint8.
+    unknown_shape = (0, geometry.height, geometry.width)
+    header = {"descr": "|u1", "fortran_order": False, "shape": unknown_shape}
     np.lib.format.write_array_header_1_0(file, header)
     start = file.tell()
     planes = 0
     for part in parts:
         _check_shape(part, geometry)
-        file.write(np.ascontiguousarray(part != 0).view(np.uint8).tobytes())
+        spikes = np.ascontiguousarray(part != 0).view(np.uint8)
+        file.write(spikes.tobytes())
         planes += len(part)
     # Now T is known: write the header again. Its length stays the same, because NumPy pads it.
     shape = (planes, geometry.height, geometry.width)
@@ -522,20 +565,21 @@ def packed_planes(
     """
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     refuse_header(data[:HEAD_BYTES].tobytes(), path)
-    # Look for the words of an SPS100 also if the layout is raster, because a raster reader would
-    # take the words for pixels.
-    start = None
+    # The byte at which the first plane of an SPS100 starts, or None. Look for it also if the layout
+    # is raster, because a raster reader would take the words of the sensor for pixels.
+    sps100_start = None
     if SPS100_SIDE in (geometry.height, geometry.width):
-        start = _sps100_start(data)
+        sps100_start = _sps100_start(data)
     if geometry.layout == "sps100":
-        if start is None:
-            _refuse_raster(len(data), path, geometry)
-        data = data[start:]
+        if sps100_start is None:
+            _refuse_missing_words(len(data), path, geometry)
+        data = data[sps100_start:]
         planes = len(data) // geometry.plane_bytes
     else:
-        if start is not None:
-            _refuse_sps100(start, path)
+        if sps100_start is not None:
+            _refuse_words(sps100_start, path)
         planes = _planes_in(len(data), path, geometry, remainder)
+    # Bytes after the last whole plane are left out.
     whole = data[: planes * geometry.plane_bytes]
     packed = whole.reshape(planes, geometry.plane_bytes)
     return SpikeFile(str(path), geometry, planes, packed)
@@ -569,11 +613,12 @@ def refuse_header(head: bytes, path: PathLike) -> None:
 def _is_text(head: bytes) -> bool:
     """Return whether bytes are printable text with more than 6 different letters.
 
-    With fewer letters the bytes may be spikes: planes of an even scene repeat a few bytes, which
-    may happen to be letters.
+    With fewer letters the bytes may be spikes: planes of an even scene repeat a few bytes, and the
+    codes of these bytes may be codes of letters.
     """
     if len(set(head)) <= 6:
         return False
+    # The printable characters of ASCII have the codes 32 ... 126.
     return all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head)
 
 
@@ -583,24 +628,26 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
     Raises SpikeFileError if there is no whole plane, and for bytes after the last whole plane
     unless `remainder` is "truncate".
     """
-    planes, left = divmod(size, geometry.plane_bytes)
-    if planes and (not left or remainder == "truncate"):
+    planes, bytes_left = divmod(size, geometry.plane_bytes)
+    is_allowed_rest = bytes_left == 0 or remainder == "truncate"
+    if planes and is_allowed_rest:
         return planes
 
     shape = f"{geometry.height} x {geometry.line_width}"
-    held = f"no plane of {shape}"
+    content = f"no plane of {shape}"
     if planes:
-        held = f"{planes} planes of {shape} and {left} bytes more"
+        content = f"{planes} planes of {shape} and {bytes_left} bytes more"
     # As advice: the published cameras whose planes would fit this size.
-    known = []
+    fitting = []
     for height, width, head_columns in KNOWN_GEOMETRIES:
-        bits = height * (width + head_columns)
-        if size and 8 * size % bits == 0:
+        bits_of_plane = height * (width + head_columns)
+        planes_of_camera, bits_left = divmod(8 * size, bits_of_plane)
+        if size and bits_left == 0:
             columns = f" + {head_columns} head columns" if head_columns else ""
-            known.append(f"{height} x {width}{columns} ({8 * size // bits} planes)")
-    fits = ", ".join(known) or "none"
+            fitting.append(f"{height} x {width}{columns} ({planes_of_camera} planes)")
+    fits = ", ".join(fitting) or "none"
     raise SpikeFileError(
-        what=f"spike file of {size} bytes holds {held}",
+        what=f"spike file of {size} bytes holds {content}",
         where=str(path),
         expected=f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this "
         f"size: {fits}",
@@ -608,8 +655,11 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
     )
 
 
-def _refuse_raster(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
-    """Raise SpikeFileError for a file of `size` bytes without the words of an SPS100."""
+def _refuse_missing_words(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
+    """Raise SpikeFileError for a file that should be of an SPS100, but lacks its words.
+
+    size: number of bytes of the file.
+    """
     raise SpikeFileError(
         what=f"no plane of an SPS100 in {size} bytes: no word of line 500, channel "
         "0, with others after it",
@@ -620,8 +670,11 @@ def _refuse_raster(size: int, path: PathLike, geometry: SpikeGeometry) -> NoRetu
     )
 
 
-def _refuse_sps100(start: int, path: PathLike) -> NoReturn:
-    """Raise SpikeFileError for the file of an SPS100 that is read as raster planes."""
+def _refuse_words(start: int, path: PathLike) -> NoReturn:
+    """Raise SpikeFileError for the file of an SPS100 that is read as raster planes.
+
+    start: the byte at which the first whole plane starts.
+    """
     raise SpikeFileError(
         what="the lines of the file end with words of an SPS100 sensor (the first plane "
         f"starts at byte {start})",
@@ -637,36 +690,45 @@ def _sps100_start(data: np.ndarray) -> int | None:
 
     Returns None if the bytes are no planes of an SPS100.
 
-    The last two bytes of each half-line are a little-endian number. Its bits, lowest first, are:
-    4 bits of pixels, 10 bits with the number of the line (1 ... 500), 2 bits with the channel. The
-    first half-line of a plane has line 500 and channel 0. A capture may start within a plane, at a
-    multiple of 16 bytes. The last whole plane must start with the same word as the first plane.
+    The last two bytes of each half-line are a little-endian number of 16 bits:
+
+        bits 0 ... 3     pixels
+        bits 4 ... 13    number of the line, 1 ... 500
+        bits 14 and 15   channel, 0 ... 3
+
+    The first half-line of a plane has line 500 and channel 0. A capture may start within a plane,
+    at a multiple of 16 bytes. The last whole plane must start with the same word as the first
+    plane, so that one plane of random bits is not enough.
     """
-    half = SPS100_HALF // 8  # bytes of a half-line
-    halves = 2 * SPS100_SIDE  # half-lines of a plane
-    plane = half * halves  # bytes of a plane
-    for shift in range(0, half, 16):
-        lines = data[shift : shift + plane]
-        if len(lines) < plane:
+    half_bytes = SPS100_HALF // 8  # bytes of a half-line, 64
+    halves_of_plane = 2 * SPS100_SIDE  # half-lines of a plane, 2000
+    plane_bytes = half_bytes * halves_of_plane  # 128,000
+    for shift in range(0, half_bytes, 16):
+        one_plane = data[shift : shift + plane_bytes]
+        if len(one_plane) < plane_bytes:
             return None
-        # The numbers and channels (2000,) of the half-lines, if they began at this shift.
-        last_bytes = lines.reshape(halves, half)[:, -2:].copy()
-        words = last_bytes.view("<u2")[:, 0]
-        line = words >> 4 & 0x3FF
+        # The lines and channels (2000,) of the half-lines, if half-lines began at this shift.
+        half_lines = one_plane.reshape(halves_of_plane, half_bytes)
+        last_two_bytes = half_lines[:, -2:].copy()  # (2000, 2)
+        words = last_two_bytes.view("<u2")[:, 0]  # (2000,), 16 bits each
+        line = (words >> 4) & 0x3FF  # 10 bits
         channel = words >> 14
         is_line = (line >= 1) & (line <= SPS100_LINES)
-        starts = np.flatnonzero((line == SPS100_LINES) & (channel == 0))
+        is_first_of_plane = (line == SPS100_LINES) & (channel == 0)
+        starts = np.flatnonzero(is_first_of_plane)
+        # Every half-line needs a possible number, and 2000 half-lines contain one start of a plane.
         if not is_line.all() or len(starts) != 1:
             continue
 
-        first = shift + half * int(starts[0])
-        planes = (len(data) - first) // plane
+        first = shift + half_bytes * int(starts[0])
+        planes = (len(data) - first) // plane_bytes
         if not planes:
             continue
         # The word at the start of the last plane must be line 500, channel 0: 500 << 4 = 0x1F40,
         # low byte first. The mask removes the 4 bits of pixels.
-        last = first + (planes - 1) * plane
-        word = data[last + half - 2 : last + half] & [0xF0, 0xFF]
+        start_of_last = first + (planes - 1) * plane_bytes
+        end_of_half_line = start_of_last + half_bytes
+        word = data[end_of_half_line - 2 : end_of_half_line] & [0xF0, 0xFF]
         if np.array_equal(word, [0x40, 0x1F]):
             return first
     return None
@@ -675,65 +737,87 @@ def _sps100_start(data: np.ndarray) -> int | None:
 def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
     """Turn packed planes (T, plane_bytes) uint8 into the spikes (T, h, w) uint8 of a crop.
 
-    Only the bytes of the crop are unpacked.
+    Only the bytes of the crop are unpacked, which saves time: a spike takes one bit in the file and
+    one byte in the result. Any change here must give the same spikes: tests/parts/data/test_spike_formats.py compares all
+    forms of files with the definition at the top of the module.
     """
     if geometry.layout == "sps100":
         return _unpack_sps100(packed, geometry, crop)
     planes = packed.shape[0]
-    line = geometry.line_width  # bits
-    # The first stored row of the crop. Rows stored bottom first begin at the bottom of the image.
+    line_bits = geometry.line_width
+    # The stored rows of the crop: row ... end_row - 1. Rows stored bottom first begin at the bottom
+    # of the image. E.g. the rows 0 and 1 of 250 rows are the stored rows 248 and 249.
     row = crop.top
     if geometry.flipud:
         row = geometry.height - crop.top - crop.height
+    end_row = row + crop.height
 
-    if line % 8 == 0:
-        # Lines end on a byte: take the bytes that hold the columns of the crop.
+    if line_bits % 8 == 0:
+        # Lines end on a byte: take the bytes that hold the columns of the crop. E.g. the columns
+        # 10 ... 29 are in the bytes 1 ... 3, where the first of them is column 2.
         first_byte = crop.left // 8
-        end_byte = -(-(crop.left + crop.width) // 8)  # (left + width) / 8, rounded up
-        lines = packed.reshape(planes, geometry.height, line // 8)
-        window = lines[:, row : row + crop.height, first_byte:end_byte]
-        window = np.ascontiguousarray(window)
-        rows = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)
-        left = crop.left % 8  # the first column of the crop in these bytes
+        end_byte = _bytes_of(crop.left + crop.width)
+        lines = packed.reshape(planes, geometry.height, line_bits // 8)  # (T, H, bytes)
+        window = np.ascontiguousarray(lines[:, row:end_row, first_byte:end_byte])
+        rows = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)  # (T, h, bits)
+        left = crop.left % 8
     else:
-        # Lines do not end on a byte: unpack whole lines, then take the columns.
-        first_bit = row * line
-        end_bit = (row + crop.height) * line
-        end_byte = -(-end_bit // 8)  # end_bit / 8, rounded up
-        window = np.ascontiguousarray(packed[:, first_bit // 8 : end_byte])
-        bits = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)
+        # Lines do not end on a byte: unpack the whole lines of the crop, then take the columns.
+        first_bit = row * line_bits
+        end_bit = end_row * line_bits
+        first_byte = first_bit // 8
+        end_byte = _bytes_of(end_bit)
+        window = np.ascontiguousarray(packed[:, first_byte:end_byte])
+        bits = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)  # (T, bits)
+        # Drop the bits of other lines in the first and in the last byte.
         bits = bits[:, first_bit % 8 :]
         bits = bits[:, : end_bit - first_bit]
-        rows = bits.reshape(planes, crop.height, line)
+        rows = bits.reshape(planes, crop.height, line_bits)  # (T, h, line_bits)
         left = crop.left
     if geometry.flipud:
         rows = rows[:, ::-1]
     return rows[:, :, left : left + crop.width]
 
 
-def _unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
-    """Unpack the crop of planes of an SPS100: its columns in each half of the lines, side by side.
+def _bytes_of(bits: int) -> int:
+    """Return the number of bytes that hold a number of bits: 16 -> 2, 17 -> 3."""
+    return (bits + 7) // 8
 
-    A line is stored as 500 pixels, a word of 12 bits, 500 pixels, a word. So it is unpacked as a
-    raster line of 1024 bits, and a column of the second half is 12 bits further right.
+
+def _unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
+    """Unpack the crop of planes of an SPS100.
+
+    A line is stored as 500 pixels, a word of 12 bits, 500 pixels, a word. So the line is unpacked
+    as a raster line of 1024 bits, in which a column of the second half is 12 bits further right:
+    column 600 is bit 612. The columns of the crop in both halves are put side by side.
     """
     as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)
+    crop_end = crop.left + crop.width
     halves = []
-    for first_column, words_before in ((0, 0), (SPS100_PIXELS, SPS100_WORD)):
+    # The first column of each half-line, and the bits of words before this column.
+    for first_column, bits_before in ((0, 0), (SPS100_PIXELS, SPS100_WORD)):
+        # The columns left ... right - 1 of the crop are in this half.
         left = max(crop.left, first_column)
-        right = min(crop.left + crop.width, first_column + SPS100_PIXELS)
+        right = min(crop_end, first_column + SPS100_PIXELS)
         if left < right:
-            columns = Crop(crop.top, left + words_before, crop.height, right - left)
+            columns = Crop(
+                top=crop.top, left=left + bits_before, height=crop.height, width=right - left
+            )
             halves.append(_unpack(packed, as_raster, columns))
     return np.concatenate(halves, axis=2)
 
 
 def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
-    """Turn spikes (T, H, W) in {0, 1} into packed planes (T, plane_bytes) uint8, as in a `.dat`."""
+    """Turn spikes (T, H, W) in {0, 1} into packed planes (T, plane_bytes) uint8, as in a `.dat`.
+
+    This is the inverse of `_unpack` for raster planes.
+    """
     _check_shape(spikes, geometry)
     rows = spikes[:, ::-1] if geometry.flipud else spikes
     if geometry.head_columns:
-        rows = np.pad(rows, ((0, 0), (0, 0), (0, geometry.head_columns)))  # (T, H, line width)
+        # Zeros at the right end of each line.
+        zeros_at_right = (0, geometry.head_columns)
+        rows = np.pad(rows, ((0, 0), (0, 0), zeros_at_right))  # (T, H, line width)
     bits = rows.reshape(len(rows), 8 * geometry.plane_bytes) != 0
     return np.packbits(bits, axis=-1, bitorder=geometry.bit_order)
 
