@@ -738,8 +738,10 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
     """Turn packed planes (T, plane_bytes) uint8 into the spikes (T, h, w) uint8 of a crop.
 
     Only the bytes of the crop are unpacked, which saves time: a spike takes one bit in the file and
-    one byte in the result. Any change here must give the same spikes: tests/parts/data/test_spike_formats.py compares all
-    forms of files with the definition at the top of the module.
+    one byte in the result.
+
+    What must stay: the spikes. tests/parts/data/test_spike_formats.py compares all forms of files
+    with the definition at the top of the module.
     """
     if geometry.layout == "sps100":
         return _unpack_sps100(packed, geometry, crop)

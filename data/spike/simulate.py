@@ -10,8 +10,9 @@ gives a spike (the bit 1 in the next plane, which is one read-out of all pixels)
     fit_light          whether a sensor integrated linear light or display values
     to_linear, to_display, to_grey, to_uint8, bin_pixels    pictures and light
 
-Units. Light is linear, 1 at full light. The light that is found from spikes has the unit
-"thresholds per plane": a pixel that fires in every second plane has 0.5.
+Units. Light is linear, and 1 at full light. Light that is computed from spikes has the unit
+"thresholds per plane": a pixel that fires in every second plane has 0.5. Times are in planes, and
+plane p lasts from time p to time p + 1.
 
 Light from spikes. In the time between two spikes of a pixel (an interval), the light is taken as
 constant: one threshold, spread evenly over the planes of the interval. The light of a spike was
@@ -21,10 +22,12 @@ the first and after the last spike, the light is the light of the nearest interv
 a spike just outside of the file would allow. A pixel with a single spike has the light 1 / T, where
 T is the number of planes. A pixel without spikes has no light.
 
-The module needs numpy alone. Made data sets and training samples depend on its numbers bit for bit,
-so the order of random draws and of sums is fixed.
+What must stay: all numbers, bit for bit, because made data sets and training samples consist of
+them. So the order of random draws and of sums is fixed. The module needs numpy alone. What may
+change: how the numbers are computed, if it is as fast.
 
-Tests: tests/parts/data/test_spike_simulate.py, tests/parts/data/test_published_streams.py
+Tests: tests/parts/data/test_spike_simulate.py (compares with plain loops over pixels and planes),
+tests/parts/data/test_published_streams.py (compares with published simulators)
 """
 
 import itertools
@@ -85,25 +88,31 @@ class IntegrateAndFire:
         if rate <= 0 or threshold <= 0:
             raise ValueError(f"rate and threshold are positive, not {rate} and {threshold}")
         self.rng = rng
+        # Charges of one plane: of the noise, without light, and at full light.
         self.shot_noise = shot_noise * threshold
         self.dark = dark_rate * threshold
         self.gain = rate * threshold
         # The order of the two draws decides which spikes a seed gives: do not change it.
         spread = 1.0 + threshold_mismatch * rng.standard_normal((height, width))
-        # A threshold near 0 or below would fire without end, so it is at least a tenth of the mean.
-        self.threshold = np.maximum(threshold * spread, 0.1 * threshold).astype(np.float32)
+        # A pixel with a threshold near 0 or below would fire in every plane, so a threshold is at
+        # least a tenth of the mean.
+        least_threshold = 0.1 * threshold
+        self.threshold = np.maximum(threshold * spread, least_threshold).astype(np.float32)
         first_charge = rng.uniform(0.0, 1.0, (height, width)) * initial_charge * self.threshold
         self.charge = first_charge.astype(np.float32)
 
     def step(self, light: np.ndarray) -> np.ndarray:
         """Integrate one plane of light (H, W). Returns its spikes (H, W) uint8 in {0, 1}."""
+        # A <- A + rate * threshold * I + noise
         self.charge += self.gain * light.astype(np.float32) + self.dark
         if self.shot_noise:
             noise = self.rng.standard_normal(light.shape, dtype=np.float32)
-            self.charge += self.shot_noise * np.sqrt(np.clip(light, 0.0, None)) * noise
-        fired = self.charge >= self.threshold
-        np.fmod(self.charge, self.threshold, out=self.charge, where=fired)
-        return fired.astype(np.uint8)
+            deviation = self.shot_noise * np.sqrt(np.clip(light, 0.0, None))
+            self.charge += deviation * noise
+        # s = A >= threshold, and A <- A mod threshold where s. fmod changes the charge in place.
+        has_fired = self.charge >= self.threshold
+        np.fmod(self.charge, self.threshold, out=self.charge, where=has_fired)
+        return has_fired.astype(np.uint8)
 
     def run(self, lights: Iterable[np.ndarray]) -> np.ndarray:
         """Return the spikes (T, H, W) uint8 of T planes of light (H, W).
@@ -133,7 +142,9 @@ def to_grey(rgb: np.ndarray) -> np.ndarray:
 
 def to_uint8(picture: np.ndarray) -> np.ndarray:
     """Turn display values in [0, 1] into uint8, rounded to the nearest."""
-    return (np.clip(picture, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
+    values = np.clip(picture, 0.0, 1.0) * 255.0
+    # The conversion cuts off the fraction, so half a step is added to round.
+    return (values + 0.5).astype(np.uint8)
 
 
 def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
@@ -143,15 +154,31 @@ def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
     """
     rows = light.shape[0] // factor
     columns = light.shape[1] // factor
-    blocks = light.reshape(rows, factor, columns, factor)
+    blocks = light.reshape(rows, factor, columns, factor)  # (rows, y in block, columns, x in block)
     return blocks.mean(axis=(1, 3), dtype=np.float32)
 
 
 # ---- Light from spikes -------------------------------------------------------------------------
 
-# Fractions of an interval are rounded to 1 / STEPS. So all sums are exact, and equal in both
-# directions of time.
+# Fractions of an interval are rounded to multiples of 1 / STEPS. A float64 holds sums of such
+# multiples exactly up to 2^20. So the sums of a stream and of the reversed stream are equal to the
+# bit, which tests/parts/data/test_spike_represent.py checks.
 STEPS = 2.0**32
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Where the intervals of each pixel begin and end.
+
+    ends: (T, h, w), for each spike the time at which its interval ends (plane + 1), else 0. The
+    type is the narrowest unsigned one, for speed.
+    begin: (h, w) int32, the time at which the interval of the first spike begins. At most 0.
+    end: (h, w) int32, the time at which the interval after the last spike ends. At least T + 1.
+    """
+
+    ends: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
 
 
 def plane_light(stream: np.ndarray) -> np.ndarray:
@@ -162,48 +189,49 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     The light at a plane is 1 / n, where n is the length of its interval: the number of planes from
     the spike before it to the spike at or after it.
 
-    The times of these two spikes are found by running maxima, which are many times as fast as
-    np.where. For a maximum, a time must be positive, and 0 must mean "no spike". So two other
-    clocks are used. With the interval from time a to time b,
+    Let the interval of a plane go from time a to time b. a and b are found by running maxima, which
+    are many times as fast as np.where. For a maximum, every number must be positive, and 0 must
+    mean "no spike". So a and b are kept as two other numbers:
 
-        next_spike = 2 T + 1 - b     counted back, so an earlier spike has the larger number
-        last_spike = a + T           a may be as early as -T + 1
-        length = b - a = 3 T + 1 - last_spike - next_spike
+        since_a = a + T              a is -T + 1 or later, so this is 1 or more
+        until_b = 2 T + 1 - b        b is 2 T or earlier, so this is 1 or more. An earlier b is
+                                     larger, so that the maximum finds the next spike
+        n = b - a = 3 T + 1 - since_a - until_b
 
-    For example, T = 10 and spikes in the planes 3 and 7: the interval of the planes 4 ... 7 goes
-    from a = 4 to b = 8, so next_spike = 13, last_spike = 14, and length = 31 - 14 - 13 = 4.
+    For example, T = 10 and spikes in the planes 3 and 7. The interval of the planes 4 ... 7 goes
+    from a = 4 to b = 8. So since_a = 14, until_b = 13, and n = 31 - 14 - 13 = 4.
     """
     planes = len(stream)
-    ends, begin, end = _outer_times(stream)
-    whole = 3 * planes + 1
-    number_type = np.int16 if whole <= np.iinfo(np.int16).max else np.int32
-    numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
+    intervals = _intervals(stream)
+    # The narrowest type that holds 3 T + 1, for speed.
+    largest = 3 * planes + 1
+    number_type = np.int16 if largest <= np.iinfo(np.int16).max else np.int32
+    plane_numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
 
-    # The next spike. A spike in plane p ends its interval at b = p + 1, which is
-    # 2 T + 1 - (p + 1) = 2 T - p on the clock that counts back.
-    next_spike = stream * (number_type(2 * planes) - numbers)  # (T, h, w), 0 without a spike
-    # After the last plane, the last interval ends at the time `end`.
-    end_counted_back = (2 * planes + 1 - end).astype(number_type)  # (h, w)
-    # From the last plane to the first, each plane takes the maximum with the plane after it.
-    # `plane` is a view, so the result is written into `next_spike`.
-    plane_after = end_counted_back
-    for plane in reversed(next_spike):
+    # until_b at the spikes. A spike in plane p ends its interval at b = p + 1, so
+    # until_b = 2 T + 1 - (p + 1) = 2 T - p.
+    until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
+    # until_b in all planes: from the last plane to the first, each plane takes the maximum with the
+    # plane after it. `plane` is a view, so the maximum is written into `until_b`.
+    plane_after = (2 * planes + 1 - intervals.end).astype(number_type)  # (h, w), behind the stream
+    for plane in reversed(until_b):
         np.maximum(plane_after, plane, out=plane)
         plane_after = plane
 
-    # The last spike. A spike in plane p - 1 begins the interval of plane p at time a = p, which is
-    # p + T on the other clock. The first plane has the begin of the first interval.
-    first_plane = (begin + planes).astype(number_type)[None]  # (1, h, w)
-    other_planes = stream[:-1] * (numbers[1:] + number_type(planes))  # p = 1 ... T - 1
-    last_spike = np.concatenate((first_plane, other_planes))  # (T, h, w)
-    # From the first plane to the last, each plane takes the maximum with the plane before it. Both
-    # are views of `last_spike`, so each pair sees the result of the pair before.
-    for plane_before, plane in itertools.pairwise(last_spike):
+    # since_a after the spikes. A spike in plane p - 1 begins the interval of plane p at a = p, so
+    # since_a = p + T. In plane 0, the first interval has begun.
+    plane_0 = (intervals.begin + planes).astype(number_type)[None]  # (1, h, w)
+    other_planes = stream[:-1] * (plane_numbers[1:] + number_type(planes))  # p = 1 ... T - 1
+    since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
+    # since_a in all planes: from the first plane to the last, each plane takes the maximum with the
+    # plane before it. The pairs are views of `since_a`, so the maximum is written into `since_a`,
+    # and the next pair sees it.
+    for plane_before, plane in itertools.pairwise(since_a):
         np.maximum(plane_before, plane, out=plane)
 
-    # length = 3 T + 1 - last_spike - next_spike, see the docstring.
-    lengths = number_type(whole) - last_spike - next_spike
-    has_spikes = ends.any(axis=0)
+    # n = 3 T + 1 - since_a - until_b. A pixel without spikes has the light 0.
+    lengths = number_type(largest) - since_a - until_b
+    has_spikes = intervals.ends.any(axis=0)
     return has_spikes.astype(np.float32) / lengths.astype(np.float32)
 
 
@@ -212,38 +240,44 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
 
     Each sum is (h, w) float64, in thresholds. The light of one interval is one threshold, so the
     sum is the number of intervals in the window: 2.25 for two whole intervals and a quarter of a
-    third one. Whole intervals are counted as spikes, in integers. Only the fractions at the two
-    ends of a window are computed in float64, which keeps this function fast.
+    third one.
+
+        light from a to b = light until b - light until a
+        light until t = number of spikes before t + fraction of the interval around t that passed
+
+    The spikes are counted in integers. Only the fractions are computed in float64, for one plane at
+    each end of a window, so the function is fast.
     """
-    ends, begin, end = _outer_times(stream)
+    intervals = _intervals(stream)
     # The begins and ends of all windows divide the stream into pieces from a to b. E.g. the
-    # windows (2, 6) and (4, 9) of 10 planes: (0, 2), (2, 4), (4, 6), (6, 9), (9, 10).
-    times = {0, len(ends)}
+    # windows (2, 6) and (4, 9) of 10 planes give the times 0, 2, 4, 6, 9, 10, and the pieces
+    # (0, 2), (2, 4), (4, 6), (6, 9), (9, 10).
+    times = {0, len(stream)}
     for window in windows:
         times.update(window)
     pieces = list(itertools.pairwise(sorted(times)))
 
-    # time -> when the interval that contains this time ends, (h, w). This is at the first spike
-    # after the time. The pieces are visited from the last to the first, so that a piece without a
-    # spike can take the end found in the piece after it.
-    following = {max(times): end}
+    # interval_end[t], (h, w): the end of the interval around time t, which is at the first spike
+    # after t. The pieces are visited from the last to the first, because a pixel without a spike in
+    # a piece takes the end from the piece after it.
+    interval_end = {max(times): intervals.end}
     for a, b in reversed(pieces):
-        first = _first(ends[a:b])
-        following[a] = np.where(first, first, following[b])
+        first_end = _first(intervals.ends[a:b])  # 0 for a pixel without a spike in the piece
+        interval_end[a] = np.where(first_end, first_end, interval_end[b])
 
-    # time -> the light from the start of the stream to this time, (h, w): the number of spikes so
-    # far, and the fraction that has passed of the interval that contains the time.
-    light = {}
-    count = np.zeros(begin.shape, ends.dtype)
-    light[0] = count + _fraction(0, begin, following[0])
+    # light_until[t], (h, w). `begin` and `spike_count` belong to the present time.
+    light_until = {}
+    begin = intervals.begin
+    spike_count = np.zeros(begin.shape, intervals.ends.dtype)
+    light_until[0] = spike_count + _fraction(0, begin, interval_end[0])
     for a, b in pieces:
-        # The interval that contains the time b begins at the last spike before b.
-        last = ends[a:b].max(axis=0)  # 0 for a pixel without a spike in the piece
-        begin = np.where(last, last, begin)
-        count += stream[a:b].sum(axis=0, dtype=count.dtype)
-        light[b] = count + _fraction(b, begin, following[b])
-    has_spikes = count > 0
-    return [(light[b] - light[a]) * has_spikes for a, b in windows]
+        # The interval around time b begins at the last spike before b.
+        last_end = intervals.ends[a:b].max(axis=0)  # 0 for a pixel without a spike in the piece
+        begin = np.where(last_end, last_end, begin)
+        spike_count += stream[a:b].sum(axis=0, dtype=spike_count.dtype)
+        light_until[b] = spike_count + _fraction(b, begin, interval_end[b])
+    has_spikes = spike_count > 0
+    return [(light_until[b] - light_until[a]) * has_spikes for a, b in windows]
 
 
 def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -252,62 +286,76 @@ def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     begin, end: (h, w), when the interval of each pixel begins and ends. The fraction is rounded to
     1 / STEPS, which makes sums of fractions exact (see `STEPS`).
     """
-    fraction = np.divide(time - begin, end - begin, dtype=np.float64)
+    passed = time - begin
+    length = end - begin
+    fraction = np.divide(passed, length, dtype=np.float64)
     return np.rint(fraction * STEPS) / STEPS
 
 
 def _first(ends: np.ndarray) -> np.ndarray:
     """Return the first of the ends of intervals of each pixel, (h, w); 0 if there is none.
 
-    ends: (t, h, w) unsigned, 0 where an interval does not end. Subtracting 1 turns each 0 into the
-    largest number of the type, so that the minimum ignores it.
+    ends: (t, h, w) unsigned, 0 where no interval ends.
     """
+    # 0 means "no end", so it must not win the minimum. In unsigned numbers, 0 - 1 is the largest
+    # number of the type. E.g. in uint8, the ends 0, 8, 12 become 255, 7, 11; the minimum is 7, and
+    # the result is 8.
     one = ends.dtype.type(1)
     return (ends - one).min(axis=0) + one
 
 
-def _outer_times(stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the ends of the intervals, and the two outer times.
+def _intervals(stream: np.ndarray) -> Intervals:
+    """Find the intervals of each pixel.
 
-    ends: (T, h, w), for each spike the time at which its interval ends, else 0. The type is the
-    narrowest unsigned one, for speed.
-    begin: (h, w) int32, when the interval of the first spike begins. At most 0.
-    end: (h, w) int32, when the interval after the last spike ends. At least T + 1.
+    The two outer intervals are not seen as a whole, because their other spike is outside of the
+    file. An outer interval is taken to be as long as its neighbour, and at least so long that it
+    reaches out of the file. A single spike has no neighbour, so T planes are taken.
 
-    The two outer intervals are not seen as a whole. They are taken to be as long as their
-    neighbour, and at least so long that they reach out of the file. A single spike has no
-    neighbour, so T planes are taken.
+    E.g. T = 10 and spikes in the planes 3 and 7. The ends are 4 and 8, and the interval between
+    them has 4 planes. So the first interval goes from 0 to 4, and the last one from 8 to 12.
+
+    What must stay: the numbers, because `plane_light` and `window_light` give the light of training
+    samples. tests/parts/data/test_spike_simulate.py compares every pixel with a plain loop.
     """
     planes = len(stream)
-    times = np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))  # of the ends of planes
-    ends = stream * times[:, None, None]
+    # Time at which each plane ends, 1 ... T.
+    plane_ends = np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))
+    ends = stream * plane_ends[:, None, None]  # (T, h, w), 0 without a spike
     one = ends.dtype.type(1)
-    first = _first(ends)  # (h, w), the end of the first interval, and of the last one
-    last = ends.max(axis=0)
-    # The distance from the first spike to the second is the least distance above 0 from the first
-    # spike. 1 is subtracted from each distance before the minimum, and added again behind it. The
-    # numbers are unsigned, so what would be negative becomes very large, and the minimum ignores
-    # it: the first spike itself (0 - 1), and planes without a spike (0 - first - 1).
-    after = (ends - (first + one)).min(axis=0).astype(np.int32) + 1
-    # The distance from the last spike but one to the last, in the same way. Here a plane without a
-    # spike has the distance last - 0, which is more than that of any other spike.
-    before = ((last - one) - ends).min(axis=0).astype(np.int32) + 1
+    first = _first(ends)  # (h, w), the end at the first spike
+    last = ends.max(axis=0)  # (h, w), the end at the last spike
+
+    # Planes from the first spike to the second: the smallest of (ends - first) above 0. As in
+    # `_first`, 1 is subtracted before the minimum, so that numbers below 1 become very large:
+    #     the second spike    8 - 4 - 1 = 3, the minimum, and the result is 4
+    #     the first spike     4 - 4 - 1 = -1, very large
+    #     no spike            0 - 4 - 1 = -5, very large
+    after_first = (ends - (first + one)).min(axis=0).astype(np.int32) + 1
+    # Planes from the last spike but one to the last: the smallest of (last - ends) above 0.
+    #     the last but one    8 - 4 - 1 = 3, the minimum, and the result is 4
+    #     the last spike      8 - 8 - 1 = -1, very large
+    #     no spike            8 - 0 - 1 = 7, larger than of each other spike, because ends >= 1
+    before_last = ((last - one) - ends).min(axis=0).astype(np.int32) + 1
+
+    # The outer intervals. The numbers are signed from here on, because `begin` may be negative.
     is_single = first == last
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    # As long as the neighbour, and long enough to reach out of the file: a first interval of at
-    # least `first` planes begins at 0 or earlier, and a last interval of at least T + 1 - last
-    # planes ends at T + 1 or later.
-    first_length = np.maximum(np.where(is_single, planes, after), first)
-    last_length = np.maximum(np.where(is_single, planes, before), planes + 1 - last)
-    begin = first - first_length
-    end = last + last_length
-    return ends, begin.astype(np.int32), end.astype(np.int32)
+    length_of_neighbour = np.where(is_single, planes, after_first)
+    # With at least `first` planes, the first interval begins at 0 or earlier.
+    first_length = np.maximum(length_of_neighbour, first)
+    length_of_neighbour = np.where(is_single, planes, before_last)
+    # With at least T + 1 - last planes, the last interval ends at T + 1 or later.
+    last_length = np.maximum(length_of_neighbour, planes + 1 - last)
+    begin = (first - first_length).astype(np.int32)
+    end = (last + last_length).astype(np.int32)
+    return Intervals(ends, begin, end)
 
 
 # ---- Spikes of another threshold ---------------------------------------------------------------
 
-# Number of values of a stream that are changed at a time. They fit into the cache of a core.
+# Number of values of a stream that are changed at a time. They fit into the cache of a core. The
+# result does not depend on this number.
 BLOCK = 2**18
 
 
@@ -316,7 +364,9 @@ def change_threshold(
 ) -> np.ndarray:
     """Return the stream of a sensor with `factor` times the threshold.
 
-    stream: spikes (T, h, w). The new rate is rate / factor spikes per plane, and `dark` more.
+    stream: spikes (T, h, w) uint8. The new rate is rate / factor spikes per plane, and `dark` more.
+    Returns the spikes of the new sensor, (T, h, w). With factor 1 and no dark current, this is
+    `stream` itself.
 
     The light L of the stream (see `plane_light`) is integrated again with a new random first
     charge A:
@@ -325,21 +375,21 @@ def change_threshold(
         s = A >= 1
         A <- A - s
 
-    So a higher threshold keeps every factor-th spike, and a lower one adds spikes between them. As
-    in the sensor (see IntegrateAndFire) there is at most one spike per plane, and charge beyond it
-    is lost: where A >= 2 remains, A <- 1 + A mod 1.
+    So a higher threshold keeps every factor-th spike, and a lower threshold adds spikes between the
+    old ones. As in the sensor (see IntegrateAndFire), a plane has at most one spike, and charge of
+    more than one spike is lost: where A >= 2 remains, A <- 1 + A mod 1.
 
-    The charge of one spike is kept, because the read-out rounds spike times to planes: constant
-    light of 0.9 spikes per plane gives intervals of 1 and 2 planes, of which only the mean is
-    right. If an interval is longer than the interval before it by more than this rounding, the
-    light has decreased. Then this charge is dropped: A <- A mod 1.
+    The charge of one spike is kept, because the read-out rounds spike times to planes. Constant
+    light of 0.9 spikes per plane gives intervals of 1 and 2 planes, and only their mean is right.
+    If an interval is longer than the interval before it by more than this rounding, the light has
+    decreased. Then the charge of one spike is dropped: A <- A mod 1.
     """
     if factor == 1.0 and not dark:
         return stream
     one = np.float32(1.0)
     charges = rng.random(stream.shape[1:], dtype=np.float32)  # (h, w)
-    # Otherwise less than 1 remains and less than 1 is added, so the charge stays below 2, and
-    # neither of the two rules for more charge has an effect.
+    # If the factor is above 1 and there is no dark current, less than 1 remains and less than 1 is
+    # added. Then the charge stays below 2, and the rules for more charge have no effect.
     may_reach_two = factor <= 1 or dark > 0
     out = np.empty_like(stream)
     planes, height, width = stream.shape
@@ -347,29 +397,37 @@ def change_threshold(
     for top in range(0, height, rows):
         block = slice(top, top + rows)
         light = plane_light(stream[:, block])  # (T, rows, w)
-        charge = charges[block]
+        charge = charges[block]  # (rows, w), a view
+
+        # Where the interval is longer than the one before it by more than one plane. With the
+        # lengths 1 / now and 1 / before, this is
+        #     1 / now > 1 / before + 1   or, times now and before,   before > now (1 + before)
+        # 0.999 is a margin for rounding errors. Plane 0 has no interval before it.
         before = light[:-1]
         now = light[1:]
-        # Longer by more than one plane: 1 / now > 1 / before + 1, multiplied by both. 0.999 is a
-        # margin for rounding errors. The first plane has no interval before it.
         has_decreased = np.zeros(light.shape, bool)
         np.less(now * (one + before), np.float32(0.999) * before, out=has_decreased[1:])
+
+        # L / factor + dark, in place.
         light /= np.float32(factor)
         if dark:
             light += np.float32(dark)
 
-        # `plane` is a view, so each plane of `light` is replaced by the whole thresholds of the
-        # charge. They are 1 or more where the pixel fires.
+        # `plane` is a view, so each plane of `light` is replaced by the whole thresholds in the
+        # charge, 0, 1, 2, ... The pixel fires where they are 1 or more.
         for plane, is_darker in zip(light, has_decreased, strict=True):
             if may_reach_two:
-                # A mod 1. The charge is below 2 here, so subtract 1 (True) where it is 1 or more.
+                # A <- A mod 1. The charge is below 2 here, so 1 is subtracted where it is 1 or
+                # more: True counts as 1.
                 charge -= is_darker & (charge >= one)
             charge += plane
-            spent = np.floor(charge, out=plane)
+            whole_thresholds = np.floor(charge, out=plane)
+            spent = whole_thresholds
             if may_reach_two:
-                # Of the whole thresholds 0, 1, 2, 3, ... are spent 0, 1, 1, 2, ...: one for the
-                # spike, and what is lost. E.g. a charge of 3.4 becomes 1.4.
-                spent = np.maximum(np.minimum(spent, one), spent - one)
+                # Of 0, 1, 2, 3, ... whole thresholds, 0, 1, 1, 2, ... are spent: one for the spike,
+                # and what is lost. At most one remains: a charge of 3.4 becomes 1.4.
+                for_spike = np.minimum(whole_thresholds, one)
+                spent = np.maximum(for_spike, whole_thresholds - one)
             charge -= spent
         np.greater_equal(light, one, out=out[:, block].view(bool))
     return out
@@ -377,8 +435,9 @@ def change_threshold(
 
 # ---- What a sensor integrated ------------------------------------------------------------------
 
-# Largest ratio of the two errors that counts as clear. Above it, noise and motion may decide.
-CLEAR = 0.8
+# One fit is clearly better if its error is at most this fraction of the other error. If the errors
+# are nearer to each other, noise and motion may have decided.
+CLEAR_RATIO = 0.8
 
 
 @dataclass(frozen=True)
@@ -405,16 +464,17 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     """
     rates = rates.astype(np.float64)
     values = values.astype(np.float64)
-    # The smallest number keeps black frames finite.
+    # The smallest divisor, so that black frames do not divide by 0.
     least = 1e-12
+    square_of_rates = max((rates * rates).sum(), least)
     rate_of = {}
     errors = {}
     for light, x in (("display", values), ("linear", values**DISPLAY_GAMMA)):
         # Least squares of rates = k x: k = sum(rates x) / sum(x^2).
         k = float((rates * x).sum() / max((x * x).sum(), least))
-        square = ((rates - k * x) ** 2).sum()
+        square_of_residuals = ((rates - k * x) ** 2).sum()
         rate_of[light] = k
-        errors[light] = float(np.sqrt(square / max((rates * rates).sum(), least)))
+        errors[light] = float(np.sqrt(square_of_residuals / square_of_rates))
     best = min(errors, key=lambda light: errors[light])
-    is_clear = errors[best] < CLEAR * max(errors.values())
+    is_clear = errors[best] < CLEAR_RATIO * max(errors.values())
     return LightFit(best, rate_of[best], errors, is_clear)
