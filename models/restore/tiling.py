@@ -2,9 +2,10 @@
 
 The memory that a network needs grows with the clip. So a clip is cut into tiles, e.g. of 12 frames
 of 256 x 256 pixels, which overlap. The tiles are restored one by one and blended: each pixel of the
-result is a weighted mean over the tiles that contain it. There are two blends: "kair", as
-published, has equal weights and trimmed borders; "smooth" has ramps over the overlap, which leave
-no visible seam.
+result is a weighted mean over the tiles that contain this pixel. There are two blends:
+
+    "kair"     the published blend: equal weights, and trimmed borders
+    "smooth"   weights that rise and fall over the overlap, so that no seam is visible
 
     Restorer.frames        a network on a device: restores frames of a clip, and takes smaller tiles
                            if the memory is full
@@ -15,11 +16,12 @@ no visible seam.
 Networks that interpolate (VRT with pa_frames 0) take the frames around a gap and make a new frame
 in the gap: see Restorer.frames, InterpolatedClip and LeftOutFrames.
 
-The blend "kair" has to give the published numbers, and results of clips that are cut between
-processes must equal those of a single process bit for bit. So the order in which tiles are added
-must stay.
+What must stay: the order in which tiles are computed and added, because floating-point sums depend
+on their order. The blend "kair" reproduces the published numbers. If several processes restore
+parts of one clip, their frames equal the frames of a single process bit for bit.
 
-Tests: tests/parts/models/test_tiling.py, tests/stories/test_main_test.py
+Tests: tests/parts/models/test_tiling.py compares with the published tiling and with whole clips;
+tests/stories/test_main_test.py runs the program.
 """
 
 import itertools
@@ -43,17 +45,19 @@ from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import ValOptions
 
-# Index of a frame, and whether time is reversed. If it is, the frame comes with the spikes of the
-# reversed stream.
+# Index of a frame, and whether time is reversed. In reversed time, the frame comes with the spikes
+# of the reversed stream.
 Moment = tuple[int, bool]
-# A function that reads n moments: lq (B, n, C, H, W), then spike (B, n, S, H, W) if there are any.
-Reader = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
+# A function that reads n moments. It returns the frames lq (B, n, C, H, W), and if the clip has
+# spikes, as a second tensor the spike channels (B, n, S, H, W).
+ReadMoments = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
 # The value of num_frame_testing or size_patch_testing for a single tile: the whole clip in time, or
 # the whole frame in space.
 WHOLE = 0
-# The tile for "auto". It is the same on every machine, so that no score depends on the memory of a
-# machine, see docs/testing.md.
-AUTO = {"num_frame_testing": 12, "size_patch_testing": 256}
+# The tile for "auto", in frames and in pixels. The tile is the same on every machine, so that no
+# score depends on the memory of a machine, see docs/testing.md. The network sees less of the clip
+# in a smaller tile, and needs more memory for a larger tile.
+AUTO_TILE = {"num_frame_testing": 12, "size_patch_testing": 256}
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +66,11 @@ logger = logging.getLogger(__name__)
 class Tiling:
     """How a clip is cut into tiles and blended again.
 
-    Sizes are in input pixels, lengths in frames.
+    Sizes are in input pixels, lengths in frames. All fields but `spec` and `is_halved` are option
+    keys of the section `val`, so their names must stay.
 
-    spec: what the network requires. Tiles are padded accordingly.
+    spec: what the network requires of its input, e.g. a multiple of 8 pixels. Tiles are padded to
+    fit it.
     num_frame_testing, size_patch_testing: length and side of a tile, or WHOLE.
     num_frame_overlapping, size_patch_overlapping: overlap of neighbouring tiles.
     blend: "kair" or "smooth", see `_blend_weights`.
@@ -91,67 +97,82 @@ class Tiling:
     is_halved: bool = False
 
     def __post_init__(self) -> None:
-        for what in ("num_frame", "size_patch"):
-            size = getattr(self, f"{what}_testing")
-            overlap = getattr(self, f"{what}_overlapping")
-            if 0 < size <= overlap:  # 0 is WHOLE, which overlaps nothing
+        """Raise OptionError for tiles that make no progress or do not fit the windows."""
+        # Each tile must reach beyond the tile before, or the tiles never reach the end of the clip.
+        for key in ("num_frame", "size_patch"):
+            size = getattr(self, f"{key}_testing")
+            overlap = getattr(self, f"{key}_overlapping")
+            if size != WHOLE and size <= overlap:
                 raise OptionError(
                     what=f"tiles of {size} that overlap by {overlap}",
-                    where=f"val.{what}_testing, val.{what}_overlapping",
+                    where=f"val.{key}_testing, val.{key}_overlapping",
                     expected="overlap < tile, or tile 0 (the whole)",
-                    do=f"raise {what}_testing or lower {what}_overlapping",
+                    do=f"raise {key}_testing or lower {key}_overlapping",
                 )
+        # A tile holds whole attention windows, so that no window is padded.
         side = self.size_patch_testing
-        _, height, width = self.spec.window_size
-        for window in (height, width):
-            if side % window:
+        _, window_height, window_width = self.spec.window_size
+        for window_side in (window_height, window_width):
+            if side % window_side != 0:
                 raise OptionError(
-                    what=f"val.size_patch_testing {side} is not a multiple of {window}",
+                    what=f"val.size_patch_testing {side} is not a multiple of {window_side}",
                     where="val.size_patch_testing",
                     expected="a multiple of the window",
-                    do=f"use {_rounded_up(side, window)}",
+                    do=f"use {_rounded_up(side, window_side)}",
                 )
 
     @classmethod
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":
-        """Return the tiles of the options `val` for a network with `spec`.
+        """Return the tiling that the options `val` ask for, for a network with `spec`.
 
-        changes: fields with other values.
+        changes: fields that replace fields of `val`, or that `val` lacks (`blend`, `is_halved`).
         """
+        # Where `changes` has a key of `val`, `changes` wins.
         fields: dict[str, Any] = val.plain() | changes
-        del fields["save_img"]  # an option of validation alone
-        multiples = {"num_frame_testing": spec.window_size[0], "size_patch_testing": spec.multiple}
+        del fields["save_img"]  # an option of validation, not of tiles
+
+        # Replace "auto" by a number: AUTO_TILE, rounded up to whole windows of the network.
+        window_frames = spec.window_size[0]
+        multiples = {"num_frame_testing": window_frames, "size_patch_testing": spec.multiple}
         for key, multiple in multiples.items():
             if fields[key] == "auto":
-                fields[key] = _rounded_up(AUTO[key], multiple)
-                # Who leaves the tile to us wants a result without seams, and no out-of-memory
-                # error. Who gives the tile may want the published result, of just this tile.
+                fields[key] = _rounded_up(AUTO_TILE[key], multiple)
+                # A user of "auto" wants a result without seams, and no out-of-memory error. A user
+                # who gives a size may want to reproduce the published result for this size: then
+                # the blend stays "kair", and no smaller tile is tried.
                 fields.setdefault("blend", "smooth")
                 fields.setdefault("is_halved", True)
-        if spec.interpolates:  # each window of frames around a gap is one tile in time
+
+        # A network that interpolates takes exactly `least_frames` frames, the frames around a gap.
+        # Each group of these frames is one tile in time, see `Restorer._interpolated`.
+        if spec.interpolates:
             fields["num_frame_testing"] = spec.least_frames
             fields["num_frame_overlapping"] = 0
         return cls(spec, **fields)
 
     def describe(self) -> str:
-        """Return the tiles in words, for the log and the protocol.
+        """Return the tiles in words, for the log and for the protocol of a test (run.json).
 
         E.g. "tiles of 12 frames x 256 px, overlap 2 frames, 20 px, smooth blend".
         """
-        frames = f"{self.num_frame_testing} frames" if self.num_frame_testing else "the whole clip"
-        side = f"{self.size_patch_testing} px" if self.size_patch_testing else "the whole frame"
-        parts = [f"tiles of {frames} x {side}"]
-        if self.num_frame_testing or self.size_patch_testing:
-            parts.append(
+        is_whole_in_time = self.num_frame_testing == WHOLE
+        is_whole_in_space = self.size_patch_testing == WHOLE
+        frames = "the whole clip" if is_whole_in_time else f"{self.num_frame_testing} frames"
+        side = "the whole frame" if is_whole_in_space else f"{self.size_patch_testing} px"
+        phrases = [f"tiles of {frames} x {side}"]
+        # A single tile overlaps nothing.
+        if not is_whole_in_time or not is_whole_in_space:
+            phrases.append(
                 f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px"
             )
         if self.batch_tiles > 1:
-            parts.append(f"{self.batch_tiles} at once")
-        parts.append(f"{self.blend} blend")
-        for name in ("flip_seq", "pad_seq", "center_frame_only"):
-            if getattr(self, name):
-                parts.append(name)
-        return ", ".join(parts)
+            phrases.append(f"{self.batch_tiles} at once")
+        phrases.append(f"{self.blend} blend")
+        for option in ("flip_seq", "pad_seq", "center_frame_only"):
+            is_set = getattr(self, option)
+            if is_set:
+                phrases.append(option)
+        return ", ".join(phrases)
 
 
 def _rounded_up(size: int, multiple: int) -> int:
@@ -164,13 +185,13 @@ def _rounded_down(size: int, multiple: int) -> int:
     return size // multiple * multiple
 
 
-# ---- Time ------------------------------------------------------------------------------------
+# ---- Tiles in time ---------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def stream_clip(
     net: Callable[..., Tensor],
-    read: Reader,
+    read: ReadMoments,
     num_frames: int,
     tiling: Tiling,
     wanted: range,
@@ -178,110 +199,139 @@ def stream_clip(
 ) -> Iterator[Tensor]:
     """Yield the restored frames `wanted` in order, (B, C', sH, sW) each, on the CPU.
 
-    Memory holds one tile in time. Only the tiles that contain wanted frames are computed (with
-    flip_seq all tiles). The frames equal those of a run over the whole clip bit for bit. The
-    network must be in eval mode.
+    Memory holds one tile in time. Only the tiles that contain wanted frames are computed, but with
+    flip_seq all tiles. The frames equal the frames of a run over the whole clip bit for bit, so
+    several processes may restore parts of one clip. The network must be in eval mode.
 
-    tick: takes the share, 0..1, that was done since the last call.
+    net: takes the tensors that `read` returns. num_frames: number of frames of the clip.
+    tick: is called with the share of the work, 0 to 1, that was done since the call before.
     """
-    order = [(index, False) for index in range(num_frames)]
+    moments = [(index, False) for index in range(num_frames)]
     if tiling.pad_seq:
-        order.append(order[-1])
+        last_moment = moments[-1]
+        moments.append(last_moment)
     if not tiling.flip_seq:
-        yield from _stream_sequence(net, read, order, tiling, wanted, tick)
+        yield from _stream_moments(net, read, moments, tiling, wanted, tick)
         return
-    # The clip, and then the clip in reversed time. E.g. the frames 0 1 2 2 1 0: frame i is also at
-    # position len(both) - 1 - i.
-    both = order + [(index, True) for index, _ in reversed(order)]
-    # The second result of the first frame comes last, so all results wait in a file.
+
+    # The clip, and then the clip in reversed time. E.g. for 3 frames: 0 1 2 2 1 0.
+    backwards = [(index, True) for index, _ in reversed(moments)]
+    there_and_back = moments + backwards
+    count = len(there_and_back)
+    # Each frame has two results, and the second result of frame 0 comes last. So all results wait
+    # in a file.
     with tempfile.TemporaryFile() as store:
-        frame = torch.empty(0)
-        for frame in _stream_sequence(net, read, both, tiling, range(len(both)), tick):
+        frame = torch.empty(0)  # each frame has the same size, which `stored` takes from the last
+        for frame in _stream_moments(net, read, there_and_back, tiling, range(count), tick):
             store.write(frame.numpy().tobytes())
 
         def stored(position: int) -> Tensor:
+            # Read the result at this position of `there_and_back`.
             store.seek(position * frame.nbytes)
             content = bytearray(store.read(frame.nbytes))
             return torch.frombuffer(content, dtype=frame.dtype).reshape(frame.shape)
 
         for index in wanted:
             forward = stored(index)
-            backward = stored(len(both) - 1 - index)
-            # In the reversed clip, the instants of a frame are in the opposite order. They are
-            # groups of channels: (B, K C, H, W) -> (B, K, C, H, W), reverse, and back.
-            instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))
-            backward = instants.flip(-4).flatten(-4, -3)
+            backward = stored(count - 1 - index)  # e.g. frame 0 of 6 positions: also at 5
+            # In the reversed clip, the K instants of a frame are in the opposite order. The
+            # instants are groups of channels.
+            instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, C, H, W)
+            in_order = instants.flip(-4)
+            backward = in_order.flatten(-4, -3)  # (B, K C, H, W)
             yield (forward + backward) / 2
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
-    """Return the starts of the tiles along one axis.
+    """Return the starts of the tiles along one axis, in time or in space.
 
     The last tile ends with the axis, so it may overlap its neighbour by more than `overlap`. E.g.
     length 10, size 4, overlap 1 -> 0, 3, 6; length 9 -> 0, 3, 5.
+
+    The starts are part of the published result. Change nothing here.
     """
     if length <= size:
         return [0]
-    last = length - size
-    return [*range(0, last, size - overlap), last]
+    last_start = length - size
+    step = size - overlap
+    return [*range(0, last_start, step), last_start]
 
 
-def _stream_sequence(
+def _stream_moments(
     net: Callable[..., Tensor],
-    read: Reader,
-    order: Sequence[Moment],
+    read: ReadMoments,
+    moments: Sequence[Moment],
     tiling: Tiling,
     wanted: range,
     tick: Tick,
 ) -> Iterator[Tensor]:
-    """Yield the restored frames at positions `wanted` of the sequence, tile by tile in time."""
-    length = len(order)
-    size = length
+    """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time."""
+    length = len(moments)
+    size = length  # of a tile, in frames
     if tiling.num_frame_testing != WHOLE:
         size = min(tiling.num_frame_testing, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)
     # The blend "kair" trims the borders of tiles in space, not in time.
     overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
-    # The tiles that contain a wanted frame.
-    needed = []
-    for number, start in enumerate(starts):
+
+    # Index and start of each tile that contains a wanted frame.
+    needed_tiles = []
+    for tile_index, start in enumerate(starts):
         if start + size > wanted.start and start < wanted.stop:
-            needed.append((number, start))
+            needed_tiles.append((tile_index, start))
 
     # For each frame from `start` on: the weighted sum over the tiles so far, and the sum of the
     # weights. A frame is complete if the next tile begins behind this frame.
     pending: deque[tuple[Tensor, float]] = deque()
-    for number, start in needed:
-        inputs = read(order[start : start + size])
-        clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed)))
+    for tile_index, start in needed_tiles:
+        inputs = read(moments[start : start + size])
+        clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed_tiles)))
         del inputs  # the tile in time is restored, so its input can leave the memory
-        weights = _blend_weights(starts, number, size, overlap, tiling.blend)
-        for place, weight in enumerate(weights.tolist()):  # place: number of a frame in the tile
-            frame = clip[:, place] * weight
-            if place < len(pending):  # an earlier tile has this frame, too
-                total, total_weight = pending[place]
-                pending[place] = (total.add_(frame), total_weight + weight)
+
+        # Add the frames of the tile to the sums. total.add_ changes the sum in place.
+        weights = _blend_weights(starts, tile_index, size, overlap, tiling.blend)
+        for frame_index, weight in enumerate(weights.tolist()):  # 0 is the first frame of the tile
+            frame = clip[:, frame_index] * weight  # (B, C', sH, sW)
+            if frame_index < len(pending):  # an earlier tile contains this frame, too
+                total, total_weight = pending[frame_index]
+                pending[frame_index] = (total.add_(frame), total_weight + weight)
             else:
                 pending.append((frame, weight))
-        del clip  # the next tile is computed without it in memory
-        # Yield the frames before the next tile. No further tile contains them.
-        next_start = starts[number + 1] if number + 1 < len(starts) else length
+        del clip  # the next tile is computed without this tile in memory
+
+        # Yield the frames before the next tile, because no further tile contains them.
+        is_last_tile = tile_index + 1 == len(starts)
+        next_start = length if is_last_tile else starts[tile_index + 1]
         for position in range(start, next_start):
             total, total_weight = pending.popleft()
             if position in wanted:
                 yield total / total_weight
 
 
-# ---- Space -----------------------------------------------------------------------------------
+# ---- Tiles in space --------------------------------------------------------------------------
 
 
 class _Patch(NamedTuple):
-    """A tile in space. E.g. the second of three tiles along the height: row 1."""
+    """A tile in space, in pixels of the input.
+
+    E.g. the second of three tiles along the height, in the first column of tiles: row 1, column 0.
+    """
 
     row: int  # number of the tile along the height, from 0
-    top: int  # its first row of pixels, of the input
+    top: int  # first row of pixels
     column: int  # number of the tile along the width, from 0
-    left: int  # its first column of pixels, of the input
+    left: int  # first column of pixels
+    height: int
+    width: int
+
+    def area(self, scale: int = 1) -> tuple[slice, slice]:
+        """Return the rows and the columns of pixels that the tile covers.
+
+        scale: 1 for pixels of the input, the scale of the network for pixels of its output.
+        """
+        rows = slice(self.top * scale, (self.top + self.height) * scale)
+        columns = slice(self.left * scale, (self.left + self.width) * scale)
+        return rows, columns
 
 
 def restore_space(
@@ -292,11 +342,11 @@ def restore_space(
 ) -> Tensor:
     """Restore one tile in time, tile by tile in space: (B, n, C', sH, sW) on the CPU.
 
-    inputs: see `Reader`.
+    inputs: the tensors of n frames, see `ReadMoments`. tick: see `stream_clip`.
     """
     height, width = inputs[0].shape[-2:]
-    s = tiling.spec.scale
-    # Height and width of a tile, in pixels of the input.
+    scale = tiling.spec.scale
+    # Height and width of a tile, in pixels of the input. A small frame is a single tile.
     tile_height = height
     tile_width = width
     if tiling.size_patch_testing != WHOLE:
@@ -310,45 +360,70 @@ def restore_space(
         return whole
 
     # The overlap in output pixels. "kair": the published rule takes the number of input pixels as
-    # output pixels, at any scale. "smooth": the ramp spans the whole overlap, which is `s` times as
-    # many output pixels as input pixels.
+    # output pixels, at any scale. "smooth": the weights rise over the whole overlap, which is
+    # `scale` times as many output pixels as input pixels.
     overlap = tiling.size_patch_overlapping
     if tiling.blend == "smooth":
-        overlap *= s
-    clips = len(inputs[0])  # B
-    total = torch.empty(0)  # weighted sum; its size follows from the first output
-    total_weight = torch.zeros(height * s, width * s)
+        overlap *= scale
+
+    # The tiles in the order of reading: row by row, from left to right.
     patches = []
     for row, top in enumerate(tops):
         for column, left in enumerate(lefts):
-            patches.append(_Patch(row, top, column, left))
+            patches.append(_Patch(row, top, column, left, tile_height, tile_width))
+
+    total = torch.empty(0)  # weighted sum of the tiles; its channels follow from the first result
+    total_weight = torch.zeros(height * scale, width * scale)
     for first in range(0, len(patches), tiling.batch_tiles):
         batch = patches[first : first + tiling.batch_tiles]
-        # Restore the tiles of a batch together, side by side along the axis of clips.
-        cuts = []
-        for patch in batch:
-            rows = slice(patch.top, patch.top + tile_height)
-            columns = slice(patch.left, patch.left + tile_width)
-            cuts.append((..., rows, columns))
-        stacked = tuple(torch.cat([x[cut] for cut in cuts]) for x in inputs)
-        outs = _run(net, stacked, tiling).split(clips)  # one result (B, n, C', ...) per tile
+        results = _restore_patches(net, inputs, batch, tiling)
         if first == 0:
-            total = outs[0].new_zeros(*outs[0].shape[:-2], height * s, width * s)
-        # Add each result to the sum at its place, which is `s` times as large as in the input.
-        for patch, out in zip(batch, outs, strict=True):
-            along_height = _blend_weights(tops, patch.row, tile_height * s, overlap, tiling.blend)
-            along_width = _blend_weights(lefts, patch.column, tile_width * s, overlap, tiling.blend)
-            weight = along_height[:, None] * along_width  # (rows, columns)
-            rows = slice(patch.top * s, (patch.top + tile_height) * s)
-            columns = slice(patch.left * s, (patch.left + tile_width) * s)
-            total[..., rows, columns] += out * weight.to(out.dtype)
+            leading_axes = results[0].shape[:-2]  # (B, n, C')
+            total = results[0].new_zeros(*leading_axes, height * scale, width * scale)
+        # Add each result, times its weight, to the sum at the place of its tile.
+        for patch, result in zip(batch, results, strict=True):
+            along_height = _blend_weights(
+                tops, patch.row, tile_height * scale, overlap, tiling.blend
+            )
+            along_width = _blend_weights(
+                lefts, patch.column, tile_width * scale, overlap, tiling.blend
+            )
+            weight = along_height[:, None] * along_width  # (s tile_height, s tile_width)
+            rows, columns = patch.area(scale)
+            total[..., rows, columns] += result * weight.to(result.dtype)
             total_weight[rows, columns] += weight
-        tick(len(batch) / len(patches))  # the share of the tiles that this batch was
+        share_done = len(batch) / len(patches)
+        tick(share_done)
     return total.div_(total_weight.to(total.dtype))
 
 
-def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blend: str) -> Tensor:
-    """Return the weights (size,) of tile `number` along one axis.
+def _restore_patches(
+    net: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    batch: Sequence[_Patch],
+    tiling: Tiling,
+) -> tuple[Tensor, ...]:
+    """Restore several tiles in one pass of the network. Returns a (B, n, C', h, w) for each tile.
+
+    inputs: the tensors of the whole frames, (B, n, channels, H, W) each.
+    """
+    stacked = []
+    for x in inputs:
+        cut_tiles = []
+        for patch in batch:
+            rows, columns = patch.area()
+            cut_tiles.append(x[..., rows, columns])
+        # For the network, each tile is a clip of its own.
+        stacked.append(torch.cat(cut_tiles))  # (tiles B, n, channels, tile height, tile width)
+    restored = _run(net, tuple(stacked), tiling)
+    clip_count = len(inputs[0])  # B
+    return restored.split(clip_count)
+
+
+def _blend_weights(
+    starts: list[int], tile_index: int, size: int, overlap: int, blend: str
+) -> Tensor:
+    """Return the weights (size,) of one tile along one axis.
 
     The weights are 1, except where the tile overlaps a neighbour:
 
@@ -358,21 +433,25 @@ def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blen
     "smooth"    half a period of a cosine over the whole overlap, from nearly 0 to nearly 1. The
                 weight is never 0, because the sum of the weights is a divisor.
 
-    starts: starts of all tiles along the axis. size: size of the tile. overlap: overlap of
-    neighbours. The last two count pixels or frames of the result.
+    starts: starts of all tiles along the axis. tile_index: which of these tiles. size: size of the
+    tile. overlap: overlap of neighbours. Size and overlap count pixels or frames of the result.
     """
     if blend == "smooth":
         overlap = min(overlap, size)
-        phase = torch.pi * (torch.arange(overlap) + 0.5) / max(overlap, 1)  # between 0 and pi
-        begin = 0.5 - 0.5 * torch.cos(phase)
+        # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4.
+        divisor = max(overlap, 1)  # no division by 0; then there are no steps
+        phase = torch.pi * (torch.arange(overlap) + 0.5) / divisor
+        begin = 0.5 - 0.5 * torch.cos(phase)  # rises from nearly 0 to nearly 1
         end = begin.flip(0)
     else:
         begin = torch.zeros(overlap // 2)
         end = torch.zeros(math.ceil(overlap / 2))
     weights = torch.ones(size)
-    if number > 0:
+    has_tile_before = tile_index > 0
+    has_tile_after = tile_index < len(starts) - 1
+    if has_tile_before:
         weights[: len(begin)] *= begin
-    if number < len(starts) - 1:
+    if has_tile_after:
         weights[size - len(end) :] *= end
     return weights
 
@@ -380,19 +459,23 @@ def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blen
 def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling) -> Tensor:
     """Run the network once over a tile, which is padded to a size that the network takes.
 
-    The padding mirrors the tile at its end, as often as needed. The result is cropped, on the CPU.
+    The padding mirrors the tile at its end, as often as needed. The result is cropped to the tile,
+    and on the CPU.
     """
     spec = tiling.spec
     _, frames, _, height, width = inputs[0].shape
     window_frames, window_height, window_width = spec.window_size
 
-    # In time, a clip that is restored whole is padded to whole windows of the network. A tile of
-    # the length that the options ask for is not padded: the length for "auto" is a multiple of the
-    # window already. If the clip is shorter than a tile, the blend "smooth" pads it like a whole
-    # clip, and "kair" runs it at its own length, as in the published tiling.
+    # Length in time. A clip that is restored whole is padded to whole windows of the network. A
+    # tile of the length that the options ask for is not padded: the length for "auto" is a multiple
+    # of the window already. If the clip is shorter than a tile, the blend "smooth" pads the clip
+    # like a whole clip, and "kair" runs the clip as it is, as in the published tiling.
     is_whole_clip = tiling.num_frame_testing == WHOLE
-    is_shorter = frames < tiling.num_frame_testing and tiling.blend == "smooth"
-    step_in_time = window_frames if is_whole_clip or is_shorter else 1
+    is_shorter_than_tile = frames < tiling.num_frame_testing
+    if is_whole_clip or (is_shorter_than_tile and tiling.blend == "smooth"):
+        step_in_time = window_frames
+    else:
+        step_in_time = 1
     padded_frames = max(_rounded_up(frames, step_in_time), spec.least_frames)
     # Height and width become multiples of the window and of the stride of the network.
     step_in_height = math.lcm(window_height, spec.stride)
@@ -402,14 +485,16 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
     padded_width = max(_rounded_up(width, step_in_width), least_width)
 
     padded = []
-    for x in inputs:  # (B, n, C, H, W)
-        x = _mirrored(x, 1, padded_frames)
-        x = _mirrored(x, 3, padded_height)
-        x = _mirrored(x, 4, padded_width)
+    for x in inputs:  # (B, n, channels, H, W)
+        x = _mirrored(x, axis=1, size=padded_frames)
+        x = _mirrored(x, axis=3, size=padded_height)
+        x = _mirrored(x, axis=4, size=padded_width)
         padded.append(x)
-    out = net(*padded)[:, :frames, :, : height * spec.scale, : width * spec.scale].cpu()
-    # Tests compare in float64, so this dtype is kept. All others become float32, in which the
-    # weighted tiles are summed.
+    out = net(*padded)  # (B, n, C', sH, sW), of the padded tile
+    out = out[:, :frames, :, : height * spec.scale, : width * spec.scale]
+    out = out.cpu()
+    # Tests compare in float64, so this dtype is kept. Any other dtype becomes float32, because the
+    # weighted tiles are summed in it.
     if out.dtype == torch.float64:
         return out
     return out.float()
@@ -420,12 +505,13 @@ def _mirrored(x: Tensor, axis: int, size: int) -> Tensor:
     length = x.shape[axis]
     if size == length:
         return x
-    index = torch.arange(size, device=x.device) % (2 * length)  # a period: there and back
+    # One period runs there and back, e.g. for length 3: 0 1 2 3 4 5, of which 3 4 5 become 2 1 0.
+    index = torch.arange(size, device=x.device) % (2 * length)
     index = torch.where(index < length, index, 2 * length - 1 - index)
     return x.index_select(axis, index)
 
 
-# ---- Clips -----------------------------------------------------------------------------------
+# ---- Restoring a clip ------------------------------------------------------------------------
 
 
 def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
@@ -433,58 +519,68 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
 
     First fewer tiles per pass, then half the side, then half the length. E.g. 12 frames x 256 px
     -> 12 x 128 -> 12 x 64 -> 6 x 64, for a network whose smallest side is 64.
+
+    height, width: size of a frame of the input.
     """
+    # Fewer tiles per pass change no result, so they come first.
     if tiling.batch_tiles > 1:
         return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
+
     step = tiling.spec.multiple  # common multiple of stride, window height and window width
-    least = _rounded_up(max(tiling.spec.least_size), step)
+    least_side = _rounded_up(max(tiling.spec.least_size), step)
     side = tiling.size_patch_testing
     if side == WHOLE:
         side = max(height, width)
-    half = max(least, _rounded_down(side // 2, step))
+    half_side = max(least_side, _rounded_down(side // 2, step))
     # A tile must be larger than its overlap with the next tile.
-    if half < side and half > tiling.size_patch_overlapping:
-        return replace(tiling, size_patch_testing=half)
-    # Tiles of the whole length are not halved: 0 // 2 is not below 0.
-    half = max(tiling.spec.least_frames, tiling.num_frame_testing // 2)
-    if half < tiling.num_frame_testing and half > tiling.num_frame_overlapping:
-        return replace(tiling, num_frame_testing=half)
+    if half_side < side and half_side > tiling.size_patch_overlapping:
+        return replace(tiling, size_patch_testing=half_side)
+
+    # Tiles of the whole length (WHOLE is 0) are not halved: 0 // 2 is not below 0.
+    length = tiling.num_frame_testing
+    half_length = max(tiling.spec.least_frames, length // 2)
+    if half_length < length and half_length > tiling.num_frame_overlapping:
+        return replace(tiling, num_frame_testing=half_length)
     return None
 
 
 class FrameCache:
-    """The frames `numbers` of a clip. The frames that were read last are kept in memory.
+    """A selection of the frames of a clip. The frames that were read last are kept in memory.
 
     So a frame that lies in two overlapping tiles is decoded once.
     """
 
     def __init__(
-        self, clip: FrameReader, capacity: int, numbers: Sequence[int] | None = None
+        self, clip: FrameReader, capacity: int, selection: Sequence[int] | None = None
     ) -> None:
         """Wrap a clip.
 
-        capacity: number of frames that are kept. numbers: frames of the clip, in any order and also
-        several times, or None for all frames.
+        capacity: number of frames that are kept. selection: indices of frames of the clip, in any
+        order and also several times. None selects all frames.
         """
         self.name = clip.name
-        self._numbers = range(len(clip.stems)) if numbers is None else numbers
-        self.stems = [clip.stems[number] for number in self._numbers]
-        self._frame = lru_cache(capacity)(clip.frame)
+        self._selection = range(len(clip.stems)) if selection is None else selection
+        self.stems = [clip.stems[index] for index in self._selection]
+        self._cached_frame = lru_cache(capacity)(clip.frame)
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
         """Return the tensors of a frame: "lq", and "spike" if the clip has spikes.
 
-        index: position in `numbers`. reverse: whether the spikes are those of reversed time.
+        index: position in the selection. reverse: whether the spikes are given as in reversed time.
         """
-        return self._frame(self._numbers[index], reverse)
+        return self._cached_frame(self._selection[index], reverse)
 
 
 class Restorer:
-    """A network with its tiles on a device.
+    """A network on a device, and the tiles in which it restores clips.
 
+    Validation and tests restore with it (`validation`, `network_method`).
+
+    net: is moved to the device, and set to eval mode.
     tiling: the tiles in use. They become smaller if is_halved is set and memory is full.
     dtype: dtype of autocast, or None for float32.
-    noise_sigma: noise level 0..255, a further input channel of non-blind denoisers.
+    noise_sigma: noise level 0..255, which becomes one more input channel, for networks that take
+    one (non-blind denoising). None: no such channel.
     finite_only: whether NaN or Inf in a restored frame is an error.
     do: advice in the error for out of memory.
     """
@@ -515,8 +611,8 @@ class Restorer:
     def cached(self, reader: FrameReader) -> FrameReader:
         """Return the reader with a cache for the frames of one tile in time.
 
-        A caller that passes the cached reader to `frames` finds the input of the last tile in the
-        cache afterwards, e.g. to compare with it.
+        A caller may pass the cached reader to `frames`. Afterwards the cache still holds the input
+        of the last tile, e.g. to compare the results with it.
         """
         # For a network that interpolates, `_interpolated` makes a cache.
         if isinstance(reader, FrameCache) or self.tiling.spec.interpolates:
@@ -524,14 +620,16 @@ class Restorer:
         frames_of_tile = self.tiling.num_frame_testing
         if frames_of_tile == WHOLE:
             frames_of_tile = len(reader.stems)
+        # A cache smaller than a tile would read the frames that two tiles share twice. Two further
+        # frames are a reserve.
         capacity = frames_of_tile + 2
         return FrameCache(reader, capacity)
 
     def frames(self, reader: Any, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
         """Yield the restored frames `wanted` of a clip, each (C, sH, sW) float32 on the CPU.
 
-        A network that interpolates takes an InterpolatedClip or LeftOutFrames. Given frames come
-        back unchanged.
+        reader: the clip, a FrameReader. For a network that interpolates, an InterpolatedClip or
+        LeftOutFrames, whose given frames come back unchanged. tick: see `stream_clip`.
         """
         if self.tiling.spec.interpolates:
             yield from self._interpolated(reader, wanted, tick)
@@ -541,54 +639,57 @@ class Restorer:
     def _interpolated(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield the frames `wanted` of a clip with gaps, see `frames`."""
         # Gap g lies between the given frames g and g + 1. For each gap the network takes `length`
-        # given frames, half of them before the gap. At the ends of the clip, frames are repeated.
+        # given frames, half of them before the gap. E.g. gap 1, length 4: the given frames 0, 1
+        # before the gap and 2, 3 after it.
         length = self.tiling.spec.least_frames
         last_given = len(reader.given) - 1
-        numbers = []  # frames of the clip, `length` for each gap
+        selection = []  # indices of frames of the clip, `length` for each gap
         for index in wanted:
             gap = reader.gaps[index]
             if gap is not None:
                 first = gap + 1 - length // 2
                 for position in range(first, first + length):
+                    # Beyond the ends of the clip, the first or the last given frame is repeated.
                     inside = min(max(position, 0), last_given)
-                    numbers.append(reader.given[inside])
-        # Windows of neighbouring gaps share all frames but one, so the cache holds one window and
-        # the next frames.
-        windows = FrameCache(reader.clip, length + 2, numbers)
-        restored = self._restored(
-            windows, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers))
-        )
-        # The network gives each new frame `length` times (see _run). So take every frame whose
-        # number is a multiple of `length`.
-        made = itertools.islice(restored, 0, None, length)
+                    selection.append(reader.given[inside])
+        # The frames of neighbouring gaps are the same but for one. So a cache of little more than
+        # `length` frames reads each frame once.
+        frames_of_gaps = FrameCache(reader.clip, length + 2, selection)
+
+        def tick_of_wanted(done: float) -> None:
+            tick(done * len(wanted) / len(selection))
+
+        restored = self._restored(frames_of_gaps, range(len(selection)), tick_of_wanted)
+        # `_run` repeats each new frame `length` times, so take one of every `length` frames.
+        new_frames = itertools.islice(restored, 0, None, length)
         for index in wanted:
             if reader.gaps[index] is None:
                 yield reader.frame(index)["lq"]
             else:
-                yield next(made)
+                yield next(new_frames)
 
     def _restored(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
 
         With `Tiling.is_halved`, the clip is tried again with smaller tiles after an out-of-memory
-        error, until its first frame is there. All tiles of a clip have the same size, so memory
-        that suffices for the first frame suffices for the last. An error after the first frame is
-        raised, because frames of two tilings in one clip would not fit together.
+        error, as long as no frame has been yielded. All tiles of a clip have the same size, so
+        memory that suffices for the first frame suffices for the last. An error after the first
+        frame is raised, because frames of two tilings in one clip would not fit together.
         """
         cache = self.cached(reader)
-        is_started = False
-        while wanted:
+        has_yielded = False
+        while wanted:  # an empty range needs no frame
             frames = stream_clip(
-                self._run,
-                lambda moments: self._read(cache, moments),
-                len(cache.stems),
-                self.tiling,
-                wanted,
-                lambda done: tick(done * len(wanted)),
+                net=self._run,
+                read=lambda moments: self._read(cache, moments),
+                num_frames=len(cache.stems),
+                tiling=self.tiling,
+                wanted=wanted,
+                tick=lambda done: tick(done * len(wanted)),  # a share of the clip -> frames
             )
             try:
-                for frame in frames:
-                    is_started = True
+                for frame in frames:  # (1, C, sH, sW)
+                    has_yielded = True
                     self._refuse_nonfinite(frame, reader.name)
                     yield frame[0]
                 return
@@ -596,18 +697,18 @@ class Restorer:
                 if not devices.is_out_of_memory(e):
                     raise
                 shrunk = None
-                if self.tiling.is_halved and not is_started:
+                if self.tiling.is_halved and not has_yielded:
                     height, width = cache.frame(0)["lq"].shape[-2:]
                     shrunk = smaller(self.tiling, height, width)
-                if shrunk is None:
+                if shrunk is None:  # the smallest tiles, or smaller tiles were not asked for
                     raise DataError(
                         what="out of memory",
                         where=f"the network with {self.tiling.describe()}",
                         expected="tiles that fit into memory",
                         do=self.do,
                     ) from e
-            # Free the memory only here, behind the except block, because until its end the
-            # traceback holds the tensors that filled the memory.
+            # Free the memory only here, behind the except block. Within the block, the traceback of
+            # the error still holds the tensors that filled the memory.
             devices.free_kept_memory(self.device)
             self.tiling = shrunk
             logger.warning("out of memory; trying again with %s", shrunk.describe())
@@ -615,16 +716,18 @@ class Restorer:
     def _read(self, cache: FrameReader, moments: Sequence[Moment]) -> tuple[Tensor, ...]:
         """Return lq (1, n, C, H, W) and, if the clip has spikes, spike (1, n, S, H, W).
 
-        For a non-blind denoiser, lq has the noise map as a further channel.
+        With noise_sigma, lq has the noise level as one more channel.
         """
         items = [cache.frame(index, reverse) for index, reverse in moments]
-        lq = torch.stack([item["lq"] for item in items])[None]
+        lq = torch.stack([item["lq"] for item in items])  # (n, C, H, W)
+        lq = lq[None]  # a batch of one clip
         if self.noise_sigma is not None:
-            noise_map = torch.full_like(lq[:, :, :1], self.noise_sigma / 255)
+            noise_map = torch.full_like(lq[:, :, :1], self.noise_sigma / 255)  # (1, n, 1, H, W)
             lq = torch.cat((lq, noise_map), dim=2)
         if "spike" not in items[0]:
             return (lq,)
-        return lq, torch.stack([item["spike"] for item in items])[None]
+        spike = torch.stack([item["spike"] for item in items])  # (n, S, H, W)
+        return lq, spike[None]
 
     def _refuse_nonfinite(self, frame: Tensor, clip: str) -> None:
         """Raise DataError if a restored frame has NaN or Inf. clip: name of its clip."""
@@ -637,24 +740,35 @@ class Restorer:
             )
 
     def _run(self, *inputs: Tensor) -> Tensor:
-        """Run the network on padded tiles, in its dtype."""
-        watchdog.go_on()  # each tile counts as progress: it may take long, and a clip may have many
+        """Run the network on padded tiles, (B, n, channels, H, W) -> (B, n, C', sH, sW)."""
+        # Tell the watchdog that the process makes progress. A single tile may take long, and a clip
+        # has many tiles.
+        watchdog.go_on()
+        on_device = [x.to(self.device, non_blocking=True) for x in inputs]
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-            out = self.net(*(x.to(self.device, non_blocking=True) for x in inputs))
+            out = self.net(*on_device)
         if not self.tiling.spec.interpolates:
             return out
-        # Repeat the one new frame for every input frame, because `stream_clip` expects one result
-        # for each frame of a tile.
-        return out[:, :1].expand(-1, inputs[0].shape[1], -1, -1, -1)
+        # `stream_clip` expects one result for each frame of a tile. So repeat the one new frame for
+        # every input frame. `expand` copies nothing.
+        new_frame = out[:, :1]  # (B, 1, C', sH, sW)
+        frame_count = inputs[0].shape[1]
+        return new_frame.expand(-1, frame_count, -1, -1, -1)
+
+
+# ---- Clips with new frames in the gaps -------------------------------------------------------
 
 
 class InterpolatedClip:
     """A clip of n frames as a clip of 2 n - 1 frames, without gt.
 
-    The new frame between "000003" and "000004" is "000003_5".
+    The new frame between "000003" and "000004" is "000003_5". E.g. for a clip of 2 frames:
 
-    given: the frames of `clip` between which others are made.
-    gaps: for each frame the gap in which it lies, 0 for the first gap, or None for a given frame.
+        stems   "000000"   "000000_5"   "000001"
+        gaps    None       0            None
+
+    given: indices of the frames of `clip` between which new frames are made.
+    gaps: for each frame the number of the gap in which it lies, from 0. None for a given frame.
     """
 
     def __init__(self, clip: ClipReader) -> None:
@@ -667,14 +781,18 @@ class InterpolatedClip:
         self.given = range(len(clip.stems))
         self.stems: list[str] = []
         self.gaps: list[int | None] = []
-        for number, stem in enumerate(clip.stems):
+        for frame_index, stem in enumerate(clip.stems):
             self.stems += [stem, f"{stem}_5"]
-            self.gaps += [None, number]
+            self.gaps += [None, frame_index]  # gap g lies behind frame g
         # There is no gap behind the last frame.
-        del self.stems[-1], self.gaps[-1]
+        del self.stems[-1]
+        del self.gaps[-1]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
-        """Return the given frame at or before the time of frame `index`, to compare with."""
+        """Return the given frame at or before the time of frame `index`, to compare with.
+
+        E.g. the frames 4 and 5 of this clip: frame 2 of the given clip.
+        """
         return {"lq": self.clip.frame(index // 2)["lq"]}
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
@@ -686,22 +804,25 @@ class InterpolatedClip:
 
 def _with_middles(times: Sequence[Fraction]) -> list[Fraction]:
     """Insert the middle between neighbouring times, e.g. 0, 2, 6 -> 0, 1, 2, 4, 6."""
-    found = [times[0]]
+    all_times = [times[0]]
     for before, after in itertools.pairwise(times):
-        found += [(before + after) / 2, after]
-    return found
+        all_times += [(before + after) / 2, after]
+    return all_times
 
 
 class LeftOutFrames:
     """A clip whose every second frame is given, to score an interpolation.
 
-    The frames between the given frames are made and compared with the frames that were left out.
-    Only frames with `length` / 2 given frames on either side count. E.g. Vimeo-90K has clips
-    im1 ... im7: for length 4, im1, im3, im5 and im7 are given, and im4 is scored, as published.
+    The network makes the frames between the given frames. They are compared with the frames that
+    were left out. Only gaps with `length` / 2 given frames on either side count.
 
-    given, gaps: see InterpolatedClip.
+    E.g. Vimeo-90K has clips im1 ... im7. For length 4, the frames im1, im3, im5 and im7 are given
+    (indices 0, 2, 4, 6), and im4 (gap 1) is scored, as published.
+
+    given, gaps: see InterpolatedClip. Each frame of this clip lies in a gap.
     """
 
+    # As for a folder of frames, see ClipReader: a film of these frames alone is not made.
     fps = None
     times = None
 
@@ -712,8 +833,11 @@ class LeftOutFrames:
         self.origin = clip.origin
         self.pixel_aspect = clip.pixel_aspect
         self.given = range(0, len(clip.stems), 2)
-        first = length // 2 - 1
-        self.gaps = range(first, first + len(self.given) - length + 1)
+        # E.g. length 4: gap 1 is the first gap with two given frames before it. Of m given frames,
+        # m - 3 groups of 4 neighbours exist, and each group has one gap in its middle.
+        first_gap = length // 2 - 1
+        gap_count = len(self.given) - length + 1
+        self.gaps = range(first_gap, first_gap + gap_count)
         if not self.gaps:
             raise DataError(
                 what=f"clip {clip.name} has {len(clip.stems)} frames",
@@ -721,6 +845,7 @@ class LeftOutFrames:
                 expected=f"at least {2 * length - 1}: {length} given frames and those between",
                 do="leave it out",
             )
+        # Gap g lies between the frames 2 g and 2 g + 2 of the clip.
         self.stems = [clip.stems[2 * gap + 1] for gap in self.gaps]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
@@ -730,19 +855,24 @@ class LeftOutFrames:
         """
         first = 2 * self.gaps[index]
         before = self.clip.frame(first)
-        made = self.clip.frame(first + 1)
+        left_out = self.clip.frame(first + 1)
         after = self.clip.frame(first + 2)
-        return {"lq": (before["lq"] + after["lq"]) / 2, "gt": made["gt"]}
+        mean = (before["lq"] + after["lq"]) / 2
+        return {"lq": mean, "gt": left_out["gt"]}
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        return self.clip.spike_light(2 * self.gaps[index] + 1, spike)
+        left_out = 2 * self.gaps[index] + 1
+        return self.clip.spike_light(left_out, spike)
 
     def digest(self) -> str:
         return self.clip.digest()
 
 
 def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipReader]:
-    """Return clips with sharp frames as a network with `spec` is scored on them."""
+    """Return clips with sharp frames, in the form in which a network with `spec` is scored on them.
+
+    A network that interpolates is scored on frames that were left out, see `LeftOutFrames`.
+    """
     if not spec.interpolates:
         return clips
     return [LeftOutFrames(clip, spec.least_frames) for clip in clips]
