@@ -6,17 +6,21 @@ A weights file may be
     published   one of the nine VRT files 001 to 009: its network is recognised by its tensors
     another's   a state dict of any network: an option file must describe the network
 
-`read_weights` returns the tensors of a file. `load_weights` puts them into a network. `read_saved`
-returns a `SavedNetwork`: the tensors with all that is needed to build their network. Our files
-describe it in a table with the keys of LEARNED:
+Three functions are for callers:
+
+    read_weights(path) -> tensors by name                     load_weights(net, tensors) -> report
+    read_saved(path)   -> SavedNetwork, the tensors with all that is needed to build their network
+
+A file of ours describes its network in a table with the keys of DESCRIPTION:
 
     {"scale": 1, "netG": {...}, "spike_channels": 9, "spike": {...}, "spike_data": {...}}
 
-Files may be downloads from anywhere, so nothing in them is trusted: `refuse_larger` and the
-functions near it refuse a file that would make this program run out of memory. No check may be
-loosened, and each must come before what it protects.
+Files may be downloads from anywhere, so nothing in them is trusted. The functions whose names begin
+with "refuse" stop before this program runs out of memory. No check may be loosened, and each check
+must come before what it protects.
 
-Tests: tests/parts/models/test_weights.py, test_any_weights.py, test_hostile_weights.py
+Tests: tests/parts/models/test_weights.py, test_any_weights.py; for the checks
+test_hostile_weights.py
 """
 
 import logging
@@ -42,29 +46,37 @@ from utils.run.torch_file import is_zip
 
 logger = logging.getLogger(__name__)
 
-# What our files say of their network. Files of older versions lack "spike_data".
-LEARNED = ("scale", "netG", "spike_channels", "spike", "spike_data")
+# The keys under which our files describe their network. They are part of the file format: a new
+# key must be optional, as "spike_data" is, which files of older versions lack.
+DESCRIPTION = ("scale", "netG", "spike_channels", "spike", "spike_data")
+# The value of SavedNetwork.known_from for a network that its file describes.
 FROM_FILE = "the weights file"
-# Keys under which published files and ours hold the state dict. A file may also be a state dict
-# itself.
+# Keys under which published files and ours hold the state dict. The first key found wins. A file
+# may also be a state dict itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
-# If a smaller share of the tensors matches, the file most likely belongs to another network.
-MIN_MATCHED = 0.9
-# The tensors of a file may share numbers, e.g. a weight that two layers use. They may not state
-# more than this many times the size of the file, because a small file could then fill the memory.
-MOST_SHARED = 4
-# Tensors of at most this many bytes are allowed, whatever the size of the file is.
-SMALL_BYTES = 2**29
-# Larger numbers in options count as this one, because its square is still a finite float.
+# Smallest share of the tensors that must match without `strict`. If a smaller share matches, the
+# file most likely belongs to another network.
+LEAST_MATCHED = 0.9
+# The tensors of a file may share numbers, e.g. a weight that two layers use. So they may be larger
+# than the file, but at most this many times, because a small file could otherwise fill the memory.
+MOST_TIMES_FILE_SIZE = 4
+# Tensors of at most this many bytes (537 MB) in all are allowed, whatever the size of the file is.
+ALWAYS_ALLOWED_BYTES = 2**29
+# Larger numbers in options count as this number, because its square is still a finite float.
 LARGEST_NUMBER = 1e30
 
 # ---- The published networks ------------------------------------------------------------------
+#
+# Arguments of models/network_vrt.VRT. `[8] * 7 + [4] * 6` are the seven stages and the six layers
+# of stage 8.
 
+# Super-resolution: four times the height and width.
 _BIG: dict[str, Any] = {
     "upscale": 4, "depths": [8] * 7 + [4] * 6, "indep_reconsts": [11, 12],
     "embed_dims": [120] * 7 + [180] * 6,
     "num_heads": [6] * 13,
 }  # fmt: skip
+# The size of the frames stays. Stage 8 has four layers.
 _SMALL: dict[str, Any] = {
     "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
     "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11,
@@ -75,8 +87,9 @@ _VIMEO: dict[str, Any] = {
     "deformable_groups": 16,
 }  # fmt: skip
 
-# Name of a published file, without .pth -> arguments of its network. 002 follows its released file;
-# KAIR's option file differs.
+# Name of a published file, without .pth -> arguments of its network. 002 follows the tensors of its
+# released file; the option file of KAIR has other values. The values decide the names and shapes of
+# the tensors, by which a file is recognised, so they must stay.
 RELEASED: dict[str, dict[str, Any]] = {
     "001_VRT_videosr_bi_REDS_6frames": {
         **_BIG, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "pa_frames": 2,
@@ -99,7 +112,8 @@ RELEASED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # Number of a published file -> the tiles (frames, side in pixels) with which its authors tested it.
-# The tiles overlap by 2 frames and 20 pixels. 0 frames: the whole clip. 0 pixels: the whole frame.
+# The tiles overlap by 2 frames and 20 pixels. 0 frames means the whole clip, 0 pixels the whole
+# frame.
 RELEASED_TILES = {
     "001": (40, 128), "002": (40, 128), "003": (32, 128), "004": (32, 128), "005": (12, 256),
     "006": (18, 192),
@@ -115,10 +129,10 @@ def read_weights(
 ) -> dict[str, Tensor]:
     """Return the state dict in a weights file, on the CPU.
 
-    The file holds it directly or under one of CONTAINERS.
+    The file is a state dict, or holds it under one of the keys CONTAINERS.
 
-    prefer: the container to take if the file has several. key: the option that names the file, for
-    the error.
+    prefer: the key to take if the file has several. key: the option that names the file, for the
+    error.
 
     Raises CheckpointError if the file is missing or holds no weights.
     """
@@ -139,7 +153,8 @@ def read_weights(
     if not _is_state_dict(content):
         what = f"a {type(content).__name__}"
         if isinstance(content, dict):
-            what += f" with the keys {sorted(map(str, content))[:5]}"
+            keys = sorted(str(name) for name in content)
+            what += f" with the keys {keys[:5]}"  # five tell what the file is
         raise CheckpointError(
             what=f"{what} instead of a state dict",
             where=str(path),
@@ -147,11 +162,11 @@ def read_weights(
             do="choose another file",
         )
     _refuse_odd_tensors(content, path)
-    return {own_name(name): tensor for name, tensor in content.items()}
+    return {without_wrappers(name): tensor for name, tensor in content.items()}
 
 
 def _is_state_dict(content: Any) -> bool:
-    """Whether this is a table of tensors by name, and not empty."""
+    """Say whether `content` is a table of tensors by name, and not empty."""
     if not isinstance(content, dict) or not content:
         return False
     for name, value in content.items():
@@ -160,29 +175,30 @@ def _is_state_dict(content: Any) -> bool:
     return True
 
 
-def own_name(key: str) -> str:
-    """Return the name of a tensor without what DataParallel and torch.compile write around it.
+def without_wrappers(name: str) -> str:
+    """Return the name of a tensor without what DataParallel and torch.compile add to it.
 
     E.g. "module._orig_mod.conv_first.weight" -> "conv_first.weight".
     """
-    return key.replace("_orig_mod.", "").removeprefix("module.")
+    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def file_of(weights: str | Path) -> Path:
-    """Return the path of weights: `weights` itself, or the file of "vrt/006", fetched once.
+    """Return the path of weights. For a name such as "vrt/006", fetch the published file once.
 
-    Raises CheckpointError if there are no released weights of this name, or they cannot be had.
+    Raises CheckpointError if there are no published weights of this name, or if they cannot be
+    fetched.
     """
     return released.local_file(str(weights), RELEASED, _most_bytes, _refuse_other_tensors)
 
 
 def _refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
     """Raise CheckpointError for sparse or quantized tensors, and tensors of another device."""
-    for key, tensor in weights.items():
-        is_plain = tensor.layout is torch.strided and not tensor.is_quantized
-        if not is_plain or tensor.device.type != "cpu":
+    for name, tensor in weights.items():
+        is_dense = tensor.layout is torch.strided
+        if not is_dense or tensor.is_quantized or tensor.device.type != "cpu":
             raise CheckpointError(
-                what=f"{key} is no plain tensor: {tensor.layout}, {tensor.device}",
+                what=f"{name} is no plain tensor: {tensor.layout}, {tensor.device}",
                 where=str(path),
                 expected="dense tensors of numbers",
                 do="save tensor.dequantize().to_dense().cpu() of each",
@@ -192,15 +208,16 @@ def _refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
 def _refuse_repeated_numbers(weights: dict[str, Tensor], path: Path) -> None:
     """Raise CheckpointError if the tensors have many more numbers than the file has room for.
 
-    E.g. a tensor that repeats one number a million times takes a few bytes in the file. Once it is
-    copied into a network, it takes 4 MB.
+    E.g. a tensor that repeats one number a million times takes a few bytes in the file. Its copy in
+    a network takes 4 MB.
     """
-    size = path.stat().st_size
-    stated = _bytes_of(weights.values())
-    if stated > max(MOST_SHARED * size, SMALL_BYTES):
+    file_bytes = path.stat().st_size
+    tensor_bytes = _bytes_of(weights.values())
+    most_bytes = max(MOST_TIMES_FILE_SIZE * file_bytes, ALWAYS_ALLOWED_BYTES)
+    if tensor_bytes > most_bytes:
         raise CheckpointError(
-            what=f"{len(weights)} tensors of {stated / 1e6:.0f} MB in a file of "
-            f"{size / 1e6:.1f} MB",
+            what=f"{len(weights)} tensors of {tensor_bytes / 1e6:.0f} MB in a file of "
+            f"{file_bytes / 1e6:.1f} MB",
             where=str(path),
             expected="a number in the file for each one of a tensor",
             do="save tensor.clone() of each, or download the file again",
@@ -208,6 +225,7 @@ def _refuse_repeated_numbers(weights: dict[str, Tensor], path: Path) -> None:
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the memory that copies of the tensors take, in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -216,45 +234,54 @@ def _bytes_of(tensors: Iterable[Tensor]) -> int:
 
 @dataclass
 class LoadReport:
-    """Names of tensors by what happened to them when a weights file was loaded."""
+    """What happened to each tensor when a weights file was loaded: five lists of names."""
 
     # Loaded as they are.
     matched: list[str] = field(default_factory=list)
     # Loaded with zeros for further input channels, see `widen_first`.
     widened: list[str] = field(default_factory=list)
-    # In the network alone.
+    # In the network, but not in the file.
     missing: list[str] = field(default_factory=list)
     # In the network and in the file, with different shapes.
     mismatched: list[str] = field(default_factory=list)
-    # In the file alone.
+    # In the file, but not in the network.
     unexpected: list[str] = field(default_factory=list)
 
-    def has_part(self, of_fusion: bool) -> bool:
-        """Whether the file has tensors of the fusion operator, or of the rest of the network."""
-        in_file = (*self.matched, *self.widened, *self.mismatched, *self.unexpected)
-        return any(_is_of_fusion(name) == of_fusion for name in in_file)
+    def file_has_fusion(self) -> bool:
+        """Say whether the file has any tensor of the fusion operator."""
+        return any(_is_of_fusion(name) for name in self._names_in_file())
+
+    def file_has_trunk(self) -> bool:
+        """Say whether the file has any tensor of the trunk, the network without its fusion."""
+        return any(not _is_of_fusion(name) for name in self._names_in_file())
+
+    def _names_in_file(self) -> tuple[str, ...]:
+        return (*self.matched, *self.widened, *self.mismatched, *self.unexpected)
 
     @property
     def share(self) -> float:
         """Return the share of the network's tensors that were loaded, 0 to 1.
 
-        If the file lacks the whole fusion operator, or the whole rest, this part does not count:
-        weights of an RGB network may start a network with spikes.
+        The tensors of the fusion operator count only if the file has tensors of a fusion operator,
+        and the tensors of the trunk only if the file has tensors of a trunk. So the weights of an
+        RGB network may start a network with spikes.
         """
-        has_fusion = self.has_part(of_fusion=True)
-        has_rest = self.has_part(of_fusion=False)
-        missing = 0
+        file_has_fusion = self.file_has_fusion()
+        file_has_trunk = self.file_has_trunk()
+        missing_count = 0
         for name in self.missing:
-            is_in_file = has_fusion if _is_of_fusion(name) else has_rest  # the part of this tensor
-            if is_in_file:
-                missing += 1
-        loaded = len(self.matched) + len(self.widened)
-        total = loaded + missing + len(self.mismatched)
-        return loaded / max(total, 1)
+            counts = file_has_fusion if _is_of_fusion(name) else file_has_trunk
+            if counts:
+                missing_count += 1
+        loaded_count = len(self.matched) + len(self.widened)
+        total = loaded_count + missing_count + len(self.mismatched)
+        return loaded_count / max(total, 1)  # no division by 0 for a network without tensors
 
     def __str__(self) -> str:
-        is_fusion_alone = self.has_part(of_fusion=True) and not self.has_part(of_fusion=False)
-        part = "fusion" if is_fusion_alone else "network"
+        if self.file_has_fusion() and not self.file_has_trunk():
+            part = "fusion"
+        else:
+            part = "network"
         lines = [
             f"{len(self.matched)} tensors matched, {len(self.widened)} widened "
             f"({self.share:.0%} of the {part})"
@@ -269,29 +296,30 @@ class LoadReport:
 
 
 def _is_of_fusion(name: str) -> bool:
-    """Whether a tensor belongs to the fusion operator, e.g. "fusion.gate.weight"."""
+    """Say whether a tensor belongs to the fusion operator, e.g. "fusion.gate.weight"."""
     return name.startswith("fusion.")
 
 
 def load_weights(
     net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False
 ) -> LoadReport:
-    """Load `weights` into `net` by name.
+    """Load `weights` into `net` by name, and return what happened to each tensor.
 
     If conv_first of the network has more input channels than in the file, the weights of the
     further channels are zero: see `widen_first`.
 
     where: the source of the weights, for the error. strict: whether all names and shapes must
-    match. Otherwise 90 % of the network's tensors must.
+    match. Otherwise 90 % of the network's tensors must match (`LEAST_MATCHED`).
 
-    Raises CheckpointError and leaves the network unchanged.
+    Raises CheckpointError if the weights do not fit, and leaves the network unchanged.
     """
     report, fitting = compare_weights(net, weights, where, strict)
-    own = net.state_dict()
-    for key in fitting:
-        if key.endswith(".relative_position_index"):
-            refuse_other_index(fitting[key], own[key], key, where)
-    net.load_state_dict(fitting, strict=False)
+    of_network = net.state_dict()
+    for name in fitting:
+        # These tensors are not loaded, because networks share them. They must be equal.
+        if name.endswith(".relative_position_index"):
+            refuse_other_index(fitting[name], of_network[name], name, where)
+    net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names
     return report
 
 
@@ -304,37 +332,38 @@ def compare_weights(
 
     Raises CheckpointError if the weights do not fit.
     """
-    own = net.state_dict()
+    of_network = net.state_dict()
     report = LoadReport(
-        missing=[name for name in own if name not in weights],
-        unexpected=[name for name in weights if name not in own],
+        missing=[name for name in of_network if name not in weights],
+        unexpected=[name for name in weights if name not in of_network],
     )
     fitting: dict[str, Tensor] = {}
-    # Compare the tensors that are in the network and in the file.
-    for key in sorted(own.keys() & weights.keys()):
-        given = weights[key]
-        wanted = own[key]
-        wide = None  # conv_first with further input channels
-        if key == "conv_first.weight" and given.shape != wanted.shape:
-            wide = widen_first(given, wanted, net)
+    in_both = of_network.keys() & weights.keys()
+    for name in sorted(in_both):
+        given = weights[name]
+        wanted = of_network[name]
         if given.shape == wanted.shape:
-            fitting[key] = given
-            report.matched.append(key)
-        elif wide is not None:
-            fitting[key] = wide
-            report.widened.append(f"{key} {tuple(given.shape)} -> {tuple(wanted.shape)}")
+            fitting[name] = given
+            report.matched.append(name)
+            continue
+        wide = None  # the given tensor with zeros for further input channels
+        if name == "conv_first.weight":
+            wide = widen_first(given, wanted, net)
+        if wide is not None:
+            fitting[name] = wide
+            report.widened.append(f"{name} {tuple(given.shape)} -> {tuple(wanted.shape)}")
         else:
-            report.mismatched.append(f"{key} {tuple(given.shape)}, network {tuple(wanted.shape)}")
+            report.mismatched.append(f"{name} {tuple(given.shape)}, network {tuple(wanted.shape)}")
 
-    # With `strict` nothing may differ. Otherwise a small share of the tensors may.
-    faults = report.missing + report.mismatched + report.unexpected + report.widened
-    is_refused = report.share < MIN_MATCHED or (strict and len(faults) > 0)
-    if not is_refused:
+    # With `strict` nothing may differ. Otherwise a small share of the tensors may differ.
+    differences = report.missing + report.mismatched + report.unexpected + report.widened
+    has_forbidden_difference = strict and len(differences) > 0
+    if report.share >= LEAST_MATCHED and not has_forbidden_difference:
         return report, fitting
     if strict:
         expected = "every tensor (strict)"
     else:
-        expected = f"at least {MIN_MATCHED:.0%} of the network's tensors"
+        expected = f"at least {LEAST_MATCHED:.0%} of the network's tensors"
     raise CheckpointError(
         what=f"the weights do not fit the network: {report}",
         where=where,
@@ -344,35 +373,41 @@ def compare_weights(
 
 
 def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
-    """Return the first weight `given` (E, K, 1, 3, 3) with zeros for the new input channels.
+    """Return the weight of conv_first, (E, inputs, 1, 3, 3), with zeros for new input channels.
 
     So a network with spikes starts with the weights of a network for RGB. The new channels have no
     effect at first.
 
     The input consists of groups of in_chans channels, then the noise map if there is one. With
     alignment there are nine groups: the frame, then four corners of each of two neighbours (see
-    flow.aligned_input). In each group the given channels come first.
+    flow.aligned_input). In each group the channels of the file come first. E.g. RGB in the file,
+    RGB and two spike channels in the network: R G B 0 0, nine times.
+
+    given: the weight in the file. wanted: the weight of the network, for its shape.
 
     Returns None if the shapes differ in another way.
     """
-    if given.shape[0] != wanted.shape[0] or given.shape[2:] != wanted.shape[2:]:
+    differs_elsewhere = given.shape[0] != wanted.shape[0] or given.shape[2:] != wanted.shape[2:]
+    if differs_elsewhere:
         return None
     groups = 9 if getattr(net, "pa_frames", 0) else 1
-    noise_channels = int(getattr(net, "nonblind", False))
-    channels_given = given.shape[1] - noise_channels
-    channels_wanted = wanted.shape[1] - noise_channels
-    if channels_given % groups or channels_wanted % groups:
+    noise_channels = int(getattr(net, "nonblind", False))  # 0 or 1
+    inputs_given = given.shape[1] - noise_channels
+    inputs_wanted = wanted.shape[1] - noise_channels
+    if inputs_given % groups != 0 or inputs_wanted % groups != 0:
         return None
-    if not 0 < channels_given < channels_wanted:
+    has_more_inputs = 0 < inputs_given < inputs_wanted
+    if not has_more_inputs:
         return None
-    width_given = channels_given // groups  # channels of a group
-    width_wanted = channels_wanted // groups
+
+    width_given = inputs_given // groups  # channels of a group
+    width_wanted = inputs_wanted // groups
     wide = given.new_zeros(wanted.shape)
     for group in range(groups):
-        old = group * width_given
-        new = group * width_wanted
-        wide[:, new : new + width_given] = given[:, old : old + width_given]
-    if noise_channels:
+        source = slice(group * width_given, (group + 1) * width_given)
+        start = group * width_wanted
+        wide[:, start : start + width_given] = given[:, source]
+    if noise_channels:  # the noise map is the last channel
         wide[:, -1] = given[:, -1]
     return wide
 
@@ -382,8 +417,9 @@ def load_pretrained(
 ) -> LoadReport | None:
     """Load the weights at `path` into `net`, and log the report. Returns None without a path.
 
-    which: "netG" or "netE". The option is path.pretrained_<which>. If a file has both, netE takes
-    the averaged weights.
+    which: "netG", or "netE" for the running average of the weights. The path comes from the option
+    path.pretrained_<which>. If a file has normal and averaged weights, netE takes the averaged
+    weights.
     """
     if not path:
         return None
@@ -400,17 +436,17 @@ def load_pretrained(
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """A weights file and the network it belongs to.
+    """A weights file and the network that its tensors belong to.
 
     path: the weights file.
-    weights: its tensors by name.
-    netG: options of the network.
+    weights: the tensors of the file by name.
+    netG: options of the network, with the keys of the section netG of an option file.
     scale: size of the output / size of the input.
-    spike_channels: spike channels per frame.
+    spike_channels: number of spike channels per frame.
     spike: options of the spike representation, or None for RGB only.
     spike_data: rate, light and centre of the training spikes (see data/cameras/spike_source.py), or
     None if they are not known.
-    known_from: where the options come from, in words, e.g. "the weights file".
+    known_from: where the options come from, in words. FROM_FILE means that they are not trusted.
     released: name of the published network, e.g. "006_VRT_videodeblurring_GoPro", or None.
     """
 
@@ -426,8 +462,8 @@ class SavedNetwork:
 
     @cached_property
     def spec(self) -> InputSpec:
-        """What input the network takes."""
-        with torch.device("meta"):
+        """Return what the network requires of its input."""
+        with torch.device("meta"):  # without memory for the weights
             return input_spec(self.network())
 
     def network(self) -> nn.Module:
@@ -441,8 +477,12 @@ class SavedNetwork:
             # The weights of the flow network are in this file too. The file that spynet_path names
             # may no longer exist.
             netG["spynet_path"] = None
+        # The options come from this program or from the user's option file: an error in them is
+        # the user's OptionError.
         if self.known_from != FROM_FILE:
             return NETWORKS.build(netG, "netG", spike_channels=self.spike_channels)
+        # The options come from a file that anybody may have made. `refuse_larger` knows the options
+        # of our two networks alone.
         if netG.get("net_type") in ("vrt", "fusion"):
             refuse_larger(netG, self.spike_channels, self.weights, str(self.path))
         try:
@@ -461,6 +501,7 @@ class SavedNetwork:
         Raises CheckpointError if a tensor does not fit.
         """
         # Compare on the device "meta" first: there a network takes no memory, however large it is.
+        # Only a network that fits the tensors of the file is built with memory.
         _refuse_repeated_numbers(self.weights, self.path)
         with torch.device("meta"):
             compare_weights(self.network(), self.weights, str(self.path), strict=True)
@@ -474,14 +515,15 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
 
     network: Options.portable of an option file, or None. It decides which network this is:
 
-        network is given                      the network of the option file
-        else the file describes a network     the network in the file
-        else a published network has exactly  this published network
-        these tensors
+        case, the first that holds                              network
+        `network` is given                                      the network of the option file
+        the file describes its network                          the network in the file
+        a published network has tensors of the same names       this published network
+            and shapes
 
     Raises CheckpointError if the file holds no weights, or the network is unknown, or the option
-    file gives spike channels of another kind than those of the training. Warns if other settings of
-    the spike channels differ.
+    file gives spike channels of another kind than the training had. Warns if other settings of the
+    spike channels differ.
     """
     path = file_of(path)
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
@@ -492,9 +534,10 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
         return SavedNetwork(path, weights, **options, known_from=FROM_FILE)
 
     # Some published networks have the same shapes, and differ in their training data only. So try
-    # first those whose number is at the beginning of the file's name.
-    of_number = [name for name in sorted(RELEASED) if name[:4] == path.name[:4]]  # e.g. "006_"
-    others = [name for name in sorted(RELEASED) if name[:4] != path.name[:4]]
+    # the networks first whose number is at the beginning of the file's name.
+    number = path.name[:4]  # e.g. "006_"
+    of_number = [name for name in sorted(RELEASED) if name[:4] == number]
+    others = [name for name in sorted(RELEASED) if name[:4] != number]
     shapes = _shapes_of(weights)
     for name in of_number + others:
         saved = _released(name, path, weights)
@@ -509,16 +552,18 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
 
 
 def _options_in(path: Path) -> dict[str, Any] | None:
-    """Return what one of our files says of its network: a table with the keys of LEARNED.
+    """Return what one of our files says of its network: a table with the keys of DESCRIPTION.
 
     Returns None if the file is not ours.
     """
+    # mmap reads no tensors, only the tables. torch can map zip files alone.
     content = load_content(path, mmap=is_zip(path))
-    # A full checkpoint has both: "network" describes the network, "options" is the option file.
+    # "network" describes the network, "options" is the option file. A full checkpoint has both
+    # keys, a file of an earlier version has "options" alone.
     options = content.get("network", content.get("options"))
     if not isinstance(options, dict):
         return None
-    # A file of an earlier version holds the option file, where the spikes are in a dataset section.
+    # In an option file, the description of the spikes is in a dataset section.
     datasets = options.get("datasets")
     if isinstance(datasets, dict):
         section = datasets.get("train") or datasets.get("test")
@@ -527,27 +572,34 @@ def _options_in(path: Path) -> dict[str, Any] | None:
         options["spike_channels"] = section.get("spike_channels") or 0
         options["spike"] = section.get("spike")
         options["spike_data"] = section.get("spike_data")
-        options = {key: options[key] for key in LEARNED if key in options}
-    return options if _are_ours(options) else None
+        options = {key: options[key] for key in DESCRIPTION if key in options}
+    return options if _is_description(options) else None
 
 
-def _are_ours(options: dict[str, Any]) -> bool:
-    """Whether the options in a weights file are those of this program, not of another one."""
-    known = set(LEARNED)
-    needed = known - {"spike_data"}
-    names = set(options)
-    if not needed <= names or not names <= known:
-        return False
-    has_numbers = all(type(options[key]) is int for key in ("scale", "spike_channels"))
-    spikes = (options["spike"], options.get("spike_data"))
-    has_sections = all(value is None or isinstance(value, dict) for value in spikes)
-    return has_numbers and has_sections and isinstance(options["netG"], dict)
+def _is_description(options: dict[str, Any]) -> bool:
+    """Say whether this program wrote the options in a weights file, and not another program.
+
+    If so, the options have the keys of DESCRIPTION and values of the right types.
+    """
+    for key in options:
+        if key not in DESCRIPTION:
+            return False
+    for key in DESCRIPTION:
+        if key != "spike_data" and key not in options:  # older files lack "spike_data"
+            return False
+    for key in ("scale", "spike_channels"):
+        if type(options[key]) is not int:  # isinstance would accept True and False
+            return False
+    for section in (options["spike"], options.get("spike_data")):
+        if section is not None and not isinstance(section, dict):
+            return False
+    return isinstance(options["netG"], dict)
 
 
 def _with_option_file(
     path: Path, weights: dict[str, Tensor], options: dict[str, Any], network: dict[str, Any]
 ) -> SavedNetwork:
-    """Describe weights whose network an option file gives. Warns if spikes are read differently.
+    """Return weights with the network of an option file. Warns if spikes are read differently.
 
     options: what the weights file says of its network, or {}. network: Options.portable of the
     option file.
@@ -559,20 +611,24 @@ def _with_option_file(
     spike_data = options.get("spike_data") or network["spike_data"]
     network = {**network, "spike_data": spike_data}
     saved = SavedNetwork(path, weights, **network, known_from="the option file")
-    learned = options.get("spike")
-    if learned is None or saved.spike is None or not saved.spec.spike_channels:
+    spike_of_training = options.get("spike")
+    takes_spikes = saved.spec.spike_channels > 0
+    if spike_of_training is None or saved.spike is None or not takes_spikes:
         return saved  # there are no two descriptions of spikes to compare
 
-    # Spike channels of another kind, but of the same number, fit the weights. So refuse them here.
-    for key, was, now in other_kinds(learned, saved.spike):
+    # If the number of spike channels is the same, channels of another kind fit the weights. So
+    # refuse them here, at the first difference.
+    for key, was, now in other_kinds(spike_of_training, saved.spike):
         raise CheckpointError(
             what=f"the spike channels have {key} {now}, the weights were trained with {was}",
             where=str(path),
             expected="the same",
             do=f"take other weights, or set spike.{key} to {was}",
         )
+    # Other differences may be meant, so they are a warning.
     changes = []
-    for key, (was, now) in checkpoint.differences(learned, saved.spike).items():
+    differences = checkpoint.differences(spike_of_training, saved.spike)
+    for key, (was, now) in differences.items():
         if key.startswith("representation.") or key in ("context", "resize"):
             changes.append(f"{key} {was} -> {now}")
     if changes and utils_dist.is_main_process():
@@ -591,38 +647,42 @@ def refuse_larger(
     Call this before the network is built, because its modules alone may take all memory or time.
     Four simple rules give the least that the weights must hold:
 
-        depths        a block has at least one tensor
-        embed_dims    a layer of n features has n x n weights
-        window_size   a window of n tokens has a table of n x n numbers
-        any number    no number in the options is larger than the number of weights
+        key           rule                                          least that the file must have
+        depths        a block has at least one tensor               sum(depths) tensors
+        embed_dims    a layer of n features has n x n weights       max(embed_dims)^2 numbers
+        window_size   a window of n tokens has a table of n x n     prod(window_size)^2 numbers
+        a number      no number in the options is larger than the   max(all options) numbers
+                      number of weights
 
     where: the file, for the error.
     """
-    values = sum(tensor.numel() for tensor in weights.values())
-    numbers = list(_numbers_in([netG, spike_channels]))
+    tensor_count = len(weights)
+    number_count = sum(tensor.numel() for tensor in weights.values())
     depths = list(_numbers_in(netG.get("depths")))
-    dims = list(_numbers_in(netG.get("embed_dims")))
-    window = list(_numbers_in(netG.get("window_size")))
-    needs = (
-        # key, what it needs, what the file has
-        ("depths", sum(depths), len(weights)),
-        ("embed_dims", max(dims, default=0) ** 2, values),
-        ("window_size", math.prod(window) ** 2, values),
-        ("a number", max(numbers, default=0), values),
+    embed_dims = list(_numbers_in(netG.get("embed_dims")))
+    window_size = list(_numbers_in(netG.get("window_size")))
+    all_options = list(_numbers_in([netG, spike_channels]))
+    rules = (
+        # key, least that the file must have, what the file has
+        ("depths", sum(depths), tensor_count),
+        ("embed_dims", max(embed_dims, default=0) ** 2, number_count),
+        ("window_size", math.prod(window_size) ** 2, number_count),
+        ("a number", max(all_options, default=0), number_count),
     )
-    for key, needed, held in needs:
+    for key, needed, held in rules:
         if needed > held:
             raise CheckpointError(
                 what=f"the options in it make a larger network than its weights: {key} asks for "
                 f"at least {needed:.3g} of what it has {held} of",
                 where=where,
-                expected=f"options of a network of {len(weights)} tensors with {values} numbers",
+                expected=f"options of a network of {tensor_count} tensors with {number_count} "
+                "numbers",
                 do="take the file as main_train_vrt.py wrote it, or give --opt FILE",
             )
 
 
 def _numbers_in(value: Any) -> Iterator[float]:
-    """Yield the absolute values of the numbers in `value`, a number or nested lists and tables.
+    """Yield the absolute values of all numbers in `value`, e.g. {"a": [1, -2], "b": "x"} -> 1, 2.
 
     Numbers above LARGEST_NUMBER, and NaN, count as LARGEST_NUMBER.
     """
@@ -632,7 +692,7 @@ def _numbers_in(value: Any) -> Iterator[float]:
         for inner in value:
             yield from _numbers_in(inner)
     elif isinstance(value, (int, float)):
-        # The order of the arguments matters: min(a, NaN) is a.
+        # LARGEST_NUMBER comes first, because min(a, NaN) is a, but min(NaN, a) is NaN.
         yield min(LARGEST_NUMBER, abs(value))
 
 
@@ -640,7 +700,7 @@ def _numbers_in(value: Any) -> Iterator[float]:
 
 
 def _released(name: str, path: Path, weights: dict[str, Tensor]) -> SavedNetwork:
-    """Describe the published network `name`, whose `weights` the file `path` holds."""
+    """Return the published network `name`, whose `weights` the file `path` holds."""
     netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
     return SavedNetwork(
         path,
@@ -655,19 +715,21 @@ def _released(name: str, path: Path, weights: dict[str, Tensor]) -> SavedNetwork
 
 
 def _tensors_of(saved: SavedNetwork) -> dict[str, Tensor]:
-    """Return the state dict of a network, without content."""
+    """Return the state dict of a network on the device "meta": names and shapes alone."""
     with torch.device("meta"):
         return saved.network().state_dict()
 
 
 def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {key: value.shape for key, value in tensors.items()}
+    """Return the shape of each tensor, by name."""
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _most_bytes(name: str) -> int:
-    """Return the size above which a file does not hold the published network `name`.
+    """Return the largest size, in bytes, of a file with the published network `name`.
 
-    A file has its tensors, and a little more for their names.
+    A file has the tensors and their names. 10 % and 5 MB more are a reserve, because the downloaded
+    file must not fill the disk, but the right file must pass.
     """
     tensors = _tensors_of(_released(name, Path(name), {}))
     return int(1.1 * _bytes_of(tensors.values())) + 5_000_000
@@ -676,13 +738,15 @@ def _most_bytes(name: str) -> int:
 def _refuse_other_tensors(path: Path, name: str) -> None:
     """Raise CheckpointError if a file does not hold the tensors of the published network `name`."""
     weights = read_weights(path)
-    wanted = _shapes_of(_tensors_of(_released(name, path, {})))
+    published = _tensors_of(_released(name, path, weights={}))
+    wanted = _shapes_of(published)
     if _shapes_of(weights) != wanted:
         missing = [key for key in wanted if key not in weights]
+        first_missing = ", ".join(missing[:3]) or "none"
         raise CheckpointError(
             what=f"what was downloaded is not {name}: {len(weights)} tensors, of which "
             f"{len(wanted) - len(missing)} have names of that network",
             where=str(path),
-            expected=f"its {len(wanted)} tensors; missing: {', '.join(missing[:3]) or 'none'}",
+            expected=f"its {len(wanted)} tensors; missing: {first_missing}",
             do=f"look at the address; unset {released.MIRROR}, or get the file by hand",
         )
