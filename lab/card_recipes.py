@@ -40,7 +40,7 @@ CROP = 192  # pixels along a side of a training clip; docs/ddp.md says the memor
 def counted_gb() -> float:
     """Return the GB of activations of one clip of CROP x CROP pixels, as docs/ddp.md says them."""
     text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
-    [gb] = re.findall(r"\bA = ([\d.]+) GB for each clip", text)
+    [gb] = re.findall(r"\bA = ([\d.]+) GB", text)
     return float(gb)
 
 

@@ -184,8 +184,8 @@ def test_the_options_in_the_pages_are_valid(tmp_path):
 
 def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
     text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
-    sizes = found(r"for (\d+) M parameters \(.*\) on (\d+) ranks", text)
-    P, N = int(sizes[1]), int(sizes[2])
+    P = int(found(r"\bP is (\d+) M\b", text)[1])
+    N = int(found(r"\bN = (\d+) ranks", text)[1])
     # Millions of bytes, as P is millions of parameters.
     A = 1000 * float(found(r"\bA = ([\d.]+) GB", text)[1])
     rows = re.findall(r"^\| (?:DDP|ZeRO|FSDP).*`\d+ P.*$", text, re.MULTILINE)
