@@ -1,7 +1,7 @@
 """Find when the frames of a clip were taken, as far as the frames themselves tell it.
 
 If one spike file holds the planes (read-outs) of a whole clip, the times of the frames decide which
-planes belong to which frame, see `FrameTimes.shares`. The times come from one of
+planes belong to which frame, see `FrameTimes.plane_ranges`. The times come from one of
 
     times_of_film    the time stamps of a video, in seconds
     times_of_names   the numbers in the names of a folder of frames: 0001.png, 0002.png, 0004.png
@@ -122,7 +122,7 @@ class FrameTimes:
                 return False
         return True
 
-    def shares(self, first: int, count: int) -> list[tuple[int, int]]:
+    def plane_ranges(self, first: int, count: int) -> list[tuple[int, int]]:
         """Distribute planes among the frames. Returns (first plane, plane after the last) of each.
 
         first, count: the planes first ... first + count - 1, which were recorded from `begin` to

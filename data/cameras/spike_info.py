@@ -12,15 +12,18 @@ decides which planes are read for a frame. Spike files come in two kinds:
 
     * one file per frame: the frame has the planes first ... first + count - 1 of its file;
     * one file per clip: either `spike.exposure` lists the planes of each frame (`Exposures`), or
-      they follow from the times of the frames (`Timing.shares`).
+      the planes follow from the times of the frames (`Timing.plane_ranges`).
 
 The result is a `Span` for each frame. The last third of the file has the errors for data that do
 not fit.
 
+What must stay: the keys and meanings of dataset.json, because published data sets have such files.
 The `repr` of `DatasetInfo` and of `Timing` is part of digests by which a run recognises its data.
-So a field of these two may be added only if the repr stays equal while the field has its default.
+So a new field of these two classes must leave the repr as it was while the field has its default.
+What may change: all functions that begin with _.
 
-Tests: tests/parts/data/test_spike_info.py, tests/parts/data/test_frame_times.py
+Tests: tests/parts/data/test_spike_info.py, tests/parts/data/test_data_json.py (dataset.json),
+tests/parts/data/test_frame_times.py (the planes of each frame)
 """
 
 import dataclasses
@@ -48,14 +51,14 @@ FILE_NAME = "dataset.json"
 FORMAT = 1
 # Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips. See
 # `DatasetInfo.of_clip`.
-OF_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
+KEYS_OF_ONE_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
 # Planes for each 240-fps frame of the published Spk-GoPro streams: itself and 7 interpolated ones.
 GOPRO_INTERPOLATE = 8
 # A clip name of Spk-GoPro, GOPR0372_07_00, has the number of averaged frames in the middle.
 GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
 # Upper bound of planes in a file: 15 years at 2 kHz. Sums of such numbers fit into 64 bits.
 MOST_PLANES = 2**40
-# Ends of several error texts.
+# The last parts of several error texts: what was expected, and what to do.
 EXPOSURE_FORM = (
     '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list '
     "with [start, length] of every frame}; or the name of a JSON file that holds one of these"
@@ -87,7 +90,8 @@ def spike_errors_as_data_errors() -> Generator[None]:
 class ClipKeys(BaseModel, strict=True, extra="allow"):
     """The keys of one clip in "clips" of dataset.json, with the types that they must have.
 
-    See `DatasetInfo` for their meaning. Other keys are allowed: they record how a clip was made.
+    See `DatasetInfo` for the meaning of the keys. Other keys are allowed, because the programs that
+    make data record there how a clip was made.
     """
 
     h: Side | None = None
@@ -137,16 +141,18 @@ class DatasetInfo:
     def of_clip(self, clip: str) -> "DatasetInfo":
         """Return what is known of the spikes of one clip.
 
-        A value of the clip takes the place of the value for all clips (keys OF_CLIP). Returns this
-        object itself if the clip has no such value.
+        A value of the clip takes the place of the value for all clips (KEYS_OF_ONE_CLIP).
+
+        What must stay: returns this object itself if the clip has no such value. So the caller sees
+        whether the clip differs, and most clips share one object.
         """
-        own = {}
+        values_of_clip = {}
         for key, value in self.clips.get(clip, {}).items():
-            if key in OF_CLIP and value is not None:
-                own[key] = value
-        if not own:
+            if key in KEYS_OF_ONE_CLIP and value is not None:
+                values_of_clip[key] = value
+        if not values_of_clip:
             return self
-        return dataclasses.replace(self, **own)
+        return dataclasses.replace(self, **values_of_clip)
 
     @property
     def trained_rate(self) -> float | str | None:
@@ -161,16 +167,22 @@ class DatasetInfo:
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
         """Return the planes of a clip's files, and the least number of planes of its last file.
 
-        usual: the number of planes that most files have; returned if dataset.json has no number.
+        usual: the number of planes that most files have. It is used if dataset.json has no number.
 
-        The last file may be shorter. The light after the last raw frame is unknown, so the
-        `interpolate` - 1 planes after it are missing. If sharp frames are `offset` raw frames later
-        than the middle of their exposure, the planes of so many raw frames are missing too.
-        For example, of 56 planes with 8 planes per raw frame: 49.
+        The last file may be shorter. A raw frame has `interpolate` planes: the plane of the frame
+        itself, and planes interpolated between it and the next raw frame. The last raw frame has no
+        next one, so `interpolate` - 1 planes are missing: 49 remain of 56 planes, with 8 planes per
+        raw frame. If sharp frames are `offset` raw frames later than the middle of their exposure,
+        the planes of `offset` raw frames are missing too.
         """
-        own = self.clips.get(clip, {})
-        planes = own.get("planes") or self.planes or usual
-        offset = max(own.get("offset") or 0, 0)
+        values_of_clip = self.clips.get(clip, {})
+        planes = usual
+        if self.planes is not None:
+            planes = self.planes
+        if values_of_clip.get("planes") is not None:
+            planes = values_of_clip["planes"]
+        # A negative offset (a sharp frame before the middle) takes no planes from the last file.
+        offset = max(values_of_clip.get("offset") or 0, 0)
         missing = self.interpolate - 1 + offset * self.interpolate
         return planes, planes - missing
 
@@ -181,21 +193,25 @@ class DatasetInfo:
         gives it.
 
         The name GOPR0372_07_00 says that n = 7 raw frames were averaged. Between two raw frames
-        there are 7 interpolated frames, and each frame is a plane, so raw frame i is plane 8 i. The
-        sharp frame is the middle raw frame, i = (n - 1) / 2, so it is plane 4 n - 4. A file has
-        8 n planes; the last file of a clip may lack the last 7 planes.
+        there are 7 interpolated frames, and each frame is a plane. So raw frame i is plane 8 i, and
+        a file has 8 n = 56 planes. The last file of a clip may lack the last 7 planes. The sharp
+        frame is the middle raw frame, i = (n - 1) / 2 = 3, so it is plane 8 i = 4 n - 4 = 24.
         """
-        own = self.clips.get(clip, {}).get("gt_plane")
-        if own is not None:
-            return own
+        plane_of_clip = self.clips.get(clip, {}).get("gt_plane")
+        if plane_of_clip is not None:
+            return plane_of_clip
         if self.gt_plane is not None:
             return self.gt_plane
-        named = GOPRO_NAME.fullmatch(clip)
-        if not named:
+        match = GOPRO_NAME.fullmatch(clip)
+        if not match:
+            return None
+        n = int(match[1])
+        if n == 0:
             return None
         # A file with another number of planes was made in another way, so its name says nothing.
-        n = int(named[1])
-        if n and 8 * n - 7 <= planes <= 8 * n:
+        most_planes = 8 * n
+        least_planes = most_planes - 7
+        if least_planes <= planes <= most_planes:
             return 4 * n - 4
         return None
 
@@ -204,12 +220,16 @@ def nearest_info(path: Path) -> DatasetInfo:
     """Return the dataset.json of the data set that a spike file or folder belongs to.
 
     path: a spike file, a folder of spike files or of a clip. Layout of a data set:
-    <root>/dataset.json and <root>/<split>/<clip>/spike/<file>. The nearest folder that has the file
-    counts. Returns an empty DatasetInfo if there is none.
+    <root>/dataset.json and <root>/<split>/<clip>/spike/<file>. Folders are tried from the nearest
+    to the root. Returns an empty DatasetInfo if none has a dataset.json.
     """
-    above = path.resolve().parents
-    # <root>/<split>/<clip>/spike/<file>: the root is three folders above spike/, four above a file.
-    folders = [path, *above[:3]] if path.is_dir() else [path.parent, *above[:4]]
+    parents = path.resolve().parents  # the nearest first
+    if path.is_dir():
+        # Of <root>/<split>/<clip>/spike, the root is the third parent.
+        folders = [path, *parents[:3]]
+    else:
+        # Of <root>/<split>/<clip>/spike/<file>, the root is the fourth parent.
+        folders = [path.parent, *parents[:4]]
     for folder in folders:
         info = load_info(str(folder))
         if info.path:
@@ -238,10 +258,10 @@ def _read_info(path: Path) -> DatasetInfo:
         known = _known_values(read_json(path))
         # The strict mode of JSON accepts neither "56" nor true as a number.
         info = TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
-        for clip, own in info.clips.items():
+        for clip, values_of_clip in info.clips.items():
             whose = f"clip {clip}: "
-            ClipKeys.model_validate_json(json.dumps(own))
-            _refuse_misspelt(own)
+            ClipKeys.model_validate_json(json.dumps(values_of_clip))
+            _refuse_misspelt(values_of_clip)
     except (OSError, ValueError) as e:
         raise DataError(
             what=f"dataset.json cannot be used: {whose}{_in_words(e)}",
@@ -264,45 +284,50 @@ def _known_values(table: Any) -> dict[str, Any]:
         raise ValueError("it is no JSON object")
     if table.get("format") != FORMAT:
         raise ValueError(f"format is {table.get('format')!r}")
+    # The recipe holds the settings with which scripts/prepare_gopro_spike.py made the clips. Two
+    # values come from the recipe: `interpolate`, and in older files also `light`.
     recipe = table.get("recipe")
     if recipe is None:
         recipe = {}
     if not isinstance(recipe, dict):
         raise ValueError("recipe is no JSON object")
-    # The recipe holds the settings with which scripts/prepare_gopro_spike.py made the clips. Two
-    # values come from it: `interpolate`, and the light in older files, which have it only there.
     values = dict(table)
     values["interpolate"] = recipe.get("interpolate")
     values.setdefault("light", recipe.get("light"))
     known = {}
     for field_of_info in dataclasses.fields(DatasetInfo):
         name = field_of_info.name
+        # `path` is not in the file: it is the path of the file.
         if name != "path" and values.get(name) is not None:
             known[name] = values[name]
     return known
 
 
-def _refuse_misspelt(own: dict[str, Any]) -> None:
+def _refuse_misspelt(values_of_clip: dict[str, Any]) -> None:
     """Raise ValueError for a key of a clip that is probably misspelt, such as "gt_plan".
 
-    own: the values of the clip. A key that resembles no known key is a note of the user, and is
-    allowed.
+    A key that resembles no known key is a note of the user, and is allowed.
     """
     known = list(ClipKeys.model_fields)
-    for key in own:
+    for key in values_of_clip:
+        # cutoff: "gt_plan" and "gt_plane" have a similarity of 0.93. Below 0.8 lie other words.
         near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
         if key not in known and near:
             raise ValueError(f"the key {key!r} is unknown; the nearest one is {near[0]}")
 
 
 def _in_words(e: Exception) -> str:
-    """Return the first error of pydantic, or the system's reason, in one line."""
+    """Return the cause of an error in one line: "clips.a.h is 0: Input should be ..."."""
     if isinstance(e, ValidationError):
         first = e.errors()[0]
-        found = reprlib.repr(first["input"])  # shortened, it may be a table of a whole data set
-        key = ".".join(map(str, first["loc"]))
+        # Shortened, because the wrong value may be a table of a whole data set.
+        found = reprlib.repr(first["input"])
+        key = ".".join(str(name) for name in first["loc"])  # ("clips", "a", "h") -> "clips.a.h"
         return f"{key} is {found}: {first['msg']}".strip()
-    return getattr(e, "strerror", None) or str(e)
+    # The reason of the system alone, because the text of an OSError repeats the path.
+    if isinstance(e, OSError) and e.strerror:
+        return e.strerror
+    return str(e)
 
 
 # ---- The planes of a frame -------------------------------------------------------------------
@@ -314,17 +339,17 @@ class Span:
 
     first, count: the planes first ... first + count - 1 of its file.
 
-    The user numbers planes in another way: with one file per frame, plane 0 is the first plane of
-    the file; with one file per clip, plane 0 is the first plane of the exposure. `spike.center` and
-    gt_plane are such numbers. Three fields translate them:
-    length: how many planes are numbered.
-    origin: the user's number of the first plane that is read. The planes that are read have the
-    numbers origin ... origin + count - 1.
-    middle: the user's number of the middle of the planes that belong to the frame; x.5 lies between
-    two planes. The middle of the planes that are read may differ, if the file lacks planes.
+    The options count the planes of a frame in another way: with one file per frame, from the first
+    plane of the file, and with one file per clip, from the first plane of the exposure.
+    `spike.center` and gt_plane are such numbers. Three fields translate them:
+    length: how many planes the options count, for a frame.
+    origin: number of the first plane that is read, as the options count. The planes that are read
+    have the numbers origin ... origin + count - 1.
+    middle: number of the middle of the planes that belong to the frame, as the options count. x.5
+    lies between two planes. If the file lacks planes, the planes that are read have another middle.
 
     Example: the exposure has the planes 100 ... 155 of the one file of a clip, and the middle half
-    of them is read: first 114, count 28, length 56, origin 14, middle 27.5.
+    of the planes is read. Then first = 114, count = 28, length = 56, origin = 14, middle = 27.5.
     """
 
     first: int
@@ -378,12 +403,12 @@ class Timing:
     all planes to the end of the file. first "central": the `count` planes in the middle.
     exposures: {clip: its exposures}, if a clip has one file. The key "" stands for every other
     clip. None: there is a file for each frame, or the frames of a clip share one file by their
-    times, see `shares`.
+    times, see `plane_ranges`.
 
     Two values come from the calibration, see data/cameras/spike_grid.py:
     offset: number of planes that is added to the first plane.
     share: fraction of the planes of an exposure that is read, in the middle of the exposure. The
-    repr leaves it out, because digests contain the calibration.
+    repr leaves out the share, because digests contain the calibration.
 
     Digests of runs hold the repr of this object: do not rename or reorder fields.
     """
@@ -403,7 +428,8 @@ class Timing:
         """Return the exposures of a clip, or None if `exposures` has no entry for the clip."""
         if self.exposures is None:
             return None
-        return self.exposures.get(clip, self.exposures.get(""))
+        for_every_other_clip = self.exposures.get("")
+        return self.exposures.get(clip, for_every_other_clip)
 
     def frames(self, clip: str, planes: int) -> int:
         """Return how many frames the one file of a clip holds.
@@ -417,10 +443,14 @@ class Timing:
             return 1
         if table.rows:
             return len(table.rows)
+        # Begin with the periods between the end of the first exposure and the end of the file. E.g.
+        # exposures of 20 planes with a period of 25 in a file of 100 planes: 80 / 25 -> 3. They end
+        # at 20, 45, 70, 95, so 4 frames is right.
         first, count = table.planes_of(0, self.offset)
-        frames = max(int((planes - first - count) / table.period), 1)
-        # This number may be too small, also because starts are rounded to planes. Add frames as
-        # long as the next exposure ends within the file.
+        planes_after_first = planes - first - count
+        frames = max(int(planes_after_first / table.period), 1)
+        # This number may be too small. Add frames as long as the next exposure ends within the
+        # file. A division alone would not do, because starts are rounded to planes.
         while True:
             first, count = table.planes_of(frames, self.offset)
             if first + count > planes:
@@ -428,21 +458,30 @@ class Timing:
             frames += 1
 
     def window(self, planes: int) -> tuple[int, int]:
-        """Return (first plane, number of planes) that `first` and `count` choose of a file."""
+        """Return (first plane, number of planes) that `first` and `count` choose of a file.
+
+        planes: number of planes in the file.
+        """
         if self.first == "central":
-            count = planes if self.count is None else min(self.count, planes)
+            count = planes
+            if self.count is not None:
+                count = min(self.count, planes)
+            # As many planes before as after: 10 of 56 planes begin at plane 23.
             return (planes - count) // 2, count
-        count = planes - self.first if self.count is None else self.count
+        count = self.count
+        if count is None:
+            count = planes - self.first
         return self.first, count
 
-    def shares(
+    def plane_ranges(
         self, clip: str, planes: int, times: FrameTimes, tick_hz: float | None = None
     ) -> list[tuple[int, int]] | None:
         """Decide which planes of the one file of a clip belong to which of its frames.
 
         planes: number of planes in the file. times: when the frames were taken. tick_hz: planes per
         second, if known.
-        Returns (first plane, plane after the last) of each frame, or None if `exposures` has them.
+        Returns (first plane, plane after the last) for each frame: [(0, 40), (40, 80)] for two
+        frames of 40 planes. Returns None if `exposures` says the planes of each frame.
 
         Frames at equal distances get equal numbers of planes. Frames of a film at other distances
         get the planes of their times. A list of exposures must have a row for each frame. A single
@@ -464,62 +503,71 @@ class Timing:
         # The film gives the length of the clip in seconds, and so does the number of planes divided
         # by `tick_hz`. The two must agree.
         if times.is_film and tick_hz:
-            times = times.until(times.begin + Fraction(count) / Fraction(tick_hz))
+            seconds = Fraction(count) / Fraction(tick_hz)
+            times = times.until(times.begin + seconds)
             if times.doubt:
                 raise _unknown_times(clip, times, first, count, tick_hz)
-        return times.shares(first, count)
+        return times.plane_ranges(first, count)
 
     def span(
         self,
         clip: str,
         frame: int,
         planes: int,
-        shares: Sequence[tuple[int, int]] | None = None,
+        ranges: Sequence[tuple[int, int]] | None = None,
     ) -> Span:
         """Return the planes of frame number `frame` of a clip, in a file of `planes` planes.
 
-        shares: the result of the method `shares`, if the clip has one file. None: `exposures` says
-        the planes, or there is a file for each frame.
+        ranges: the result of `plane_ranges`, if the clip has one file. None: `exposures` says the
+        planes, or there is a file for each frame.
         Raises DataError if the planes reach outside of the file, and for a frame that
         `spike.exposure` lacks.
+
+        What must stay: the result, because it says which spikes a sample has.
+        tests/parts/data/test_frame_times.py and test_spike_info.py notice.
         """
-        # The planes start ... start + count - 1 of the file belong to the frame. `origin` is the
-        # user's number of the plane `start`, and `length` how many planes the user numbers.
+        # The planes start ... start + count - 1 of the file belong to the frame. The options count
+        # `length` planes, and count the plane `start` as number `number_of_start`.
         if self.exposures is not None:
             # One file for the clip, and the user lists the exposures.
             start, count = self._exposure(clip, frame)
-            origin = 0
+            number_of_start = 0
             length = count
-        elif shares is not None:
+        elif ranges is not None:
             # One file for the clip, and the times of the frames tell the planes.
-            begin, after = shares[frame]
-            start = begin + nearest_plane(self.offset)
-            count = after - begin
-            origin = 0
+            first_plane, plane_after = ranges[frame]
+            start = first_plane + nearest_plane(self.offset)
+            count = plane_after - first_plane
+            number_of_start = 0
             length = count
         else:
             # One file for the frame.
-            begin, count = self.window(planes)
-            start = begin + nearest_plane(self.offset)
-            origin = begin
+            first_plane, count = self.window(planes)
+            start = first_plane + nearest_plane(self.offset)
+            number_of_start = first_plane
             length = planes
 
         # The frame was exposed only during the share in the middle of its planes. Read these
-        # planes, lo ... hi - 1: at least one plane, unless the frame has no plane at all.
+        # planes, first ... end - 1: at least one plane, unless the frame has no plane at all.
         exposed = nearest_plane(count * self.share)
         if count > 0:
             exposed = max(exposed, 1)
-        lo = start + (count - exposed) // 2
-        hi = lo + exposed
+        first = start + (count - exposed) // 2
+        end = first + exposed
         if self.exposures is None and self.count is None:
             # The user did not give plane numbers. So planes outside of the file, after a shift by
             # the offset, are left out. If the user gave numbers, such planes are refused below.
-            lo = min(max(lo, 0), planes)
-            hi = min(hi, planes)
-        if lo < 0 or hi <= lo or hi > planes:
-            raise self._outside(clip, frame, lo, hi, planes)
-        middle = origin + (count - 1) / 2
-        return Span(lo, hi - lo, origin + lo - start, length, middle)
+            first = min(max(first, 0), planes)
+            end = min(end, planes)
+        if first < 0 or end <= first or end > planes:
+            raise self._outside(clip, frame, first, end, planes)
+        return Span(
+            first=first,
+            count=end - first,
+            origin=number_of_start + (first - start),
+            length=length,
+            middle=number_of_start + (count - 1) / 2,
+        )
 
     def _exposure(self, clip: str, frame: int) -> tuple[int, int]:
         """Return (first plane, number of planes) of a frame in `exposures`. Raises DataError."""
@@ -530,11 +578,11 @@ class Timing:
             raise _unlisted_frame(f"lists {len(table.rows)} frames of", clip, frame)
         return table.planes_of(frame, self.offset)
 
-    def _outside(self, clip: str, frame: int, lo: int, hi: int, planes: int) -> DataError:
-        """Return the refusal of a frame whose planes lo ... hi - 1 are not all in its file."""
+    def _outside(self, clip: str, frame: int, first: int, end: int, planes: int) -> DataError:
+        """Return the refusal of a frame whose planes first ... end - 1 are not all in its file."""
         keys = "spike.exposure" if self.is_one_file else "spike.first, spike.count"
         shift = f", time offset {self.offset:g}" if self.offset else ""
-        needs = f"frame {frame} of clip {clip} needs planes {lo} to {hi - 1} ({keys}{shift})"
+        needs = f"frame {frame} of clip {clip} needs planes {first} to {end - 1} ({keys}{shift})"
         return DataError(
             what=f"{needs}, the file has {planes} planes",
             where=f"clip {clip}",
@@ -543,15 +591,20 @@ class Timing:
         )
 
     def describe(self) -> str:
-        """Return a text for digests: "" if whole files of one frame each are read, else the repr.
+        """Return a text for digests: "" for the defaults (whole files), else a space and the repr.
 
-        The text begins with a space. Digests of existing runs contain it, so it must not change.
+        What must stay: the text, because digests of existing runs contain it.
         """
-        return "" if self == Timing() else f" {self}"
+        if self == Timing():
+            return ""
+        return f" {self}"
 
 
 def nearest_plane(time: float) -> int:
-    """Return the nearest whole number; half a plane is rounded up."""
+    """Return the nearest whole number. Half a plane is rounded up: 2.5 -> 3, -2.5 -> -2.
+
+    round() would take the even number: 2.5 -> 2, but 3.5 -> 4.
+    """
     return math.floor(time + 0.5)
 
 
@@ -559,8 +612,8 @@ def nearest_plane(time: float) -> int:
 
 # {clip: its exposures}, with "" for every other clip. Exposures are an object or a list of rows.
 Tables = Annotated[dict[str, dict[str, Any] | list[Any]], Field(min_length=1)]
-# The keys of an object, which are all needed.
-REGULAR = ("start", "length", "period")
+# The keys of such an object. All of them are needed.
+PERIODIC_KEYS = ("start", "length", "period")
 
 
 def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] | None:
@@ -580,21 +633,23 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     if isinstance(value, str):
         where = expanded(value)
         table = _exposures_in(where)
-    is_for_all_clips = isinstance(table, dict) and any(key in table for key in REGULAR)
+    # An object with one of the keys "start", "length", "period" is meant for all clips.
+    is_for_all_clips = isinstance(table, dict) and any(key in table for key in PERIODIC_KEYS)
     if is_for_all_clips:
         table = {"": table}
 
-    found = {}
+    exposures = {}
     clip = ""  # for the message
     try:
         for clip, entry in TypeAdapter(Tables).validate_python(table).items():
             if isinstance(entry, dict):
                 # `Exposures` has defaults for lists of rows. Here each key is needed, so a missing
                 # key becomes None, which is refused.
-                fields = {**dict.fromkeys(REGULAR), **entry}
+                all_missing = dict.fromkeys(PERIODIC_KEYS)  # {key: None}
+                fields = {**all_missing, **entry}
             else:
                 fields = {"rows": entry}
-            found[clip] = Exposures.model_validate(fields)
+            exposures[clip] = Exposures.model_validate(fields)
     except ValidationError as e:
         whose = f" for clip {clip}" if clip else ""
         raise OptionError(
@@ -603,7 +658,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
             expected=EXPOSURE_FORM,
             do="correct spike.exposure",
         ) from e
-    return found
+    return exposures
 
 
 def _exposures_in(path: str) -> Any:
@@ -678,11 +733,11 @@ def _unlisted_frame(verb: str, clip: str, frame: int) -> DataError:
 def _unknown_times(
     clip: str, times: FrameTimes, first: int, count: int, tick_hz: float | None = None
 ) -> UnknownPlanes:
-    """Return the refusal of one file without spike.exposure. It proposes exposures.
+    """Return the refusal of one file without spike.exposure. The error proposes exposures.
 
     times: the times of the frames. first, count: the planes of the file to distribute.
     tick_hz: planes per second, if this clock and the times of the film contradict each other.
-    The guess behind the proposal: the planes begin and end with the clip.
+    The proposal is a guess: the planes begin and end with the clip.
     """
     proposal: Any
     if times.is_even:
@@ -697,9 +752,9 @@ def _unknown_times(
             proposal.append([first + _plain(begin), _plain(length)])
     else:
         proposal = []
-        for begin, after in times.shares(first, count):
-            length = max(after - begin, 1)  # an exposure has at least one plane
-            proposal.append([begin, length])
+        for first_plane, plane_after in times.plane_ranges(first, count):
+            length = max(plane_after - first_plane, 1)  # an exposure has at least one plane
+            proposal.append([first_plane, length])
     what = f"one spike file for the {len(times)} frames of clip {clip}: {times.described()}"
     return UnknownPlanes(what, clip, proposal)
 
@@ -715,6 +770,8 @@ def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None
         # the missing frames too: propose the list without them.
         if times.missing and len(table.rows) != len(times):
             rows = []
+            # `places` are the numbers of the existing frames among all frames, 0, 1, 3 if frame 2
+            # is missing.
             for place in times.places():
                 if place < len(table.rows):
                     start, length = table.rows[place]
@@ -728,7 +785,7 @@ def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None
         return
     rows = []
     for start in times.starts:
-        # Frames at the usual distance are one period apart.
+        # Frames at the usual distance, `times.step`, are one period apart.
         periods = (start - times.begin) / times.step
         begin = Fraction(table.start) + periods * Fraction(table.period)
         rows.append([_plain(begin), table.length])

@@ -288,23 +288,23 @@ class DatSpikes:
         clip: name of the clip.
         files: (path, number of planes) of each spike file: one file per frame, or one for all.
         frames: number of frames.
-        times: when the frames were taken; needed if one file holds all planes, see `Timing.shares`.
+        times: when the frames were taken; needed if one file holds all planes, see `Timing.plane_ranges`.
         None: the frames follow one another at equal distances.
         Raises OptionError if the plane of the sharp frame is unknown, DataError for all else.
         """
         is_one_file = len(files) == 1
         # (first plane, plane after the last) of each frame in the one file.
-        shares = None
+        ranges = None
         if times and is_one_file:
             _, planes = files[0]
-            shares = self.shares(clip, planes, times)
+            ranges = self.plane_ranges(clip, planes, times)
 
         found = []
         checked = set()
         for frame in range(frames):
             number = 0 if is_one_file else frame
             path, planes = files[number]
-            span = self.timing.span(clip, frame, planes, shares)
+            span = self.timing.span(clip, frame, planes, ranges)
             # `_center` counts as dataset.json does. From here on, the frame's own planes are
             # counted from 0.
             center = self._center(clip, span) - span.origin
@@ -321,10 +321,10 @@ class DatSpikes:
                 self._refuse_too_few_planes(path, span.count, center)
         return tuple(found)
 
-    def shares(self, clip: str, planes: int, times: FrameTimes) -> list[tuple[int, int]] | None:
-        """Return `Timing.shares` of a clip with one file of `planes` planes."""
+    def plane_ranges(self, clip: str, planes: int, times: FrameTimes) -> list[tuple[int, int]] | None:
+        """Return `Timing.plane_ranges` of a clip with one file of `planes` planes."""
         tick_hz = self.calibration.tick_hz if self.calibration else None
-        return self.timing.shares(clip, planes, times, tick_hz)
+        return self.timing.plane_ranges(clip, planes, times, tick_hz)
 
     def _with_context(
         self, files: list[tuple[str, int]], number: int, span: Span

@@ -466,7 +466,7 @@ class ClipCheck:
         ranges = None
         if times:
             # In one file, the times give (first plane, plane after the last) of each frame.
-            ranges = spikes.shares(self.name, planes, times)
+            ranges = spikes.plane_ranges(self.name, planes, times)
         length = spikes.timing.span(self.name, 0, planes, ranges).length
         trained = self.source.trained
         # The center of the training is a plane number, so it fits only exposures of equal length.

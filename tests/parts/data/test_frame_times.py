@@ -118,9 +118,9 @@ def test_only_rounding_to_a_tick_counts_as_one_distance(ticks, edges):
     times = times_of_film([Fraction(tick, CLOCK) for tick in ticks])
 
     # A plane a tick, from plane 3 on.
-    shares = times.shares(3, edges[-1])
+    ranges = times.plane_ranges(3, edges[-1])
 
-    assert shares == [(3 + begin, 3 + end) for begin, end in itertools.pairwise(edges)]
+    assert ranges == [(3 + begin, 3 + end) for begin, end in itertools.pairwise(edges)]
 
 
 def film_with_spikes(folder, lengths, planes=None):
