@@ -1,23 +1,28 @@
 #!/usr/bin/env python3
-"""Gain over the shipped operator of the frames along the motion of the spikes: of `--method joint`
-and of weights/motion.pth, by clip, with one setting, nothing told.
+"""Measure how much better than the shipped operator a restoration along the motion is.
 
     python lab/joint_gain.py --videos VIDEOS [--part report] [--conditions ideal rig]
     python lab/joint_gain.py --videos VIDEOS --ways motion [--part photos]
 
-The parts:
+A way is a method of main_test_vrt.py: the operator, `--method joint`, or weights/motion.pth. All
+ways restore the same clips. A part says what the clips show:
+
     choose, report  the test sets of lab/quality.py
-    seven           the training videos with seven real frames in an exposure instead of one to
-                    four, so that less of the light in between is made by optical flow
-    seven_others    the videos of choose and report, likewise; nothing was trained on them
-    photos          photographs under exact motion: layers that cover each other, no optical flow
+    seven           the training videos, with seven real frames in an exposure. The parts above have
+                    one to four, and optical flow makes the light between them. Here it makes less.
+    seven_others    the same with the videos of choose and report. Nothing was trained on them.
+    photos          photographs under exact motion: layers cover each other, and no optical flow is
+                    used
 
-The conditions are those of data/cameras/rig.py, and false models of the frame: `means` of display
-values instead of light, and another `curve`. All methods read the clips with
-spike.calibration=auto, which finds place, time and length of the exposures.
+A condition says how the clips are recorded. The conditions are those of data/cameras/rig.py, and
+two false models of the frame: `means` of display values instead of light, and another `curve`.
 
-Writes <out>/<way>_<part>_<condition>.json, with the way as file name, and prints a table.
-docs/benchmarks/quality.md has the figures. Clips and frames that are there are not made again.
+The ways are told nothing about the cameras. All read the clips with spike.calibration=auto, which
+finds the place of the spike camera and the time and length of the exposures.
+
+The program writes <out>/<way>_<part>_<condition>.json for the last way, and prints a table with a
+row for each condition. docs/benchmarks/quality.md has the figures. Clips and frames that are there
+are not made again.
 """
 
 import argparse
@@ -25,6 +30,7 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,28 +52,49 @@ from lab.tools import ROOT, environment
 from scripts.make_sample_data import RGB, SPIKES
 from utils.results import markdown_table, read_json
 
+# Way -> its flags of main_test_vrt.py. A way is a column of the table, in this order. The gains of
+# the table are those of the last way over BASE.
 OPERATOR = str(ROOT / "weights/operator.pth")
-# Way to restore -> the flags of main_test_vrt.py. A way is a column of the table.
-FORMULAS = {"exposure": ("--method", "exposure"), "joint": ("--method", "joint")}
-START = "operator"  # the way with which the others are compared
+BASE = "operator"
 WAYS = {
-    START: ("--weights", OPERATOR),
+    BASE: ("--weights", OPERATOR),
     "joint from operator": ("--method", "joint", "--weights", OPERATOR),
     "motion": ("--weights", str(ROOT / "weights/motion.pth")),
 }
-# Part -> the names of its videos (none for photographs), and the flags of prepare_gopro_spike.py.
-# clips: number per video. frames: number per clip. average: real frames in an exposure.
-SEVEN = {"clips": 2, "frames": 4, "average": 7}
-PARTS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
-    "choose": (VIDEOS["choose"], {"clips": CLIPS["choose"], "frames": FRAMES}),
-    "report": (VIDEOS["report"], {"clips": CLIPS["report"], "frames": FRAMES}),
-    "seven": (VIDEOS["train"], SEVEN),
-    "seven_others": (VIDEOS["choose"] + VIDEOS["report"], SEVEN),
-    "photos": ((), {"clips": 2, "frames": 3}),
+# Ways that need no weights. They are columns before the others if --formulas is given.
+FORMULAS = {"exposure": ("--method", "exposure"), "joint": ("--method", "joint")}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the clips are made from, and their number and length."""
+
+    videos: tuple[str, ...]  # names of videos; () for the photographs
+    clips: int  # number of clips of each video or photograph
+    frames: int  # number of frames of a clip
+    average: int | None = None  # real frames in an exposure; None: as the program chooses
+
+
+PARTS = {
+    "choose": Part(VIDEOS["choose"], clips=CLIPS["choose"], frames=FRAMES),
+    "report": Part(VIDEOS["report"], clips=CLIPS["report"], frames=FRAMES),
+    "seven": Part(VIDEOS["train"], clips=2, frames=4, average=7),
+    "seven_others": Part(VIDEOS["choose"] + VIDEOS["report"], clips=2, frames=4, average=7),
+    "photos": Part((), clips=2, frames=3),
 }
-# Condition -> the value of --rig, for the conditions that are no rigs themselves. Their blurry
-# frames do not follow the model of the solution: means of display values, or another camera curve.
+# Condition -> value of --rig, where the condition is no rig. The joint solution assumes a model of
+# the blurry frame, and these frames break it: means of display values, or another camera curve.
 FALSE_FRAMES = {"means": "ideal,sum_gamma=2.2", "curve": "ideal,gamma=1.8,contrast=0.3"}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a restored clip. The names of the fields are keys of the written files."""
+
+    psnr: float  # dB, of the restored frames
+    blurry: float  # dB, of the input frames
+    moving: float  # dB, of the restored moving pixels, see `moving_psnr`
+    s_per_frame: float | None  # seconds; None if an earlier call restored the clip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,52 +115,71 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, help="results folder (default experiments/joint_gain)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
-    # The operator is always restored, too, because the gains are over it. The order of `ways` is
-    # that of the columns, and the gains are those of the last.
-    sources = linked_sources(args.videos, out / "sources" / args.part, args.part)
-    asked = {START, *args.ways}
+    # The operator is always restored, too, because the gains are over it.
+    asked = {BASE, *args.ways}
     ways = {way: flags for way, flags in WAYS.items() if way in asked}
     if args.formulas:
         ways = FORMULAS | ways
-    # condition -> way -> clip -> scores. A file is written after each condition, so that a stop
-    # loses one condition at most.
-    found: dict[str, dict[str, Any]] = {}
+    last_way = list(ways)[-1]
+
+    sources = linked_sources(args.videos, out / "sources" / args.part, args.part)
+    # condition -> way -> clip -> scores.
+    found: dict[str, dict[str, dict[str, Scores]]] = {}
     for condition in args.conditions:
         folder = made_clips(out, args.part, condition, sources)
         found[condition] = {}
         for way, flags in ways.items():
             results = out / "tests" / folder.name / way.replace(" ", "_")
-            found[condition][way] = scores(out, folder, results, flags)
-        # The file has the name of the last way, e.g. motion_report_rig.json.
-        about = {"measured": environment(), "part": args.part, "condition": condition}
-        text = json.dumps({**about, "ways": found[condition]}, indent=1)
-        last = list(ways)[-1].partition(" ")[0]
-        (out / f"{last}_{folder.name}.json").write_text(text + "\n")
+            found[condition][way] = scores_of(out, folder, results, flags)
+
+        # A file for each condition, e.g. motion_report_rig.json, so that a stop loses one
+        # condition at most. The first word of the way is enough for its name.
+        about = {
+            "measured": environment(),
+            "part": args.part,
+            "condition": condition,
+            "ways": plain(found[condition]),
+        }
+        file = out / f"{last_way.partition(' ')[0]}_{folder.name}.json"
+        file.write_text(json.dumps(about, indent=1) + "\n")
     print(table_of(found))
     return 0
+
+
+def plain(ways: Mapping[str, Mapping[str, Scores]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return way -> clip -> scores with dictionaries in place of `Scores`, for JSON."""
+    result = {}
+    for way, clips in ways.items():
+        result[way] = {clip: asdict(scores) for clip, scores in clips.items()}
+    return result
 
 
 def linked_sources(videos: Path, folder: Path, part: str) -> Path:
     """Make a folder with links to the videos or photographs of a part. Return the folder.
 
+    Ends the program if a video is missing.
+
     videos: folder with the files <name>.<any ending>. folder: where the links are made.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for name in PARTS[part][0]:
-        found = sorted(videos.glob(f"{name}.*"))
-        if not found:
+    for name in PARTS[part].videos:
+        matching = sorted(videos.glob(f"{name}.*"))
+        if not matching:
             sys.exit(f"--videos {videos} has no {name}")
-        files.append(found[0])
+        files.append(matching[0])
     # Photographs are files of installed Python packages, e.g. scikit-image.
     if part == "photos":
         for name, photos in PHOTOS.items():
             package = find_spec(name)
-            assert package is not None and package.origin is not None
-            files += [next(Path(package.origin).parent.rglob(photo)) for photo in photos]
+            assert package is not None and package.origin is not None  # it is not installed
+            package_folder = Path(package.origin).parent
+            for photo in photos:
+                files.append(next(package_folder.rglob(photo)))
     for file in files:
         link = folder / file.name
-        link.exists() or link.symlink_to(file.resolve())
+        if not link.exists():
+            link.symlink_to(file.resolve())
     return folder
 
 
@@ -143,71 +189,104 @@ def made_clips(out: Path, part: str, condition: str, sources: Path) -> Path:
     prepare_gopro_spike.py keeps clips that are there. sources: folder of `linked_sources`.
     """
     folder = out / "data" / f"{part}_{condition}"
-    rig = FALSE_FRAMES.get(condition, condition)
-    how = {"source": sources, "rig": rig, "out": folder, **PARTS[part][1]}
-    # {"clips": 2} -> ["--clips", "2"]
-    words = [word for key, value in how.items() for word in (f"--{key}", str(value))]
-    fixed = ["--test-share", "0", "--workers", "1"]
-    call("scripts/prepare_gopro_spike.py", out, folder.name, *words, *fixed)
+    flags = {
+        "--test-share": 0,  # all clips are in the folder "train" of the set
+        "--workers": 1,
+        "--source": sources,
+        "--rig": FALSE_FRAMES.get(condition, condition),
+        "--out": folder,
+        "--clips": PARTS[part].clips,
+        "--frames": PARTS[part].frames,
+        "--average": PARTS[part].average,
+    }
+    words = []
+    for flag, value in flags.items():
+        if value is not None:  # None: the program uses its default
+            words += [flag, str(value)]
+    call("scripts/prepare_gopro_spike.py", out, folder.name, *words)
     return folder
 
 
-def scores(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> dict[str, Any]:
+def scores_of(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> dict[str, Scores]:
     """Restore the clips of a folder in one way. Return clip -> its scores.
-
-    The scores: "psnr" of the restored and "blurry" of the input frames, "moving" of the restored
-    moving pixels, all in dB; "s_per_frame" in seconds, None if the clip was restored before.
 
     folder: the clips. results: where the frames go. flags: of the way, see `WAYS`.
     """
-    # Sharp and blurry frames are in the same folder of a clip. Nothing is told to the methods: they
-    # find place and time of the spike camera themselves (calibration=auto).
-    frames, spikes = str(folder / RGB / "train"), str(folder / SPIKES / "train")
-    places = ["--input", frames, "--spike", spikes, "--gt", frames, "--output", str(results)]
-    fixed = ["--save", "frames", "spike.calibration=auto"]
-    call("main_test_vrt.py", out, folder.name, *flags, *places, *fixed)
-    found = {}
+    # Input and sharp frames lie below one folder: <clip>/blur and <clip>/sharp.
+    frames = folder / RGB / "train"
+    call(
+        "main_test_vrt.py",
+        out,
+        folder.name,
+        *flags,
+        "--input",
+        str(frames),
+        "--spike",
+        str(folder / SPIKES / "train"),
+        "--gt",
+        str(frames),
+        "--output",
+        str(results),
+        "--save",
+        "frames",
+        # The way finds place and time of the spike camera itself.
+        "spike.calibration=auto",
+    )
+    scores = {}
     for clip, about in read_json(results / "metrics.json")["clips"].items():
-        moving = moving_psnr(results / clip, folder / RGB / "train" / clip)
-        found[clip] = {
-            "psnr": about["restored"]["psnr"],
-            "blurry": about["input"]["psnr"],
-            "moving": moving["restored"],
-            "s_per_frame": about.get("s_per_frame"),
-        }
-    return found
+        moving = moving_psnr(results / clip, frames / clip)
+        scores[clip] = Scores(
+            psnr=about["restored"]["psnr"],
+            blurry=about["input"]["psnr"],
+            moving=moving["restored"],
+            s_per_frame=about.get("s_per_frame"),
+        )
+    return scores
 
 
-def table_of(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Return the table in Markdown, one row per condition.
+def table_of(found: Mapping[str, Mapping[str, Mapping[str, Scores]]]) -> str:
+    """Return the table in Markdown, one row for each condition.
 
-    found: condition -> way -> clip -> scores, see `scores`. The gains are those of the last way
-    over the operator.
+    The gains are those of the last way over the operator. The header and the cells of a row have
+    the same order.
+
+    found: condition -> way -> clip -> scores.
     """
+    ways = list(next(iter(found.values())))
+    columns = ["gain over operator", "moving pixels", "worst clip", "s/frame"]
     rows = []
-    last = list(next(iter(found.values())))[-1]
-    for condition, ways in found.items():
-        # way -> clip -> PSNR in dB, of all and of moving pixels.
-        psnr = {way: {clip: s["psnr"] for clip, s in clips.items()} for way, clips in ways.items()}
-        moving = {
-            way: {clip: s["moving"] for clip, s in clips.items()} for way, clips in ways.items()
-        }
-        start, best = psnr[START], psnr[last]
-        # Gain of each clip, the clip with the smallest gain, and the gain at moving pixels.
-        gains = {clip: best[clip] - start[clip] for clip in best}
-        least, worst = min((gain, clip) for clip, gain in gains.items())
-        of_moving = [moving[last][c] - moving[START][c] for c in gains]
-        blurry = statistics.fmean(s["blurry"] for s in ways[START].values())
-        seconds = [s["s_per_frame"] for s in ways[last].values()]  # of one thread
-        # The order of the cells is that of the header below.
-        row = [condition, f"{blurry:.2f}"]
-        row += [f"{statistics.fmean(psnr[way].values()):.2f}" for way in ways]
-        row += [_cell(difference(best, start), "+"), f"{statistics.fmean(of_moving):+.2f}"]
-        row += [f"{least:+.2f} ({worst})", f"{statistics.median(seconds):.2f}"]
-        rows.append(row)
-    ways = next(iter(found.values()))
-    gains = ["gain over operator", "moving pixels", "worst clip", "s/frame"]
-    return markdown_table(rows, ["", "blurry", *ways, *gains])
+    for condition, scores in found.items():
+        rows.append(row_of(condition, scores))
+    return markdown_table(rows, ["", "blurry", *ways, *columns])
+
+
+def row_of(condition: str, scores: Mapping[str, Mapping[str, Scores]]) -> list[str]:
+    """Return the cells of a condition. scores: way -> clip -> scores."""
+    base = scores[BASE]
+    last = list(scores.values())[-1]
+    blurry = statistics.fmean(of_clip.blurry for of_clip in base.values())
+    cells = [condition, f"{blurry:.2f}"]
+    for clips in scores.values():
+        psnr = statistics.fmean(of_clip.psnr for of_clip in clips.values())
+        cells.append(f"{psnr:.2f}")
+
+    # The gain in the mean with its confidence interval, and the gain at moving pixels.
+    psnr_of_last = {clip: of_clip.psnr for clip, of_clip in last.items()}
+    psnr_of_base = {clip: of_clip.psnr for clip, of_clip in base.items()}
+    cells.append(_cell(difference(psnr_of_last, psnr_of_base), "+"))
+    gains_of_moving = [last[clip].moving - base[clip].moving for clip in last]
+    cells.append(f"{statistics.fmean(gains_of_moving):+.2f}")
+
+    # The clip that gains least.
+    gains = {clip: psnr_of_last[clip] - psnr_of_base[clip] for clip in last}
+    worst_clip = min(gains, key=lambda clip: (gains[clip], clip))  # by name among equal gains
+    cells.append(f"{gains[worst_clip]:+.2f} ({worst_clip})")
+
+    # The time is None if an earlier call restored the clip, and the median of None raises an error.
+    # Delete <out>/tests then, so that the clips are restored again.
+    seconds: list[Any] = [of_clip.s_per_frame for of_clip in last.values()]
+    cells.append(f"{statistics.median(seconds):.2f}")
+    return cells
 
 
 if __name__ == "__main__":

@@ -1,14 +1,30 @@
 #!/usr/bin/env python3
-"""Which method restores best: trains option files alike, tests them under several cameras and
-compares them.
+"""Find out which method restores best: train option files alike, test them, and compare them.
 
-    python lab/quality.py [--suite real --videos VIDEOS --steps 500]
+    python lab/quality.py
+    python lab/quality.py --suite real --videos VIDEOS --steps 500
 
-`real` trains on seven of eleven real videos, on photographs and made scenes under random rigs, and
-reports on two other videos under the conditions of data/cameras/rig.py; two more (`--part choose`)
-are for choosing. `sample` is a smoke test on made scenes. Repeat the command to go on where it
-stopped: a finished run is repeated only if its options have changed, and those committed in
-docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the figures.
+A method is an option file (a network with its fusion), trained for a number of steps, or a formula
+that needs no training. The suite says what the methods are trained and tested on:
+
+    sample   the made scenes of `make sample`; a smoke test
+    real     training: seven real videos, photographs and made scenes, under random rigs.
+             test: two other videos under each condition of data/cameras/rig.py.
+             Two more videos (--part choose) are for choosing between methods.
+
+The program works in this order:
+
+    make_made / make_real   the clips              -> Data
+    read_method             an option file         -> Method
+    run_one                 train, and test        -> results/<run>_<part>.json
+    report                  all results            -> table_<part>.md
+
+If the program is stopped, repeat the command: it goes on where it stopped. A finished run is
+repeated only if its options have changed. The runs in docs/benchmarks/quality count as finished.
+docs/benchmarks/quality.md has the figures.
+
+lab/joint_gain.py, lab/train_motion.py and lab/train_motion_net.py use the lists of videos and
+photographs, `call`, and the functions of the tables.
 """
 
 import argparse
@@ -45,14 +61,15 @@ COMMITTED = ROOT / "docs/benchmarks/quality"  # results that are part of the pro
 
 # ---- What is compared --------------------------------------------------------------------------
 #
-# VIDEOS, PHOTOS, CLIPS, SHARES and FRAMES are part of the digest of the data: another value makes
-# all results of finished runs invalid, also those in COMMITTED.
+# VIDEOS, PHOTOS, CLIPS, SAMPLE_WEIGHTS and FRAMES are part of the digest of the data. Another value
+# makes all results of finished runs invalid, also the results in COMMITTED.
 
-# The videos, by file name without suffix, were divided before anything was trained on them.
+# The videos, by file name without suffix. They were divided before anything was trained on them.
 VIDEOS = {
     "train": ("bedroom", "blocks", "cups", "juggle", "karma", "kick", "laptop"),
-    "choose": ("coffee", "walker"), "report": ("camel", "park"),
-}  # fmt: skip
+    "choose": ("coffee", "walker"),
+    "report": ("camel", "park"),
+}
 # Python package -> its photographs in the public domain or under CC0.
 PHOTOS = {
     "skimage": (
@@ -67,29 +84,34 @@ PHOTOS = {
 }
 # Set of clips -> number of clips of each video or photograph.
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
+FRAMES = 8  # frames of a clip
 # Training set -> weight with which a sample is drawn from it. "made" is the set of `make sample`.
-SHARES = {"made": 3, "random": 4, "photos": 2, "ideal": 3}
+SAMPLE_WEIGHTS = {"made": 3, "random": 4, "photos": 2, "ideal": 3}
+# Training set of the suite `real` -> what its clips are made from, and the rig of its cameras.
+TRAINING_SETS = {
+    "random": ("train", "random"),
+    "ideal": ("train", "ideal"),
+    "photos": ("photos", "random"),
+}
 # The rigs of the tests, see data/cameras/rig.py.
 CONDITIONS = ("ideal", "other", "rig", "dim")
-FRAMES = 8  # of a clip
-# Formulas that need no training: values of --method. "exposure" is the ratio formula of S-SDM, in
-# linear light.
-METHODS = (
-    "tfp",
-    "tfi",
-    "exposure",
-)
-# MOVES: a pixel counts as moving if the blurry and the sharp frame differ by more than so many of
-# 255 levels. AROUND: so many pixels on each side of a moving pixel count as well.
-MOVES, AROUND = (
-    12,
-    7,
-)
+# Formulas that need no training: values of --method of main_test_vrt.py. "exposure" is the ratio
+# formula of S-SDM, in linear light.
+FORMULAS = ("tfp", "tfi", "exposure")
+# A pixel counts as moving if the blurry and the sharp frame differ by more than this, in levels of
+# 8 bits. A lower limit would count noise as motion.
+MOVING_LEVELS = 12
+# Pixels at this distance from a moving pixel, or nearer, count as moving, too: a restored edge may
+# lie beside the true edge.
+MOVING_AROUND = 7
+# A frame without at least this share of moving pixels has no score of moving pixels, because a few
+# pixels would decide it.
+LEAST_MOVING = 0.01
 # Methods are alike if the numbers of their parameters differ by this share at most. Others are
 # marked in the table, because more parameters alone may be better.
 ALIKE = 0.05
-# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more,
-# which is too wide.
+# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom. The last one serves for all
+# larger numbers of degrees. Their intervals are a little too wide then.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
@@ -130,19 +152,27 @@ def main(argv: list[str]) -> int:
     (out / "results").mkdir(parents=True, exist_ok=True)
     data = make_real(out, args) if args.suite == "real" else make_made(out)
     files = args.opt or sorted((ROOT / "options/benchmark").glob("*.json"))
-    methods = [read_method(file, data, steps) for steps in args.steps for file in files]
-    # A step of each method must see as many pixels, or the comparison is not fair.
+    methods = []
+    for steps in args.steps:
+        for file in files:
+            methods.append(read_method(file, data, steps))
+
+    # A step of each method must see as many pixels, because otherwise one method sees more data.
+    first = methods[0]
     for method in methods:
-        if method.work != methods[0].work:
+        if method.pixels_per_step != first.pixels_per_step:
             sys.exit(
-                f"a step of {method.name} sees {method.work} pixels, "
-                f"one of {methods[0].name} {methods[0].work}"
+                f"a step of {method.name} sees {method.pixels_per_step} pixels, "
+                f"one of {first.name} {first.pixels_per_step}"
             )
-    # Seed by seed, so that after a stop all methods have the same seeds but the last.
+
+    # The seeds are the outer loop, so that after a stop all methods have the same finished seeds.
     for seed in args.seeds:
         for method in methods:
-            if args.only is None or method.file.stem in args.only:
-                finished(out, data, method, seed) or run_one(out, data, method, seed)
+            is_asked = args.only is None or method.file.stem in args.only
+            if is_asked and not finished(out, data, method, seed):
+                run_one(out, data, method, seed)
+
     text = report(out, data, methods, args.seeds)
     (out / f"table_{args.part}.md").write_text(text)
     print(text)
@@ -156,9 +186,19 @@ class Data:
     train: Mapping[Path, int]  # folder of a training set -> weight of its samples
     tests: Mapping[str, Path]  # condition -> folder of its test clips, e.g. data/report_rig
     split: str  # "train" or "test": the folder within a set that has the test clips
-    # A digest of what the sets are made from. It names no folder, so that results hold on other
+    # A digest of what the sets are made from. It contains no folder, so that results hold on other
     # machines.
     digest: str
+
+    @property
+    def part(self) -> str:
+        """Return what the tests are of: "made", "choose" or "report".
+
+        It is the first word of the folder of a test set, e.g. of data/report_rig. The files of
+        results end with it, so it must stay.
+        """
+        first_folder = next(iter(self.tests.values()))
+        return first_folder.name.partition("_")[0]
 
 
 @dataclass(frozen=True)
@@ -167,9 +207,9 @@ class Method:
 
     file: Path  # the option file
     steps: int  # optimizer steps
-    overrides: tuple[str, ...]  # "section.key=value" that are the same for all methods
+    overrides: tuple[str, ...]  # words "section.key=value" of the command line, see `overrides_of`
     parameters: int  # number of parameters that are trained
-    work: int  # samples x frames x pixels of an optimizer step
+    pixels_per_step: int  # samples x frames x pixels of a frame, in an optimizer step
     # 8 hex digits that change with the options, the number of steps and the data. They do not
     # change with the defaults of keys that the file does not give.
     digest: str
@@ -191,7 +231,7 @@ def make_made(out: Path) -> Data:
     """Make the sample set, as `make sample` does. It is for training and testing."""
     folder = out / "data/made"
     call("scripts/make_sample_data.py", out, "made", "--root", str(folder))
-    return Data({folder: 1}, {"recorded": folder}, "test", "sample")
+    return Data(train={folder: 1}, tests={"recorded": folder}, split="test", digest="sample")
 
 
 def _folder_of(package: str) -> Path:
@@ -207,69 +247,100 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
 
     args: the command line, with the folder of the videos, the part and the conditions.
     """
-    # File name without ending -> video. Each video must be there.
-    videos = {path.stem: path for path in sorted(args.videos.iterdir())} if args.videos else {}
-    if lacking := {name for names in VIDEOS.values() for name in names} - videos.keys():
-        sys.exit(f"--videos {args.videos} has no {', '.join(sorted(lacking))}")
-    # Part -> its videos. The photographs are one more part. A folder of links for each part.
-    sources = {part: [videos[name] for name in names] for part, names in VIDEOS.items()}
-    packages = {name: _folder_of(name) for name in PHOTOS}
-    sources["photos"] = [
-        next(packages[name].rglob(photo)) for name, photos in PHOTOS.items() for photo in photos
-    ]
-    for part, files in sources.items():
-        (out / "sources" / part).mkdir(parents=True, exist_ok=True)
-        for file in files:
-            link = out / "sources" / part / file.name
-            link.exists() or link.symlink_to(file.resolve())
-    # Name of a set -> (part, rig). `random` has the training sets, `tests` those of both parts.
-    random = {
-        "random": ("train", "random"),
-        "ideal": ("train", "ideal"),
-        "photos": ("photos", "random"),
-    }
-    tests = {f"{part}_{each}": (part, each) for part in ("choose", "report") for each in CONDITIONS}
-    # Make the clips of the training, and of the part that is tested.
-    for name, (part, rig) in (random | tests).items():
-        clips, source = CLIPS.get(name, CLIPS.get(part)), out / "sources" / part
-        if name in random or part == args.part:
-            asked = {
-                "source": source,
-                "rig": rig,
-                "clips": clips,
-                "frames": FRAMES,
-                "out": out / "data" / name,
-            }
-            more = [word for key, value in asked.items() for word in (f"--{key}", str(value))]
-            call(
-                "scripts/prepare_gopro_spike.py",
-                out,
-                name,
-                "--test-share",
-                "0",
-                "--workers",
-                "1",
-                *more,
-            )
-    # The made scenes are a training set as well.
+    sources = link_sources(out, args.videos)
+    # The clips of the training, and of the part that is tested.
+    for name, (source, rig) in TRAINING_SETS.items():
+        make_clips(out, name, sources[source], rig, CLIPS[name])
+    for condition in CONDITIONS:
+        name = f"{args.part}_{condition}"
+        make_clips(out, name, sources[args.part], condition, CLIPS[args.part])
+    tests = {each: out / "data" / f"{args.part}_{each}" for each in args.conditions}
+
+    # Folder of each training set -> weight. The made scenes are a training set as well. The order
+    # decides which random number draws from which set, so it must stay.
     [made] = make_made(out).train
-    train = {out / "data" / name: share for name, share in SHARES.items() if name != "made"} | {
-        made: SHARES["made"]
+    train = {}
+    for name, weight in SAMPLE_WEIGHTS.items():
+        if name != "made":
+            train[out / "data" / name] = weight
+    train[made] = SAMPLE_WEIGHTS["made"]
+    digest = digest_of([VIDEOS, CLIPS, SAMPLE_WEIGHTS, FRAMES, PHOTOS])
+    return Data(train, tests, split="train", digest=digest)
+
+
+def link_sources(out: Path, videos_folder: Path | None) -> dict[str, Path]:
+    """Collect what the clips are made from. Returns part -> a folder with links.
+
+    The parts are "train", "choose" and "report", with videos, and "photos". Ends the program if a
+    video is missing.
+    """
+    # File name without ending -> video.
+    videos = {}
+    if videos_folder:
+        videos = {path.stem: path for path in sorted(videos_folder.iterdir())}
+    wanted = {name for names in VIDEOS.values() for name in names}
+    missing = wanted - videos.keys()
+    if missing:
+        sys.exit(f"--videos {videos_folder} has no {', '.join(sorted(missing))}")
+
+    files = {}
+    for part, names in VIDEOS.items():
+        files[part] = [videos[name] for name in names]
+    files["photos"] = []
+    for package, photos in PHOTOS.items():
+        package_folder = _folder_of(package)
+        for photo in photos:
+            # The whole package is searched, because each package has another folder for them.
+            found = next(package_folder.rglob(photo))
+            files["photos"].append(found)
+
+    folders = {}
+    for part, files_of_part in files.items():
+        folders[part] = out / "sources" / part
+        folders[part].mkdir(parents=True, exist_ok=True)
+        for file in files_of_part:
+            link = folders[part] / file.name
+            if not link.exists():
+                link.symlink_to(file.resolve())
+    return folders
+
+
+def make_clips(out: Path, name: str, source: Path, rig: str, clips: int) -> None:
+    """Make a set of clips in <out>/data/<name>. Clips that are there are kept.
+
+    source: folder of videos or photographs. rig: the cameras. clips: number of clips of each video
+    or photograph.
+    """
+    flags = {
+        "--test-share": 0,  # all clips are in the folder "train" of the set
+        "--workers": 1,
+        "--source": source,
+        "--rig": rig,
+        "--clips": clips,
+        "--frames": FRAMES,
+        "--out": out / "data" / name,
     }
-    digest = hashlib.sha256(
-        json.dumps([VIDEOS, CLIPS, SHARES, FRAMES, PHOTOS], sort_keys=True).encode()
-    ).hexdigest()[:8]
-    return Data(
-        train, {each: out / f"data/{args.part}_{each}" for each in args.conditions}, "train", digest
-    )
+    words = []
+    for flag, value in flags.items():
+        words += [flag, str(value)]
+    call("scripts/prepare_gopro_spike.py", out, name, *words)
+
+
+def digest_of(value: Any) -> str:
+    """Return 8 hex digits that change with the value.
+
+    Names of committed results contain such digits, so the form of the JSON must stay.
+    """
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def roots(folder: Path, split: str) -> dict[str, str]:
-    """Return the folders of a split as keys of an option file.
+    """Return the folders of a set as keys of an option file, e.g. "dataroot_spike" -> folder.
 
-    Blurry and sharp frames are in the same folder of a clip, so two keys have the same value.
+    dataroot_lq and dataroot_gt are the same folder: <clip>/blur and <clip>/sharp lie below it.
 
-    folder: of a set. split: "train" or "test".
+    folder: of the set. split: "train" or "test".
     """
     frames = str(folder / RGB / split)
     return {
@@ -283,50 +354,89 @@ def roots(folder: Path, split: str) -> dict[str, str]:
 
 
 def read_method(file: Path, data: Data, steps: int) -> Method:
-    """Return an option file as it is trained here: on these sets, for so many steps.
-
-    What is not the method is set alike for all files: data, length, log.
-    """
+    """Return an option file as it is trained here: on the training sets, for a number of steps."""
     raw = read_with_base(file, Sources(str(file)))
-    train = raw.get("train") or {}
-    # The overrides: dotted key -> value.
-    places = [roots(folder, "train") for folder in data.train]
-    changes = {
-        **{f"datasets.train.{key}": [each[key] for each in places] for key in places[0]},
-        "datasets.train.dataroot_share": list(data.train.values()),
-        "datasets.train.spike.calibration": "recorded", "datasets.test": None,
-        "train.total_iter": steps, "train.epochs": None, "train.G_scheduler_periods": steps,
-        "train.checkpoint_print": max(1, min(10, steps // 2)), "logging.use_tensorboard": False,
-        "logging.use_wandb": False,
-    }  # fmt: skip
-    # A file that freezes parameters for its whole run does so here, too, whatever the steps are.
-    if (train.get("fix_iter") or 0) > (train.get("total_iter") or 0):
-        changes["train.fix_iter"] = steps + 1
-    overrides = tuple(f"{key}={json.dumps(value)}" for key, value in changes.items())
+    overrides = overrides_of(raw, data, steps)
     opt = read_options(["--opt", str(file), *overrides])
-    # The number of parameters that are trained, and the pixels of a step.
-    clips = opt.plain()["datasets"]["train"]
-    net, train = define_G(opt), opt.train
-    frozen = (
-        group_names(net, train.fix_iter, train.fix_keys)[1] if (train.fix_iter or 0) > steps else ()
+    return Method(
+        file=file.resolve(),
+        steps=steps,
+        overrides=overrides,
+        parameters=trained_parameters(opt, steps),
+        pixels_per_step=pixels_per_step(opt),
+        digest=digest_of_method(raw, data, steps),
     )
-    parameters = sum(p.numel() for key, p in net.named_parameters() if key not in frozen)
-    work = (
-        clips["dataloader_batch_size"]
-        * opt.train.accumulation_steps
-        * clips["num_frame"]
-        * clips["gt_size"] ** 2
-    )
-    # The digest is of what the file gives, without names and folders. The order of the list and its
-    # form as JSON are part of the digest, so they must stay.
-    about = {k: v for k, v in raw.items() if k not in ("task", "path", "logging", "$schema")}
-    about["datasets"] = {
-        k: v for k, v in raw["datasets"]["train"].items() if not k.startswith(("dataroot", "name"))
+
+
+def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, ...]:
+    """Return the options that are the same for all methods: data, length, log.
+
+    They are words of the command line, e.g. "train.total_iter=500".
+
+    raw: the option file as it is written.
+    """
+    # Key -> a list with the folder of each training set.
+    roots_of_sets = [roots(folder, "train") for folder in data.train]
+    changes: dict[str, Any] = {}
+    for key in roots_of_sets[0]:
+        changes[f"datasets.train.{key}"] = [each[key] for each in roots_of_sets]
+    changes |= {
+        "datasets.train.dataroot_share": list(data.train.values()),
+        "datasets.train.spike.calibration": "recorded",
+        "datasets.test": None,  # no validation: the test comes after the training
+        "train.total_iter": steps,
+        "train.epochs": None,
+        "train.G_scheduler_periods": steps,
+        # Every 10 steps, or twice in a shorter run: the time of a step is read from these lines.
+        "train.checkpoint_print": max(1, min(10, steps // 2)),
+        "logging.use_tensorboard": False,
+        "logging.use_wandb": False,
     }
-    digest = hashlib.sha256(
-        json.dumps([about, steps, data.digest], sort_keys=True).encode()
-    ).hexdigest()[:8]
-    return Method(file.resolve(), steps, overrides, parameters, work, digest)
+    # A file that freezes parameters for its whole run does so here, too, for any number of steps.
+    train = raw.get("train") or {}
+    frozen_steps = train.get("fix_iter") or 0
+    all_steps = train.get("total_iter") or 0
+    if frozen_steps > all_steps:
+        changes["train.fix_iter"] = steps + 1
+    return tuple(f"{key}={json.dumps(value)}" for key, value in changes.items())
+
+
+def trained_parameters(opt: Any, steps: int) -> int:
+    """Return the number of parameters that are trained. opt: the options, see `read_options`."""
+    net = define_G(opt)
+    # Parameters that are frozen until after the last step are never trained.
+    frozen: Collection[str] = ()
+    if (opt.train.fix_iter or 0) > steps:
+        _, frozen = group_names(net, opt.train.fix_iter, opt.train.fix_keys)
+    count = 0
+    for name, parameter in net.named_parameters():
+        if name not in frozen:
+            count += parameter.numel()
+    return count
+
+
+def pixels_per_step(opt: Any) -> int:
+    """Return how many pixels an optimizer step sees: samples x frames x pixels of a frame."""
+    clips = opt.plain()["datasets"]["train"]
+    samples = clips["dataloader_batch_size"] * opt.train.accumulation_steps
+    return samples * clips["num_frame"] * clips["gt_size"] ** 2
+
+
+def digest_of_method(raw: Mapping[str, Any], data: Data, steps: int) -> str:
+    """Return 8 hex digits that change with the options of a file, the steps and the data.
+
+    Names of the run and folders do not count. The names of committed results contain the digits, so
+    what is digested must stay as it is.
+    """
+    about = {}
+    for key, value in raw.items():
+        if key not in ("task", "path", "logging", "$schema"):
+            about[key] = value
+    about["datasets"] = {}
+    for key, value in raw["datasets"]["train"].items():
+        if not key.startswith(("dataroot", "name")):
+            about["datasets"][key] = value
+    return digest_of([about, steps, data.digest])
 
 
 def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
@@ -334,12 +444,16 @@ def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any]
 
     A result of this machine comes before one in COMMITTED.
     """
-    # The part is the first word of the folder of a test set, e.g. "report" of report_rig.
-    name = f"{method.run_name(seed)}_{next(iter(data.tests.values())).name.partition('_')[0]}.json"
-    places = [folder / name for folder in (out / "results", COMMITTED) if (folder / name).exists()]
-    result = read_json(places[0]) if places else {"clips": ()}
-    tested = {clip.partition("/")[0] for clip in result["clips"]}
-    return result if tested >= data.tests.keys() else None
+    name = f"{method.run_name(seed)}_{data.part}.json"
+    for folder in (out / "results", COMMITTED):
+        file = folder / name
+        if file.exists():
+            result = read_json(file)
+            # Names of clips are "<condition>/<clip>".
+            tested = {clip.partition("/")[0] for clip in result["clips"]}
+            has_all = tested >= data.tests.keys()
+            return result if has_all else None
+    return None
 
 
 def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
@@ -348,74 +462,106 @@ def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
     Writes the result with the keys "method", "seed", "s_per_step" and "clips", see `test`.
     """
     name = method.run_name(seed)
+    call(
+        "main_train_vrt.py",
+        out,
+        name,
+        "--opt",
+        str(method.file),
+        *method.overrides,
+        f"task={name}",
+        f"path.root={out / 'runs'}",
+        f"train.manual_seed={seed}",
+    )
     run = out / "runs" / name
-    task = [f"task={name}", f"path.root={out / 'runs'}", f"train.manual_seed={seed}"]
-    call("main_train_vrt.py", out, name, "--opt", str(method.file), *method.overrides, *task)
+    # Steps per second, of each line of the log. If this call has only tested a run that was
+    # finished before, the history of the run still has them.
+    speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
+    s_per_step = None
+    if speeds:
+        s_per_step = statistics.median(1 / speed for speed in speeds)
     # These are the averaged weights if the option file asks for them (E_decay).
     weights = str(run / "checkpoints/checkpoint_latest.pth")
-    # The median time of a step. A finished run that is only tested again has it in its history.
-    speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
-    s_per_step = statistics.median(1 / speed for speed in speeds) if speeds else None
-    about = {"method": method.name, "seed": seed, "s_per_step": s_per_step}
-    save(
-        out, data, name, about | {"clips": test(out, data, name, method.file, "--weights", weights)}
-    )
+    clips = test(out, data, name, method.file, "--weights", weights)
+    result = {"method": method.name, "seed": seed, "s_per_step": s_per_step, "clips": clips}
+    save(out, data, name, result)
 
 
-def save(out: Path, data: Data, name: str, about: dict[str, Any]) -> None:
+def save(out: Path, data: Data, name: str, result: dict[str, Any]) -> None:
     """Write a result to results/<name>_<part>.json, where `finished` finds it."""
-    part = next(iter(data.tests.values())).name.partition("_")[0]
-    (out / "results" / f"{name}_{part}.json").write_text(json.dumps(about, indent=1) + "\n")
+    file = out / "results" / f"{name}_{data.part}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
     print(f"{name}: done", flush=True)
 
 
-def test(out: Path, data: Data, name: str, file: Path, *how: str) -> dict[str, Any]:
+def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> dict[str, Any]:
     """Restore all test clips with main_test_vrt.py, and return their scores.
 
     Returns "<condition>/<clip>" -> {"restored": scores, "input": scores of the blurry frames}. The
     scores are those of metrics.json, and "moving" for frames in colour, see `moving_psnr`.
 
-    file: option file. how: flags that say what restores, e.g. "--weights", FILE.
+    method: flags that say what restores, e.g. "--weights", FILE.
     """
-    found = {}
+    scores = {}
     for condition, folder in data.tests.items():
         results = out / "tests" / name / condition
-        places = roots(folder, data.split)
-        changes = [f"datasets.test.{key}={value}" for key, value in places.items()]
-        changes.append("datasets.test.spike.calibration=recorded")
-        more = ["--output", str(results), "--overwrite", "--save", "frames"]
-        call("main_test_vrt.py", out, name, "--opt", str(file), *how, *more, *changes)
+        roots_of_test = roots(folder, data.split)
+        options = [f"datasets.test.{key}={value}" for key, value in roots_of_test.items()]
+        options.append("datasets.test.spike.calibration=recorded")
+        call(
+            "main_test_vrt.py",
+            out,
+            name,
+            "--opt",
+            str(option_file),
+            *method,
+            "--output",
+            str(results),
+            "--overwrite",
+            "--save",
+            "frames",
+            *options,
+        )
+        sharp_root = Path(roots_of_test["dataroot_gt"])
         for clip, about in read_json(results / "metrics.json")["clips"].items():
-            kinds = {kind: about[kind] for kind in ("restored", "input")}
-            # Grey frames, as those of tfp, have psnr_y alone.
-            if "psnr" in kinds["restored"]:
-                moving = moving_psnr(results / clip, Path(places["dataroot_gt"]) / clip)
-                kinds = {kind: values | {"moving": moving[kind]} for kind, values in kinds.items()}
-            found[f"{condition}/{clip}"] = kinds
-    return found
+            of_clip = {"restored": about["restored"], "input": about["input"]}
+            # Grey frames, as tfp makes them, have only the score psnr_y.
+            if "psnr" in about["restored"]:
+                moving = moving_psnr(results / clip, sharp_root / clip)
+                for kind in ("restored", "input"):
+                    of_clip[kind] = of_clip[kind] | {"moving": moving[kind]}
+            scores[f"{condition}/{clip}"] = of_clip
+    return scores
 
 
 def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     """Return the PSNR in dB of the moving pixels: {"restored": dB, "input": dB of the blurry}.
 
-    It is the mean over the frames in which more than one pixel in a hundred moves. The program
+    It is the mean over the frames in which more than LEAST_MOVING of the pixels move.
     lab/joint_gain.py uses it as well.
 
     restored: folder of the restored frames. clip: folder with the folders sharp and blur.
     """
-    found: dict[str, list[float]] = {"restored": [], "input": []}
+    scores: dict[str, list[float]] = {"restored": [], "input": []}
     for file in sorted((clip / "sharp").iterdir()):
-        sharp, blurry, own = (
-            read_bgr(str(path)).astype(np.float32)
-            for path in (file, clip / "blur" / file.name, restored / file.name)
-        )
+        sharp = read_bgr(str(file)).astype(np.float32)
+        blurry = read_bgr(str(clip / "blur" / file.name)).astype(np.float32)
+        frame = read_bgr(str(restored / file.name)).astype(np.float32)
+
         # Where the frame moves, (H, W): a large difference in any colour, and the pixels around.
-        moves = (np.abs(blurry - sharp).max(axis=2) > MOVES).astype(np.uint8)
-        moves = cv2.dilate(moves, np.ones((2 * AROUND + 1,) * 2)).astype(bool)
-        if moves.mean() > 0.01:
-            for kind, image in (("restored", own), ("input", blurry)):
-                found[kind].append(10 * np.log10(255**2 / ((image - sharp)[moves] ** 2).mean()))
-    return {kind: float(np.mean(values)) for kind, values in found.items()}
+        difference_of_colours = np.abs(blurry - sharp).max(axis=2)
+        moves = (difference_of_colours > MOVING_LEVELS).astype(np.uint8)
+        side = 2 * MOVING_AROUND + 1
+        moves = cv2.dilate(moves, np.ones((side, side))).astype(bool)
+        if moves.mean() > LEAST_MOVING:
+            scores["restored"].append(_psnr((frame - sharp)[moves]))
+            scores["input"].append(_psnr((blurry - sharp)[moves]))
+    return {kind: float(np.mean(values)) for kind, values in scores.items()}
+
+
+def _psnr(errors: np.ndarray) -> float:
+    """Return the PSNR in dB of errors in levels of 8 bits."""
+    return 10 * np.log10(255**2 / (errors**2).mean())
 
 
 def call(program: str, out: Path, name: str, *arguments: str) -> None:
@@ -428,19 +574,27 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
     with log.open("ab") as file:
         done = subprocess.run(
             [sys.executable, str(ROOT / program), *arguments],
-            cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"}, preexec_fn=die_with_parent, check=False,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            # Each line is in the log at once, so that one can follow the program.
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            preexec_fn=die_with_parent,
+            check=False,
+        )
     if done.returncode:
         sys.exit(f"{program} of {name} ended with exit code {done.returncode}: see {log}")
 
 
 # ---- The tables --------------------------------------------------------------------------------
 
+# (mean, half the width of its interval, or its deviation). The second is None for a single value.
+Spread = tuple[float, float | None]
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a method."""
+    """The results of a method with all seeds."""
 
     name: str  # e.g. "exposure 500", or the name of a formula
     parameters: int  # number of parameters; 0 without a network
@@ -448,7 +602,7 @@ class Outcome:
 
     def clips(
         self, condition: str, metric: str, kind: str = "restored", seeds: Collection[int] = ()
-    ) -> dict:
+    ) -> dict[str, float]:
         """Return clip -> the mean of a metric over the seeds.
 
         Clips that lack the metric are left out.
@@ -456,147 +610,199 @@ class Outcome:
         condition: e.g. "rig". metric: e.g. "psnr". kind: "restored", or "input" for the blurry
         frames. seeds: () for all.
         """
-        # The runs that were tested under the condition, and the clips of the condition.
-        runs = [self.runs[seed]["clips"] for seed in (seeds or self.runs)]
-        tested = [
-            clips for clips in runs if any(name.startswith(f"{condition}/") for name in clips)
-        ]
-        names = [name for name in (tested[0] if tested else ()) if name.startswith(f"{condition}/")]
-        values = {name: [clips[name][kind].get(metric) for clips in tested] for name in names}
-        return {name: statistics.fmean(each) for name, each in values.items() if None not in each}
+        # The clips of each run that was tested under the condition. Names: "<condition>/<clip>".
+        prefix = f"{condition}/"
+        tested = []
+        for seed in seeds or self.runs:
+            clips = self.runs[seed]["clips"]
+            if any(name.startswith(prefix) for name in clips):
+                tested.append(clips)
+        if not tested:
+            return {}
+
+        # All runs have the same clips, because `finished` asks for all conditions.
+        means = {}
+        for name in tested[0]:
+            if name.startswith(prefix):
+                values: list[Any] = [clips[name][kind].get(metric) for clips in tested]
+                if None not in values:
+                    means[name] = statistics.fmean(values)
+        return means
 
     def seeds(self, condition: str, metric: str) -> list[float]:
         """Return the mean over the clips, for each seed that was tested under the condition."""
-        found = [self.clips(condition, metric, seeds=[seed]) for seed in self.runs]
-        return [statistics.fmean(clips.values()) for clips in found if clips]
+        means = []
+        for seed in self.runs:
+            clips = self.clips(condition, metric, seeds=[seed])
+            if clips:
+                means.append(statistics.fmean(clips.values()))
+        return means
 
-    def gain(self, condition: str, metric: str) -> tuple[float, float | None] | None:
+    def gain(self, condition: str, metric: str) -> Spread | None:
         """Return the gain over the blurry frames, see `difference`."""
         return difference(self.clips(condition, metric), self.clips(condition, metric, "input"))
 
     def seconds(self) -> float | None:
         """Return the median time of a training step in seconds. Returns None if it is unknown."""
-        found = [run["s_per_step"] for run in self.runs.values() if run.get("s_per_step")]
-        return statistics.median(found) if found else None
+        times = [run["s_per_step"] for run in self.runs.values() if run.get("s_per_step")]
+        return statistics.median(times) if times else None
 
 
-def difference(
-    mine: Mapping[Any, float], reference: Mapping[Any, float]
-) -> tuple[float, float | None] | None:
+def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> Spread | None:
     """Return (mean of mine - reference, half the width of its 95 % confidence interval).
 
-    The mean is over the clips that both have. The interval is of Student's t for paired samples. It
-    is None for one clip. Without any common clip the result is None.
+    The mean is over the keys that both have. The interval is of Student's t for paired samples:
 
-    mine, reference: clip -> score.
+        half width = t(n - 1) * standard deviation of the n differences / sqrt(n)
+
+    The half width is None if there is only one common key. Returns None if there is none.
+
+    mine, reference: clip or seed -> score.
     """
-    pairs = [mine[key] - reference[key] for key in sorted(mine.keys() & reference.keys())]
-    if len(pairs) < 2:
-        return (pairs[0], None) if pairs else None
-    # n pairs have n - 1 degrees of freedom. Index 0 is for one degree.
-    quantile = T_QUANTILES[min(len(pairs) - 1, len(T_QUANTILES)) - 1]
-    return statistics.fmean(pairs), quantile * statistics.stdev(pairs) / len(pairs) ** 0.5
+    common = sorted(mine.keys() & reference.keys())
+    differences = [mine[key] - reference[key] for key in common]
+    n = len(differences)
+    if n == 0:
+        return None
+    if n == 1:
+        return differences[0], None
+    # T_QUANTILES begins with one degree of freedom, and n differences have n - 1 degrees.
+    index = min(n - 1, len(T_QUANTILES)) - 1
+    half_width = T_QUANTILES[index] * statistics.stdev(differences) / n**0.5
+    return statistics.fmean(differences), half_width
 
 
 def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int]) -> str:
     """Return the tables, as Markdown, of the formulas and of all finished runs.
 
-    Tests the formulas if their results are not there.
+    Tests the formulas first, if their results are not there.
     """
-    part, outcomes = next(iter(data.tests.values())).name.partition("_")[0], []
-    for formula in METHODS:
-        file = out / "results" / f"{formula}_{part}.json"
+    outcomes = []
+    for formula in FORMULAS:
+        file = out / "results" / f"{formula}_{data.part}.json"
         if not file.exists():
-            save(
-                out,
-                data,
-                formula,
-                {"clips": test(out, data, formula, methods[0].file, "--method", formula)},
-            )
-        outcomes.append(Outcome(formula, 0, {0: read_json(file)}))
+            clips = test(out, data, formula, methods[0].file, "--method", formula)
+            save(out, data, formula, {"clips": clips})
+        # A formula has no seed and no parameters.
+        outcomes.append(Outcome(formula, parameters=0, runs={0: read_json(file)}))
     for method in methods:
-        runs = {seed: result for seed in seeds if (result := finished(out, data, method, seed))}
+        runs = {}
+        for seed in seeds:
+            result = finished(out, data, method, seed)
+            if result:
+                runs[seed] = result
         if runs:
             outcomes.append(Outcome(method.name, method.parameters, runs))
     return tables(outcomes, list(data.tests))
 
 
 def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
-    """Return the tables as Markdown.
+    """Return the tables as Markdown: one row for each method, one column for each condition.
 
-    outcomes: methods with results, one row each. If names begin with "concat", the last of these
-    methods is the base, with which the others are compared. conditions: the columns.
+    outcomes: methods with results. If names begin with "concat", the last of these methods is the
+    base, with which the others are compared.
     """
-    base = next((o for o in reversed(outcomes) if o.name.startswith("concat")), None)
-    sections, rows = [], []
-    # First table: size, time, number of seeds, and clips that are worse than the blurry input.
-    for o in outcomes:
-        clips = [clip for run in o.runs.values() for clip in run["clips"].values()]
-        scored = [clip for clip in clips if "psnr" in clip["restored"]]
-        gains = [clip["restored"]["psnr"] - clip["input"]["psnr"] for clip in scored]
-        more = o.parameters / base.parameters - 1 if base and o.parameters else 0.0
-        seconds, below = o.seconds(), f"{sum(gain < 0 for gain in gains)} of {len(gains)}"
-        count = (f"{o.parameters:,}" if o.parameters else "-") + ", NOT ALIKE" * (abs(more) > ALIKE)
-        rows.append([o.name, count, f"{seconds:.2f}" if seconds else "-", len(o.runs), below])
-    sections.append(
-        table(rows, ["method, steps", "parameters", "s/step", "seeds", "clips below input"])
-    )
-    # Two tables for each metric: the scores, and the gains over the blurry input.
-    for metric, title in (
-        ("psnr", "PSNR"),
-        ("moving", "PSNR of moving pixels"),
-        ("psnr_y", "PSNR-Y"),
-    ):
-        known = [o for o in outcomes if o.clips(conditions[0], metric)]
-        blurry = [
-            statistics.fmean(known[-1].clips(c, metric, "input").values()) for c in conditions
-        ]
-        rows = [["blurry input", *(f"{value:.2f}" for value in blurry)]]
-        rows += [
-            [o.name, *(_cell(_mean_and_spread(o.seeds(c, metric))) for c in conditions)]
-            for o in known
-        ]
-        sections += [f"{title} in dB, ± over seeds", table(rows, ["", *conditions])]
-        rows = [[o.name, *(_cell(o.gain(c, metric), "+") for c in conditions)] for o in known]
-        sections += [
-            f"{title} minus that of the input, ± 95 % over clips",
-            table(rows, ["", *conditions]),
-        ]
-    # Last table: networks compared with the base, over the seeds that both have.
-    if base:
+    base = None
+    for outcome in outcomes:
+        if outcome.name.startswith("concat"):
+            base = outcome
+
+    sections = [_table_of_methods(outcomes, base)]
+    titles = {"psnr": "PSNR", "moving": "PSNR of moving pixels", "psnr_y": "PSNR-Y"}
+    for metric, title in titles.items():
+        known = [outcome for outcome in outcomes if outcome.clips(conditions[0], metric)]
+        sections.append(f"{title} in dB, ± over seeds")
+        sections.append(_table_of_scores(known, conditions, metric))
+        sections.append(f"{title} minus that of the input, ± 95 % over clips")
         rows = []
-        for o in outcomes:
-            if (
-                o is not base
-                and o.parameters
-                and (shared := sorted(o.runs.keys() & base.runs.keys()))
-            ):
-                pairs = [
-                    [each.clips(c, "psnr", seeds=shared) for each in (o, base)] for c in conditions
-                ]
-                rows.append([o.name, *(_cell(difference(*pair), "+") for pair in pairs)])
-        sections += [
-            f"PSNR minus that of {base.name}, ± 95 % over clips",
-            table(rows, ["", *conditions]),
-        ]
+        for outcome in known:
+            gains = [_cell(outcome.gain(condition, metric), "+") for condition in conditions]
+            rows.append([outcome.name, *gains])
+        sections.append(table(rows, ["", *conditions]))
+    if base:
+        sections.append(f"PSNR minus that of {base.name}, ± 95 % over clips")
+        sections.append(_table_against(base, outcomes, conditions))
     return "\n\n".join(sections) + "\n"
 
 
-def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None] | None:
+def _table_of_methods(outcomes: Sequence[Outcome], base: Outcome | None) -> str:
+    """Return the first table: size, time, seeds, and clips that are worse than the blurry input."""
+    rows = []
+    for outcome in outcomes:
+        # The gain of each clip with each seed. Grey frames have no PSNR of colours.
+        gains = []
+        for run in outcome.runs.values():
+            for clip in run["clips"].values():
+                if "psnr" in clip["restored"]:
+                    gains.append(clip["restored"]["psnr"] - clip["input"]["psnr"])
+        losses = [gain for gain in gains if gain < 0]
+
+        size = "-"
+        if outcome.parameters:
+            size = f"{outcome.parameters:,}"
+            if base and abs(outcome.parameters / base.parameters - 1) > ALIKE:
+                size += ", NOT ALIKE"
+        seconds = outcome.seconds()
+        time = f"{seconds:.2f}" if seconds else "-"
+        below = f"{len(losses)} of {len(gains)}"
+        rows.append([outcome.name, size, time, len(outcome.runs), below])
+    return table(rows, ["method, steps", "parameters", "s/step", "seeds", "clips below input"])
+
+
+def _table_of_scores(outcomes: Sequence[Outcome], conditions: Sequence[str], metric: str) -> str:
+    """Return the table of a metric: the blurry input, then each method."""
+    # All methods have the same input, so the last method serves for all.
+    blurry = []
+    for condition in conditions:
+        scores = outcomes[-1].clips(condition, metric, "input")
+        blurry.append(f"{statistics.fmean(scores.values()):.2f}")
+    rows = [["blurry input", *blurry]]
+    for outcome in outcomes:
+        cells = []
+        for condition in conditions:
+            cells.append(_cell(_mean_and_deviation(outcome.seeds(condition, metric))))
+        rows.append([outcome.name, *cells])
+    return table(rows, ["", *conditions])
+
+
+def _table_against(base: Outcome, outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
+    """Return the last table: the PSNR of networks minus that of the base, over common seeds."""
+    rows = []
+    for outcome in outcomes:
+        common_seeds = sorted(outcome.runs.keys() & base.runs.keys())
+        is_network = outcome.parameters > 0
+        if outcome is base or not is_network or not common_seeds:
+            continue
+        cells = []
+        for condition in conditions:
+            mine = outcome.clips(condition, "psnr", seeds=common_seeds)
+            reference = base.clips(condition, "psnr", seeds=common_seeds)
+            cells.append(_cell(difference(mine, reference), "+"))
+        rows.append([outcome.name, *cells])
+    return table(rows, ["", *conditions])
+
+
+def _mean_and_deviation(values: Sequence[float]) -> Spread | None:
     """Return (mean, standard deviation). One value has no deviation. Returns None for no value."""
-    return (
-        (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-        if values
-        else None
-    )
+    if not values:
+        return None
+    if len(values) == 1:
+        return statistics.fmean(values), None
+    return statistics.fmean(values), statistics.stdev(values)
 
 
-def _cell(value: tuple[float, float | None] | None, sign: str = "") -> str:
-    """Return a cell of a table, e.g. (1.234, 0.1), "+" -> "+1.23 ± 0.10". "-" for no value."""
-    if value is None:
+def _cell(spread: Spread | None, sign: str = "") -> str:
+    """Return a cell of a table, e.g. (1.234, 0.1), "+" -> "+1.23 ± 0.10". "-" for None.
+
+    sign: "+" writes a plus before a positive mean.
+    """
+    if spread is None:
         return "-"
-    mean, around = value
-    return f"{mean:{sign}.2f}" + ("" if around is None else f" ± {around:.2f}")
+    mean, half_width = spread
+    text = f"{mean:{sign}.2f}"
+    if half_width is not None:
+        text += f" ± {half_width:.2f}"
+    return text
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 """lab/joint_gain.py: the table says how much the last method gains, and where it gains least."""
 
-from lab.joint_gain import WAYS, table_of
+from dataclasses import replace
+
+from lab.joint_gain import WAYS, Scores, table_of
 
 
 def test_the_table_has_the_gain_with_its_interval_and_names_the_worst_clip():
     gains = {"camel_00": 3.0, "camel_01": 1.0, "park_00": -0.5}
-    found = {
-        way: {
-            clip: {"psnr": 25.0, "blurry": 20.0, "moving": 24.0, "s_per_frame": 0.5}
-            for clip in gains
-        }
-        for way in WAYS
-    }
+    usual = Scores(psnr=25.0, blurry=20.0, moving=24.0, s_per_frame=0.5)
+    found = {way: dict.fromkeys(gains, usual) for way in WAYS}
     for clip, gain in gains.items():
-        found["motion"][clip] |= {"psnr": 25.0 + gain, "moving": 26.0}
+        found["motion"][clip] = replace(usual, psnr=25.0 + gain, moving=26.0)
+
     lines = table_of({"dim": found}).splitlines()
+    # The first two lines are the header and its rule.
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells[:2] == ["dim", "20.00"]
     assert cells[-4:] == ["+1.17 ± 4.36", "+2.00", "-0.50 (park_00)", "0.50"]
