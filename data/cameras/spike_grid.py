@@ -16,13 +16,14 @@ A sample uses them in three steps (`data/cameras/spike_source.py`):
 
 Both grids have the same attributes:
 
-    step      crops of the frame start at multiples of it, and their sides are multiples of it
+    step      crops of the frame start at multiples of the step, and have such heights and widths
     pixel     RGB pixels per spike pixel along a side, at least 1
     region    (top, left, height, width): the RGB pixels from which crops for training are drawn
     coverage  the fraction of the frame's pixels that the spike camera sees
 
-Invariant: the channels of a crop are, bit for bit, the crop of the channels of the whole frame.
-Training relies on this, and tests check it. So no value may depend on where the crop begins.
+What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
+frame. Training relies on this. So no value may depend on where the crop begins, and sums have a
+fixed order. Keys and digests of calibrations are part of files and of runs.
 
 Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_two_cameras.py
 """
@@ -46,12 +47,13 @@ from utils.json_file import read_json
 from utils.options.section import Section, read_section
 from utils.user_path import expanded
 
-# The end of several error texts.
-KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
+# The end of several error texts: where the user finds the keys of a calibration file.
+HELP_ON_KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
 # Frames of which the spike camera sees less than this fraction are refused: the rest of the frame
 # has only repeated edge pixels.
 LEAST_COVERAGE = 0.5
-# A matrix with a larger condition number has lost all digits when float64 inverts it.
+# Largest condition number of a matrix that is inverted. A number of 1e12 costs 12 of the 16 digits
+# of float64, so the inverse of a worse matrix has too few correct digits.
 LARGEST_CONDITION = 1e12
 
 logger = logging.getLogger(__name__)
@@ -81,12 +83,15 @@ class Calibration(Section):
     planes lie in the middle of the planes of the frame: share 0.5 of 56 planes is planes 14 ... 41.
     tick_hz: planes per second. None if it is unknown.
 
-    made: how the file was made, for a reader. It has no effect.
+    made: how the file was made, for the person who opens it. It has no effect.
 
-    Only `--method joint` uses these two:
+    Only `--method joint` (data/motion/joint.py) uses these two:
     rolling: the last row of a frame is exposed later than the first row by this fraction of the
     exposure.
     lens_blur: blur of the spike camera's lens, the sigma of a Gaussian in spike pixels.
+
+    The keys are part of the file format. A new key needs a default that means what was done before,
+    and an entry in `digest`.
     """
 
     format: Literal[1] = 1
@@ -105,12 +110,15 @@ class Calibration(Section):
     def to_rgb(self) -> np.ndarray:
         """Return the matrix (3, 3) float64 from spike pixels to RGB pixels.
 
-        It maps a pixel of the upright spike image before mirroring: `mirror` is part of the matrix.
+        The result maps a pixel of the upright spike image, before mirroring. So it contains
+        `mirror` and `matrix`.
         """
         matrix = np.eye(3)
         # An affine matrix has 2 rows. Its third row is 0 0 1, as in the identity.
-        matrix[: len(self.matrix)] = self.matrix
+        number_of_rows = len(self.matrix)
+        matrix[:number_of_rows] = self.matrix
         height, width = self.spike_size
+        # A product of matrices acts from right to left: first mirror, then map to the frame.
         return matrix @ mirroring(self.mirror, (height, width))
 
     def digest(self) -> str:
@@ -120,6 +128,7 @@ class Calibration(Section):
         new key is added: a new key counts only if it is not at its default.
         """
         values = self.plain()
+        # `made` has no effect. `tick_hz` only serves a check of clocks.
         del values["made"]
         del values["tick_hz"]
         newer_keys = {"exposure_share": 1.0, "rolling": 0.0, "lens_blur": 0.0}
@@ -131,7 +140,7 @@ class Calibration(Section):
 
 
 def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
-    """Return the matrix (3, 3) float64 from a pixel of an image to its place when mirrored.
+    """Return the matrix (3, 3) float64 from a pixel of an image to its place in the mirrored image.
 
     mirror: "none", "columns", "rows" or "both". size: (height, width) of the image.
     For example, "columns" moves x to width - 1 - x.
@@ -139,9 +148,9 @@ def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
     height, width = size
     matrix = np.eye(3)
     if mirror in ("columns", "both"):
-        matrix[0] = (-1, 0, width - 1)
+        matrix[0] = (-1, 0, width - 1)  # x -> -x + width - 1
     if mirror in ("rows", "both"):
-        matrix[1] = (0, -1, height - 1)
+        matrix[1] = (0, -1, height - 1)  # y -> -y + height - 1
     return matrix
 
 
@@ -151,7 +160,8 @@ def scale_of(matrix: np.ndarray) -> float:
     The determinant is the area of a spike pixel in the frame, in RGB pixels. The square root of the
     area is the side: a determinant of 4 means 2 RGB pixels.
     """
-    area = abs(np.linalg.det(matrix[:2, :2]))
+    without_shift = matrix[:2, :2]
+    area = abs(np.linalg.det(without_shift))  # negative if the matrix mirrors
     return float(np.sqrt(area))
 
 
@@ -182,7 +192,7 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
             what=e.what,
             where=f"{path}, {e.where}",
             expected=e.expected,
-            do=f"correct the file; {KEYS}",
+            do=f"correct the file; {HELP_ON_KEYS}",
         ) from e
     _refuse_matrix(calibration, path)
     return calibration
@@ -209,8 +219,7 @@ def save_calibration(path: str | Path, calibration: Calibration) -> None:
 def _refuse_matrix(calibration: Calibration, path: str) -> None:
     """Raise DataError if the matrix has no inverse, or maps a pixel to infinity."""
     to_rgb = calibration.to_rgb()
-    # Written as "not <" instead of ">=", because every comparison with NaN is false: so NaN is
-    # refused.
+    # "not <" also refuses NaN, because every comparison with NaN is false. ">=" would accept it.
     if not np.linalg.cond(to_rgb) < LARGEST_CONDITION:
         raise DataError(
             what="the matrix of the calibration is singular",
@@ -308,12 +317,13 @@ class ScaledGrid:
         is_stretched: whether a frame may have any size, as the clips of a user may. Such frames are
         restored as a whole, so each window reads the whole plane.
         """
-        self.step = max(1, round(size[0] / geometry.height))
+        height, width = size
+        self.step = max(1, round(height / geometry.height))
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
         if not is_multiple and not is_stretched:
             _refuse_ratio(geometry, size)
         self.pixel = self.step
-        self.region = (0, 0, *size)
+        self.region = (0, 0, height, width)  # both cameras see the whole frame
         self._is_stretched = not is_multiple
         self._geometry = geometry
         self._interpolation = interpolation
@@ -327,21 +337,29 @@ class ScaledGrid:
         width = self._geometry.width
         if self._is_stretched:
             whole_plane = Crop(0, 0, height, width)
-            whole_frame = self.region[2:]
-            return ScaledWindow(whole_plane, whole_frame, crop.slices, self._interpolation)
+            size_of_frame = self.region[2:]  # (H, W)
+            return ScaledWindow(whole_plane, size_of_frame, crop.slices, self._interpolation)
 
-        # The first and the last spike pixel, with the border, but not outside of the plane.
+        # The spike pixels top ... bottom - 1 and left ... right - 1: the crop with a border of one
+        # pixel, but not outside of the plane. E.g. with 2 RGB pixels per spike pixel, the RGB rows
+        # 10 ... 19 are the spike rows 5 ... 9, so the spike rows 4 ... 10 are read.
         ratio = self.step
         top = max(crop.top // ratio - 1, 0)
         left = max(crop.left // ratio - 1, 0)
         bottom = min((crop.top + crop.height) // ratio + 1, height)
         right = min((crop.left + crop.width) // ratio + 1, width)
-        spike_crop = Crop(top, left, bottom - top, right - left)
+        spike_crop = Crop(top, left, height=bottom - top, width=right - left)
 
-        # The crop of the frame, counted from the corner of `spike_crop` in RGB pixels.
-        inner = Crop(crop.top - top * ratio, crop.left - left * ratio, crop.height, crop.width)
-        enlarged = (spike_crop.height * ratio, spike_crop.width * ratio)
-        return ScaledWindow(spike_crop, enlarged, inner.slices, self._interpolation)
+        # The crop of the frame, counted from the corner of `spike_crop` in RGB pixels. In the
+        # example, spike row 4 is RGB row 8, so the RGB row 10 is row 2.
+        inner = Crop(
+            top=crop.top - top * ratio,
+            left=crop.left - left * ratio,
+            height=crop.height,
+            width=crop.width,
+        )
+        enlarged_size = (spike_crop.height * ratio, spike_crop.width * ratio)
+        return ScaledWindow(spike_crop, enlarged_size, inner.slices, self._interpolation)
 
 
 def _refuse_ratio(geometry: SpikeGeometry, size: tuple[int, int]) -> None:
@@ -362,7 +380,7 @@ class Neighbours(NamedTuple):
     """The spike pixels around one point of each RGB pixel, and their weights, each (n, H W).
 
     n is 4 for bilinear interpolation and 1 for the nearest pixel. The n weights of an RGB pixel add
-    up to 1.
+    up to 1. H W is the number of RGB pixels of the crop.
     """
 
     rows: np.ndarray
@@ -371,9 +389,10 @@ class Neighbours(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """`Neighbours` within a crop: a spike pixel is its number in the crop, row * width + column.
+    """`Neighbours`, with one number for each spike pixel instead of its row and column.
 
-    Both arrays are (n, H W).
+    places: numbers of the spike pixels in the crop, row * width + column, (n, H W).
+    weights: their weights, (n, H W).
     """
 
     places: np.ndarray
@@ -398,17 +417,19 @@ class CalibratedWindow:
         count = len(channels)
         pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
-        # A sample has, for each RGB pixel, four spike pixels and their weights, as arrays
-        # (4, H W); with the nearest pixel (1, H W).
-        # Products are added one by one, in a fixed order. A matrix product of a library may add in
-        # another order for another crop, and the same pixel would get other last bits.
+        # A sample has four spike pixels, or one, for each RGB pixel. The products of spike pixel
+        # and weight are added one by one, in a fixed order. A matrix product of a library may add
+        # in another order for another crop, and the same pixel would get other last bits.
         for sample in self.samples:
-            for place, weight in zip(sample.places, sample.weights, strict=True):  # (H W,) each
-                for channel, row in zip(pixels, out, strict=True):
-                    row += channel[place] * weight  # `row` is a view, so this changes `out`
+            # The first, second, ... spike pixel of every RGB pixel, and its weight: (H W,) each.
+            for place, weight in zip(sample.places, sample.weights, strict=True):
+                for channel, out_channel in zip(pixels, out, strict=True):
+                    # `out_channel` is a view, so this changes `out`.
+                    out_channel += channel[place] * weight
+        # The mean over the points of an RGB pixel.
         if len(self.samples) > 1:
             out /= np.float32(len(self.samples))
-        return out.reshape(count, *self.covered.shape)
+        return out.reshape(count, *self.covered.shape)  # (S, H, W)
 
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean firing rate and the mean colour (3,) of what both cameras see.
@@ -416,22 +437,24 @@ class CalibratedWindow:
         stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
         If the spike camera sees nothing of the crop, the means are over the whole crop.
         """
-        seen = self.covered
-        if not seen.any():
-            seen = np.ones_like(seen)
-        rate = stream.mean(axis=0, dtype=np.float32)  # (h, w)
-        rate = self.to_rgb(rate[None])[0]  # (H, W)
-        return float(rate[seen].mean(dtype=np.float64)), image[seen].mean(axis=0)
+        is_seen = self.covered  # (H, W)
+        if not is_seen.any():
+            is_seen = np.ones_like(is_seen)
+        rate_of_spike_pixels = stream.mean(axis=0, dtype=np.float32)  # (h, w)
+        rate = self.to_rgb(rate_of_spike_pixels[None])[0]  # (H, W)
+        mean_rate = float(rate[is_seen].mean(dtype=np.float64))
+        mean_colour = image[is_seen].mean(axis=0)
+        return mean_rate, mean_colour
 
 
 class CalibratedGrid:
     """The grid of a spike camera with a view of its own.
 
-    An RGB pixel takes the value at its centre, interpolated between the four spike pixels around it
-    (or the value of the nearest one). If spike pixels are smaller than RGB pixels, an RGB pixel
-    takes the mean of n x n points spread evenly over it. n is the number of spike pixels across an
-    RGB pixel, rounded up. Outside of the spike camera's view, the nearest pixel at the edge of the
-    spike plane is repeated.
+    An RGB pixel takes the value at its centre: it is interpolated between the four spike pixels
+    around the centre, or is the value of the nearest spike pixel. If spike pixels are smaller than
+    RGB pixels, an RGB pixel takes the mean of n x n points spread evenly over the pixel. n is the
+    number of spike pixels across an RGB pixel, rounded up. Outside of the spike camera's view, the
+    nearest pixel at the edge of the spike plane is repeated.
     """
 
     step = 1  # crops of the frame may start at every pixel
@@ -456,10 +479,10 @@ class CalibratedGrid:
         self._plane = plane_size
         self._nearest = nearest
         self._path = path
-        self._to_spike = np.linalg.inv(matrix_to_rgb)
-        self._samples = 1 if nearest else self._points_across_a_pixel()
-        # The crop of the last window, and the window.
-        self._last: tuple[tuple[int, ...], CalibratedWindow] | None = None
+        self._matrix_to_spike = np.linalg.inv(matrix_to_rgb)
+        self._points_across = 1 if nearest else self._points_across_a_pixel()
+        # The crop of the last window, and the window. See `window`.
+        self._last: tuple[Crop, CalibratedWindow] | None = None
 
         covered = self._covered(Crop(0, 0, *self.size))
         self.coverage = float(covered.mean())
@@ -484,19 +507,21 @@ class CalibratedGrid:
         """Return n: each RGB pixel takes n x n points. n is 1 if spike pixels are not smaller.
 
         n is the number of spike pixels across the RGB pixel in the middle of the frame, rounded up.
-        A surplus of less than 0.05 is ignored, so that cameras of equal resolution whose scale was
-        measured as 1.02 still get one point.
+        Up to 0.05 more is ignored, so that cameras of equal resolution whose scale was measured as
+        1.02 still get one point.
         """
         height, width = self.size
-        middle = Crop((height - 1) // 2, (width - 1) // 2, 1, 1)
+        middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
         # The place (x, y) of this pixel in the spike plane, and of its neighbours in the frame.
-        here = np.ravel(self._centres(middle))
+        here = np.ravel(self._centres(middle))  # (2,)
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))
-        across_x = np.hypot(*(right - here))
-        across_y = np.hypot(*(below - here))
-        across = max(across_x, across_y)
-        return max(1, int(np.ceil(across - 0.05)))
+        # The length of one step to the right and of one step down, in spike pixels.
+        x_of_step, y_of_step = right - here
+        across = np.hypot(x_of_step, y_of_step)
+        x_of_step, y_of_step = below - here
+        down = np.hypot(x_of_step, y_of_step)
+        return max(1, int(np.ceil(max(across, down) - 0.05)))
 
     def check_size(self, size: tuple[int, int]) -> None:
         """Raise DataError for frames of another size (H, W) than the calibration's."""
@@ -514,34 +539,43 @@ class CalibratedGrid:
     def window(self, crop: Crop) -> CalibratedWindow:
         """Return the window of a crop of the frame.
 
-        The last window is kept, because all frames of a sample have the same crop.
+        The last window is kept, because all frames of a sample have the same crop, and making a
+        window takes longer than using it.
         """
-        place = (crop.top, crop.left, crop.height, crop.width)
-        if self._last is None or self._last[0] != place:
-            self._last = (place, self._new_window(crop))
-        return self._last[1]
+        # `crop` may be an Augment, which is equal to another one only if also the flips are equal.
+        place = Crop(crop.top, crop.left, crop.height, crop.width)
+        if self._last is not None:
+            last_place, last_window = self._last
+            if last_place == place:
+                return last_window
+        window = self._new_window(crop)
+        self._last = (place, window)
+        return window
 
     def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
         # The points of each RGB pixel, as distances from its centre. For n = 2: -0.25 and 0.25.
-        n = self._samples
+        n = self._points_across
         shifts = (np.arange(n) + 0.5) / n - 0.5
-        around: list[Neighbours] = []
+        # The spike pixels around each of the n x n points.
+        points: list[Neighbours] = []
         for dy in shifts:
             for dx in shifts:
                 x, y = self._centres(crop, dx, dy)  # in the spike plane, (H, W) each
-                around.append(self._neighbours(x.ravel(), y.ravel()))
+                points.append(self._neighbours(x.ravel(), y.ravel()))
 
         # The smallest rectangle of spike pixels that contains all neighbours.
-        top = min(int(point.rows.min()) for point in around)
-        left = min(int(point.columns.min()) for point in around)
-        bottom = max(int(point.rows.max()) for point in around)
-        right = max(int(point.columns.max()) for point in around)
-        spike_crop = Crop(top, left, bottom - top + 1, right - left + 1)
+        top = min(int(point.rows.min()) for point in points)
+        left = min(int(point.columns.min()) for point in points)
+        last_row = max(int(point.rows.max()) for point in points)
+        last_column = max(int(point.columns.max()) for point in points)
+        spike_crop = Crop(top, left, height=last_row - top + 1, width=last_column - left + 1)
 
         samples = []
-        for point in around:
-            places = (point.rows - top) * spike_crop.width + point.columns - left
+        for point in points:
+            row_in_crop = point.rows - top
+            column_in_crop = point.columns - left
+            places = row_in_crop * spike_crop.width + column_in_crop  # (4, H W)
             samples.append(Sample(places, point.weights))
         return CalibratedWindow(spike_crop, tuple(samples), self._covered(crop))
 
@@ -552,8 +586,9 @@ class CalibratedGrid:
         x = np.clip(x, 0, width - 1)
         y = np.clip(y, 0, height - 1)
         if self._nearest:
-            x = np.floor(x + 0.5)
+            x = np.floor(x + 0.5)  # rounded
             y = np.floor(y + 0.5)
+        # The conversion cuts off the fraction.
         row = y.astype(np.int64)
         column = x.astype(np.int64)
         if self._nearest:
@@ -591,7 +626,7 @@ class CalibratedGrid:
         """
         x = crop.left + np.arange(crop.width, dtype=np.float64)[None] + dx  # (1, W)
         y = crop.top + np.arange(crop.height, dtype=np.float64)[:, None] + dy  # (H, 1)
-        M = self._to_spike  # (3, 3), from RGB pixels to spike pixels
+        M = self._matrix_to_spike  # (3, 3), from RGB pixels to spike pixels
         # (u, v, depth) = M (x, y, 1). A homography divides by the depth; it is 1 if M is affine.
         # Written out, because a matrix product may add in another order for another crop.
         u = M[0, 0] * x + M[0, 1] * y + M[0, 2]  # (H, W)
@@ -679,24 +714,25 @@ def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):
         return None
-    # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel; in
-    # the mirrored row this is the last one.
+    # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel. In
+    # the mirrored row, the first true pixel is the last one of the row.
     first = covered[rows].argmax(axis=1)  # (n,)
     mirrored = covered[rows, ::-1]
     after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)
 
-    # The rectangle from row i to row j, for all pairs (i, j): each array below is (n, n). Because
-    # the area is convex, columns that are true in row i and in row j are also true in all rows
-    # between them.
+    # The rectangle from row i to row j, for all pairs (i, j): each array below is (n, n), with i
+    # along its first axis. Because the area is convex, columns that are true in row i and in row j
+    # are also true in all rows between them.
     left = np.maximum(first[:, None], first[None])
     right = np.minimum(after[:, None], after[None])
     widths = np.maximum(right - left, 0)
     heights = rows[None] - rows[:, None] + 1  # below 1 if row j lies above row i
     areas = np.where(heights > 0, widths * heights, 0)
 
-    top, bottom = np.unravel_index(areas.argmax(), areas.shape)
-    if not areas[top, bottom]:
+    # argmax counts the elements row by row. unravel_index turns the number into (i, j).
+    i, j = np.unravel_index(areas.argmax(), areas.shape)
+    if not areas[i, j]:
         return None
-    start = int(left[top, bottom])
-    width = int(right[top, bottom]) - start
-    return int(rows[top]), start, int(heights[top, bottom]), width
+    left_of_largest = int(left[i, j])
+    width = int(right[i, j]) - left_of_largest
+    return int(rows[i]), left_of_largest, int(heights[i, j]), width

@@ -18,8 +18,10 @@ It puts together what four other modules know:
 "Light" below means the amount of light, linear. "Display values" are what a picture file holds,
 light to the power 1 / 2.2.
 
-The result of `read` is what a network sees. A resumed run must see the same numbers, so the order
-of the steps in `read` is fixed: planes, simulated camera, rate, representation, RGB grid.
+What must stay: the result of `read`, because it is what a network sees, and a resumed run must see
+the same numbers. So the order of the steps in `read` is fixed: planes, simulated camera, rate,
+representation, RGB grid. The arguments of `DatSpikes` are keys of option files: a new argument
+needs a default that changes nothing.
 
 Tests: tests/parts/data/test_spike_source.py, tests/parts/data/test_dataset_video_rgbspike.py
 """
@@ -64,16 +66,17 @@ logger = logging.getLogger(__name__)
 
 # Display value 0 ... 255 -> linear light 0 ... 1.
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-# A channel of a proportional representation is one of those nearest to the sharp moment if its
-# mean distance from it is as small as the smallest one, up to half a plane of rounding.
-SAME_DISTANCE = 0.51
-# A channel of another representation is a single plane, too few spikes for a picture. So the
-# channels are averaged whose distance is larger than the smallest one by up to 10 planes.
-NEAR = 10
-# "match" divides the mean firing rate by the mean brightness. Each of the two is at least this
-# large, so that black frames or planes without a spike give no rate of 0 and no division by 0.
-LEAST_FIRED = 1e-4
-LEAST_SEEN = 1e-3
+# `sharp_image` averages the channels nearest to the sharp moment: channels whose distance in planes
+# is at most this much larger than the smallest distance. A proportional representation has channels
+# that are pictures, so only the nearest one is taken, or two at equal distances (half a plane of
+# rounding). Channels of other representations are single planes, too few spikes for a picture, so
+# channels up to 10 planes away are averaged.
+MORE_PLANES_IF_PROPORTIONAL = 0.51
+MORE_PLANES_ELSE = 10
+# "match" divides the mean firing rate by the mean brightness. Both are at least as large as these
+# limits, so that black frames or planes without a spike give no rate of 0 and no division by 0.
+LEAST_FIRING_RATE = 1e-4  # spikes per plane
+LEAST_BRIGHTNESS = 1e-3  # of 1
 
 # Values of `spike.representation.type` and of `spike.type`.
 REPRESENTATIONS = Registry("spike representation", "type")
@@ -82,21 +85,26 @@ SPIKE_SOURCES = Registry("spike source", "type")
 # Files data/spike/represent_*.py of a user add representations when they are imported. The options
 # of a representation are the parameters of its function, without the two that are given here.
 import_parts("data.spike", "represent_*")
-for _name, _known in rp.REPRESENTATIONS.items():
-    REPRESENTATIONS.register(_name, given=("stream", "center"))(_known.function)
+for _name, _representation in rp.REPRESENTATIONS.items():
+    REPRESENTATIONS.register(_name, given=("stream", "center"))(_representation.function)
 
 
-# The section gives the arguments of `__init__`, `info` is added when it is built. The fields follow
-# from the arguments, so `__init__` is written by hand. Two objects are never compared.
+# The section gives the arguments of `__init__`, and `info` is added when the object is built. The
+# fields follow from the arguments, so `__init__` is written by hand. eq=False: many clips share one
+# object, and sets and dicts count it by its identity.
 @SPIKE_SOURCES.register("dat", given=("info",))
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class DatSpikes:
     """Spike files: packed planes (.dat, .bin) or arrays (.npy, .npz), one per frame or per clip.
 
-    h, w, flip, rate, light: null takes the value of dataset.json; a value that differs from it is
-    an error. rate: spikes per plane at full light, 1 if it is given nowhere; "match" measures it
-    from the brightness of the blurry frame. light: what the sensor integrated, "linear" light (the
-    default) or "display" values.
+    The arguments are the keys of the section `spike`.
+
+    h, w, flip, rate, light: null takes the value of dataset.json. A value that differs from
+    dataset.json is an error.
+    h, w: height and width of a plane. flip: whether rows are stored bottom first.
+    rate: spikes per plane at full light, 1 if it is given nowhere. "match" measures the rate from
+    the brightness of the blurry frame.
+    light: what the sensor integrated, "linear" light (the default) or "display" values.
 
     head_columns: number of columns without image at the end of each line. bit_order: whether the
     first pixel is the least ("little") or the most significant bit ("big") of a byte.
@@ -109,11 +117,14 @@ class DatSpikes:
     center: the plane of the sharp frame: "gt" (from dataset.json), "file" (the middle of the planes
     that are read) or a number.
 
-    gamma: light and ratios are raised to 1 / gamma (2.2: display values). resize: interpolation to
-    the RGB grid; "nearest" keeps raw planes binary. calibration: a file of scripts/calibrate.py;
-    "recorded" uses the calibrations of dataset.json, and takes a clip without a calibration as
-    aligned; "auto" estimates the calibration of each clip from its own frames and spikes.
+    gamma: light and ratios are raised to 1 / gamma. 2.2 gives display values.
+    resize: interpolation to the RGB grid. "nearest" keeps the values of raw planes at 0 and 1.
+    calibration: a file of scripts/calibrate.py. "recorded" uses the calibrations of dataset.json,
+    and takes a clip without a calibration as aligned with its frames. "auto" estimates the
+    calibration of each clip from its own frames and spikes.
     A key that has no effect on the chosen representation is an error.
+
+    An object never changes, because clips and loader processes share it. `changed` makes a copy.
     """
 
     info: DatasetInfo
@@ -181,7 +192,8 @@ class DatSpikes:
         name = options.pop("type")
         ignored = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
         if rate == "match":
-            known_rate = rate  # measured for each frame, so it is not compared with dataset.json
+            # The rate is measured for each frame, so it is not compared with dataset.json.
+            known_rate = rate
         else:
             known_rate = float(_agreed("rate", rate, info, default=1.0))
         is_light_given = light is not None or info.light is not None
@@ -217,20 +229,21 @@ class DatSpikes:
         elif calibration not in (None, "auto"):
             self._calibrate(load_calibration(calibration), calibration)
 
-        # Key -> whether the section sets it to another value than its default.
-        given = {
+        # Key -> whether the section sets the key to another value than its default.
+        is_set = {
             "rate": rate is not None,
             "light": light is not None,
             "gamma": gamma != 1.0,
             "center": center != "gt",
             "context": context > 0,
         }
-        _refuse_keys_without_effect(given, ignored, f"{name} with {options}")
+        _refuse_keys_without_effect(is_set, ignored, f"{name} with {options}")
 
     def _set(self, **values: Any) -> None:
-        """Set fields of an object that nobody else has yet: fields are frozen for everybody else.
+        """Set fields of a new object. Only `__init__` and `changed` may call this.
 
-        To change an existing object, make a copy with `changed`.
+        The class is frozen, so `self.rate = 1` is refused. vars() goes around the refusal, which is
+        safe as long as nobody else has the object.
         """
         vars(self).update(values)
 
@@ -251,10 +264,11 @@ class DatSpikes:
     def changed(self, calibration: Calibration | None = None, **fields: Any) -> "DatSpikes":
         """Return a copy with other values.
 
-        calibration: a calibration that was found from the clip; it replaces the present one.
+        calibration: a calibration that was found from the clip. It replaces the present one.
         fields: fields of this class, such as context or center.
         """
-        unknown = fields.keys() - {field.name for field in dataclasses.fields(self)}
+        known = {field.name for field in dataclasses.fields(self)}
+        unknown = fields.keys() - known
         if unknown:
             raise TypeError(f"DatSpikes has no {', '.join(sorted(unknown))}")
         other = copy.copy(self)
@@ -288,9 +302,13 @@ class DatSpikes:
         clip: name of the clip.
         files: (path, number of planes) of each spike file: one file per frame, or one for all.
         frames: number of frames.
-        times: when the frames were taken; needed if one file holds all planes, see `Timing.plane_ranges`.
-        None: the frames follow one another at equal distances.
-        Raises OptionError if the plane of the sharp frame is unknown, DataError for all else.
+        times: when the frames were taken. They are needed if one file holds all planes, see
+        `Timing.plane_ranges`. None: the frames follow one another at equal distances.
+        Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
+        do not fit.
+
+        Everything that can be wrong with the planes is found here, before a run starts. `read`
+        relies on this check.
         """
         is_one_file = len(files) == 1
         # (first plane, plane after the last) of each frame in the one file.
@@ -299,57 +317,72 @@ class DatSpikes:
             _, planes = files[0]
             ranges = self.plane_ranges(clip, planes, times)
 
-        found = []
-        checked = set()
+        exposures = []
+        tried = set()
         for frame in range(frames):
-            number = 0 if is_one_file else frame
-            path, planes = files[number]
+            file_index = 0 if is_one_file else frame
+            path, planes = files[file_index]
             span = self.timing.span(clip, frame, planes, ranges)
-            # `_center` counts as dataset.json does. From here on, the frame's own planes are
-            # counted from 0.
+            # `_center` counts planes as dataset.json does. An Exposure counts them from the first
+            # plane of the frame.
             center = self._center(clip, span) - span.origin
-            own = Piece(path, span.first, span.count)
-            before, pieces = self._with_context(files, number, span)
-            found.append(Exposure(own, pieces, before, center, span.origin))
+            before, pieces = self._with_context(files, file_index, span)
+            exposures.append(
+                Exposure(
+                    own=Piece(path, span.first, span.count),
+                    pieces=pieces,
+                    before=before,
+                    center=center,
+                    origin=span.origin,
+                )
+            )
 
-            # Try whether the representation can be made of so many planes. Most exposures have
-            # equal numbers, and a trial takes longer than all the rest, so equal ones are tried
-            # once.
+            # Try whether the representation can be made of so many planes. A trial takes longer
+            # than the rest of this loop, and most exposures have equal numbers. So each pair of
+            # numbers is tried once.
             count_and_center = (span.count, center)
-            if count_and_center not in checked:
-                checked.add(count_and_center)
+            if count_and_center not in tried:
+                tried.add(count_and_center)
                 self._refuse_too_few_planes(path, span.count, center)
-        return tuple(found)
+        return tuple(exposures)
 
-    def plane_ranges(self, clip: str, planes: int, times: FrameTimes) -> list[tuple[int, int]] | None:
+    def plane_ranges(
+        self, clip: str, planes: int, times: FrameTimes
+    ) -> list[tuple[int, int]] | None:
         """Return `Timing.plane_ranges` of a clip with one file of `planes` planes."""
         tick_hz = self.calibration.tick_hz if self.calibration else None
         return self.timing.plane_ranges(clip, planes, times, tick_hz)
 
     def _with_context(
-        self, files: list[tuple[str, int]], number: int, span: Span
+        self, files: list[tuple[str, int]], file_index: int, span: Span
     ) -> tuple[int, tuple[Piece, ...]]:
-        """Return how many planes are read before those of a frame, and all planes to read.
+        """Return the number of context planes before a frame, and all planes to read for the frame.
 
-        files: see `exposures`. number: index in `files` of the file with the frame's own planes.
-        `context` planes are wanted on both sides. The files follow one another in time, so they may
-        lie in the files before and after. Where no file has them, fewer planes are read.
+        files: see `exposures`. file_index: index in `files` of the file with the planes of the
+        frame. `context` planes are wanted before and after the planes of the frame. The files
+        follow one another in time, so context planes may lie in the file before and the file after.
+        If no file has them, fewer planes are read.
+
+        E.g. files of 56 planes, of which all planes belong to the frame, and a context of 8: planes
+        48 ... 55 of the file before, 0 ... 55 of the file of the frame, 0 ... 7 of the file after.
         """
-        # All times are counted from the first plane of the frame's own file. So the file before it
-        # begins at a negative time. Wanted are the planes `wanted_from` ... `wanted_to` - 1.
+        # Planes are counted from the first plane of the file of the frame. So the file before
+        # begins at a negative number. Wanted are the planes `wanted_from` ... `wanted_end` - 1.
         wanted_from = span.first - self.context
-        wanted_to = span.first + span.count + self.context
+        wanted_end = span.first + span.count + self.context
         begin_of_file = 0
-        if number > 0:
-            _, planes_before = files[number - 1]
+        if file_index > 0:
+            _, planes_before = files[file_index - 1]
             begin_of_file = -planes_before
+        # The first file that is read begins at `begin_of_file`. A clip has no planes before it.
         before = min(self.context, span.first - begin_of_file)
 
-        # The file before, the frame's own, and the file after.
+        # Take the wanted planes of up to three files: the one before, of the frame, and after.
         pieces = []
-        for path, planes in files[max(number - 1, 0) : number + 2]:
+        nearby_files = files[max(file_index - 1, 0) : file_index + 2]
+        for path, planes in nearby_files:
             first = max(wanted_from - begin_of_file, 0)
-            end = min(wanted_to - begin_of_file, planes)
+            end = min(wanted_end - begin_of_file, planes)
             if first < end:
                 pieces.append(Piece(path, first, end - first))
             begin_of_file += planes
@@ -390,6 +423,7 @@ class DatSpikes:
         try:
             self.represent(one_pixel, center, rate=1.0)
         except ValueError as e:
+            # A representation raises ValueError if its windows do not fit into the planes.
             raise DataError(
                 what=f"{count} planes are too few for spike.representation {self.name}: {e}",
                 where=path,
@@ -429,16 +463,18 @@ class DatSpikes:
         if camera:
             stream = camera.apply(stream, frame)
 
-        # The rate is measured in the frame's own planes, the channels may use the context too.
+        # The rate is measured in the planes of the frame. The channels may use the context too.
         before = exposure.before
         count = exposure.own.count
         after = len(stream) - before - count
-        rate = self.rate_of(stream[before : before + count], image, window)
+        planes_of_frame = stream[before : before + count]
+        rate = self.rate_of(planes_of_frame, image, window)
         # A rate of the options is the rate of the real camera. A measured rate ("match") comes from
         # the changed spikes, so it has the threshold of the simulated camera already.
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
-        channels = self.represent(stream, exposure.center, rate, reverse, (before, after))
+        context = (before, after)
+        channels = self.represent(stream, exposure.center, rate, reverse, context)
         return window.to_rgb(channels)
 
     def rate_of(self, stream: np.ndarray, image: np.ndarray, window: Window) -> float:
@@ -456,17 +492,18 @@ class DatSpikes:
         """
         if self.rate != "match":
             return self.rate
+        # The frame in what the sensor integrated, and the value of full light in this unit.
         if self.light == "display":
             values = image
-            full = 255.0
+            full_light = 255.0
         else:
             values = cv2.LUT(image, DISPLAY_TO_LIGHT)
-            full = 1.0
+            full_light = 1.0
         # Mean firing rate, and mean (B, G, R) of the frame, of the pixels that both cameras see.
-        fired, colour = window.brightness(stream, values)
+        firing_rate, mean_bgr = window.brightness(stream, values)
         luma_bgr = LUMA[::-1]  # LUMA is for R, G, B
-        seen = float(colour @ luma_bgr) / full
-        return max(fired, LEAST_FIRED) / max(seen, LEAST_SEEN)
+        brightness = float(mean_bgr @ luma_bgr) / full_light
+        return max(firing_rate, LEAST_FIRING_RATE) / max(brightness, LEAST_BRIGHTNESS)
 
     def represent(
         self,
@@ -478,14 +515,17 @@ class DatSpikes:
     ) -> np.ndarray:
         """Turn a stream (T, h, w) of one frame, in the order of recording, into (S, h, w) float32.
 
-        center: the plane of the sharp frame, counted in the frame's own planes.
+        center: the plane of the sharp frame, counted from the first plane of the frame.
         rate: see `rate_of`. reverse: whether the clip is played backwards.
-        outside: number of context planes in the stream (before, after) the planes of the frame.
+        outside: numbers of context planes in the stream before and after the planes of the frame.
+
+        A user's subclass may override this method (docs/extending.md), so its arguments stay.
         """
+        before, _ = outside
         return rp.represent(
             self.name,
             stream,
-            center + outside[0],
+            center + before,  # counted from the first plane of the stream
             reverse=reverse,
             rate=rate,
             light=self.light,
@@ -502,12 +542,13 @@ class DatSpikes:
         """Return what the channels (S, H, W) of a frame show of the sharp moment.
 
         Returns display values (H, W) float32, >= 0: the mean of the channels nearest to the moment.
-        Ratios to the light of the exposure are turned into light.
+        Ratios to the light of the exposure are turned into light. The picture is for people (panels
+        and scripts), so its details may change.
         """
         if self.name == "relative":
             return self._image_of_ratios(channels)
-        nearest = channels[self._nearest(exposure, reverse)]  # (n, H, W)
-        image = np.maximum(nearest.mean(0), 0)
+        nearest_channels = channels[self._nearest(exposure, reverse)]  # (n, H, W)
+        image = np.maximum(nearest_channels.mean(axis=0), 0)
         is_proportional = rp.REPRESENTATIONS[self.name].proportional
         if not is_proportional and self.light == "display":
             return image
@@ -521,42 +562,46 @@ class DatSpikes:
         to a factor. The last channel is the confidence c = n / (n + a), so n = a c / (1 - c). The
         factor a is left out, because the result is divided by its brightest pixel.
         """
-        # Of several windows, the one of the middle length.
-        order = np.argsort(self.options["half_windows"])
-        middle = order[len(order) // 2]
+        # Of several windows, take the channel of the window with the middle length.
+        by_length = np.argsort(self.options["half_windows"])
+        middle_window = by_length[len(by_length) // 2]
         # What the sensor integrated is light to the power 1 / power. The channels were raised to
-        # 1 / gamma, so the power gamma / power turns them back into what was integrated.
+        # 1 / gamma, so the exponent gamma / power turns them back into what was integrated.
         power = DISPLAY_GAMMA if self.light == "display" else 1.0
+        exponent = self.gamma / power
         channels = channels.astype(np.float64)  # the confidence may be close to 1
-        ratio = np.maximum(channels[middle], 0) ** (self.gamma / power)
-        # At most 0.999, or the division by 1 - c below would have no limit.
-        confidence = np.clip(channels[-1], 0, 0.999) ** (self.gamma / power)
-        light = ratio * confidence / (1 - confidence)
-        brightest = max(light.max(), 1e-9)
+        ratio = np.maximum(channels[middle_window], 0) ** exponent
+        # At most 0.999, because the division by 1 - c below would have no limit.
+        confidence = np.clip(channels[-1], 0, 0.999) ** exponent
+        light = ratio * confidence / (1 - confidence)  # r c / (1 - c)
+        brightest = max(light.max(), 1e-9)  # not 0, because it is a divisor
         return (light / brightest) ** (power / DISPLAY_GAMMA)
 
     def _nearest(self, exposure: Exposure, reverse: bool) -> list[int]:
-        """Return the numbers of the channels nearest to the sharp moment."""
+        """Return the indices of the channels nearest to the sharp moment."""
+        # The option `offsets` is the distance of each channel from the sharp moment. With
+        # `num_bins` the option is not used.
         offsets = self.options.get("offsets")
         if offsets and self.options.get("num_bins") is None:
             return [int(np.argmin(np.abs(offsets)))]
 
-        # For other representations, find out which planes each channel depends on. Take a row of T
-        # pixels, and let pixel t fire only in plane t: channel s of pixel t is then the weight of
-        # plane t in channel s.
-        count = exposure.own.count
+        # For other representations, find out which planes each channel depends on. Take a stream of
+        # one row of T pixels, and let pixel t fire only in plane t. Then channel s of pixel t is
+        # the weight of plane t in channel s.
+        planes = exposure.own.count  # T
         center = exposure.center
-        impulses = np.eye(count, dtype=np.uint8)[:, None]  # (T, 1, T)
-        weights = rp.represent(self.name, impulses, center, reverse=reverse, **self.options)
-        weights = weights[:, 0]  # (S, T)
+        impulses = np.eye(planes, dtype=np.uint8)[:, None]  # (T, 1, T)
+        channels = rp.represent(self.name, impulses, center, reverse=reverse, **self.options)
+        weights = channels[:, 0]  # (S, T)
 
-        # The mean distance (S,) of these planes from the sharp moment.
-        distances = np.abs(np.arange(count) - center)
-        total = np.maximum(weights.sum(axis=1), 1e-9)
-        mean_distance = (weights @ distances) / total
-        is_proportional = rp.REPRESENTATIONS[self.name].proportional
-        tolerance = SAME_DISTANCE if is_proportional else NEAR
-        is_near = mean_distance <= mean_distance.min() + tolerance
+        # The mean distance (S,) of these planes from the sharp moment. 1e-9: a channel may be 0.
+        distances = np.abs(np.arange(planes) - center)
+        sum_of_weights = np.maximum(weights.sum(axis=1), 1e-9)
+        mean_distance = (weights @ distances) / sum_of_weights
+        more_planes = MORE_PLANES_ELSE
+        if rp.REPRESENTATIONS[self.name].proportional:
+            more_planes = MORE_PLANES_IF_PROPORTIONAL
+        is_near = mean_distance <= mean_distance.min() + more_planes
         return np.flatnonzero(is_near).tolist()
 
 
@@ -566,7 +611,7 @@ class DatSpikes:
 def user_spikes(
     section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str
 ) -> DatSpikes:
-    """Return how a user's spikes are read for a trained network. Warns of what is assumed.
+    """Return how a user's spikes are read for a trained network. Log what is assumed.
 
     section: the spike section of the network.
     trained: `ClipDataset.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
@@ -579,13 +624,14 @@ def user_spikes(
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     is_calibrated = source.calibration or source.is_auto
-    if trained and trained.get("calibration") and not is_calibrated:
+    was_calibrated_in_training = bool(trained) and bool(trained.get("calibration"))
+    if was_calibrated_in_training and not is_calibrated:
         logger.warning(
             "spikes of %s: taken as aligned with the frames; the network was trained on those of a "
             "second camera: give spike.calibration if these are, too",
             clip,
         )
-    # The representation uses neither light nor rate.
+    # A representation that ignores the light ignores the rate too, so nothing must be assumed.
     if "light" in source.ignored:
         return source
 
@@ -639,7 +685,7 @@ def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> An
 
     Raises OptionError if option and dataset.json differ, or if there is no value.
     """
-    recorded = getattr(info, key)
+    recorded = getattr(info, key)  # None if dataset.json does not have the key
     if option is not None and recorded is not None and option != recorded:
         raise OptionError(
             what=f"spike.{key} is {option}, dataset.json has {recorded}",
@@ -663,8 +709,12 @@ def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> An
 
 
 def _refuse_exposure_beside_window(exposure: Any, first: Any, count: int | None) -> None:
-    """Raise OptionError if the planes of a frame are given in two ways."""
-    if exposure is None or (not first and count is None):
+    """Raise OptionError if the planes of a frame are given in two ways.
+
+    exposure, first, count: keys of the section spike. The defaults are null, 0 and null.
+    """
+    has_window = first != 0 or count is not None
+    if exposure is None or not has_window:
         return
     raise OptionError(
         what="spike.exposure and spike.first or spike.count exclude one another",
@@ -675,16 +725,19 @@ def _refuse_exposure_beside_window(exposure: Any, first: Any, count: int | None)
 
 
 def _refuse_keys_without_effect(
-    given: Mapping[str, Any], ignored: frozenset[str], representation: str
+    is_set: Mapping[str, bool], ignored: frozenset[str], representation: str
 ) -> None:
     """Raise OptionError if keys are set that the representation ignores.
 
-    given: key -> whether it was set. representation: its name and options, for the message.
+    is_set: key -> whether the section sets it. representation: name and options, for the message.
     """
-    idle = [f"spike.{key}" for key, is_set in given.items() if is_set and key in ignored]
-    if not idle:
+    without_effect = []
+    for key in is_set:
+        if is_set[key] and key in ignored:
+            without_effect.append(f"spike.{key}")
+    if not without_effect:
         return
-    keys = ", ".join(idle)
+    keys = ", ".join(without_effect)
     raise OptionError(
         what=f"{keys} has no effect on spike.representation {representation}",
         where=keys,

@@ -207,8 +207,8 @@ def user_clip(
     frames: a data.clips.files.FrameSource, or an object with its attributes (LongExposures in
     data/reconstruct.py).
     gt: a folder of sharp frames, or a film. spike: a folder with one file per frame, or one file
-    for the clip. spikes: how the spikes are read. `Timing.plane_ranges` says which planes of one file
-    belong to which frame. trained, scale: see `user_clips`.
+    for the clip. spikes: how the spikes are read. `Timing.plane_ranges` says which planes of one
+    file belong to which frame. trained, scale: see `user_clips`.
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
     opened = {"lq": frames}
