@@ -142,7 +142,7 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Pl
     if not root.is_dir() or files.files_in(root):
         return {_name_of(root): Places(root, spike, gt)}
     # <root>/blur if it exists, else `root` itself.
-    within = files.clip_place(root, "blur")
+    within = files.clip_path(root, "blur")
     if within != root:
         spike = _spike_place(spike)
         gt = _gt_place(gt)
@@ -171,12 +171,12 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Pl
 
 def _spike_place(path: Path | None) -> Path | None:
     """Return where the spikes of a clip are: <path>.dat, <path>/spike, or <path>."""
-    return None if path is None else files.clip_place(path, "spike", tuple(FORMATS))
+    return None if path is None else files.clip_path(path, "spike", tuple(FORMATS))
 
 
 def _gt_place(path: Path | None) -> Path | None:
     """Return where the sharp frames of a clip are: <path>.mp4, <path>/sharp, or <path>."""
-    return None if path is None else files.clip_place(path, "sharp", FILM_SUFFIXES)
+    return None if path is None else files.clip_path(path, "sharp", FILM_SUFFIXES)
 
 
 def _name_of(frames: Path) -> str:
@@ -325,7 +325,7 @@ def _check_spikes(
     """
     is_one_file = len(clip) > 1 and len(clip.spike_files) == 1
     if is_one_file and files.is_read_from_start(clip.spike[0]):
-        logger.warning("spikes of %s: %s", clip.name, files.FROM_START)
+        logger.warning("spikes of %s: %s", clip.name, files.SLOW_FROM_START)
     # Without spike.exposure, the times of the frames divide the planes. Say so if the frames last
     # for different times, because the user may not expect it.
     if is_one_file and not spikes.timing.is_one_file and not times.is_even:

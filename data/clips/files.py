@@ -6,13 +6,15 @@ The files of a clip are in a folder, in an LMDB, or (frames only) in a video. Pa
 * `read_bytes` and `read_bgr` read a file, wherever it is, and refuse damaged pictures.
 * `FrameSource` reads a user's frames: a folder of images, a single image, or a video.
 
-An LMDB is one database file for a whole data root. We read the layout of BasicSR and KAIR:
+An LMDB is one database file for a whole data root. We read the layout of BasicSR and KAIR, two
+projects whose data many users already have:
 
     train.lmdb/data.mdb        a value with the content of a PNG under each key "<clip>/<frame>"
     train.lmdb/meta_info.txt   a line for each key: "<clip>/<frame>.png (720,1280,3) 1"
 
 Files in an LMDB have paths as well, for example "/data/train.lmdb::clip_a/000000". The text before
-"::" is the root, the text after it is the key.
+"::" is the root, the text after "::" is the key. These paths are stored (records of checked data
+sets, indexes of clip caches), so their form must stay.
 
 The stem of a frame is the name of its file without the ending: "000000" for "000000.png".
 
@@ -49,20 +51,25 @@ logger = logging.getLogger(__name__)
 
 # A path with this text names a file in an LMDB.
 LMDB_MARK = ".lmdb::"
+# The files of an LMDB. If their state stays the same, a stored list of the clips is still right.
 LMDB_FILES = ("data.mdb", "meta_info.txt")
-# Endings of files that often lie beside frames and films. A warning names every other file that is
-# left out.
-BESIDE_FRAMES = (
+# Endings of files that often lie beside frames and films. No warning names them. A file with any
+# other ending that is not read is named in a warning, because it may be a picture or a film.
+ENDINGS_BESIDE_FRAMES = (
     *FORMATS, ".json", ".txt", ".md", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".log",
     ".srt", ".vtt", ".ass", ".wav", ".mp3", ".m4a", ".aac", ".flac", ".mdb", ".sha256", ".md5",
 )  # fmt: skip
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# The header of a PNG lies within so many bytes, unless much metadata stands before the pixels.
+JPEG_START = b"\xff\xd8"  # the first two bytes of every JPEG
+# Number of bytes of a picture that are read first, to find its header. The header of a PNG lies
+# within them, unless much metadata stands before the pixels: then the whole file is read. One page
+# of a file system has 4096 bytes, so fewer bytes would save nothing.
 HEAD_BYTES = 4096
-# OpenCV's versions differ in which formats they turn upright, so none is turned by it.
+# How OpenCV decodes a picture: in colour, and not turned upright. Versions of OpenCV differ in the
+# formats that they turn, so `decode_bgr` turns the picture itself.
 AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 # Kinds of files that may have the ending of a picture but cannot be read: a pattern for the first
-# bytes of the content, and the name of the kind for the error message.
+# bytes of the content, and the name of the kind for the error message. A new kind is one line here.
 OTHER_KINDS = {
     rb"GIF8": "GIF",
     rb"....ftyp(hei[cx]|hev[cx]|mif1|msf1)": "HEIC",
@@ -75,7 +82,7 @@ OTHER_KINDS = {
     rb"(?i)\s*<(!doctype|html)": "a web page",
 }
 # Warning about spike files in which a plane is reached only through all planes before it.
-FROM_START = (
+SLOW_FROM_START = (
     "every frame reads the file of its clip from the start, which is slow for long clips: "
     "convert it to .dat "
     "(scripts/spike_tool.py convert), or build a clip cache (scripts/build_clip_cache.py)"
@@ -85,14 +92,19 @@ CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
 # The end of a line of meta_info.txt after the ending of the file: "720,1280,3) 1" or "720,1280,3)".
 _LMDB_END = re.compile(r"\)(?: \d+)?$")
 # Advice for a missing root.
-_FIND = "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
-# Largest relative difference between the ratio height / width of a frame and of a spike plane. A
-# plane that differs by more was probably read with a wrong size.
+_ADVICE_FOR_MISSING_ROOT = (
+    "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
+)
+# Largest relative difference between the ratio height / width of a frame and of a spike plane. 2 %
+# is one row of 50: a larger value would accept planes that were read with a wrong size, a smaller
+# value would refuse small planes whose sides were rounded to whole pixels.
 _RATIO_TOLERANCE = 0.02
 
-# {root: open database} of the LMDBs that this process has open. lmdb calls them environments.
+# {root: open database} of the LMDBs that this process has open. The package lmdb calls an open
+# database an environment.
 _environments: dict[str, Any] = {}
-# A process may open an LMDB only once, and the data check reads in several threads.
+# Held while an LMDB is opened: the data check reads in several threads, and LMDB allows a process
+# to open a database only once.
 _opening = threading.Lock()
 
 
@@ -105,7 +117,9 @@ def _close_environments() -> None:
     _environments.clear()
 
 
-# A child must not use the environment of its parent, nor open a second one of the same LMDB.
+# LMDB forbids two things to a child process: to use an environment of its parent, and to open the
+# same LMDB while the parent's environment is open in the child. So no LMDB is open during a fork.
+# Loader workers are such children. Windows has no fork, and no `register_at_fork`.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_close_environments,
@@ -116,10 +130,13 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file.
+    """One file, as it was listed.
 
     path: path for `read_bytes`. size: size in bytes.
     mtime_ns: time of change in ns. For a file in an LMDB: time of change of the whole LMDB.
+
+    Digests in clip caches are made from size and mtime_ns of every file (data/clips/manifest.py),
+    so these two values must keep their meaning.
     """
 
     path: str
@@ -136,18 +153,19 @@ class Folder(Mapping[str, FileEntry]):
     too much memory.
 
     prefix: text before a name in its path, e.g. "/data/train/clip_a/blur/".
-    text: the names with "/" after each, e.g. "000000.png/000001.png/". No name can hold a "/".
-    known: the files of a clip in an LMDB, whose sizes are read with the list. None for files on
-    disk.
+    joined_names: the names with "/" after each, e.g. "000000.png/000001.png/". No name can hold a
+    "/". The order of the names is the order of all other lists of this class.
+    lmdb_entries: the files of a clip in an LMDB, whose sizes are read together with the list. None
+    for files on disk.
     """
 
     prefix: str
-    text: str
-    known: tuple[FileEntry, ...] | None = None
+    joined_names: str
+    lmdb_entries: tuple[FileEntry, ...] | None = None
 
     @property
     def names(self) -> list[str]:
-        return self.text.split("/")[:-1]  # there is nothing after the last "/"
+        return self.joined_names.split("/")[:-1]  # there is nothing after the last "/"
 
     @property
     def stems(self) -> list[str]:
@@ -162,11 +180,12 @@ class Folder(Mapping[str, FileEntry]):
 
         Files on disk are looked up at each call, which is slow on a network file system.
         """
-        if self.known is not None:
-            found: Iterable[FileEntry] = self.known
+        files: Iterable[FileEntry]
+        if self.lmdb_entries is not None:
+            files = self.lmdb_entries
         else:
-            found = map(entry_of, self.paths)
-        return dict(zip(self.stems, found, strict=True))
+            files = map(entry_of, self.paths)
+        return dict(zip(self.stems, files, strict=True))
 
     def __getitem__(self, stem: str) -> FileEntry:
         return self.entries()[stem]
@@ -176,7 +195,8 @@ class Folder(Mapping[str, FileEntry]):
         return iter(dict.fromkeys(self.stems))
 
     def __len__(self) -> int:
-        return self.text.count("/")
+        """Return the number of files. "0.jpg" and "0.jpeg" have one stem, but are two files."""
+        return self.joined_names.count("/")
 
 
 def stem_of(path: str) -> str:
@@ -186,10 +206,12 @@ def stem_of(path: str) -> str:
     """
     _, mark, key = path.partition(LMDB_MARK)
     if mark:
-        # A key has no ending, so a dot in it belongs to the stem.
-        return key.rpartition("/")[2]
-    name = path.rpartition("/")[2]
-    return os.path.splitext(name)[0]
+        # A key has no ending, so a dot in a key belongs to the stem.
+        _, _, stem = key.rpartition("/")
+        return stem
+    _, _, name = path.rpartition("/")
+    stem, _ = os.path.splitext(name)
+    return stem
 
 
 def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> Folder | None:
@@ -208,7 +230,8 @@ class Listing(dict[str, Folder]):
     """{clip: its files}.
 
     states: {path: state} of every folder that was listed, and of the files of an LMDB. While no
-    state changes, a new listing would find the same names.
+    state changes, a new listing would find the same names. data/clips/kept.py relies on this: it
+    stores the states, and skips the listing at a later start if they are the same.
     """
 
     def __init__(self) -> None:
@@ -228,7 +251,8 @@ def reading(
 ) -> Generator[None]:
     """Turn an OSError in the `with` block into a DataError with the system's reason.
 
-    path: the file, if the system's error does not name it. expected, do: texts of the DataError.
+    path: the file that is named if the system's error names none. expected, do: texts of the
+    DataError, with a usual text for the file of a clip.
     """
     try:
         yield
@@ -255,17 +279,22 @@ def entry_of(path: str) -> FileEntry:
 
 
 def stamp(file: str) -> tuple[int, int]:
-    """Return size and time of change in ns of a file.
+    """Return (size, time of change in ns) of a file.
 
-    For a file in an LMDB: size and time of the LMDB. Returns (0, 0) if it is not on this machine.
+    For a file in an LMDB: size and time of the LMDB. Returns (0, 0) if the file is not on this
+    machine, because callers compare stamps and do not read the file.
+
+    The result must stay a plain tuple: names of stored calibrations are made from its repr
+    (data/cameras/self_calibration.py).
     """
     root, mark, _ = file.partition(LMDB_MARK)
     path = f"{root}.lmdb/data.mdb" if mark else file
     try:
-        found = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a zero byte in the path
+        about = os.stat(path)
+    # Python raises ValueError for a path with a zero byte.
+    except (OSError, ValueError):
         return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return about.st_size, about.st_mtime_ns
 
 
 def is_lmdb(root: str) -> bool:
@@ -301,9 +330,11 @@ def list_root(
         listing = _list_folders(root, folder, suffixes, single_files, names)
     for clip, files in listing.items():
         checked_name(clip, root)
-        # A name in a folder has no slash, so only unprintable characters could be refused. One test
-        # of the whole text saves the tests of each stem. Keys of an LMDB can hold anything.
-        if files.known is not None or not files.text.isprintable():
+        # Each stem is tested by itself only if the test can fail, because the tests of a million
+        # stems take long. A name in a folder has no slash, so only an unprintable character could
+        # be refused, and one test of the joined names finds it. Keys of an LMDB can hold anything.
+        is_in_lmdb = files.lmdb_entries is not None
+        if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:
                 checked_name(stem, os.path.join(root, clip))
     return listing
@@ -318,7 +349,7 @@ def _list_folders(
 ) -> Listing:
     """List a root on disk. Arguments and errors: see `list_root`."""
     listing = Listing()
-    with reading(root, "a folder with one folder per clip", _FIND):
+    with reading(root, "a folder with one folder per clip", _ADVICE_FOR_MISSING_ROOT):
         # The state is read before the list. If the folder changes in between, the stored state is
         # too old, and the folder is listed again at the next start.
         listing.states[root] = state_of(root)
@@ -327,9 +358,11 @@ def _list_folders(
         visible.sort(key=lambda entry: natural_key(entry.name))
         if names is None:
             names = [entry.name for entry in visible if entry.is_dir()]
-    # In threads, because a file system on a network answers slowly.
-    for found, states in mapped(partial(_list_clip, root, folder, suffixes), names):
-        listing.update(found)
+    # The folders are listed in threads, because a file system on a network answers slowly. The
+    # results come in the order of the names.
+    list_clip_named = partial(_list_clip, root, folder, suffixes)
+    for clips, states in mapped(list_clip_named, names):
+        listing.update(clips)
         listing.states.update(states)
 
     # Files that lie directly in the root.
@@ -347,15 +380,21 @@ def _list_folders(
 def _add_single_files(
     listing: Listing, root: str, suffixes: tuple[str, ...], names: Sequence[str]
 ) -> None:
-    """Add a clip for each file of the root, if no clip of its name has files.
+    """Add a clip for each file of the root, if no clip with the stem of the file has files.
 
-    names: names of the files. If "a.dat" and "a.npy" are there, the earlier suffix wins.
+    names: names of the files. If "a.dat" and "a.npy" are there, the file with the earlier suffix is
+    used.
     """
+    prefix = os.path.join(root, "")  # the root with a slash at its end
     for suffix in suffixes:
         for name in names:
+            if not name.lower().endswith(suffix):
+                continue
             stem = name[: -len(suffix)]
-            if name.lower().endswith(suffix) and not listing.get(stem):
-                listing[stem] = Folder(os.path.join(root, ""), f"{name}/")
+            # A folder without files is replaced, too.
+            has_files = bool(listing.get(stem))
+            if not has_files:
+                listing[stem] = Folder(prefix, f"{name}/")
 
 
 def _no_clip(root: str, folder: str, names_in_root: Sequence[str]) -> DataError:
@@ -366,6 +405,7 @@ def _no_clip(root: str, folder: str, names_in_root: Sequence[str]) -> DataError:
     what = "the data folder holds no clip"
     do = "correct the dataroot"
     if names_in_root:
+        # Three names show what kind of files these are.
         shown = ", ".join(names_in_root[:3])
         if len(names_in_root) > 3:
             shown += ", ..."
@@ -394,14 +434,15 @@ def _list_clip(
     listed = _list_files(path, folder, suffixes, states)
     if listed is None:
         return {}, states
-    files, folders = listed
-    if not folders:
+    files, inner_clips = listed
+    if not inner_clips:
         return {name: files}, states
     clips = {}
-    for inner in sorted(folders, key=natural_key):
+    for inner in sorted(inner_clips, key=natural_key):
         listed = _list_files(os.path.join(path, inner), folder, suffixes, states)
+        # None: the folder was removed a moment ago.
         if listed is not None:
-            files, _ = listed  # folders deeper than this are never clips
+            files, _ = listed  # folders in the folder of an inner clip are never clips
             clips[f"{name}/{inner}"] = files
     return clips, states
 
@@ -413,30 +454,31 @@ def _list_files(
 
     There are such folders only if `clip` holds no file. Returns None if `clip` is no folder.
     clip: path of the folder. folder, suffixes: see `list_root`.
-    states: gets the state of the listed folder.
+    states: the state of the listed folder is added to this dict.
     """
     with reading(clip, "a readable folder"):
-        # <clip>/<folder> if it exists, else <clip>.
-        place = os.path.join(clip, folder)
-        entries = _entries_in(place, states)
-        has_inner = entries is not None
+        # The files are in <clip>/<folder> if this folder exists, else in <clip>.
+        listed_folder = os.path.join(clip, folder)
+        entries = _entries_in(listed_folder, states)
+        has_inner_folder = entries is not None
         if entries is None:
-            place = clip
+            listed_folder = clip
             entries = _entries_in(clip, states)
         if entries is None:
             return None
 
         names_with: dict[str, list[str]] = {suffix: [] for suffix in suffixes}
         folders = []
-        # Whether anything shows that `clip` is a clip, and not a folder of clips.
-        is_clip = has_inner
+        # Whether anything shows that `clip` is a clip, and not a folder of clips. A file of another
+        # kind, such as a text, shows it as well.
+        is_clip = has_inner_folder
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             suffix = _suffix_of(entry.name, suffixes)
             if suffix is not None:
                 names_with[suffix].append(entry.name)
-            elif not has_inner and entry.is_dir():
+            elif not has_inner_folder and entry.is_dir():
                 folders.append(entry.name)
             else:
                 is_clip = True
@@ -448,17 +490,18 @@ def _list_files(
         if names_with[suffix]:
             names = sorted(names_with[suffix])
             break
-    text = "".join(f"{name}/" for name in names)
-    files = Folder(os.path.join(place, ""), text)
-    # A folder with a name such as "blur" or "sharp" shows that `clip` is a clip, too: its folders
-    # hold kinds of files, and are no clips.
-    if names or is_clip or not CLIP_FOLDERS.isdisjoint(folders):
+    joined_names = "".join(f"{name}/" for name in names)
+    files = Folder(os.path.join(listed_folder, ""), joined_names)
+    # A folder with a name such as "blur" or "sharp" also shows that `clip` is a clip. Its folders
+    # then hold kinds of files, and are no clips.
+    has_kinds_of_files = any(name in CLIP_FOLDERS for name in folders)
+    if names or is_clip or has_kinds_of_files:
         return files, []
     return files, folders
 
 
 def _suffix_of(name: str, suffixes: tuple[str, ...]) -> str | None:
-    """Return the first suffix with which a name ends, in small or capital letters, or None."""
+    """Return the first suffix with which a name ends, or None. "A.PNG" has the suffix ".png"."""
     lower = name.lower()
     for suffix in suffixes:
         if lower.endswith(suffix):
@@ -469,7 +512,7 @@ def _suffix_of(name: str, suffixes: tuple[str, ...]) -> str | None:
 def _entries_in(folder: str, states: dict[str, State]) -> list[os.DirEntry[str]] | None:
     """Return the entries of a folder, or None if `folder` is no folder.
 
-    states: gets the state of the folder.
+    states: the state of the folder is added to this dict.
     """
     try:
         # The state is read before the list, for the reason in `_list_folders`.
@@ -486,31 +529,31 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
     """List the clips of an LMDB. names, errors: see `list_root`."""
     listing = Listing()
     expected = "meta_info.txt as UTF-8 text beside data.mdb"
-    do = _FIND
+    do = _ADVICE_FOR_MISSING_ROOT
     if os.path.isdir(root):
         do = "make the LMDB again, or correct the dataroot"
     with reading(root, expected, do):
+        # The states are read before the list, for the reason in `_list_folders`.
         for name in LMDB_FILES:
             path = os.path.join(root, name)
             listing.states[path] = state_of(path)
         lines = _lines_of_meta_info(root)
     changed_ns, _ = listing.states[os.path.join(root, "data.mdb")]
-    keys = [_lmdb_key(line.strip()) for line in lines if line.strip()]
-    if names is not None:
-        keys = [key for key in keys if key.rpartition("/")[0] in names]
+    keys = _keys_in(lines, names)
 
     root = root.rstrip("/")
-    # Opens the database, which says what is wrong with the file as a whole.
+    # Opening the database finds damage of the file as a whole, and says what is wrong. The sizes
+    # are then read by a process of its own, because damage within the file can end this process.
     _environment(root)
     try:
         sizes = lmdb_sizes.sizes(root, keys)
     except lmdb_sizes.DamagedLmdbError as e:
         raise _damaged_lmdb(root, e) from e
-    clips: dict[str, dict[str, FileEntry]] = {}
+    clips: dict[str, dict[str, FileEntry]] = {}  # {clip: {stem: file}}
     for key, size in zip(keys, sizes, strict=True):
         clip, _, stem = key.rpartition("/")
         entries = clips.setdefault(clip, {})
-        # The size of a listed key without a value is negative. It becomes an empty file, which
+        # The size of a listed key without a value is negative. The key becomes an empty file, which
         # every check refuses.
         entries[stem] = FileEntry(f"{root}::{key}", max(0, size), changed_ns)
 
@@ -518,8 +561,8 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
         prefix = f"{root}::{clip}/" if clip else f"{root}::"
         # Keys without a clip form one clip, which is named after the LMDB.
         name = clip or Path(root).stem
-        text = "".join(f"{stem}/" for stem in entries)
-        listing[name] = Folder(prefix, text, tuple(entries.values()))
+        joined_names = "".join(f"{stem}/" for stem in entries)
+        listing[name] = Folder(prefix, joined_names, tuple(entries.values()))
     if not listing:
         raise DataError(
             what="the LMDB holds no clip",
@@ -539,16 +582,31 @@ def _lines_of_meta_info(root: str) -> list[str]:
         raise OSError(f"meta_info.txt: {e}") from e
 
 
+def _keys_in(lines: Sequence[str], clips: Collection[str] | None) -> list[str]:
+    """Return the keys in the lines of meta_info.txt. clips: only keys of these clips. None: all."""
+    keys = []
+    for line in lines:
+        if not line.strip():
+            continue
+        key = _lmdb_key(line.strip())
+        clip, _, _ = key.rpartition("/")
+        if clips is None or clip in clips:
+            keys.append(key)
+    return keys
+
+
 def _lmdb_key(line: str) -> str:
     """Return the key in a line of meta_info.txt.
 
     "clip_a/000000.png (720,1280,3) 1" -> "clip_a/000000". A name may hold blanks and brackets, so
-    a shape is cut off only if the line ends like one.
+    the text from " (" on is cut off only if the end of the line is the end of a shape.
     """
-    path, blank, _ = line.partition(" (")
-    if not path or not blank or not _LMDB_END.search(line):
+    path, bracket, _ = line.partition(" (")
+    has_shape = bool(path and bracket and _LMDB_END.search(line))
+    if not has_shape:
         path = line
-    return os.path.splitext(path)[0]
+    key, _ = os.path.splitext(path)
+    return key
 
 
 @contextmanager
@@ -597,7 +655,8 @@ def _environment(root: str) -> Any:
             ) from e
         try:
             # Without a lock, nothing is written into the folder, which may be read-only. Without
-            # readahead, the system reads no pages beside those of a sample.
+            # readahead, the system reads only the pages of a sample. `meminit` matters only for
+            # writing. data/clips/lmdb_sizes.py opens an LMDB with the same settings.
             environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
         except lmdb.Error as e:
             raise DataError(
@@ -609,8 +668,9 @@ def _environment(root: str) -> Any:
         # LMDB maps the file: reading a page after its end would kill the process (SIGBUS). Opening
         # reads only the first two pages, so we compare the size with the last page in use.
         size = os.path.getsize(os.path.join(root, "data.mdb"))
-        pages = environment.info()["last_pgno"] + 1
-        need = pages * environment.stat()["psize"]
+        number_of_last_page = environment.info()["last_pgno"]
+        bytes_per_page = environment.stat()["psize"]
+        need = (number_of_last_page + 1) * bytes_per_page  # page numbers begin at 0
         if size < need:
             environment.close()
             raise DataError(
@@ -627,7 +687,8 @@ def read_bytes(path: str, count: int = -1) -> bytes:
     """Return the content of a file on disk or in an LMDB.
 
     count: number of bytes to read from the beginning; -1: all.
-    Raises DataError with the system's reason.
+    Raises DataError with the system's reason. Devices and pipes are refused (`read_plain`), because
+    reading them could wait without an end.
     """
     with reading(path):
         if LMDB_MARK not in path:
@@ -668,20 +729,29 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
     size: the expected (H, W), which is the size of the first frame of the clip. None: any size.
     Raises DataError naming the file. An image that is too large or has another size is refused by
     its header, before it is decoded.
+
+    Without a clip cache, every frame of a training is read by this function, so it must stay fast.
+    A damaged file must give an error: tests/parts/data/test_any_bytes.py tries files of any bytes.
     """
     return decode_bgr(read_bytes(path), path, size)
 
 
 def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Return the image in the content of a file, see `read_bgr`. path: for messages."""
+    """Return the image in the content of a file.
+
+    encoded: the content. path: its file, for messages. size, result, errors: see `read_bgr`.
+    """
     header = read_header(encoded)
     if header is not None:
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
+    # Each case gives either the image or the reason why there is none. OpenCV would decode a part
+    # of a JPEG or PNG that is cut short, so these two are tested before it sees them.
     image = None
     reason = ""
-    if encoded[:2] == b"\xff\xd8" and not _has_end(encoded):
+    is_jpeg = encoded.startswith(JPEG_START)
+    if is_jpeg and not _has_end(encoded):
         # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
         reason = f"JPEG of {len(encoded)} bytes is cut short"
     elif header is None:
@@ -692,7 +762,7 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         try:
             image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
         except cv2.error as e:
-            reason = str(e).splitlines()[0]
+            reason = str(e).splitlines()[0]  # the other lines name functions of OpenCV
     if header is None or image is None:
         if not reason:
             reason = f"{len(encoded)} bytes that are no whole image"
@@ -709,7 +779,11 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
 
 
 def refuse_header(header: Header, path: str) -> None:
-    """Refuse a picture that is too large, or whose values are no whole numbers of 8 or 16 bits."""
+    """Refuse a picture that is too large, or whose values are no whole numbers of 8 or 16 bits.
+
+    Raises DataError. path: file of the picture. Every reader of pictures must call this before it
+    decodes, because a header of a few bytes can state a picture that fills the memory.
+    """
     if header.is_too_large:
         million = header.height * header.width / 1e6
         raise DataError(
@@ -745,7 +819,10 @@ def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, pat
 
 
 def _other_kind(content: bytes) -> str:
-    """Return what kind of file this is, as a clause for a message; "" if it is unknown."""
+    """Return a clause that names the kind of a file, for the error message. "" if it is unknown.
+
+    content: the bytes of the file. b"GIF89a..." -> "its content is GIF, which is not read: ...".
+    """
     for pattern, kind in OTHER_KINDS.items():
         if re.match(pattern, content, re.DOTALL):
             return f"its content is {kind}, which is not read: save it as PNG"
@@ -753,26 +830,35 @@ def _other_kind(content: bytes) -> str:
 
 
 def _has_end(jpeg: bytes) -> bool:
-    """Whether the first scan of a JPEG, which holds its pixels, has an end.
+    """Whether the first scan of a JPEG, which holds its pixels, has an end mark.
 
-    The end of the file says nothing: phones append data of any kind. Nor does the first end mark,
-    because a thumbnail in the header has one of its own. So we walk over the header.
+    The mark is searched after the header. A search from the beginning could find the end mark of a
+    thumbnail in the header. The last bytes of the file prove nothing, because phones append data of
+    any kind to a whole picture.
     """
-    # A JPEG is b"\xff\xd8" and then segments: 0xff, a byte for the kind of the segment, two bytes
-    # for its length. The length counts its own two bytes. The kind 0xda starts the scan.
-    at = 2
-    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] != b"\xda":
-        length = int.from_bytes(jpeg[at + 2 : at + 4], "big")
-        at += 2 + length
+    # A JPEG is JPEG_START and then segments. A segment begins with the byte 0xff, a byte for its
+    # kind, and two bytes for its length. The length includes its own two bytes. The header ends at
+    # the segment of kind 0xda, where the scan begins.
+    position = len(JPEG_START)
+    while jpeg[position : position + 1] == b"\xff":
+        kind = jpeg[position + 1 : position + 2]
+        if kind == b"\xda":
+            break
+        length = int.from_bytes(jpeg[position + 2 : position + 4], "big")
+        position += 2 + length
     end_of_image = b"\xff\xd9"
-    return jpeg.find(end_of_image, at) >= 0
+    return jpeg.find(end_of_image, position) >= 0
 
 
 def image_size(path: str) -> tuple[int, int]:
-    """Return (height, width) of an upright image. Of a PNG, only the header is read."""
+    """Return (height, width) of an upright image. Of a PNG, only the header is read.
+
+    Images of other formats are decoded, so that the size is certain.
+    """
     header = _png_header(path)
     if header is None:
-        return read_bgr(path).shape[:2]
+        height, width = read_bgr(path).shape[:2]
+        return height, width
     refuse_header(header, path)
     return header.size
 
@@ -798,19 +884,24 @@ def what_is_lost(path: str) -> str:
     of a 16-bit picture are read.
     """
     header = _png_header(path)
-    content = b""
+    content = b""  # the whole file, once it has been read
     if header is None:
         content = read_bytes(path)
         header = read_header(content)
-    # Other checks refuse these pictures.
+    # `decode_bgr` refuses these pictures, so nothing needs to be said here.
     if header is None or header.is_too_large or header.is_float:
         return ""
     if header.bits > 8:
-        bits = _bits_in_use(content or read_bytes(path))
+        if not content:
+            content = read_bytes(path)
+        bits = _bits_in_use(content)
         if 0 < bits < 16:
+            # E.g. 12 bits: the largest value is 4095, and 16 times as much fills 16 bits.
+            largest = 2**bits - 1
+            factor = 2 ** (16 - bits)
             return (
-                f"has 16 bits, but no value is above {2**bits - 1}: {bits} bits? They are cut to "
-                f"the upper 8 of 16, which makes it dark; multiply the values by {2 ** (16 - bits)}"
+                f"has 16 bits, but no value is above {largest}: {bits} bits? They are cut to "
+                f"the upper 8 of 16, which makes it dark; multiply the values by {factor}"
             )
         return "has 16 bits: they are cut to 8"
     if header.is_grey:
@@ -821,7 +912,8 @@ def what_is_lost(path: str) -> str:
 def _bits_in_use(content: bytes) -> int:
     """Return how many bits the values of a 16-bit picture use: 8, 10, 12, 14 or 16.
 
-    Returns 0 for a black picture, and 16 if the picture cannot be decoded.
+    Returns 0 for a black picture, whose bits are unknown. Returns 16 if the picture cannot be
+    decoded, because another check refuses it.
     """
     # OpenCV decodes a part of a PNG that is cut short, and this part may lack the largest values.
     if content.startswith(PNG_SIGNATURE) and not has_whole_chunks(content):
@@ -847,10 +939,15 @@ class FrameSource:
     """The frames of a user: a folder of images, a single image, or a video.
 
     files, stems: file and name of each frame. The images of a folder are in the order of
-    `files_in` ("2" before "10"). All frames of a video have its one file.
+    `files_in` ("2" before "10"). The frames of a video all have the path of the video.
     size: (H, W) of the first frame.
-    fps, times, pixel_aspect: see `VideoReader`. For images: None, None and 1.
+    fps: frames a second of a video. None for images.
+    times: time of each frame of a video, see `VideoReader`. None for images.
+    pixel_aspect: width / height of a pixel. 1 for images.
     go_on: called while a video is read, so that the watchdog sees progress.
+
+    The names of results come from the stems, so the stems of a source must stay. A new kind of
+    source needs `files`, `stems`, `size` and `read`.
     """
 
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
@@ -865,13 +962,16 @@ class FrameSource:
         self.fps: float | None = None
         self.times: list[Fraction] | None = None
         self.pixel_aspect = SQUARE
+        # A file with any ending but the endings of images is tried as a video. If it is none,
+        # `VideoReader` names it in an error.
         self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
         if self.is_video:
             self._open_video(go_on)
         else:
             self._list_images()
         self.size: tuple[int, int] = self._size_of_first()
-        # After the first frame was decoded, so that a damaged image gives an error and no warning.
+        # The warnings come after the first frame was decoded, so that a damaged image gives an
+        # error and no warning.
         if not self.is_video:
             self._warn()
 
@@ -883,7 +983,8 @@ class FrameSource:
         self.pixel_aspect = self._video.pixel_aspect
         count = self._video.num_frames
         self.files = [self.path] * count
-        # "000000", "000001", ...: as the frames of the published datasets are named.
+        # "000000", "000001", ...: the frames of the published datasets have such names. A video of
+        # more than a million frames has longer names, so that all names have one length.
         digits = max(6, len(str(count)))
         self.stems = [f"{number:0{digits}d}" for number in range(count)]
 
@@ -900,7 +1001,7 @@ class FrameSource:
             )
 
     def _size_of_first(self) -> tuple[int, int]:
-        """Return (H, W) of the first frame, which is decoded, so that damage shows at once."""
+        """Return (H, W) of the first frame. The frame is decoded, so that damage shows at once."""
         first = self._video.read(0) if self.is_video else read_bgr(str(self.files[0]))
         height, width = first.shape[:2]
         return height, width
@@ -908,9 +1009,11 @@ class FrameSource:
     def _warn(self) -> None:
         """Warn of files of the folder that are left out, and of what the first image loses."""
         if self.path.is_dir():
-            others = set(self.path.iterdir()) - set(self.files)
-            names = [path.name for path in others if path.is_file() and _may_be_frames(path)]
-            _warn_left_out(self.path, sorted(names, key=natural_key))
+            left_out = []
+            for path in set(self.path.iterdir()) - set(self.files):
+                if path.is_file() and _may_be_frames(path):
+                    left_out.append(path.name)
+            _warn_left_out(self.path, sorted(left_out, key=natural_key))
         lost = what_is_lost(str(self.files[0]))  # e.g. "has 16 bits: they are cut to 8"
         if lost:
             logger.warning("%s %s", self.files[0], lost)
@@ -934,37 +1037,42 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
 
     The files are in the order of their stems: by value if all stems are numbers of different forms
     ("432.033333" before "432.1"), else in natural order ("a2" before "a10"). Hidden files are left
-    out.
+    out. The order is the order of the frames in time, so a change would mix up users' clips.
     """
     found = []
     for path in folder.iterdir():
         if path.suffix.lower() in suffixes and not path.name.startswith("."):
             found.append(path)
-    # The sort key of a stem. It is made from all stems, because one stem that is no number changes
-    # the order of all.
+    # `order` is a function stem -> sort key. It is made from all stems, because one stem that is no
+    # number changes the order of all stems.
     order = order_of(path.stem for path in found)
-    # The second key decides between files of one stem, "0.jpg" and "0.png".
-    return sorted(found, key=lambda path: (order(path.stem), natural_key(path.name)))
+
+    def key_of(path: Path) -> tuple[Any, Any]:
+        # The second key decides between files of one stem, "0.jpg" and "0.png".
+        return order(path.stem), natural_key(path.name)
+
+    return sorted(found, key=key_of)
 
 
 def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
     """Return (name, path) of the clips in a folder, in natural order.
 
     A clip is a film, or a folder of images.
-    inner: the images may also lie in a folder of this name within the folder of the clip, "blur".
-    Warns of files and folders that look like clips but cannot be read.
+    inner: name of a folder within the folder of a clip, e.g. "blur", in which the images may be.
+    Warns of files and folders that may be clips but cannot be read.
     """
     found = []
     left_out = []
     for path in sorted(root.iterdir(), key=lambda path: natural_key(path.name)):
         if path.name.startswith("."):
             continue
-        place = clip_place(path, inner)
-        if path.is_file() and path.suffix.lower() in FILM_SUFFIXES:
+        is_film = path.is_file() and path.suffix.lower() in FILM_SUFFIXES
+        images = clip_path(path, inner)  # <path>/<inner> if it exists, else `path`
+        if is_film:
             found.append((path.stem, path))
-        elif place.is_dir() and files_in(place):
-            found.append((path.name, place))
-        elif _may_be_frames(place):
+        elif images.is_dir() and files_in(images):
+            found.append((path.name, images))
+        elif _may_be_frames(images):
             left_out.append(path.name)
     _warn_left_out(root, left_out)
     return found
@@ -973,34 +1081,36 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
 def _may_be_frames(path: Path) -> bool:
     """Whether a file may be a picture or a film that we cannot read.
 
-    A folder is true if it holds such a file. BESIDE_FRAMES has the endings of files that lie beside
-    frames. A file with any other ending may be a picture.
+    Files without an ending, and files with one of `ENDINGS_BESIDE_FRAMES`, are not. For a folder,
+    the result is True if any file directly in it may be a picture or a film.
     """
     if path.is_dir():
         return any(_may_be_frames(inner) for inner in path.iterdir() if not inner.is_dir())
     if path.name.startswith("."):
         return False
     ending = path.suffix.lower()
-    return ending != "" and ending not in BESIDE_FRAMES
+    return ending != "" and ending not in ENDINGS_BESIDE_FRAMES
 
 
 def _warn_left_out(folder: Path, names: Sequence[str]) -> None:
     """Warn of files that are left out. names: their names; the first five are shown."""
     if not names:
         return
+    # Five names show what kind of files these are, and fit into one line of a terminal.
     shown = ", ".join(names[:5])
     if len(names) > 5:
         shown += f", ... ({len(names)} in all)"
     logger.warning("%s: left out, as no film or picture that is read: %s", folder, shown)
 
 
-def clip_place(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
-    """Return where the files of a clip are.
+def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
+    """Return the path of the files of a clip.
 
-    The first of these that exists: a file with one of the suffixes, e.g. "<path>.dat"; the folder
-    "<path>/<inner>"; else `path` itself.
+    It is a file with one of the suffixes, e.g. "<path>.dat", if there is such a file; else the
+    folder "<path>/<inner>" if it exists; else `path` itself.
     """
     for suffix in suffixes:
+        # Cameras and Windows write endings in capital letters, too.
         for ending in (suffix, suffix.upper()):
             file = path.with_name(path.name + ending)
             if file.is_file():
@@ -1013,16 +1123,16 @@ def clip_place(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
 def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str) -> None:
     """Refuse a spike plane whose ratio of height to width differs from the ratio of the frame.
 
-    frame: (H, W) of a frame. spikes: (h, w) of a plane. where: the spikes, for the message.
+    frame: (H, W) of a frame. spikes: (h, w) of a plane. where: file of the spikes, for the message.
     Raises DataError if the ratios differ by more than `_RATIO_TOLERANCE`.
     """
-    height, width = frame
+    H, W = frame
     h, w = spikes
-    # H / W = h / w without a division: W h = H w.
-    difference = abs(width * h - height * w)
-    if difference > _RATIO_TOLERANCE * width * h:
+    # The ratios are equal if H / W = h / w, or W h = H w without a division.
+    difference = abs(W * h - H * w)
+    if difference > _RATIO_TOLERANCE * W * h:
         raise DataError(
-            what=f"spikes of {h} x {w} for frames of {height} x {width}",
+            what=f"spikes of {h} x {w} for frames of {H} x {W}",
             where=where,
             expected="the same ratio of height to width",
             do="correct the size of the spike planes; "

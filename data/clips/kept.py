@@ -45,7 +45,15 @@ from data.clips.files import (
     stem_of,
 )
 from data.clips.source import Problem, Source
-from data.clips.table import ClipTable, Columns, Texts, kinds_of, refuse_columns, types_of
+from data.clips.table import (
+    ClipTable,
+    Columns,
+    Texts,
+    first_and_end,
+    kinds_of,
+    refuse_columns,
+    types_of,
+)
 from data.clips.threads import mapped
 from data.spike.formats import SpikeFileError
 from utils.dist.state import RUN
@@ -260,7 +268,7 @@ class Record:
                 continue
             if root not in known:
                 return False
-            for place_of_clip in set(table.places[kind].all()):
+            for place_of_clip in set(table.folders[kind].all()):
                 path = table.roots[kind] + place_of_clip  # with "/" at its end
                 # A single file of a clip lies in the root itself, whose state is known.
                 is_root = path == os.path.join(root, "")
@@ -275,7 +283,7 @@ class Record:
         if is_lmdb(root) or self.source.listed is not None:
             return True
         # A clip "a/b" lies in the folder "a" of the root.
-        then = {name.split("/")[0] for name in table.names.all()}
+        then = {name.split("/")[0] for name in table.clip_names.all()}
         now = set()
         with os.scandir(root) as entries:
             for entry in entries:
@@ -321,7 +329,7 @@ class _SameClip:
 
     def _files_then(self, kind: str, number: int) -> list[FileEntry]:
         """Return the files of one kind of clip `number` as they were at the check."""
-        first, last = self.table.begins[kind][number : number + 2].tolist()
+        first, last = first_and_end(self.table.first_files[kind], number)
         paths = self.table.paths(kind, number)
         sizes = self.columns[f"{kind}_bytes"][first:last].tolist()
         times = self.columns[f"{kind}_times"][first:last].tolist()
@@ -334,7 +342,7 @@ def _chosen(table: ClipTable, share: float) -> range:
     With 100,000 files and share 0.01, that is every 24th clip, because LEAST_FILES is larger than
     1000 files.
     """
-    files = sum(int(begins[-1]) for begins in table.begins.values())
+    files = sum(int(begins[-1]) for begins in table.first_files.values())
     wanted = max(LEAST_FILES, share * files)
     step = max(1, math.floor(files / wanted))
     # The clock makes each start begin with another clip. So in time all clips are looked at.

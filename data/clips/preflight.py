@@ -286,7 +286,7 @@ class _Check:
         jobs = []
         for clip in clips:
             for kind, folder in self._folders(clip):
-                entries: Sequence[FileEntry | None] | None = folder.known
+                entries: Sequence[FileEntry | None] | None = folder.lmdb_entries
                 if entries is None:
                     entries = [None] * len(folder)
                 for path, entry in zip(folder.paths, entries, strict=True):
@@ -430,5 +430,5 @@ def _slow_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
         return []
     for clip in clips:
         if files.is_read_from_start(clip.spike[0]):
-            return [Problem(clip.name, files.FROM_START, clip.spike[0])]
+            return [Problem(clip.name, files.SLOW_FROM_START, clip.spike[0])]
     return []

@@ -26,7 +26,8 @@ spikes, have these columns:
 The path of a file is root + place + name: "<root>" + "/clip_a/blur/" + "00.png".
 A column of texts is an array of bytes: the texts in UTF-8, with a zero byte after each.
 
-"Kind" means a kind of file here: "lq", "gt", "gt_instants" or "spike".
+"Kind" means a kind of file here: "lq", "gt", "gt_instants" or "spike". A "root" is the folder of
+all files of one kind, e.g. "/data/train".
 
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """
@@ -68,14 +69,17 @@ SPIKE_COLUMNS = {
     "exposures": np.int32,  # for each frame of each clip: the number of its row
 }
 
-# An exposure is stored as a row of integers. Most frames have equal rows, so each different row is
-# stored once. Rows would differ if they named files. So a row has three places for the previous
-# file, the own file and the next file of a frame.
+# An `Exposure` is stored as a row of integers. Most frames have equal rows, so each different row
+# is stored once. If rows named files, all rows would differ. So a row holds three pairs of numbers
+# instead: for the previous file, the own file and the next file of a frame. Planes are read from no
+# other file. A frame that reads planes 0 ... 39 of its own file and the last 8 of the 40 planes of
+# the previous file has the row (0, 40, 8, 0, 1,  32, 8,  0, 40,  0, 0).
 ROW = 11  # numbers in a row
+# Where the numbers are in a row. The order is part of the format of a stored record.
 FIRST = 0  # first plane of the frame in its own file
 COUNT = 1  # number of planes of the frame
 BEFORE = 2  # `Exposure.before`: number of planes that are read before the frame's own planes
-ORIGIN = 3  # `Exposure.origin`
+ORIGIN = 3  # `Exposure.origin`: number of the first own plane, as options count planes
 IS_WHOLE = 4  # 1 if `Exposure.center` is an int, 0 if it is a float
 PIECES = 5  # from here on: (first plane, number of planes) read from previous, own and next file
 
@@ -84,7 +88,8 @@ PIECES = 5  # from here on: (first plane, number of planes) read from previous, 
 MOST_ROWS_COMPARED = 65_536
 # Largest height or width that a stored record may claim, far above any camera.
 LARGEST_SIDE = 2**20
-# Largest plane number that a stored record may claim. Sums of a few such numbers fit into int64.
+# Plane numbers and numbers of planes in a stored record must be smaller than this. Sums of a few
+# such numbers fit into int64, and no disk holds a file of so many planes.
 LARGEST_PLANE = 2**40
 
 
@@ -107,12 +112,14 @@ class Texts:
         """Return the texts first ... last - 1."""
         if last <= first:
             return []
-        # A text begins after the end of the text before it.
+        # A text begins after the zero byte of the text before it. In b"ab\0c\0" the text 1 begins
+        # at byte 3, behind the zero byte 2, and ends at the zero byte 4.
         begin = 0
         if first > 0:
             begin = int(self.ends[first - 1]) + 1
         end = int(self.ends[last - 1])
-        return self.column[begin:end].tobytes().decode().split("\0")
+        joined_texts = self.column[begin:end].tobytes().decode()
+        return joined_texts.split("\0")
 
     def all(self) -> list[str]:
         """Return every text of the column."""
@@ -120,9 +127,10 @@ class Texts:
 
 
 def kinds_of(source: Source) -> dict[str, Kind]:
-    """Return the kinds of files that the table of a source has, see `Source.kinds`.
+    """Return {name: kind} of the files that the table of a source has, e.g. {"lq": Kind(...)}.
 
-    Spike files are left out if nothing says how to read them.
+    Spike files are left out if the options do not say how to read them. The order of the kinds is
+    the order of `Source.kinds`.
     """
     kinds = source.kinds()
     if source.spikes is None:
@@ -133,7 +141,8 @@ def kinds_of(source: Source) -> dict[str, Kind]:
 def roots_of(source: Source) -> dict[str, str]:
     """Return {name of the kind: root without a slash at its end}, e.g. {"lq": "/data/blur"}.
 
-    Spikes have a root here even if `kinds_of` leaves them out. Nothing asks for it then.
+    The result may have a root of the spikes although `kinds_of` leaves the spikes out. This root is
+    then not used.
     """
     roots = {}
     for name, kind in source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
@@ -142,9 +151,10 @@ def roots_of(source: Source) -> dict[str, str]:
 
 
 def begins_of(counts: np.ndarray) -> np.ndarray:
-    """Return where the entries of each clip begin, and then the end of the last clip.
+    """Return the index of the first entry of each clip, and then the number of all entries.
 
-    counts: number of entries of each clip. [2, 3] -> [0, 2, 5]: clip 1 has the entries 2 ... 4.
+    counts: number of entries of each clip. [2, 3] -> [0, 2, 5]: clip 0 has the entries 0 and 1,
+    clip 1 has the entries 2, 3 and 4.
     """
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
@@ -153,7 +163,10 @@ def begins_of(counts: np.ndarray) -> np.ndarray:
 
 
 class _Clips(Sequence[Clip]):
-    """The base of sequences whose clips are made when they are asked for, by `_clip`."""
+    """The base of sequences that make a clip when somebody asks for it. A subclass has `_clip`.
+
+    The sequences behave like lists: negative numbers count from the end, and slices are lists.
+    """
 
     @overload
     def __getitem__(self, number: int) -> Clip: ...
@@ -161,8 +174,8 @@ class _Clips(Sequence[Clip]):
     def __getitem__(self, number: slice) -> list[Clip]: ...
     def __getitem__(self, number: int | slice) -> Clip | list[Clip]:
         if isinstance(number, slice):
-            numbers = range(*number.indices(len(self)))
-            return [self[each] for each in numbers]
+            start, stop, step = number.indices(len(self))
+            return [self[each] for each in range(start, stop, step)]
         # Python's int, because the type of a NumPy integer may be too small for the sum below.
         index = int(number)
         if index < 0:
@@ -187,9 +200,14 @@ class _SpikesOfClip(NamedTuple):
 class ClipTable(_Clips):
     """The clips of one data root.
 
-    columns: the arrays, see the top of this file.
+    source: where the clips are, and how their spikes are read.
+    columns: the arrays, see the top of this file. They are not copied and must not change.
     name_prefix: text before the name of each clip. A run gets the table with `source.name_prefix`,
     e.g. "0/". The check of a data root makes its tables without a prefix.
+
+    A clip that was added to `TableBuilder` must come out of the table as an equal clip. So a new
+    field of `Clip` needs either a column or a value that follows from the source. The tests
+    test_kept.py and test_preflight.py in tests/parts/data compare the clips.
     """
 
     def __init__(
@@ -201,44 +219,43 @@ class ClipTable(_Clips):
         self.roots = roots_of(source)
 
         # Columns with an entry for each clip or frame.
-        self.names = Texts(columns["clips"])
-        self.frames = columns["frames"]
-        self.first_frames = begins_of(self.frames)
-        self.sizes = columns["sizes"].reshape(-1, 4)
-        self.stems = Texts(columns["stems"])
+        self.clip_names = Texts(columns["clips"])
+        self.frame_counts = columns["frames"]  # number of frames of each clip
+        self.first_frames = begins_of(self.frame_counts)  # see `first_and_end`
+        self.sizes = columns["sizes"].reshape(-1, 4)  # (clips, 4): height and width of lq and gt
+        self.stems = Texts(columns["stems"])  # name of each frame of all clips
 
         # The files, as {kind: column}.
-        self.places: dict[str, Texts] = {}  # folder of the files of each clip
-        self.counts: dict[str, np.ndarray] = {}  # number of files of each clip
-        self.begins: dict[str, np.ndarray] = {}  # number of the first file of each clip
-        self.files: dict[str, Texts] = {}  # name of each file
+        self.folders: dict[str, Texts] = {}  # path of each clip's files below the root
+        self.file_counts: dict[str, np.ndarray] = {}  # number of files of each clip
+        self.first_files: dict[str, np.ndarray] = {}  # see `first_and_end`
+        self.file_names: dict[str, Texts] = {}  # name of each file of all clips
         for kind in self.kinds:
             counts = columns[f"{kind}_counts"]
-            self.places[kind] = Texts(columns[f"{kind}_places"])
-            self.counts[kind] = counts
-            self.begins[kind] = begins_of(counts)
-            self.files[kind] = Texts(columns[f"{kind}_names"])
+            self.folders[kind] = Texts(columns[f"{kind}_places"])
+            self.file_counts[kind] = counts
+            self.first_files[kind] = begins_of(counts)
+            self.file_names[kind] = Texts(columns[f"{kind}_names"])
 
         # The columns `SPIKE_COLUMNS`. Empty if the clips have no spikes.
-        self.of_spikes: Columns = {}
+        self.spike_columns: Columns = {}
         if "spike" in self.kinds:
-            self.of_spikes = {name: columns[name] for name in SPIKE_COLUMNS}
+            self.spike_columns = {name: columns[name] for name in SPIKE_COLUMNS}
 
     def __len__(self) -> int:
-        return len(self.frames)
+        return len(self.frame_counts)
 
     def _clip(self, number: int) -> Clip:
-        name = self.names.between(number, number + 1)[0]
-        # `first_frames` has one entry more than there are clips, so number + 1 is an entry, too.
-        first, last = self.first_frames[number : number + 2].tolist()
-        stems = tuple(self.stems.between(first, last))
+        [name] = self.clip_names.between(number, number + 1)
+        first, end = first_and_end(self.first_frames, number)
+        stems = tuple(self.stems.between(first, end))
         paths = {kind: self.paths(kind, number) for kind in self.kinds}
         height, width, gt_height, gt_width = self.sizes[number].tolist()
 
         spikes = _SpikesOfClip((), (), ())
         times = None
         if "spike" in self.kinds:
-            spikes = self._spikes(number, paths["spike"], range(first, last))
+            spikes = self._spikes(number, paths["spike"], range(first, end))
             # If one file holds the planes of all frames, the times divide the file among them.
             if self.source.has_one_spike_file:
                 times = times_of_names(stems)
@@ -253,30 +270,35 @@ class ClipTable(_Clips):
             gt_size=(gt_height, gt_width),
             gt_instants=paths.get("gt_instants", ()),
             exposures=spikes.exposures,
-            # `own_spikes` has an entry for each clip whose spikes are read in another way.
+            # `own_spikes` has an entry for each clip whose spikes are read in another way than
+            # the spikes of the other clips, because dataset.json has other values for the clip.
             spikes=self.source.own_spikes.get(name, self.source.spikes),
             times=times,
         )
 
     def paths(self, kind: str, number: int) -> tuple[str, ...]:
         """Return the paths of the files of clip `number`, each once."""
-        first, last = self.begins[kind][number : number + 2].tolist()
-        folder = self.roots[kind] + self.places[kind].between(number, number + 1)[0]
-        return tuple([folder + name for name in self.files[kind].between(first, last)])
+        [folder] = self.folders[kind].between(number, number + 1)  # e.g. "/clip_a/blur/"
+        prefix = self.roots[kind] + folder
+        first, end = first_and_end(self.first_files[kind], number)
+        names = self.file_names[kind].between(first, end)
+        return tuple([prefix + name for name in names])
 
     def _spikes(self, number: int, files: Sequence[str], frames: range) -> _SpikesOfClip:
         """Return the spike files, their planes and the exposures of the frames of a clip.
 
-        number: number of the clip. files: its spike files.
+        number: number of the clip. files: its spike files, each once.
         frames: numbers of its frames among the frames of all clips.
         """
-        first, last = self.begins["spike"][number : number + 2].tolist()
-        planes = self.of_spikes["planes"][first:last].tolist()
+        first, end = first_and_end(self.first_files["spike"], number)
+        planes = self.spike_columns["planes"][first:end].tolist()
         is_one_file = len(files) < len(frames)
 
-        numbers_of_rows = self.of_spikes["exposures"][frames.start : frames.stop]
-        rows = self.of_spikes["rows"].reshape(-1, ROW)[numbers_of_rows].tolist()
-        centers = self.of_spikes["centers"][numbers_of_rows].tolist()
+        # The row of each frame, and its center. Frames with equal exposures have the same row.
+        row_of_frame = self.spike_columns["exposures"][frames.start : frames.stop]
+        all_rows = self.spike_columns["rows"].reshape(-1, ROW)  # (rows, ROW)
+        rows = all_rows[row_of_frame].tolist()
+        centers = self.spike_columns["centers"][row_of_frame].tolist()
         exposures = []
         for frame, (row, center) in enumerate(zip(rows, centers, strict=True)):
             own_file = 0 if is_one_file else frame
@@ -292,38 +314,54 @@ class ClipTable(_Clips):
         """Return the number of the first clip of each form, in the order of the clips.
 
         Clips have one form if their sizes, their numbers of sharp instants and their ways of
-        reading spikes are equal.
+        reading spikes are equal. Whoever checks another property with `one_of_each_form` must add
+        the property here. Otherwise a clip that differs only in it would not be checked.
         """
-        # Each property is an array with a number for each clip.
-        properties = [*self.sizes.T]
+        # Each property is an array with a number for each clip. The first four are the columns of
+        # `sizes`.
+        properties = list(self.sizes.T)
         if "gt_instants" in self.kinds:
-            properties.append(self.counts["gt_instants"] // self.frames)
+            instants_per_frame = self.file_counts["gt_instants"] // self.frame_counts
+            properties.append(instants_per_frame)
         if self.source.own_spikes:
             properties.append(self._ways_of_reading())
         # `np.unique` returns the first clip of each distinct row of properties.
-        _, firsts = np.unique(np.stack(properties, axis=1), axis=0, return_index=True)
-        return sorted(firsts.tolist())
+        rows = np.stack(properties, axis=1)  # (clips, properties)
+        _, first_clips = np.unique(rows, axis=0, return_index=True)
+        return sorted(first_clips.tolist())
 
     def _ways_of_reading(self) -> np.ndarray:
         """Return a number for the way in which the spikes of each clip are read.
 
-        0 is the usual way. Each clip in `own_spikes` has a number of its own, from 1 on.
+        0 is the usual way. The clips in `own_spikes` have the numbers 1, 2, 3, ..., because any two
+        of them may differ.
         """
         numbers = {name: number for number, name in enumerate(self.source.own_spikes, 1)}
-        return np.array([numbers.get(name, 0) for name in self.names.all()])
+        return np.array([numbers.get(name, 0) for name in self.clip_names.all()])
+
+
+def first_and_end(begins: np.ndarray, clip: int) -> tuple[int, int]:
+    """Return the index of the first entry of a clip, and the index after its last entry.
+
+    begins: result of `begins_of`. It has one entry more than there are clips, so clip + 1 is an
+    index of it also for the last clip. [0, 2, 5] and clip 1 -> (2, 5).
+    """
+    return int(begins[clip]), int(begins[clip + 1])
 
 
 def _exposure_of(row: list[int], center: float, files: Sequence[str], own_file: int) -> Exposure:
-    """Return the exposure that a row describes.
+    """Return the exposure that a row describes. `TableBuilder._add_exposures` makes the row.
 
-    files: spike files of the clip. own_file: number of the frame's file among them.
+    row: ROW numbers, see the top of this file. center: `Exposure.center`, as a float.
+    files: spike files of the clip. own_file: index of the frame's own file in `files`.
     """
     pieces = []
-    # The pieces from the previous, the own and the next file.
-    for index, file in enumerate((own_file - 1, own_file, own_file + 1)):
-        first = row[PIECES + 2 * index]
-        count = row[PIECES + 2 * index + 1]
-        # Count 0: nothing is read from this file. The clip may not even have it.
+    # The pairs in the row are pieces of the previous, the own and the next file.
+    for pair, file in enumerate((own_file - 1, own_file, own_file + 1)):
+        first = row[PIECES + 2 * pair]
+        count = row[PIECES + 2 * pair + 1]
+        # With count 0, no plane is read from this file. The file may then not exist: the first
+        # frame of a clip has no previous file.
         if count:
             pieces.append(Piece(files[file], first, count))
     return Exposure(
@@ -347,15 +385,22 @@ class JoinedClips(_Clips):
         return int(self.begins[-1])
 
     def _clip(self, number: int) -> Clip:
-        # The number of roots that end at or before this clip.
-        root = int(np.searchsorted(self.begins[1:], number, side="right"))
-        return self.clips_of_roots[root][number - int(self.begins[root])]
+        # The clip is in the root after all roots that end at or before its number. With begins
+        # [0, 2, 5], clip 2 is in root 1, because one root ends at 2.
+        ends = self.begins[1:]
+        root = int(np.searchsorted(ends, number, side="right"))
+        number_in_root = number - int(self.begins[root])
+        return self.clips_of_roots[root][number_in_root]
 
 
 def joined(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
-    """Return the clips of several roots as one sequence, a plain list if none has a table."""
+    """Return the clips of several roots as one sequence, a plain list if no root has a table.
+
+    The order of the roots must stay: the numbers of training samples count through all clips.
+    """
     if len(clips_of_roots) == 1:
         return clips_of_roots[0]
+    # A plain list of the clips of a table would make all `Clip` objects.
     if any(isinstance(clips, ClipTable) for clips in clips_of_roots):
         return JoinedClips(clips_of_roots)
     together: list[Clip] = []
@@ -364,13 +409,14 @@ def joined(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
     return together
 
 
-# The functions below answer from the arrays of a table, without making a Clip of each clip.
+# The three functions below take any sequence of clips. If it is a table, they read its arrays and
+# make no `Clip` objects, because this would take minutes for large data sets.
 
 
 def frame_counts(clips: Sequence[Clip]) -> list[int]:
     """Return the number of frames of each clip."""
     if isinstance(clips, ClipTable):
-        return clips.frames.tolist()
+        return clips.frame_counts.tolist()
     if isinstance(clips, JoinedClips):
         counts: list[int] = []
         for of_root in clips.clips_of_roots:
@@ -382,9 +428,9 @@ def frame_counts(clips: Sequence[Clip]) -> list[int]:
 def planes_of(clips: Sequence[Clip]) -> set[int]:
     """Return the different numbers of planes that the spike files of the clips have."""
     if isinstance(clips, ClipTable):
-        if not clips.of_spikes:
+        if not clips.spike_columns:
             return set()
-        return set(np.unique(clips.of_spikes["planes"]).tolist())
+        return set(np.unique(clips.spike_columns["planes"]).tolist())
     found: set[int] = set()
     for clip in clips:
         found.update(clip.planes)
@@ -411,30 +457,33 @@ def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:
 
 
 class TableBuilder:
-    """Takes the clips of one root one after the other, and makes their table."""
+    """Takes the clips of one root one after the other, and makes their table.
+
+    Call `add` for each clip, in the order that the table shall have. Then call `table`.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.kinds = kinds_of(source)
         self.roots = roots_of(source)
-        self.clips = 0  # number of clips that were added
-        # The columns so far: columns of texts, and columns of numbers.
+        self.number_of_clips = 0  # clips that were added
+        # The columns as they grow, {name: values}: columns of texts, and columns of numbers.
         self.texts: dict[str, bytearray] = {}
         self.numbers: dict[str, array[Any]] = {}
         for name, dtype in types_of(self.kinds).items():
             if dtype is np.uint8:
                 self.texts[name] = bytearray()
             else:
-                self.numbers[name] = array(_CODES[dtype])
-        # {(*row of an exposure, its center): number of the row}, to store equal rows once.
-        self.numbers_of_rows: dict[tuple[Any, ...], int] = {}
+                self.numbers[name] = array(ARRAY_CODES[dtype])
+        # {(numbers of a row ..., center): index of the row}, to store equal rows once.
+        self.index_of_row: dict[tuple[Any, ...], int] = {}
 
     def __len__(self) -> int:
-        return self.clips
+        return self.number_of_clips
 
     def add(self, clip: Clip, looks: Mapping[str, Look]) -> None:
-        """Add a clip. looks: {path: what was seen of this file}, for all files of the clip."""
-        self.clips += 1
+        """Add a clip. looks: {path: what the check saw of this file}, for all files of the clip."""
+        self.number_of_clips += 1
         self._add_texts("clips", [clip.name])
         self._add_texts("stems", clip.stems)
         self.numbers["frames"].append(len(clip))
@@ -446,13 +495,16 @@ class TableBuilder:
 
     def _add_files(self, kind: str, clip: Clip, looks: Mapping[str, Look]) -> None:
         """Add the files of one kind. looks: see `add`."""
-        # One spike file may be listed for every frame. `spike_files` has it once.
-        paths = list(clip.spike_files if kind == "spike" else getattr(clip, kind))
+        if kind == "spike":
+            # `Clip.spike` lists one file for every frame. `spike_files` has each file once.
+            paths = list(clip.spike_files)
+        else:
+            paths = list(getattr(clip, kind))
         root = self.roots[kind]
-        place = _place_of(paths[0], root)
-        folder_length = len(root) + len(place)
-        self._add_texts(f"{kind}_places", [place])
-        self._add_texts(f"{kind}_names", [path[folder_length:] for path in paths])
+        folder = _folder_of(paths[0], root)
+        prefix_length = len(root) + len(folder)  # all files of the clip have this prefix
+        self._add_texts(f"{kind}_places", [folder])
+        self._add_texts(f"{kind}_names", [path[prefix_length:] for path in paths])
         self.numbers[f"{kind}_counts"].append(len(paths))
         entries = [looks[path].entry for path in paths]
         self.numbers[f"{kind}_bytes"].extend(entry.size for entry in entries)
@@ -472,24 +524,24 @@ class TableBuilder:
         self.texts[column].extend(text.encode())
 
     def _add_exposures(self, clip: Clip) -> None:
-        """Add planes and exposures of a clip. `_exposure_of` is the inverse."""
+        """Add planes and exposures of a clip. `_exposure_of` turns a row back into an exposure."""
         # `spike_files` is {spike file: its number of planes}.
         self.numbers["planes"].extend(clip.spike_files.values())
-        numbers_of_files = {file: number for number, file in enumerate(clip.spike_files)}
+        index_of_file = {file: index for index, file in enumerate(clip.spike_files)}
         for exposure in clip.exposures:
-            own_file = numbers_of_files[exposure.own.file]
+            own_file = index_of_file[exposure.own.file]
             # (first plane, number of planes) of previous, own and next file, one after the other.
-            # A file of which nothing is read has 0, 0.
-            pieces = [0, 0] * 3
+            # A file from which nothing is read has 0, 0.
+            pieces = [0, 0, 0, 0, 0, 0]
             for piece in exposure.pieces:
-                # 0 for the previous file, 1 for the frame's own file, 2 for the next file.
-                index = numbers_of_files[piece.file] - own_file + 1
-                pieces[2 * index] = piece.first
-                pieces[2 * index + 1] = piece.count
+                # The pair 0 is for the previous file, 1 for the own file, 2 for the next file.
+                pair = index_of_file[piece.file] - own_file + 1
+                pieces[2 * pair] = piece.first
+                pieces[2 * pair + 1] = piece.count
             # A stored center is a float. If it was an int, it must become an int again, because
             # messages say "plane 20" and not "plane 20.0".
             is_whole = isinstance(exposure.center, int)
-            # The order of FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE and PIECES.
+            # The numbers stand at FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE, and from PIECES on.
             row = (
                 exposure.own.first,
                 exposure.own.count,
@@ -498,34 +550,34 @@ class TableBuilder:
                 int(is_whole),
                 *pieces,
             )
-            number = self._number_of_row(row, float(exposure.center))
-            self.numbers["exposures"].append(number)
+            index = self._index_of(row, float(exposure.center))
+            self.numbers["exposures"].append(index)
 
-    def _number_of_row(self, row: tuple[int, ...], center: float) -> int:
-        """Return the number of an equal row that is stored already, or store this one."""
+    def _index_of(self, row: tuple[int, ...], center: float) -> int:
+        """Return the index of a stored row that is equal to this row. Store this row if none is."""
         key = (*row, center)
-        number = self.numbers_of_rows.get(key)
-        if number is not None:
-            return number
-        number = len(self.numbers["centers"])
+        index = self.index_of_row.get(key)
+        if index is not None:
+            return index
+        index = len(self.numbers["centers"])  # the number of rows so far
         self.numbers["rows"].extend(row)
         self.numbers["centers"].append(center)
-        if len(self.numbers_of_rows) < MOST_ROWS_COMPARED:
-            self.numbers_of_rows[key] = number
-        return number
+        if len(self.index_of_row) < MOST_ROWS_COMPARED:
+            self.index_of_row[key] = index
+        return index
 
 
-def _place_of(path: str, root: str) -> str:
+def _folder_of(path: str, root: str) -> str:
     """Return the part of a path between the root and the name of the file.
 
     "/data/train/a/blur/0.png" below the root "/data/train" -> "/a/blur/".
     "/data/train.lmdb::a/0" in the LMDB "/data/train.lmdb" -> "::a/".
     """
-    within = path[len(root) :]
-    last_slash = within.rfind("/")
-    place = within[: last_slash + 1]
+    path_below_root = path[len(root) :]
+    last_slash = path_below_root.rfind("/")  # -1 if there is none
+    folder = path_below_root[: last_slash + 1]
     # A key without a clip, "<root>.lmdb::0", has no slash.
-    return place or "::"
+    return folder or "::"
 
 
 def types_of(kinds: Iterable[str]) -> dict[str, Any]:
@@ -542,8 +594,9 @@ def types_of(kinds: Iterable[str]) -> dict[str, Any]:
     return types
 
 
-# {dtype: letter of the same type in Python's `array`}. An `array` can grow, a numpy array cannot.
-_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
+# {dtype: letter of the same type in Python's `array`}. `TableBuilder` collects numbers in an
+# `array`, because an `array` can grow and a numpy array cannot.
+ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
 
 
 # ---- Check of columns from a file ------------------------------------------------------------
@@ -552,8 +605,12 @@ _CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
 def refuse_columns(columns: Columns, source: Source) -> None:
     """Refuse columns that are no correct table of this source. Raises ValueError.
 
-    Anybody may have written the file of the columns, so we trust nothing in it. A table of columns
-    that pass names only files below the roots, and only planes that these files have.
+    Anybody may have written the file of the columns, so we trust nothing in it. If the columns
+    pass, their table names only files below the roots, and only planes that these files have.
+
+    The order of the tests matters: a later test indexes arrays with values that an earlier test
+    has accepted. A test may be added, none may be left out. tests/parts/data/test_kept.py forges
+    columns.
     """
     kinds = kinds_of(source)
     types = types_of(kinds)
@@ -562,25 +619,28 @@ def refuse_columns(columns: Columns, source: Source) -> None:
         column = columns[name]
         _demand(column.dtype == dtype and column.ndim == 1, name)
         if dtype is np.uint8:
-            _demand(bytes(column[-1:]) == END, name)
-            # Raises UnicodeDecodeError, which is a ValueError, if it is not UTF-8.
+            last_byte = bytes(column[-1:])
+            _demand(last_byte == END, name)
+            # Raises UnicodeDecodeError, which is a ValueError, if the texts are not UTF-8.
             column.tobytes().decode()
 
     # int64, because sums of int32 columns could overflow.
-    frames = columns["frames"].astype(np.int64)
-    _demand(0 < len(frames) == len(Texts(columns["clips"])), "clips")
-    _demand_all((frames >= 1) & (frames <= MOST_FRAMES), "frames")
+    frame_counts = columns["frames"].astype(np.int64)
+    number_of_clips = len(frame_counts)
+    _demand(number_of_clips > 0, "clips")
+    _demand(number_of_clips == len(Texts(columns["clips"])), "clips")
+    _demand_all((frame_counts >= 1) & (frame_counts <= MOST_FRAMES), "frames")
     sizes = columns["sizes"]
-    _demand(len(sizes) == 4 * len(frames), "sizes")
+    _demand(len(sizes) == 4 * number_of_clips, "sizes")
     _demand_all((sizes >= 1) & (sizes <= LARGEST_SIDE), "sizes")
-    _refuse_names(columns["stems"], int(frames.sum()))
+    _refuse_names(columns["stems"], int(frame_counts.sum()))
     _refuse_clips(columns, source)
     for kind in kinds:
         root = kinds[kind].root
-        _refuse_files(columns, kind, frames, in_lmdb=is_lmdb(root))
+        _refuse_files(columns, kind, frame_counts, in_lmdb=is_lmdb(root))
     if "spike" in kinds:
         _refuse_exposures(columns)
-        _refuse_planes_outside_of_files(columns, frames)
+        _refuse_planes_outside_of_files(columns, frame_counts)
 
 
 def _demand(is_so: bool, what: str) -> None:
@@ -596,26 +656,29 @@ def _demand_all(are_so: np.ndarray, what: str) -> None:
 
 def _refuse_names(column: np.ndarray, count: int) -> None:
     """Refuse a column of names that does not hold `count` plain names of files."""
-    # With END before the first name, every name has one before and one after it.
+    # A zero byte is put before the first name, so that every name stands between zero bytes.
     content = END + column.tobytes()
     _demand(content.count(END) == count + 1, "the number of names")
-    # A slash, an empty name, "." and "..": with them, a path could leave its folder.
-    for odd in (b"/", b"\0\0", b"\0.\0", b"\0..\0"):
-        _demand(odd not in content, "names")
+    # Refused are a slash, an empty name, "." and "..", because a path with them could leave its
+    # folder.
+    for forbidden in (b"/", b"\0\0", b"\0.\0", b"\0..\0"):
+        _demand(forbidden not in content, "names")
 
 
 def _refuse_clips(columns: Columns, source: Source) -> None:
     """Refuse clips that are not the clips of the meta file, or whose names cannot be used."""
     names = Texts(columns["clips"]).between(0, len(columns["frames"]))
-    different = set(names)
-    _demand(len(different) == len(names), "clips")
-    _demand(different.isdisjoint(source.left_out), "clips")
-    listed = source.listed
+    set_of_names = set(names)
+    has_each_name_once = len(set_of_names) == len(names)
+    _demand(has_each_name_once, "clips")
+    _demand(set_of_names.isdisjoint(source.left_out), "clips")
+    listed = source.listed  # {clip: [number of frames, number of the first frame]}, or None
     if listed:
-        _demand(different == listed.keys() - source.left_out, "clips")
-        for name, frames in zip(names, columns["frames"].tolist(), strict=True):
-            frames_in_list = listed[name][0]
-            _demand(frames == frames_in_list, "frames")
+        _demand(set_of_names == listed.keys() - source.left_out, "clips")
+        for name, frame_count in zip(names, columns["frames"].tolist(), strict=True):
+            listed_count = listed[name][0]
+            _demand(frame_count == listed_count, "frames")
+    # The names become names of output files, so they must pass the test that every name passes.
     try:
         for name in names:
             checked_name(name, "")
@@ -623,89 +686,101 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
         raise ValueError(e.what) from e
 
 
-def _refuse_files(columns: Columns, kind: str, frames: np.ndarray, in_lmdb: bool) -> None:
+def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb: bool) -> None:
     """Refuse files that are not below the root, or not as many as the frames need.
 
-    frames: number of frames of each clip. in_lmdb: whether the root is an LMDB.
+    frame_counts: number of frames of each clip. in_lmdb: whether the root is an LMDB.
     """
-    counts = columns[f"{kind}_counts"].astype(np.int64)
-    _demand(len(counts) == len(frames), kind)
-    _demand_all(counts >= 1, kind)
+    file_counts = columns[f"{kind}_counts"].astype(np.int64)
+    _demand(len(file_counts) == len(frame_counts), kind)
+    _demand_all(file_counts >= 1, kind)
     if kind == "spike":
-        _demand_all((counts == frames) | (counts == 1), kind)
+        # A file for each frame, or one file for the whole clip.
+        _demand_all((file_counts == frame_counts) | (file_counts == 1), kind)
     elif kind == "gt_instants":
-        _demand_all(counts % frames == 0, kind)
+        # Every frame of a clip has the same number of instants.
+        _demand_all(file_counts % frame_counts == 0, kind)
     else:
-        _demand_all(counts == frames, kind)
+        _demand_all(file_counts == frame_counts, kind)
 
     # Each file has a name, a size and a time.
-    count = int(counts.sum())
-    _refuse_names(columns[f"{kind}_names"], count)
+    number_of_files = int(file_counts.sum())
+    _refuse_names(columns[f"{kind}_names"], number_of_files)
     for name in ("bytes", "times"):
-        _demand(len(columns[f"{kind}_{name}"]) == count, kind)
+        _demand(len(columns[f"{kind}_{name}"]) == number_of_files, kind)
 
-    # Places lead to a folder below the root: "/", "/a/blur/", or "::" and "::a/" in an LMDB.
-    places = Texts(columns[f"{kind}_places"])
-    _demand(len(places) == len(frames), kind)
-    mark = "::" if in_lmdb else "/"
-    for place in places.all():
-        is_below = place.startswith(mark) and ".." not in place.split("/")
-        is_folder = place == mark or place.endswith("/")
-        _demand(is_below and is_folder, kind)
+    # The folders must be below the root: "/", "/a/blur/", or "::" and "::a/" in an LMDB.
+    folders = Texts(columns[f"{kind}_places"])
+    _demand(len(folders) == len(frame_counts), kind)
+    start = "::" if in_lmdb else "/"
+    for folder in folders.all():
+        is_below_root = folder.startswith(start) and ".." not in folder.split("/")
+        is_folder = folder == start or folder.endswith("/")
+        _demand(is_below_root and is_folder, kind)
 
 
 def _refuse_exposures(columns: Columns) -> None:
     """Refuse rows of exposures whose numbers contradict one another."""
     centers = columns["centers"]
     _demand(len(columns["rows"]) == ROW * len(centers), "exposures")
-    rows = columns["rows"].reshape(-1, ROW)
+    rows = columns["rows"].reshape(-1, ROW)  # (rows, ROW)
     _demand_all((rows >= 0) & (rows < LARGEST_PLANE), "exposures")
     counts = rows[:, COUNT]
     _demand_all(counts >= 1, "exposures")
 
-    # The center lies between the first and the last plane of the frame.
-    _demand_all(np.isfinite(centers) & (centers >= 0) & (centers <= counts - 1), "centers")
+    # The center must be between the first and the last plane of the frame. If it was an int, it
+    # must have no fraction.
+    _demand_all(np.isfinite(centers), "centers")
+    _demand_all((centers >= 0) & (centers <= counts - 1), "centers")
     is_whole = rows[:, IS_WHOLE]
     _demand_all(is_whole <= 1, "centers")
     has_no_fraction = centers == np.floor(centers)
     _demand_all(has_no_fraction[is_whole == 1], "centers")
 
     # The planes before the frame are among the planes that are read.
-    planes_of_pieces = rows[:, PIECES + 1 :: 2]  # the counts of previous, own and next file
-    _demand_all(rows[:, BEFORE] <= planes_of_pieces.sum(axis=1), "exposures")
+    counts_of_pieces = rows[:, [PIECES + 1, PIECES + 3, PIECES + 5]]  # previous, own, next file
+    _demand_all(rows[:, BEFORE] <= counts_of_pieces.sum(axis=1), "exposures")
 
 
-def _refuse_planes_outside_of_files(columns: Columns, frames: np.ndarray) -> None:
+def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) -> None:
     """Refuse exposures with planes that their files do not have.
 
-    frames: number of frames of each clip. `_refuse_exposures` has accepted the rows.
+    frame_counts: number of frames of each clip. `_refuse_exposures` has accepted the rows.
     """
-    counts = columns["spike_counts"].astype(np.int64)  # spike files of each clip
-    planes = columns["planes"]  # planes of each file
-    _demand(len(planes) == counts.sum(), "planes")
+    file_counts = columns["spike_counts"].astype(np.int64)  # number of spike files of each clip
+    planes = columns["planes"]  # number of planes of each file
+    _demand(len(planes) == file_counts.sum(), "planes")
     _demand_all(planes >= 1, "planes")
     _demand_all(planes < LARGEST_PLANE, "planes")
-    numbers_of_rows = columns["exposures"]  # for each frame of all clips
-    _demand(len(numbers_of_rows) == frames.sum(), "exposures")
-    is_row = (numbers_of_rows >= 0) & (numbers_of_rows < len(columns["centers"]))
-    _demand_all(is_row, "exposures")
-    rows = columns["rows"].reshape(-1, ROW)[numbers_of_rows]
+    row_of_frame = columns["exposures"]  # index of the row, for each frame of all clips
+    _demand(len(row_of_frame) == frame_counts.sum(), "exposures")
+    has_row = (row_of_frame >= 0) & (row_of_frame < len(columns["centers"]))
+    _demand_all(has_row, "exposures")
+    rows = columns["rows"].reshape(-1, ROW)[row_of_frame]  # (frames of all clips, ROW)
 
-    # For each frame of all clips: the number of its clip, and of its file within the clip. For
-    # clips of 2 and 3 frames these are 0 0 1 1 1 and 0 1 0 1 2. A single file of a clip is file 0.
-    clip = np.repeat(np.arange(len(frames)), frames)
-    own_file = np.arange(len(numbers_of_rows)) - begins_of(frames)[clip]
-    is_one_file = counts[clip] < frames[clip]
-    own_file[is_one_file] = 0
-    # The number of the file among the files of all clips.
-    file = begins_of(counts)[clip] + own_file
+    # Below, each array has one value for each frame of all clips. The examples are for two clips of
+    # 2 and 3 frames with a spike file for each frame.
+    clip = np.repeat(np.arange(len(frame_counts)), frame_counts)  # its clip: 0 0 1 1 1
+    first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
+    number_in_clip = np.arange(len(row_of_frame)) - first_frame_of_clip  # 0 1 0 1 2
+    # Index of the frame's own file among the files of its clip. If a clip has one file for all
+    # frames, this is file 0.
+    is_one_file = file_counts[clip] < frame_counts[clip]
+    own_file = np.where(is_one_file, 0, number_in_clip)  # 0 1 0 1 2
+    # Index of the frame's own file among the files of all clips.
+    first_file_of_clip = begins_of(file_counts)[clip]  # 0 0 2 2 2
+    file = first_file_of_clip + own_file  # 0 1 2 3 4
 
     _demand_all(rows[:, FIRST] + rows[:, COUNT] <= planes[file], "exposures")
-    for index, step in enumerate((-1, 0, 1)):  # previous, own and next file
-        first = rows[:, PIECES + 2 * index]
-        count = rows[:, PIECES + 2 * index + 1]
-        # A first frame has no previous file, a last frame no next one: such a file has no planes.
-        is_there = (own_file + step >= 0) & (own_file + step < counts[clip])
+    for pair, step in enumerate((-1, 0, 1)):  # previous, own and next file
+        first = rows[:, PIECES + 2 * pair]
+        count = rows[:, PIECES + 2 * pair + 1]
+        # The first frame of a clip has no previous file, and the last frame has no next file. A
+        # missing file counts as a file without planes.
+        exists = (own_file + step >= 0) & (own_file + step < file_counts[clip])
+        # np.clip keeps the index of a missing file within the array. Its value is not used.
         neighbour = np.clip(file + step, 0, len(planes) - 1)
-        length = np.where(is_there, planes[neighbour], 0)
-        _demand_all((count == 0) | (first + count <= length), "exposures")
+        planes_of_neighbour = np.where(exists, planes[neighbour], 0)
+        reads_nothing = count == 0
+        is_within = first + count <= planes_of_neighbour
+        _demand_all(reads_nothing | is_within, "exposures")
