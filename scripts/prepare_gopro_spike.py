@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     jobs = find_jobs(command)
     info = read_info(out, recipe)
     plans = plan_all(jobs, recipe, command.workers)
-    todo = [job for job in jobs if plans[job].todo]
+    todo = [job for job in jobs if plans[job].is_to_make]
     bytes_to_write = sum(plans[job].bytes for job in todo)
     print(
         f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about "
@@ -90,8 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
 def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
     """Print a line for each clip: its size, or that it is made, and how it is made."""
     for job, plan in plans.items():
-        state = f"{plan.bytes / 1e6:9.1f} MB" if plan.todo else "     made"
-        average = job.cut.average if job.cut else recipe.average_of(job.name)
+        state = f"{plan.bytes / 1e6:9.1f} MB" if plan.is_to_make else "     made"
+        average = job.cut.average if job.cut else recipe.raw_frames_per_exposure(job.name)
         planes = recipe.planes_of(job.name)
         print(
             f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file"
@@ -217,7 +217,7 @@ def refuse_if(is_wrong: bool, flag: str, value: Any, expected: str) -> None:
 def refuse_without_effect(command: argparse.Namespace) -> None:
     """Raise OptionError for a setting that has no effect with a rig, or without one."""
     has_rig = command.recipe.has_rig
-    unused = prepare.RAW_ONLY if has_rig else prepare.RIG_ONLY
+    unused = prepare.ONLY_WITHOUT_RIG if has_rig else prepare.ONLY_WITH_RIG
     for name in sorted(unused):
         if getattr(command, name) != Recipe.model_fields[name].default:
             flag = f"--{name.replace('_', '-')}"
@@ -473,7 +473,7 @@ def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int])
     planes = recipe.planes_of(job.name)
     if job.cut is None:
         # The sharp frame is the middle one of the averaged frames.
-        gt_plane = recipe.interpolate * (recipe.average_of(job.name) // 2)
+        gt_plane = recipe.interpolate * (recipe.raw_frames_per_exposure(job.name) // 2)
         return {"split": job.split, "planes": planes, "gt_plane": gt_plane}
     rig = recipe.rig_of(job.name)
     return {

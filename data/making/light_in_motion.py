@@ -1,19 +1,21 @@
 """Give the light at any instant: of a video by optical flow, or of a photograph in motion.
 
 A spike camera reads out thousands of planes a second, a video has tens or hundreds of frames. So
-the light between two frames must be made up. `data/making/prepare.py` and `scripts/spike_tool.py`
-use
+the light between two frames must be interpolated. `data/making/prepare.py` and
+`scripts/spike_tool.py` use
 
-    LightPath      the light at any time between the frames of a video, by interpolation
-    find_cuts      the parts of a video in which this works: slow motion, no change of the scene
-    video_scene    the light of each plane of such a part, seen through a crop that moves
-    photo_scene    the light of each plane of a photograph that the camera moves over
+    LightPath      gives the light at any time between the frames of a video
+    find_cuts      finds the parts of a video that can be interpolated: slow motion, one scene
+    video_scene    gives the light of each plane of such a part, seen through a crop that moves
+    photo_scene    gives the light of each plane of a photograph that the camera moves over
 
-Light is linear, float32, 1 at full scale. A "frame interval" is the time from one frame of the clip
-to be made to the next; it has a number of planes, and may have several frames of the video.
+Light is linear, float32, 1 at full scale. A "plane" is one read-out of the spike camera. A "frame
+interval" is the time from one frame of the made clip to the next. It has a number of planes, and
+may have several frames of the video.
 
 The same source and seed must give the same light, because made data sets are continued and
-published. So the order of random draws is fixed; VERSION in data/making/prepare.py tells a change.
+published. So the order of the random draws must not change. If the light must change, raise VERSION
+in data/making/prepare.py.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
@@ -29,33 +31,41 @@ import numpy as np
 from data.clips.files import FrameSource
 from data.spike.simulate import to_grey, to_linear
 
-# Largest motion, in pixels, between two frames that are interpolated. The motion is the distance
-# below which 95 % of the pixels move.
-MOST_STEP = 8.0
-# Not the maximum, so that a few pixels with a wrong flow do not count.
+# A "step" is the motion from one frame of a video to the next, in pixels. 95 % of the pixels move
+# less than the step. The maximum would count a few pixels with a wrong flow.
 STEP_PERCENTILE = 95
-# If two frames differ by more than this on average, in grey levels of 255, the scene has changed.
+# Largest step in pixels between two frames that are interpolated. Optical flow is less reliable for
+# larger motions. A smaller value would leave fewer parts of a video.
+MOST_STEP = 8.0
+# If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
+# changed. A smaller value would take fast motion for a change of the scene.
 SCENE_CHANGE = 40.0
 # Largest number of frames of an ordinary video in one frame interval, if the number is drawn.
 MOST_FRAMES_PER_INTERVAL = 4
-# Display value 0 ... 255 -> linear light.
-LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-# Pixels of a photograph per RGB pixel along a side, so that its motion shows no pixels.
+# Linear light of each display value 0 ... 255, at gamma 2.2. cv2.LUT looks pixels up in this table.
+LIGHT_OF_DISPLAY_VALUE = to_linear(np.arange(256, dtype=np.float32) / 255.0)
+# A photograph has this many pixels along one RGB pixel. Frames are scaled down from them, so that
+# no single pixels of the photograph are visible when it moves.
 FINE = 2
 
 
 def smooth_walk(
     rng: np.random.Generator, planes: int, amplitude: float, periods: tuple[float, float]
 ) -> np.ndarray:
-    """Return (planes,), a sum of four sines with random periods. Its peak is near `amplitude`.
+    """Return a smooth random motion, (planes,): a sum of four sines with random periods.
 
-    periods: the shortest and the longest period, in planes.
+        walk(t) = amplitude sum_i w_i sin(2 pi (t / T_i + phase_i))
+
+    The weights w_i add up to 1, so no value is larger than `amplitude`.
+
+    periods: the shortest and the longest period T_i, in planes. Its logarithm is drawn uniformly.
+    rng: four times, a period and then a phase is drawn. The order belongs to the made data sets.
     """
-    shortest, longest = np.log(periods)
+    log_shortest, log_longest = np.log(periods)
     t = np.arange(planes)
     walk = np.zeros(planes)
-    for weight in (0.4, 0.3, 0.2, 0.1):  # they add up to 1
-        period = np.exp(rng.uniform(shortest, longest))
+    for weight in (0.4, 0.3, 0.2, 0.1):
+        period = np.exp(rng.uniform(log_shortest, log_longest))
         phase = rng.uniform()
         walk += weight * np.sin(2 * np.pi * (t / period + phase))
     return amplitude * walk
@@ -64,10 +74,13 @@ def smooth_walk(
 class LightPath:
     """The light at any time between the frames of a clip.
 
-    Both neighbours A and B are moved along the optical flow and mixed. At the fraction p of the
-    time from A to B, with the flows f: A -> B and g: B -> A,
+    The frame A before this time and the frame B after it are moved along the optical flow and
+    mixed. At the fraction p of the time from A to B, with the flows f: A -> B and g: B -> A,
 
         light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x)).
+
+    Ask for times in their order: only the flows of the last pair of frames are stored. Made data
+    sets depend on every bit of the light (VERSION in data/making/prepare.py).
     """
 
     def __init__(
@@ -78,11 +91,13 @@ class LightPath:
         light: function that returns the light of a frame, (h, w) or (h, w, 3) float32, by number.
         method: "flow", or "linear", which only mixes the neighbours.
         """
-        self.light = lru_cache(2)(light)  # A and B are asked for many times
+        # The last two frames, A and B, stay in memory, because many times lie between them.
+        self.light = lru_cache(2)(light)
         self.count = count
         self.method = method
-        # The number of A, f and g of the last pair of neighbours.
-        self._flows: tuple[int, np.ndarray, np.ndarray] | None = None
+        # (number of A, f, g) of the last pair of frames.
+        self._last_flows: tuple[int, np.ndarray, np.ndarray] | None = None
+        # DIS is the method of optical flow ("dense inverse search").
         self._dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
 
     def at(self, time: float) -> np.ndarray:
@@ -91,17 +106,21 @@ class LightPath:
         time: in frames, e.g. 2.25 is a quarter of the way from frame 2 to frame 3. The light is
         constant before the first and after the last frame.
         """
-        time = min(max(time, 0.0), self.count - 1.0)
-        # A is frame `index`. At the time of the last frame, B is the last frame.
-        index = min(int(time), max(self.count - 2, 0))
+        last_frame = self.count - 1
+        time = min(max(time, 0.0), float(last_frame))
+        # A is frame `index`, B the next frame. At the time of the last frame, B is the last frame.
+        index = min(int(time), max(last_frame - 1, 0))
         fraction = time - index
-        is_frame = min(fraction, 1 - fraction) < 1e-9  # but for rounding errors
-        if is_frame:
+        # Some times are computed and miss the time of a frame by a rounding error. They must show
+        # the frame itself, without interpolation.
+        is_at_frame = min(fraction, 1 - fraction) < 1e-9
+        if is_at_frame:
             return self.light(round(time))
         A = self.light(index)
         B = self.light(index + 1)
         if self.method == "linear":
             return (1 - fraction) * A + fraction * B
+        # light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x))
         f, g = self._flows_from(index)
         p = np.float32(fraction)
         moved_A = _moved(A, -p * f)
@@ -109,21 +128,23 @@ class LightPath:
         return (1 - p) * moved_A + p * moved_B
 
     def _flows_from(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the flows f and g, (h, w, 2), between frame `index` and the next one."""
-        if self._flows is None or self._flows[0] != index:
-            a = _for_flow(self.light(index))
-            b = _for_flow(self.light(index + 1))
-            f = self._dis.calc(a, b, None)
-            g = self._dis.calc(b, a, None)
-            self._flows = (index, f, g)
-        _, f, g = self._flows
+        """Return the flows f and g, (h, w, 2), between frame `index` and the next frame."""
+        if self._last_flows is None or self._last_flows[0] != index:
+            A = _for_flow(self.light(index))
+            B = _for_flow(self.light(index + 1))
+            f = self._dis.calc(A, B, None)
+            g = self._dis.calc(B, A, None)
+            self._last_flows = (index, f, g)
+        _, f, g = self._last_flows
         return f, g
 
 
 def _for_flow(light: np.ndarray) -> np.ndarray:
-    """Return (h, w) uint8 of a frame's light, as display values of gamma 2.
+    """Return the image of a frame that optical flow is computed from, (h, w) uint8.
 
-    The flow compares grey levels. In linear light it would hardly see the dark parts.
+    light: (h, w) or (h, w, 3). The image has the square root of the light, which are display values
+    of gamma 2. In linear light, dark parts of the scene would have nearly equal grey levels, and
+    the flow could not follow them.
     """
     grey = light if light.ndim == 2 else light.mean(axis=2)
     display = np.sqrt(np.clip(grey, 0, 1))
@@ -131,11 +152,14 @@ def _for_flow(light: np.ndarray) -> np.ndarray:
 
 
 def _moved(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Return the light at x + shift(x). shift: (h, w, 2) in pixels, x first."""
+    """Return an image whose pixel p shows the light at p + shift(p).
+
+    shift: (h, w, 2) in pixels, x first. Beyond its border, the light goes on as at the border.
+    """
     height, width = light.shape[:2]
     columns = np.arange(width, dtype=np.float32)
     rows = np.arange(height, dtype=np.float32)
-    x, y = np.meshgrid(columns, rows)
+    x, y = np.meshgrid(columns, rows)  # (h, w) each: coordinates of every pixel
     x = x + shift[..., 0]
     y = y + shift[..., 1]
     return cv2.remap(light, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
@@ -144,10 +168,11 @@ def _moved(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
 def grey_light(
     frames: FrameSource, size: tuple[int, int], gamma: float
 ) -> Callable[[int], np.ndarray]:
-    """Return a function that returns the grey light (h, w) of a frame, by number.
+    """Return a function: number of a frame -> its grey light (h, w).
 
     size: (h, w), to which frames are scaled. gamma: exponent from display values to light.
     """
+    # Linear light of each display value 0 ... 255.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
     height, width = size
 
@@ -192,63 +217,69 @@ def find_cuts(
 ) -> list[Cut]:
     """Return the parts of a video that can be interpolated, without a change of the scene.
 
-    Each interval lies around its sharp frame, so the light of a part reaches half an interval
-    beyond its first and its last sharp frame, and is interpolated there. A part therefore has two
-    frames more than its intervals. With 3 intervals of 1 frame, a part that begins at frame 10 has
+    The sharp frame of an interval is in its middle. So the light of a part begins half an interval
+    before its first sharp frame and ends half an interval after its last one. It is interpolated
+    there, which needs a frame before and a frame after. With 3 intervals of 1 frame, a part that
+    begins at frame 10 has 5 frames:
 
         frame    10       11       12       13       14
                       |  sharp |  sharp |  sharp |
 
-    The light goes from the time 10.5 to 13.5. The part has 5 frames and 4 steps from frame to
-    frame, and the next part begins at frame 13.
+    The light goes from the time 10.5 to 13.5. There are 4 steps from frame to frame, and the next
+    part begins at frame 13, because only intervals must not overlap.
 
     intervals: number of frame intervals of a part.
     sides: smallest and largest allowed value of `Cut.side`, the shorter side of the scaled frames.
-    In smaller frames, the motion is fewer pixels, so more parts can be interpolated.
-    frames_per_interval: None draws 1 to MOST_FRAMES_PER_INTERVAL for each part.
-    rng: the order of its draws belongs to the made data sets, one draw for each part that is tried.
+    In smaller frames, a motion has fewer pixels, so more parts can be interpolated.
+    frames_per_interval: number of frames of the video in an interval. None: the number is drawn for
+    each part, 1 to MOST_FRAMES_PER_INTERVAL.
+    rng: one number is drawn for each part that is tried. The order belongs to the made data sets.
     """
     least_side, most_side = sides
     side = min(most_side, *frames.size)
-    steps = _steps(frames, side)  # motion in pixels from frame to frame, at this side
+    steps = _steps(frames, side)  # in pixels of frames that are scaled to `side`
+    # Motion in pixels is proportional to the side. A step of MOST_STEP pixels in frames of
+    # `least_side` has this many pixels in frames of `side`:
+    most_step = MOST_STEP * side / least_side
     cuts = []
     first = 0
     while True:
-        # The next part begins at frame `first`. How many frames can each interval have?
-        frames_left = len(frames) - first - 2  # without the frames before and after
-        most = frames_left // intervals
+        # Try a part that begins at frame `first`. How many frames can each interval have?
+        frames_for_intervals = len(frames) - first - 2  # without the frames before and after
+        most = frames_for_intervals // intervals
         least = 1 if frames_per_interval is None else frames_per_interval
         if most < least:
             return cuts
         if frames_per_interval is None:
-            average = int(rng.integers(1, min(most, MOST_FRAMES_PER_INTERVAL) + 1))
+            drawn = rng.integers(1, min(most, MOST_FRAMES_PER_INTERVAL), endpoint=True)
+            average = int(drawn)
         else:
             average = frames_per_interval
-        frames_of_part = average * intervals + 2
-        steps_of_part = np.array(steps[first : first + frames_of_part - 1])
+        number_of_frames = average * intervals + 2
+        number_of_steps = number_of_frames - 1
+        steps_of_part = np.array(steps[first : first + number_of_steps])
 
-        # Motion in pixels is proportional to the side. `steps` are measured at `side`, so a motion
-        # of MOST_STEP in frames of `least_side` is a longer motion there. If a step is longer than
-        # this or is a change of the scene (inf), begin again after the last such step.
-        most_step = MOST_STEP * side / least_side
+        # If a step is longer than allowed, or is a change of the scene (inf), no part contains this
+        # step. Go on after the last such step: step i leads to frame first + i + 1.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:
             first += too_long[-1] + 1
             continue
 
-        # The largest side at which the longest step has at most MOST_STEP pixels. Frames are never
-        # enlarged: if the longest step is shorter, the side stays.
-        longest = max(float(steps_of_part.max()), MOST_STEP)
-        side_of_part = max(least_side, int(side * MOST_STEP / longest))
+        # Scale the frames down until the longest step has MOST_STEP pixels. For example, a step of
+        # 16 pixels at side 288 gives the side 144. Frames with a shorter step keep their side.
+        longest_step = max(float(steps_of_part.max()), MOST_STEP)
+        side_of_part = max(least_side, int(side * MOST_STEP / longest_step))
         cuts.append(Cut(first, average, side_of_part))
         first += average * intervals
 
 
 def _steps(frames: FrameSource, side: int) -> list[float]:
-    """Return the motion in pixels from each frame to the next, inf at a change of the scene.
+    """Return the step from each frame to the next, in pixels; inf at a change of the scene.
 
-    side: shorter side to which the frames are scaled.
+    side: shorter side to which the frames are scaled. STEP_PERCENTILE says what a step is.
     """
+    # Only the length of the motion is needed here, so the fastest setting is enough.
     dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
     steps = []
     before = None
@@ -257,12 +288,13 @@ def _steps(frames: FrameSource, side: int) -> list[float]:
         grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
         if before is not None:
             flow = dis.calc(before, grey, None)  # (h, w, 2)
-            difference = cv2.absdiff(grey, before).mean()
-            if difference > SCENE_CHANGE:
+            mean_difference = cv2.absdiff(grey, before).mean()
+            if mean_difference > SCENE_CHANGE:
                 steps.append(np.inf)
             else:
-                lengths = np.hypot(flow[..., 0], flow[..., 1])
-                steps.append(float(np.percentile(lengths, STEP_PERCENTILE)))
+                lengths = np.hypot(flow[..., 0], flow[..., 1])  # (h, w)
+                step = np.percentile(lengths, STEP_PERCENTILE)
+                steps.append(float(step))
         before = grey
     return steps
 
@@ -272,46 +304,62 @@ def video_scene(
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
-    The crop moves as a hand would move it. The sharp instant of each interval is its middle plane,
-    number planes // 2. There the light is a part of one scaled frame of the video, and nothing is
-    interpolated. This needs two things: the time of the sharp instant is the time of a frame, and
-    the corner of the crop lies on a whole pixel.
+    The crop moves smoothly, as in a video from the hand. The sharp instant of each interval is its
+    middle plane, planes // 2. At this instant, the light must be a crop of one scaled frame of the
+    video, and nothing may be interpolated, because it becomes the sharp frame of the made clip. So
+    the sharp instant has the time of a frame, and the corner of the crop is then a whole pixel.
 
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
     rng: generator of the motion. The order of its draws belongs to the made data sets.
     """
 
     def light_of(number: int) -> np.ndarray:
-        return cv2.LUT(scaled(frames.read(cut.first + number), cut.side), LIGHT)
+        """Return the light of a frame of the cut, (H, W, 3)."""
+        picture = scaled(frames.read(cut.first + number), cut.side)
+        return cv2.LUT(picture, LIGHT_OF_DISPLAY_VALUE)
 
-    # The path begins half an interval before the first sharp instant, and ends half an interval
-    # after the last one, rounded up to whole frames. So it has two frames more than the intervals.
-    path = LightPath(light_of, cut.average * count + 2)
+    # The frames of the intervals, with one frame before and one frame after, see `find_cuts`.
+    path = LightPath(light_of, count=cut.average * count + 2)
     height, width = path.at(0.0).shape[:2]
-    free = np.array((width, height)) - crop  # pixels by which the crop can move, in x and y
-    total = count * planes
-    middle_plane = planes // 2
-    sharp = range(middle_plane, total, planes)  # planes of the sharp instants
+    corners = _corners_of_crop(height, width, crop, count, planes, rng)
 
-    # The upper left corner of the crop in each plane, (total, 2).
-    corners = np.empty((total, 2))
-    for axis, most in enumerate(free):
-        # The amplitude is at most half of the shorter free way, so the walk has room on both sides.
-        amplitude = rng.uniform(0.1, 1.0) * min(free) / 2
-        walk = smooth_walk(rng, total, amplitude, (2.0 * planes, 8.0 * planes))
-        walk += rng.uniform(amplitude, most - amplitude)
-        # Shift the walk so that it lies on whole pixels at the sharp instants, smoothly between.
-        to_whole_pixel = np.round(walk) - walk
-        walk += np.interp(range(total), sharp, to_whole_pixel[sharp])
-        corners[:, axis] = np.clip(walk, 0, most)
-
-    # Times are in frames of the cut.
+    # Times are in frames of the cut. The first sharp instant is at the first whole frame that has
+    # half an interval before it: 1 for intervals of 1 or 2 frames, 2 for 3 or 4 frames.
     first_sharp_time = (cut.average + 1) // 2
+    middle_plane = planes // 2
     for plane, corner in enumerate(corners):
-        since_sharp = plane - middle_plane
-        time = first_sharp_time + cut.average * since_sharp / planes
+        planes_since_sharp = plane - middle_plane
+        time = first_sharp_time + cut.average * planes_since_sharp / planes
         x, y = (corner + (crop - 1) / 2).tolist()  # middle of the crop
         yield cv2.getRectSubPix(path.at(time), (crop, crop), (x, y))
+
+
+def _corners_of_crop(
+    height: int, width: int, crop: int, count: int, planes: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Return the upper left corner of a moving crop in each plane: (count planes, 2), x and y.
+
+    height, width: of the scaled frames. crop, count, planes, rng: see `video_scene`.
+    """
+    room = np.array((width, height)) - crop  # largest x and y of a corner
+    number_of_planes = count * planes
+    # The middle plane of each interval. The corner must be on a whole pixel there.
+    sharp_planes = range(planes // 2, number_of_planes, planes)
+    corners = np.empty((number_of_planes, 2))
+    for axis, most in enumerate(room):
+        # A walk from `middle - amplitude` to `middle + amplitude`. The amplitude is at most half of
+        # the smaller room, so `middle` can be drawn such that the crop stays within the frame.
+        amplitude = rng.uniform(0.1, 1.0) * min(room) / 2
+        walk = smooth_walk(rng, number_of_planes, amplitude, (2.0 * planes, 8.0 * planes))
+        middle = rng.uniform(amplitude, most - amplitude)
+        walk += middle
+        # Shift the walk to whole pixels at the sharp planes. Between two sharp planes, the shift
+        # changes linearly.
+        to_whole_pixel = np.round(walk) - walk
+        shift_at_sharp = to_whole_pixel[sharp_planes]
+        walk += np.interp(range(number_of_planes), sharp_planes, shift_at_sharp)
+        corners[:, axis] = np.clip(walk, 0, most)
+    return corners
 
 
 # ---- Photographs -----------------------------------------------------------------------------
@@ -322,12 +370,13 @@ class _Layer:
     """A piece of a photograph that moves on its own, like a sheet of paper before other sheets.
 
     sheet: (H, W, 4) light and opacity (0 to 1). The light is multiplied by the opacity already.
-    places: (planes, 2), in each plane the point x, y of the sheet in the middle of the view.
-    border: how the sheet goes on beyond its edges, a constant of OpenCV.
+    centers: (planes, 2), the point x, y of the sheet that is in the middle of the view, for each
+    plane.
+    border: what is beyond the edges of the sheet, a constant of OpenCV.
     """
 
     sheet: np.ndarray
-    places: np.ndarray
+    centers: np.ndarray
     border: int
 
 
@@ -336,42 +385,52 @@ def photo_scene(
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a photograph in motion.
 
-    The camera pans, zooms, turns and tilts. Two pieces of the photograph, nearer than the rest,
-    move more and on their own.
+    The camera shakes, zooms, turns and tilts. Two pieces of the photograph are nearer than the
+    rest: they move more with the camera, and also move by themselves.
 
-    picture: (H, W, 3) uint8, scaled down to a shorter side of FINE x side.
-    side, count, planes, crop, rng: see `video_scene`. The order of the draws from `rng` decides
-    which scene a seed gives: do not change it.
+    picture: (H, W, 3) uint8. It is scaled down to a shorter side of FINE x side.
+    count, planes, crop: see `video_scene`.
+    rng: the order of its draws decides which scene a seed gives, so it must not change. The ranges
+    that are drawn from bound the motion. Wider ranges give faster motion, and other data sets: then
+    raise VERSION in data/making/prepare.py.
     """
-    light = cv2.LUT(scaled(picture, FINE * side), LIGHT)
-    total = count * planes
-    fine = FINE * crop  # side of the view, in pixels of the photograph
-    walk = partial(smooth_walk, rng, total, periods=(2.0 * planes, 8.0 * planes))
+    light = cv2.LUT(scaled(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)
+    number_of_planes = count * planes
+    view_side = FINE * crop  # side of the view in pixels of the photograph
+    walk = partial(smooth_walk, rng, number_of_planes, periods=(2.0 * planes, 8.0 * planes))
 
-    # The camera: shake in pixels, angle in radians, zoom, and the third row of a homography.
-    pans = [walk(rng.uniform(2, crop / 6)) for _ in range(2)]
-    shake = FINE * np.stack(pans, axis=1)
-    angles = walk(0.1)
-    zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
-    tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / fine
-    time = (np.arange(total) / total - 0.5)[:, None] * count  # in intervals
-    layers = [_layer(light, depth, shake, time, fine, rng) for depth in range(3)]
+    # The camera in each plane: its shake, angle and zoom, and its tilt, which is the beginning of
+    # the third row of a homography.
+    shake_x = walk(rng.uniform(2, crop / 6))  # in RGB pixels
+    shake_y = walk(rng.uniform(2, crop / 6))
+    shake = FINE * np.stack([shake_x, shake_y], axis=1)  # (count planes, 2), in pixels of the view
+    angles = walk(0.1)  # in radians
+    zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))  # factors
+    tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
+    # Time in frame intervals, 0 in the middle of the clip, as a column (count planes, 1).
+    time = (np.arange(number_of_planes) / number_of_planes - 0.5)[:, None] * count
+    # The whole photograph, and the two nearer pieces, each nearer than the one before it.
+    layers = [_layer(light, depth, shake, time, view_side, rng) for depth in range(3)]
 
-    middle_to_origin = _translation(-fine / 2, -fine / 2)
+    middle_to_origin = _translation(-view_side / 2, -view_side / 2)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    for plane in range(total):
-        # From the farthest layer to the nearest layer: each layer covers the layers behind it, by
-        # its opacity.
+    for plane in range(number_of_planes):
+        # Paint the layers, the farthest one first. Each layer covers what is behind it by its
+        # opacity.
         view = _view(angles[plane], zooms[plane], tilts[plane])
-        canvas = np.zeros((fine, fine, 3), np.float32)
+        canvas = np.zeros((view_side, view_side, 3), np.float32)
         for layer in layers:
-            # From a pixel of the view to a point of the sheet: turn, zoom and tilt about the middle
-            # of the view, then go to the layer's place.
-            x, y = layer.places[plane]
+            # The matrix leads from a pixel of the view to a point of the sheet. From right to left:
+            # move the middle of the view to 0, turn, zoom and tilt, move 0 to the layer's center.
+            x, y = layer.centers[plane]
             to_sheet = _translation(x, y) @ view @ middle_to_origin
             seen = cv2.warpPerspective(
-                layer.sheet, to_sheet, (fine, fine), flags=flags, borderMode=layer.border
-            )
+                layer.sheet,
+                to_sheet,
+                (view_side, view_side),
+                flags=flags,
+                borderMode=layer.border,
+            )  # (view_side, view_side, 4)
             opacity = seen[..., 3:]
             canvas = canvas * (1 - opacity) + seen[..., :3]
         yield cv2.resize(canvas, (crop, crop), interpolation=cv2.INTER_AREA)
@@ -382,43 +441,51 @@ def _layer(
     depth: int,
     shake: np.ndarray,
     time: np.ndarray,
-    fine: int,
+    view_side: int,
     rng: np.random.Generator,
 ) -> _Layer:
     """Draw a layer. depth: 0 for the whole photograph, 1 and 2 for the nearer pieces.
 
-    light: (H, W, 3) of the photograph. shake: (planes, 2) motion of the camera. time: (planes, 1)
-    in frame intervals. fine: side of the view.
+    light: (H, W, 3) of the photograph. shake: (planes, 2) motion of the camera in pixels.
+    time: (planes, 1) in frame intervals. view_side: side of the view in pixels.
+    rng: the order of its draws must not change, see `photo_scene`.
     """
     height, width = light.shape[:2]
-    size = np.array((width, height))
-    opacity = np.ones((height, width, 1), np.float32)
+    size = np.array((width, height))  # x before y, as in all points here
+    opaque = np.ones((height, width, 1), np.float32)
     if depth == 0:
-        # The whole photograph fills the view: beyond its edges it is mirrored.
-        places = size / 2 + shake
-        sheet = np.concatenate((light * opacity, opacity), axis=2)
-        return _Layer(sheet, places, cv2.BORDER_REFLECT_101)
+        # The whole photograph. Beyond its edges it is mirrored, so that it always fills the view.
+        centers = size / 2 + shake
+        sheet = np.concatenate((light * opaque, opaque), axis=2)
+        return _Layer(sheet, centers, cv2.BORDER_REFLECT_101)
 
-    # A piece near `middle`: the convex hull of eight random points, with a soft edge. It begins at
-    # another place of the view than in the photograph, and moves on its own.
+    # A piece of the photograph around the point `middle`. It appears in the view at another place
+    # than it has in the photograph, and moves with a constant speed.
     middle = rng.uniform(0.3, 0.7, 2) * size
-    speed = fine * rng.uniform(-0.05, 0.05, 2)  # pixels in a frame interval
-    place = middle + fine * rng.uniform(-0.3, 0.3, 2)
-    corners = middle + fine * rng.uniform(-0.2, 0.2, (8, 2))
+    speed = view_side * rng.uniform(-0.05, 0.05, 2)  # pixels per frame interval
+    center_at_time_0 = middle + view_side * rng.uniform(-0.3, 0.3, 2)
+    # Its shape is the convex hull of eight random points. The edge is blurred by 0.8 pixels, so
+    # that it has no steps of whole pixels.
+    corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))
     hull = cv2.convexHull(corners.astype(np.int32))
-    piece = cv2.fillPoly(0 * opacity, [hull], 1.0, cv2.LINE_AA)
-    opacity = cv2.GaussianBlur(piece, (0, 0), 0.8)[..., None]
+    mask = cv2.fillPoly(0 * opaque, [hull], 1.0, cv2.LINE_AA)
+    opacity = cv2.GaussianBlur(mask, (0, 0), 0.8)[..., None]  # (H, W, 1)
     sheet = np.concatenate((light * opacity, opacity), axis=2)
     # The nearer the layer, the more it moves with the camera.
-    places = place + (1 + 0.35 * depth) * shake + speed * time
-    return _Layer(sheet, places, cv2.BORDER_CONSTANT)
+    parallax = 1 + 0.35 * depth
+    centers = center_at_time_0 + parallax * shake + speed * time
+    return _Layer(sheet, centers, cv2.BORDER_CONSTANT)
 
 
 def _view(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray:
     """Return the homography (3, 3) of a camera that is turned, zoomed and tilted.
 
-    angle: in radians. zoom: above 1, things look larger. tilt: (2,), the first two values of the
-    third row.
+        [cos / zoom, -sin / zoom, 0]
+        [sin / zoom,  cos / zoom, 0]
+        [tilt[0],     tilt[1],    1]
+
+    It leads from a point of the view to a point of the scene, both seen from the middle of the
+    view. angle: in radians. zoom: above 1, objects look larger. tilt: (2,).
     """
     cos = np.cos(angle)
     sin = np.sin(angle)

@@ -11,21 +11,22 @@ make a clip:
 
 The steps, in the order in which the program takes them:
 
-    find_raw_clips   the sources: folders of images, videos, photographs
-    cuts_of          with a rig: the parts of a source that are recorded, one clip each
-    plan_clip        checks a clip before anything is written, and says what it needs
-    make_clip        writes its pictures and spikes
+    find_raw_clips   finds the sources: folders of images, videos, photographs
+    cuts_of          with a rig: chooses the parts of a source that are recorded, one clip each
+    plan_clip        checks a clip before anything is written, and says what the clip needs
+    make_clip        writes the pictures and the spikes of a clip
 
-The program runs the last three in several processes. So they take and return plain values, and an
-expected error is returned instead of raised: the other clips go on, and all errors are shown.
+The program runs the last three in several processes. So they take and return values that can be
+pickled. `cuts_of` and `plan_clip` return an expected error instead of raising it: the other clips
+go on, and all errors are shown.
 
 A finished clip has two folders, each with a record (made.json) of its settings and source:
 
     <out>/GOPRO_Large/<split>/<clip>/blur, sharp, ...       000000.png, ...
     <out>/GOPRO_Large_spike_seq/<split>/<clip>/spike        000000.dat, ...
 
-A recipe and a source give the same files on every machine, so that a set can be continued and
-published. Whoever changes the files must raise VERSION.
+A recipe (the settings, `Recipe`) and a source give the same files on every machine, so that a data
+set can be continued and published. Whoever changes the files must raise VERSION.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
@@ -65,20 +66,23 @@ from utils.options.section import Section
 from utils.random_streams import published_stream, random_stream
 
 SPLITS = ("train", "test")
-# Raise it if the same recipe and source give other files than before. Clips of another version are
-# then refused instead of continued. Version 2 came with the modulo reset of the sensor.
+# Raise it if the same recipe and source give other files than before. A data set with clips of
+# another version is then refused instead of continued. Version 2 came with the modulo reset of the
+# sensor.
 VERSION = 2
 # Name of the record in each folder of a clip.
 RECORD = "made.json"
-# Settings that have no effect with a rig, and without one.
-RAW_ONLY = {
+# Settings that have an effect only without a rig.
+ONLY_WITHOUT_RIG = {
     "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise",
     "dark_rate", "threshold_mismatch", "instants",
 }  # fmt: skip
-RIG_ONLY = {"rig", "side", "crop", "clips", "frames", "planes"}
+# Settings that have an effect only with a rig.
+ONLY_WITH_RIG = {"rig", "side", "crop", "clips", "frames", "planes"}
 # The shorter side of the scaled frames is at least this many times the side of the crop, so that
-# the crop has room to move.
-MARGIN = 1.1
+# the crop has room to move. A larger value would leave less choice between sides, and so fewer
+# parts of fast videos. With 1, the crop could not move along the shorter side.
+LEAST_SIDE_PER_CROP = 1.1
 
 
 # ---- Settings ----------------------------------------------------------------------------------
@@ -87,8 +91,9 @@ MARGIN = 1.1
 class Recipe(Section):
     """The settings with which clips are made: flags of the program, and recorded in dataset.json.
 
-    The first group has an effect without a rig, the second with a rig (RAW_ONLY and RIG_ONLY say
-    which). `average`, `ratio` and `seed` have an effect with both.
+    The first group has an effect without a rig, the second group with a rig (ONLY_WITHOUT_RIG and
+    ONLY_WITH_RIG list them). `average`, `ratio` and `seed` always have an effect.
+    A new setting also needs an entry in one of these two sets, and see `record`.
     """
 
     average: int | None = Field(
@@ -153,40 +158,44 @@ class Recipe(Section):
     def record(self) -> dict[str, Any]:
         """Return the settings with an effect, as JSON.
 
-        Two recipes with equal records give equal clips. A new setting must be left out while it has
-        its default, as `instants` is: otherwise clips that were made before could not be continued.
+        Two recipes with equal records give equal clips. The record is stored with each clip and
+        compared when a data set is continued. So a new setting must be left out while it has its
+        default, as `instants` is. Otherwise data sets of older versions could not be continued.
         """
-        unused = set(RAW_ONLY if self.has_rig else RIG_ONLY)
+        without_effect = set(ONLY_WITHOUT_RIG if self.has_rig else ONLY_WITH_RIG)
         if not self.instants:
-            unused.add("instants")
-        return {key: value for key, value in self.plain().items() if key not in unused}
+            without_effect.add("instants")
+        return {key: value for key, value in self.plain().items() if key not in without_effect}
 
     def rig_of(self, clip: str) -> Rig:
         """Return the rig that records a clip.
 
-        Without --rig, the result stands for the simulated sensor alone: only its rate and light
-        have a meaning, and dataset.json gets these two.
+        Without --rig, there is no second camera. The result then describes the simulated sensor
+        alone: only its fields `rate` and `light` are used, for dataset.json.
         Raises OptionError if --rig names no rig.
         """
         if self.has_rig:
             return Rig.asked(self.rig, random_stream(f"rig of clip {clip}", self.seed))
         return Rig(rate=self.rate, light=self.light)
 
-    def average_of(self, clip: str) -> int:
-        """Return the number of raw frames in an exposure of a clip.
+    def raw_frames_per_exposure(self, clip: str) -> int:
+        """Return the number of raw frames that are averaged to a blurry frame of a clip.
 
-        The setting counts first, then the name of the clip (GOPR0372_07_00 has 7), then 7.
+        It is the setting `average` if the user gave one; else the number in the name of the clip
+        (GOPR0372_07_00 has 7); else 7.
         """
         if self.average:
             return self.average
-        named = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
-        return int(named.group(1)) if named else 7
+        name_of_gopro = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
+        if name_of_gopro:
+            return int(name_of_gopro.group(1))
+        return 7
 
     def planes_of(self, clip: str) -> int:
         """Return the number of spike planes in a frame of a clip."""
         if self.has_rig:
             return self.planes
-        return self.interpolate * self.average_of(clip)
+        return self.interpolate * self.raw_frames_per_exposure(clip)
 
 
 # ---- Sources -----------------------------------------------------------------------------------
@@ -216,11 +225,14 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
     Raises DataError if there is no source, and if two sources have the same name.
     """
     if source.is_file():
-        return [RawClip(source.stem, source, "")]
+        return [RawClip(source.stem, source, split="")]
+    # The folders to search, as (folder, name of the split).
     roots = [(source / split, split) for split in SPLITS if (source / split).is_dir()]
     if not roots and source.is_dir():
         roots = [(source, "")]
 
+    # Folders of images and videos come first, then photographs. The order is the order in which
+    # clips are made and shown.
     clips = []
     for root, split in roots:
         for name, path in clips_in(root):
@@ -232,6 +244,7 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
                 if clip.is_photo:
                     clips.append(clip)
 
+    # The names become names of folders, so a name that no folder can have is refused.
     for clip in clips:
         checked_name(clip.name, str(source))
     if not clips:
@@ -256,7 +269,11 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
 def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
     """Return the parts of a source that a rig records, at most `recipe.clips`.
 
-    A DataError is returned, not raised, so that the other sources are still made.
+    raw: the source. recipe: the settings.
+    An expected DataError is returned, not raised, so that the other sources are still made.
+
+    The parts depend only on the source and the recipe: `random_stream` gives the same numbers on
+    every machine. Another order of the draws would give other data sets (VERSION).
     """
     cv2.setNumThreads(1)  # the program runs as many processes as there are cores
     try:
@@ -270,12 +287,19 @@ def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
                 do="lower --crop",
             )
         if raw.is_photo:
-            # Each clip is another motion over the same photograph. `first` is its number.
-            return [Cut(number, 1, recipe.side) for number in range(recipe.clips)]
-        least_side = min(round(MARGIN * recipe.crop), recipe.side)
-        rng = random_stream(f"cuts of {raw.name}", recipe.seed)
-        sides = (least_side, recipe.side)
-        cuts = find_cuts(frames, recipe.frames, sides, recipe.average, rng)
+            # A photograph has no parts. Each clip is another motion over the same photograph, and
+            # `first` is only the number of the clip.
+            return [
+                Cut(first=number, average=1, side=recipe.side) for number in range(recipe.clips)
+            ]
+        least_side = min(round(LEAST_SIDE_PER_CROP * recipe.crop), recipe.side)
+        cuts = find_cuts(
+            frames,
+            intervals=recipe.frames,
+            sides=(least_side, recipe.side),
+            frames_per_interval=recipe.average,
+            rng=random_stream(f"cuts of {raw.name}", recipe.seed),
+        )
     except DataError as e:
         return e
     if not cuts:
@@ -285,9 +309,9 @@ def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
             expected=f"{recipe.frames} exposures whose frames can be interpolated",
             do="lower --frames, --average or --crop",
         )
-    # Spread the clips evenly over the video.
-    count = min(recipe.clips, len(cuts))
-    chosen = np.linspace(0, len(cuts) - 1, count).round().astype(int)
+    # Spread the clips evenly over the video: 3 clips of 9 parts are the parts 0, 4 and 8.
+    number_of_clips = min(recipe.clips, len(cuts))
+    chosen = np.linspace(0, len(cuts) - 1, number_of_clips).round().astype(int)
     return [cuts[number] for number in chosen]
 
 
@@ -312,25 +336,28 @@ class Job:
 
     @property
     def folders(self) -> tuple[Path, Path]:
-        """The folder of the frames, and the folder of the spikes."""
-        place = Path(self.split) / self.name
-        return self.out / "GOPRO_Large" / place, self.out / "GOPRO_Large_spike_seq" / place
+        """The folder of the frames, and the folder of the spikes.
+
+        The names are the names of the published data set, and users' option files have them.
+        """
+        clip = Path(self.split) / self.name  # e.g. train/GOPR0372_07_00
+        return self.out / "GOPRO_Large" / clip, self.out / "GOPRO_Large_spike_seq" / clip
 
 
 @dataclass(frozen=True)
 class Plan:
     """What making a clip needs.
 
-    size: (height, width) of the source's frames, or with a rig of the frames of the clip.
+    size: (height, width) of the source's frames. With a rig: of the frames of the clip.
     bytes: estimated size of the files of the clip.
-    todo: whether the clip must be made, because one of its two folders is missing.
-    frames: number of raw frames to read or, with a rig, of frames to make.
+    is_to_make: whether the clip must be made, because one of its two folders is missing.
+    frames: number of raw frames to read. With a rig: number of frames to make.
     record: the contents of made.json.
     """
 
     size: tuple[int, int]
     bytes: int
-    todo: bool
+    is_to_make: bool
     frames: int
     record: dict[str, Any]
 
@@ -338,7 +365,7 @@ class Plan:
 def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
     """Check a clip before it is made. Nothing is written.
 
-    A DataError is returned, not raised, so that the errors of all clips can be shown.
+    An expected DataError is returned, not raised, so that the errors of all clips can be shown.
     """
     cv2.setNumThreads(1)  # the program runs as many processes as there are cores
     try:
@@ -349,8 +376,8 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 def _plan(job: Job, recipe: Recipe) -> Plan:
     """Check a clip, see `plan_clip`. Raises DataError."""
-    average = recipe.average_of(job.name)
-    # With a cut, `cuts_of` has read the frames already.
+    raw_frames = recipe.raw_frames_per_exposure(job.name)
+    # With a rig (a cut), `cuts_of` has checked the frames already, so they are not opened here.
     source = None if job.cut else FrameSource(job.raw.path)
     if source is None:
         size = (recipe.crop, recipe.crop)
@@ -359,23 +386,12 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
     else:
         size = source.size
         frames = len(source)
-        exposures = frames // average
+        exposures = frames // raw_frames
 
-    # The size of a spike plane, whose bits must fill whole bytes.
-    height = size[0] // recipe.ratio
-    width = size[1] // recipe.ratio
-    is_divisible = (height * recipe.ratio, width * recipe.ratio) == size
-    if not is_divisible or height * width % 8:
+    _refuse_ratio(size, recipe.ratio, job.raw.path)
+    if recipe.instants > raw_frames:
         raise DataError(
-            what=f"frames of {size[0]} x {size[1]} do not divide by --ratio {recipe.ratio} into "
-            "whole bytes",
-            where=str(job.raw.path),
-            expected="both sides divisible, and their product / ratio^2 by 8",
-            do="choose another --ratio",
-        )
-    if recipe.instants > average:
-        raise DataError(
-            what=f"clip {job.name} averages {average} raw frames, fewer than --instants "
+            what=f"clip {job.name} averages {raw_frames} raw frames, fewer than --instants "
             f"{recipe.instants}",
             where=str(job.raw.path),
             expected="a raw frame for each instant",
@@ -385,7 +401,7 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         raise DataError(
             what=f"clip {job.name} has {frames} frames",
             where=str(job.raw.path),
-            expected=f"at least {average}, for one exposure",
+            expected=f"at least {raw_frames}, for one exposure",
             do="lower --average, or remove the clip",
         )
 
@@ -395,40 +411,87 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         "recipe": recipe.record(),
         "source": _digest_of(files),
     }
-    todo = not _is_made(job, record)
-    if todo and source:
+    is_to_make = not _is_made(job, record)
+    # The headers of all frames are read only if the frames are needed.
+    if is_to_make and source:
         _refuse_other_sizes(job.name, files, size)
+    return Plan(
+        size=size,
+        bytes=exposures * _bytes_per_exposure(job.name, recipe, size, source),
+        is_to_make=is_to_make,
+        frames=frames,
+        record=record,
+    )
 
-    # Bytes of the spikes of a frame, and of its images. An image is estimated from the first frame.
-    # There are three images (blur, blur_gamma, sharp) and the instants.
-    spike_bytes = recipe.planes_of(job.name) * height * width // 8
+
+def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
+    """Refuse frames whose spike planes would have no whole pixels, or no whole bytes.
+
+    size: (height, width) of the frames. ratio: RGB pixels along a spike pixel. path: the source.
+    A plane of a .dat has one bit for each spike pixel, so its number of pixels must divide by 8.
+    """
+    height = size[0] // ratio
+    width = size[1] // ratio
+    is_divisible = height * ratio == size[0] and width * ratio == size[1]
+    has_whole_bytes = height * width % 8 == 0
+    if not (is_divisible and has_whole_bytes):
+        raise DataError(
+            what=f"frames of {size[0]} x {size[1]} do not divide by --ratio {ratio} into "
+            "whole bytes",
+            where=str(path),
+            expected="both sides divisible, and their product / ratio^2 by 8",
+            do="choose another --ratio",
+        )
+
+
+def _bytes_per_exposure(
+    clip: str, recipe: Recipe, size: tuple[int, int], source: FrameSource | None
+) -> int:
+    """Return the estimated bytes of the spikes and images of an exposure.
+
+    size: (height, width) of the frames. source: the raw frames; None with a rig.
+    """
+    # A spike pixel has one bit in each plane.
+    height = size[0] // recipe.ratio
+    width = size[1] // recipe.ratio
+    spike_bytes = recipe.planes_of(clip) * height * width // 8
     if source:
+        # All images are assumed to have the size of the first frame as a PNG. There are three
+        # images (blur, blur_gamma, sharp) and the instants.
         _, first_png = cv2.imencode(".png", source.read(0))
         image_bytes = len(first_png) * (3 + recipe.instants)
     else:
-        # With a rig, no frame exists yet. blur and sharp together have 6 bytes a pixel before they
-        # are compressed; half of this is assumed.
+        # No frame exists yet. blur and sharp together have 6 bytes a pixel before they are
+        # compressed. We assume that PNG halves them.
         image_bytes = 3 * recipe.crop**2
-    return Plan(size, exposures * (spike_bytes + image_bytes), todo, frames, record)
+    return spike_bytes + image_bytes
 
 
 def _files_of(path: Path, source: FrameSource | None) -> list[Path]:
-    """Return the files of a source, each once: a video is the file of all its frames."""
+    """Return the files of a source, each once. source: its frames; None with a rig.
+
+    The order is part of the digest of the source (`_digest_of`), so it must stay.
+    """
     if source:
         files = source.files
     elif path.is_dir():
         files = sorted(path.iterdir())
     else:
         files = [path]
+    # A video is in `source.files` once for each frame. dict.fromkeys keeps the order.
     return list(dict.fromkeys(files))
 
 
 def _digest_of(files: list[Path]) -> str:
-    """Return 16 hex digits that change with the name, size or time of change of any file."""
+    """Return 16 hex digits that change with the name, size or time of change of any file.
+
+    They are stored in made.json. If the hashed lines change, no older data set can be continued.
+    """
     digest = hashlib.sha256()
     for file in files:
-        line = "raw/{} {} {}\n".format(file.name, *stamp(str(file)))
-        # Names may have bytes that are no text.
+        size, mtime_ns = stamp(str(file))
+        line = f"raw/{file.name} {size} {mtime_ns}\n"
+        # Names may have bytes that are no text. Python reads such bytes as lone surrogates.
         digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
@@ -436,7 +499,8 @@ def _digest_of(files: list[Path]) -> str:
 def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> None:
     """Raise DataError if an image has another size (height, width) than the first one.
 
-    Only the headers of PNGs are read. Frames of other formats are checked when they are decoded.
+    Only the headers of PNGs are read. Frames of other formats are checked when they are decoded,
+    because finding their size would decode them here already.
     """
     for file in files:
         if file.suffix.lower() != ".png":
@@ -444,9 +508,9 @@ def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> 
         found = image_size(str(file))
         if found != size:
             raise DataError(
-                what="clip {} has a frame of {} x {}".format(clip, *found),
+                what=f"clip {clip} has a frame of {found[0]} x {found[1]}",
                 where=str(file),
-                expected="{} x {}, as the first".format(*size),
+                expected=f"{size[0]} x {size[1]}, as the first",
                 do="remove it, or make it again",
             )
 
@@ -454,13 +518,17 @@ def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> 
 def _is_made(job: Job, record: dict[str, Any]) -> bool:
     """Return whether both folders of a clip exist.
 
-    Raises DataError if a folder was not made from this source with this recipe.
+    record: the record that the clip would get, see `Plan`.
+    Raises DataError if a folder was not made from this source with this recipe. Such a folder is
+    never overwritten.
     """
+    # lexists: a link whose target is gone is something that must not be replaced, too.
     folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
         try:
             made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             differing = [key for key in record if made[key] != record[key]]
+        # There is no file, the file is no JSON, or the JSON has other keys or is no object.
         except (OSError, ValueError, KeyError, TypeError):
             differing = [f"there is no usable {RECORD}"]
         if differing:
@@ -484,22 +552,29 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     """
     cv2.setNumThreads(1)  # the program runs as many processes as there are cores
     frames = FrameSource(job.raw.path)
-    scratch = [scratch_folder(folder.with_name(f".{job.name}.tmp")) for folder in job.folders]
-    pictures, spikes = scratch
+    # Everything is written into two hidden folders beside the final folders.
+    scratch_folders = []
+    for folder in job.folders:
+        scratch_folders.append(scratch_folder(folder.with_name(f".{job.name}.tmp")))
+    pictures, spikes = scratch_folders
     (spikes / "spike").mkdir()
     if job.cut:
         _record_with_rig(job, job.cut, recipe, frames, pictures, spikes / "spike")
     else:
-        make_images(recipe.average_of(job.name), recipe, frames, pictures)
+        make_images(recipe.raw_frames_per_exposure(job.name), recipe, frames, pictures)
         make_spikes(job.name, recipe, frames, spikes / "spike")
-    for folder, made in zip(job.folders, scratch, strict=True):
-        write_whole(made / RECORD, (json.dumps(record, indent=2) + "\n").encode())
-        # If a run was killed between the two folders, one folder exists. `plan_clip` has checked
-        # that it was made from the same source with the same recipe.
+
+    # The folders get their final names.
+    text = json.dumps(record, indent=2) + "\n"
+    for folder, scratch in zip(job.folders, scratch_folders, strict=True):
+        write_whole(scratch / RECORD, text.encode())
+        # An earlier run may have been killed after it had finished one of the two folders.
+        # `plan_clip` has checked that this folder was made from the same source with the same
+        # recipe, so it stays.
         if os.path.lexists(folder):
-            shutil.rmtree(made)
+            shutil.rmtree(scratch)
         else:
-            publish_folder(made, folder)
+            publish_folder(scratch, folder)
 
 
 def _record_with_rig(
@@ -507,84 +582,110 @@ def _record_with_rig(
 ) -> None:
     """Write what a rig records of a cut: blurry frames, sharp frames and spikes.
 
+    cut: the part of the source. frames: the source.
     pictures: folder in which the folders blur and sharp are made. spikes: folder of the .dat files.
     """
+    # The light of each plane, one after the other: (crop, crop, 3).
     rng = random_stream(f"scene of clip {job.name}", recipe.seed)
-    count = recipe.frames
-    planes = recipe.planes
     crop = recipe.crop
     if job.raw.is_photo:
-        lights = photo_scene(frames.read(0), cut.side, count, planes, crop, rng)
+        picture = frames.read(0)
+        lights = photo_scene(picture, cut.side, recipe.frames, recipe.planes, crop, rng)
     else:
-        lights = video_scene(frames, cut, count, planes, crop, rng)
-    side = crop // recipe.ratio  # of a spike plane
+        lights = video_scene(frames, cut, recipe.frames, recipe.planes, crop, rng)
+    # For each frame, the two cameras give a blurry frame, a sharp frame and the planes.
+    spike_side = crop // recipe.ratio  # side of a spike plane in pixels
     rig = recipe.rig_of(job.name)
-    recorded = rig.record(lights, planes, (side, side))
+    recorded = rig.record(lights, recipe.planes, (spike_side, spike_side))
     for number, (blurry, sharp, stream) in enumerate(recorded):
         imwrite_rgb(pictures / f"blur/{number:06d}.png", blurry)
         imwrite_rgb(pictures / f"sharp/{number:06d}.png", sharp)
-        write_spikes(spikes / f"{number:06d}.dat", stream, SpikeGeometry(side, side))
+        geometry = SpikeGeometry(spike_side, spike_side)
+        write_spikes(spikes / f"{number:06d}.dat", stream, geometry)
 
 
 def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
-    """Write the frames of all exposures, each of `average` raw frames, below `folder`.
+    """Write the frames of all exposures below `folder`.
 
     blur: mean of the display values, as in GoPro.
     blur_gamma: mean of linear light.
     sharp: the middle raw frame.
     instants: the raw frames nearest to the middles of equal parts of the exposure.
+
+    average: number of raw frames in an exposure. frames: all raw frames of the clip.
+    The images must stay the same to the last bit, else VERSION must be raised.
     """
     middle = average // 2
-    instants = recipe.instants
-    # The instants must be symmetric about the middle, so that reversed time has the same instants.
-    # round() is symmetric: it rounds 0.5 to 0 and -0.5 to 0. For average 7 and 3 instants, the raw
-    # frames are 3 + round(-7 / 3) = 1, 3 and 5.
-    offsets = []
-    for k in range(instants):
-        offsets.append(middle + round((k - instants // 2) * average / instants))
+    instant_indexes = _instant_indexes(average, recipe.instants)
+    # Linear light of each display value 0 ... 255, as float32.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, recipe.gamma)
 
     # Raw frames after the last whole exposure are left out.
-    starts = range(0, len(frames) - average + 1, average)
-    for number, first in enumerate(starts):
+    first_raw_frames = range(0, len(frames) - average + 1, average)
+    for number, first in enumerate(first_raw_frames):
         display_sum = np.float32(0.0)
         light_sum = np.float32(0.0)
-        kept = {}  # raw frames that are written as they are
+        written_raw_frames = {}  # {index in the exposure: raw frame that is written as it is}
         for index in range(average):
-            image = frames.read(first + index)
-            if index == middle or index in offsets:
-                kept[index] = np.ascontiguousarray(image)
+            image = frames.read(first + index)  # (H, W, 3) uint8
+            if index == middle or index in instant_indexes:
+                written_raw_frames[index] = np.ascontiguousarray(image)
             display_sum = display_sum + image.astype(np.float32)
             light_sum = light_sum + cv2.LUT(image, curve)
         blur = display_sum / average
-        blur_gamma = 255.0 * np.power(light_sum / average, np.float32(1.0 / recipe.gamma))
+        # The mean light as a display value: 255 light^(1 / gamma).
+        mean_light = light_sum / average
+        blur_gamma = 255.0 * np.power(mean_light, np.float32(1.0 / recipe.gamma))
 
-        made = {
+        images = {
             f"blur/{number:06d}": np.rint(blur).astype(np.uint8),
             f"blur_gamma/{number:06d}": np.rint(blur_gamma).astype(np.uint8),
-            f"sharp/{number:06d}": kept[middle],
+            f"sharp/{number:06d}": written_raw_frames[middle],
         }
-        for k, offset in enumerate(offsets):
-            made[f"instants/{number:06d}_{k}"] = kept[offset]
-        for name, image in made.items():
+        for instant, index in enumerate(instant_indexes):
+            images[f"instants/{number:06d}_{instant}"] = written_raw_frames[index]
+        for name, image in images.items():
             imwrite_rgb(folder / f"{name}.png", image)
+
+
+def _instant_indexes(average: int, instants: int) -> list[int]:
+    """Return the raw frame of each instant, as its index in the exposure.
+
+    average: number of raw frames in an exposure. instants: number of instants K, odd or 0.
+    Instant k is the raw frame average // 2 + round((k - K // 2) average / K). For average 7 and
+    3 instants, these are 3 + round(-7 / 3) = 1, 3 and 5.
+
+    The instants must be symmetric about the middle, so that reversed time has the same instants.
+    Python's round() keeps the symmetry, because it rounds 0.5 to 0 and -0.5 to 0.
+    """
+    middle = average // 2
+    indexes = []
+    for k in range(instants):
+        instants_from_middle = k - instants // 2
+        indexes.append(middle + round(instants_from_middle * average / instants))
+    return indexes
 
 
 def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
     """Write one .dat per exposure.
 
-    After the last raw frame the light is unknown, so the last file may be short.
+    After the last raw frame the light is unknown, so the last file may have fewer planes. The
+    planes must stay the same to the last bit, else VERSION must be raised.
     """
-    average = recipe.average_of(clip)
+    average = recipe.raw_frames_per_exposure(clip)
     planes = recipe.planes_of(clip)
-    size = (frames.size[0] // recipe.ratio, frames.size[1] // recipe.ratio)
+    height = frames.size[0] // recipe.ratio
+    width = frames.size[1] // recipe.ratio
+    # With light "display", the sensor integrates display values, so the curve is a straight line.
     gamma = recipe.gamma if recipe.light == "linear" else 1.0
-    path = LightPath(grey_light(frames, size, gamma), len(frames), recipe.method)
+    path = LightPath(grey_light(frames, (height, width), gamma), len(frames), recipe.method)
     sensor = IntegrateAndFire(
-        *size,
+        height,
+        width,
         rate=recipe.rate,
         threshold=recipe.threshold,
-        # The stream of random numbers of the published data: the same seed gives the same files.
+        # The published data were made with this generator. Its key is the seed, and then each byte
+        # of the name of the clip.
         rng=published_stream(recipe.seed, *clip.encode()),
         initial_charge=recipe.initial_charge,
         shot_noise=recipe.shot_noise,
@@ -592,13 +693,15 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
         threshold_mismatch=recipe.threshold_mismatch,
     )
 
-    def fired_in(exposure: int) -> Iterator[np.ndarray]:
+    def planes_in(exposure: int) -> Iterator[np.ndarray]:
         """Yield the planes (1, h, w) of an exposure, as far as the light is known."""
         for plane in range(planes):
             time = exposure * average + plane / recipe.interpolate  # in raw frames
             if time <= len(frames) - 1:
                 yield sensor.step(path.at(time))[None]
 
-    # The charge of the sensor goes on from one exposure to the next.
+    # The exposures must be made in the order of time, because a pixel carries its charge from one
+    # exposure to the next.
     for number in range(len(frames) // average):
-        write_spikes(folder / f"{number:06d}.dat", fired_in(number), SpikeGeometry(*size))
+        geometry = SpikeGeometry(height, width)
+        write_spikes(folder / f"{number:06d}.dat", planes_in(number), geometry)
