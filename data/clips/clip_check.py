@@ -2,7 +2,8 @@
 
 `ClipCheck.run` gets the listed files of a clip and makes a `Clip`. It does so in these steps:
 
-1. Is there a folder with files for each kind, "lq", "gt", "gt_instants" and "spike"?
+1. Is there a folder with files for each kind: blurry frames ("lq"), sharp frames ("gt"), several
+   sharp frames of an exposure ("gt_instants"), spikes ("spike")?
 2. Which file of each kind belongs to which frame? Files are matched by the number in their names.
    Missing frames, gaps in the numbers and wrong names are reported.
 3. Which planes of the spike files belong to each frame?
@@ -41,7 +42,8 @@ from utils.files import are_values, natural_key, order_of
 
 logger = logging.getLogger(__name__)
 
-# A stem with a number: text before the last number, the number, and the text after it.
+# A stem (a name without its ending) with a number: the text before the last number, the number, and
+# the text after it.
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 
 Size = tuple[int, int]  # height, width
@@ -55,7 +57,8 @@ class FrameKey(NamedTuple):
 
     Leading zeros do not count, so 47.png and 000047.dat belong to one frame.
     before, after: the text before and after the number, e.g. "frame_" and "".
-    number: the number; -1 if there is none or if the whole name counts.
+    number: the number. -1 if the name has no number, or if names are compared as a whole: then
+    `before` is the whole name.
     """
 
     before: str
@@ -72,8 +75,8 @@ class ClipCheck:
     sizes: sizes of lq and gt, if they are known. None: the sizes of the first frames are looked up.
     size_of: a function path -> size of the picture in this file.
     problems: what is wrong with the clip.
-    stems: {kind: {frame: stem}}, filled by `run`. Kinds whose files are not matched by their names
-    are left out: gt_instants, and one spike file for all frames.
+    stems: {kind: {frame: stem}}, filled by `run`. Two kinds of files are not matched by their names
+    and have no entry: gt_instants, and one spike file for all frames.
     """
 
     name: str
@@ -98,6 +101,8 @@ class ClipCheck:
 
         listed: (number of frames, number of the first frame) from the meta file, e.g. (100, 0).
         None: there is no meta file, so all frames of the folder belong to the clip.
+
+        A returned clip is usable only if `problems` is empty: it may lack frames otherwise.
         """
         self._find_files()
         if self.problems:
@@ -112,9 +117,11 @@ class ClipCheck:
         if not keys:
             return None
 
+        # The files of each frame, and which planes belong to it.
         paths = {kind: self._paths(kind, keys) for kind in self.stems}
         stems = tuple(self.stems["lq"][key] for key in keys)
-        # The times divide the planes of one spike file among the frames.
+        # If one file holds the planes of all frames, the times of the frames divide the file. A
+        # user's clip may bring its times; otherwise the names of the frames may be times.
         times = None
         if self.has_one_spike_file:
             times = self.source.times or times_of_names(stems)
@@ -126,7 +133,10 @@ class ClipCheck:
         instants: tuple[str, ...] = ()
         if "gt_instants" in self.kinds:
             instants = self._instants(keys)
-        size, gt_size = self.sizes or self._sizes(paths)
+        if self.sizes:
+            size, gt_size = self.sizes
+        else:
+            size, gt_size = self._sizes(paths)
         return Clip(
             name=self.name,
             stems=stems,
@@ -149,7 +159,7 @@ class ClipCheck:
     def _report(self, what: str, where: str, do: str = "") -> None:
         """Add a problem.
 
-        where: a path, or a kind ("lq", ...), which stands for the folder of its files.
+        where: a path, or a kind such as "lq". A kind stands for the folder of its files.
         do: advice, see `Problem`.
         """
         if where in self.kinds:
@@ -166,15 +176,17 @@ class ClipCheck:
 
     def _find_files(self) -> None:
         """Fill `found`. Report kinds without a folder or without a file."""
-        for kind, place in self.kinds.items():
-            files = self.files[kind]
+        for name, kind in self.kinds.items():  # e.g. "lq", Kind(root="/data/blur", ...)
+            files = self.files[name]
             if files:
-                self.found[kind] = files
+                self.found[name] = files
             elif files is None:
-                where = f"key {self.name}/<frame>" if is_lmdb(place.root) else f"folder {self.name}"
-                self._report(f"{kind} has no {where}", kind)
+                missing = f"folder {self.name}"
+                if is_lmdb(kind.root):
+                    missing = f"key {self.name}/<frame>"
+                self._report(f"{name} has no {missing}", name)
             else:
-                self._report(f"{kind} holds no {' or '.join(place.endings)} file", kind)
+                self._report(f"{name} holds no {' or '.join(kind.endings)} file", name)
         if self.problems or self.has_one_spike_file or "spike" not in self.found:
             return
 
@@ -184,27 +196,34 @@ class ClipCheck:
         frames = len(self.found["lq"])
         spike_files = list(self.found["spike"].values())
         if len(spike_files) == 1 and frames > 1:
-            what = f"one spike file for {frames} frames: spike.exposure would say which planes are "
+            what = (
+                f"one spike file for {frames} frames: spike.exposure would say which planes are "
+                "whose"
+            )
             do = "restore the other spike files, or give spike.exposure (docs/data_format.md)"
             if self.source.is_user_clip:
                 path = spike_files[0].path
                 do += f"; --spike {path} takes it as one file that begins and ends with the clip"
-            self._report(what + "whose", "spike", do)
+            self._report(what, "spike", do)
 
     def _find_stems(self) -> None:
         """Fill `stems`. Report two files of one kind for a frame."""
-        # The names of a user's files must be equal. In a data set, equal numbers are enough, unless
-        # the names are times such as 432.033333, where the digits after the point are no number of
-        # a frame.
-        has_whole_names = self.source.is_user_clip or are_values(self.found["lq"])
+        # The names of a user's files must be equal as a whole. In a data set, equal numbers are
+        # enough. But names may be times such as 432.033333: the digits after the point are no
+        # number of a frame, so these names must be equal as a whole, too.
+        compares_whole_names = self.source.is_user_clip or are_values(self.found["lq"])
         for kind, files in self.found.items():
-            # The instants of a frame have names of their own, and one spike file has all frames.
+            # Not matched: the instants of a frame have names <frame>_0, <frame>_1, ..., and one
+            # spike file holds all frames.
             if kind == "gt_instants" or (kind == "spike" and self.has_one_spike_file):
                 continue
             stems: dict[FrameKey, str] = {}
             for stem in files:
-                key = FrameKey(stem, -1, "") if has_whole_names else frame_key(stem)
-                # The first file of a frame keeps its place in `stems`.
+                if compares_whole_names:
+                    key = FrameKey(before=stem, number=-1, after="")
+                else:
+                    key = frame_key(stem)
+                # If the frame has a file already, `setdefault` returns the stem of this file.
                 first_stem = stems.setdefault(key, stem)
                 if first_stem != stem:
                     names = names_in_short([first_stem, stem])
@@ -223,23 +242,25 @@ class ClipCheck:
         listed: see `run`.
         """
         # The name of each frame that has any file. If the names differ between kinds, the name in
-        # lq counts. lq is the first kind, so in reversed order it comes last and overwrites.
-        known: dict[FrameKey, str] = {}
+        # lq is used. lq is the first kind. In reversed order it comes last, so its names overwrite
+        # the names of the other kinds.
+        name_of: dict[FrameKey, str] = {}
         for stems in reversed(self.stems.values()):
-            known.update(stems)
+            name_of.update(stems)
         # All frames that the clip should have. Without a meta file: all that have any file.
-        every = set(known)
+        wanted = set(name_of)
         if listed is not None:
-            every = self._listed_frames(listed)
-        names = self._names(every, known)
+            wanted = self._listed_frames(listed)
+        names = self._names(wanted, name_of)
 
-        is_any_missing = any(not every <= stems.keys() for stems in self.stems.values())
+        is_any_missing = any(not wanted <= stems.keys() for stems in self.stems.values())
         if is_any_missing and self._report_other_numbers():
             return [key for key in self.stems["lq"] if self._is_complete(key)]
-        self._report_missing(every, names)
-        # The order of the frames: 2 before 10, and names that are times by their value.
+        self._report_missing(wanted, names)
+        # The order of the frames in time: 2 before 10, and names that are times by their value.
+        # `order` is a function name -> sort key.
         order = order_of(names.values())
-        keys = sorted(every, key=lambda key: order(names[key]))
+        keys = sorted(wanted, key=lambda key: order(names[key]))
         self._report_gaps(keys, names)
         self._report_odd_names(keys)
         return keys
@@ -248,51 +269,59 @@ class ClipCheck:
         """Return the frames that the meta file lists. listed: see `run`."""
         count = listed[0]
         first = int(listed[1])
-        # The frames of a septuplet are im1 ... im7, and the list does not say that they begin at 1.
+        # The frames of a septuplet (a clip of Vimeo-90K) are im1 ... im7. Its list does not say
+        # that they begin at 1.
         if first == 0 and self.source.septuplets:
             first = 1
-        # The meta file has numbers only. If all names have one text around the number, such as
-        # "im", listed frames get the same text.
+        # The meta file has numbers only. If all names have the same text around the number, such as
+        # "im", listed frames get this text.
         texts = {(key.before, key.after) for key in self.stems["lq"]}
         before = after = ""
         if len(texts) == 1:
-            before, after = texts.pop()
+            [(before, after)] = texts
         return {FrameKey(before, number, after) for number in range(first, first + count)}
 
-    def _names(self, every: set[FrameKey], known: Mapping[FrameKey, str]) -> dict[FrameKey, str]:
-        """Return the name of each frame. known: names of the frames that are there.
+    def _names(self, wanted: set[FrameKey], name_of: Mapping[FrameKey, str]) -> dict[FrameKey, str]:
+        """Return the name of each wanted frame. name_of: names of the frames that have a file.
 
         The name of a missing frame has as many digits as the longest name with leading zeros:
         beside "000046" and "000048", the missing frame is "000047".
         """
         digits = 1
-        for stem in known.values():
-            found = _NUMBERED.fullmatch(stem)
-            if found and found[2].startswith("0"):
-                digits = max(digits, len(found[2]))
+        for stem in name_of.values():
+            numbered = _NUMBERED.fullmatch(stem)
+            if numbered and numbered[2].startswith("0"):
+                digits = max(digits, len(numbered[2]))
         names = {}
-        for key in every:
-            names[key] = known.get(key) or f"{key.before}{key.number:0{digits}d}{key.after}"
+        for key in wanted:
+            padded_number = f"{key.number:0{digits}d}"
+            names[key] = name_of.get(key) or f"{key.before}{padded_number}{key.after}"
         return names
 
-    def _report_missing(self, every: set[FrameKey], names: Mapping[FrameKey, str]) -> None:
+    def _report_missing(self, wanted: set[FrameKey], names: Mapping[FrameKey, str]) -> None:
         """Report frames of which a file is missing.
 
-        every: all frames of the clip. names: the name of each.
+        wanted: all frames of the clip. names: the name of each frame.
         """
         for kind, stems in self.stems.items():
-            missing = [names[key] for key in every - stems.keys()]
-            if missing:
-                # A missing file would have the ending of the first file. A key in an LMDB has none.
-                first = next(iter(self.found[kind].values()))
-                ending = os.path.splitext(first.path)[1] or self.kinds[kind].endings[0]
-                files = names_in_short(
-                    f"{stem}{ending}" for stem in sorted(missing, key=natural_key)
-                )
-                self._report(f"{kind} lacks {len(missing)} of {len(every)} frames: {files}", kind)
+            missing = [names[key] for key in wanted - stems.keys()]
+            if not missing:
+                continue
+            # The message names the missing file with its ending. It would have the ending of the
+            # first file. A key in an LMDB has no ending, so it gets the first ending of its kind.
+            first = next(iter(self.found[kind].values()))
+            _, ending = os.path.splitext(first.path)
+            if not ending:
+                ending = self.kinds[kind].endings[0]
+            missing.sort(key=natural_key)
+            files = names_in_short(f"{name}{ending}" for name in missing)
+            self._report(f"{kind} lacks {len(missing)} of {len(wanted)} frames: {files}", kind)
 
     def _report_gaps(self, keys: Sequence[FrameKey], names: Mapping[FrameKey, str]) -> None:
-        """Report jumps in the numbers of the frames. keys: frames in order."""
+        """Report jumps in the numbers of the frames, e.g. "000012-000014".
+
+        keys: frames in the order of time. names: the name of each frame.
+        """
         # If the texts around the numbers differ, the numbers need not follow one another.
         texts = {(key.before, key.after) for key in keys}
         if len(texts) != 1:
@@ -305,29 +334,33 @@ class ClipCheck:
             self._report(f"frame numbers jump at {names_in_short(gaps)}", "lq")
 
     def _report_odd_names(self, keys: Sequence[FrameKey]) -> None:
-        """Report names that do not follow filename_tmpl, such as "08d"."""
+        """Report names that do not follow the option filename_tmpl, a format such as "08d"."""
         template = self.source.filename_tmpl
         if not template:
             return
         for kind, stems in self.stems.items():
-            odd = []
+            odd_names = []
             for key in keys:
                 stem = stems.get(key, "")
                 # With the template "08d", the name "47" is wrong, because it should be "00000047".
+                # Names that are more than a number do not follow a template, and are accepted.
                 if stem.isdecimal() and format(int(stem), template) != stem:
-                    odd.append(stem)
-            if odd:
-                what = f"{len(odd)} names of {kind} do not follow filename_tmpl {template!r}: "
-                self._report(what + names_in_short(odd), kind)
+                    odd_names.append(stem)
+            if odd_names:
+                shown = names_in_short(odd_names)
+                what = f"{len(odd_names)} names of {kind} do not follow filename_tmpl {template!r}"
+                self._report(f"{what}: {shown}", kind)
 
     def _report_other_numbers(self) -> bool:
-        """Report kinds of file that number or name the same frames in another way than lq.
+        """Report kinds of files that number or name the same frames in another way than lq.
 
         For example, lq has the numbers 0, 1, 2 and gt has 1, 2, 3. Then the user must rename files,
         and a message about missing files would mislead. Returns whether there are such kinds.
         """
+        # Compare the distances of the numbers from the first number. They are [0, 1, 2] both for
+        # the numbers 0, 1, 2 and for 1, 2, 3.
         first_keys = {}  # {kind: key of its first frame}
-        distances = {}  # {kind: distance of each number from the first number}, e.g. [0, 1, 2]
+        distances = {}  # {kind: distance of each number from the first number}
         for kind, stems in self.stems.items():
             keys = sorted(frame_key(stem) for stem in stems.values())
             first = keys[0]
@@ -337,13 +370,14 @@ class ClipCheck:
                 return False
             first_keys[kind] = first
             distances[kind] = [key.number - first.number for key in keys]
-        others = []
+        others = []  # kinds with the distances of lq, but another first number or another text
         for kind in self.stems:
             # If the distances differ, single files are missing. `_report_missing` reports them.
             if distances[kind] != distances["lq"]:
                 return False
             if first_keys[kind] != first_keys["lq"]:
                 others.append(kind)
+        # Say what differs: the first number, or the text around the numbers.
         for kind in others:
             name = min(self.stems[kind].values(), key=natural_key)
             lq_name = min(self.stems["lq"].values(), key=natural_key)
@@ -369,21 +403,23 @@ class ClipCheck:
         if not self.has_one_spike_file:
             return []
         files = list(self.found["spike"].values())
-        # The first frame of the folder. A meta file may list only later frames.
-        lq = self.stems["lq"]
-        order = order_of(lq.values())
-        first = min(lq, key=lambda key: order(lq[key]))
+        # The first frame of the folder. A meta file may list only later frames. `order` is a
+        # function name -> sort key.
+        lq_stems = self.stems["lq"]
+        order = order_of(lq_stems.values())
+        first_of_folder = min(lq_stems, key=lambda key: order(lq_stems[key]))
         if len(files) > 1:
             shown = names_in_short(self.found["spike"])
             what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"
             self._report(what, "spike")
-        elif keys[0] != first:
+        elif keys[0] != first_of_folder:
             what = (
                 "the first listed frame is not the first of the folder, from which spike.exposure "
                 "counts"
             )
             self._report(what, "lq")
-        # Any problem, also an earlier one such as a missing frame, makes the assignment doubtful.
+        # The planes cannot be assigned to frames safely if there is any problem. An earlier problem
+        # such as a missing frame counts, too.
         if self.problems:
             return []
         return files * len(keys)
@@ -396,7 +432,7 @@ class ClipCheck:
         files: the spike file of each frame. spikes: how these files are read.
         times: times of the frames, if one file holds the planes of all frames.
         """
-        planes: dict[FileEntry, int] = {}
+        planes: dict[FileEntry, int] = {}  # {file: its number of planes}
         # Each file once, in the order of the frames.
         for file in dict.fromkeys(files):
             try:
@@ -412,12 +448,12 @@ class ClipCheck:
 
         exposures: Exposures = ()
         if not self.problems:
-            known = [(file.path, count) for file, count in planes.items()]
+            planes_of_paths = [(file.path, count) for file, count in planes.items()]
             try:
-                exposures = self._exposures(known, len(files), spikes, times)
+                exposures = self._exposures(planes_of_paths, len(files), spikes, times)
             except (DataError, OptionError) as e:
-                # This error proposes values of spike.exposure in many lines, which the table of
-                # problems could not show.
+                # `UnknownPlanes` proposes values of spike.exposure in many lines, which the table
+                # of problems could not show.
                 if self.source.is_user_clip and isinstance(e, UnknownPlanes):
                     raise
                 self._report(f"{e.what}; expected {e.expected}", files[0].path)
@@ -426,59 +462,71 @@ class ClipCheck:
     def _report_other_lengths(
         self, planes: Mapping[FileEntry, int], last: FileEntry, spikes: DatSpikes
     ) -> None:
-        """Report files that do not have as many planes as the others.
+        """Report files that do not have as many planes as the other files.
 
-        planes: {file: its number of planes}.
-        last: the file of the last frame. This file may lack the last interpolated planes, see
-        `DatasetInfo.planes_of`.
+        planes: {file: its number of planes}. spikes: how these files are read.
+        last: the file of the last frame. Planes between two raw frames of a made clip are
+        interpolated. After the last raw frame they cannot be, so this file may have fewer planes.
         """
         usual = most_frequent(planes.values())
+        # dataset.json may say the numbers of planes. Otherwise, `usual` is expected of each file.
         expected, fewest_in_last = spikes.info.planes_of(self.name, usual)
         for file, count in planes.items():
-            is_short_last = file is last and fewest_in_last <= count <= expected
-            if count != expected and not is_short_last:
+            is_accepted_last = file is last and fewest_in_last <= count <= expected
+            if count != expected and not is_accepted_last:
                 need = expected * spikes.geometry.plane_bytes
                 found = f"spike file has {count} planes ({file.size} bytes)"
                 self._report(f"{found}, expected {expected} ({need} bytes)", file.path)
 
     def _exposures(
         self,
-        known: list[tuple[str, int]],
+        planes_of_paths: list[tuple[str, int]],
         frames: int,
         spikes: DatSpikes,
         times: FrameTimes | None,
     ) -> Exposures:
         """Return the planes of each frame.
 
-        known: path and number of planes of each file. frames: number of frames.
+        planes_of_paths: (path, number of planes) of each spike file. frames: number of frames.
+        spikes, times: see `_planes`.
 
-        A user's spikes may come without the plane of the sharp frame (`center`). Then the center of
-        the training spikes is used, or the middle plane. Raises OptionError, DataError.
+        A user's spikes may come without the plane of the sharp frame (`center`). Then a center is
+        assumed, a warning says which, and `self.spikes` changes. Raises OptionError, DataError.
         """
         try:
-            return spikes.exposures(self.name, known, frames, times)
+            return spikes.exposures(self.name, planes_of_paths, frames, times)
         except OptionError:
             if not self.source.is_user_clip:
                 raise
-        # The number of planes of an exposure. All exposures have about the same number, so the
-        # first frame is enough.
-        _, planes = known[0]
+        center, used = self._assumed_center(planes_of_paths, spikes, times)
+        logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.name, used)
+        self.spikes = spikes.changed(center=center)
+        return self.spikes.exposures(self.name, planes_of_paths, frames, times)
+
+    def _assumed_center(
+        self,
+        planes_of_paths: list[tuple[str, int]],
+        spikes: DatSpikes,
+        times: FrameTimes | None,
+    ) -> tuple[int | float | str, str]:
+        """Return the option `center` for a user's spikes without one, and words for the warning.
+
+        This is the center of the training spikes if the exposures have as many planes, else "file",
+        the middle plane. Arguments: see `_exposures`.
+        """
+        # All exposures have about the same number of planes, so the first exposure is enough.
+        _, planes = planes_of_paths[0]
         ranges = None
         if times:
             # In one file, the times give (first plane, plane after the last) of each frame.
             ranges = spikes.plane_ranges(self.name, planes, times)
         length = spikes.timing.span(self.name, 0, planes, ranges).length
-        trained = self.source.trained
         # The center of the training is a plane number, so it fits only exposures of equal length.
+        trained = self.source.trained
         if trained and trained["planes"] == length and trained["gt_plane"] is not None:
             center = trained["gt_plane"]
-            used = f"plane {center} is used, as in training"
-        else:
-            center = "file"
-            used = "the middle one is used"
-        logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.name, used)
-        self.spikes = spikes.changed(center=center)
-        return self.spikes.exposures(self.name, known, frames, times)
+            return center, f"plane {center} is used, as in training"
+        return "file", "the middle one is used"
 
     # ---- Sharp frames and sizes -------------------------------------------------------------
 
@@ -490,23 +538,25 @@ class ClipCheck:
         # {frame: {number of the instant: path}}
         found: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}
         for stem, file in self.found["gt_instants"].items():
-            frame, _, number = stem.rpartition("_")
+            frame, _, number = stem.rpartition("_")  # "000012_2" -> "000012", "_", "2"
             key = frame_key(frame)
             if number.isdecimal() and key in found:
                 found[key][int(number)] = file.path
 
-        # K is the number that most frames have.
-        count = most_frequent(len(paths) for paths in found.values())
-        odd = []
+        # K is the number that most frames have. Every frame must have the instants 0 ... K - 1.
+        K = most_frequent(len(paths) for paths in found.values())
+        incomplete_frames = []
         for key, paths in found.items():
-            if sorted(paths) != list(range(count)):
-                odd.append(self.stems["lq"][key])
-        if count % 2 == 0:
-            what = f"gt_instants has {count} files <frame>_0, ... for a frame of lq: the number "
+            if sorted(paths) != list(range(K)):
+                incomplete_frames.append(self.stems["lq"][key])
+        if K % 2 == 0:
+            what = f"gt_instants has {K} files <frame>_0, ... for a frame of lq: the number "
             self._report(what + "must be odd", "gt_instants")
-        elif odd:
-            what = f"gt_instants has other files than _0 ... _{count - 1} for {len(odd)} frames"
-            self._report(f"{what}, such as {names_in_short(odd, 3)}", "gt_instants")
+        elif incomplete_frames:
+            count = len(incomplete_frames)
+            what = f"gt_instants has other files than _0 ... _{K - 1} for {count} frames"
+            shown = names_in_short(incomplete_frames, limit=3)
+            self._report(f"{what}, such as {shown}", "gt_instants")
         in_order = []
         for paths in found.values():
             in_order += [paths[number] for number in sorted(paths)]
@@ -518,7 +568,7 @@ class ClipCheck:
         Without gt, both are the size of lq. Reports a gt that is not lq enlarged by a whole number,
         and an lq that does not fit the spikes.
         """
-        lq = gt = (0, 0)
+        lq = gt = (0, 0)  # (height, width) each
         try:
             lq = gt = self.size_of(paths["lq"][0])
             if "gt" in paths:
@@ -526,15 +576,15 @@ class ClipCheck:
         except DataError as e:
             self._report(e.what, e.where)
             return lq, gt
-        # The scale must be a whole number, the same in height and width.
-        scale_down, rest_down = divmod(gt[0], lq[0])
-        scale_right, rest_right = divmod(gt[1], lq[1])
-        if rest_down or rest_right or scale_down != scale_right:
+        # gt must be lq times a whole number, which is the same in height and width.
+        scale_of_height, rest_of_height = divmod(gt[0], lq[0])
+        scale_of_width, rest_of_width = divmod(gt[1], lq[1])
+        if rest_of_height or rest_of_width or scale_of_height != scale_of_width:
             sizes = f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}"
             self._report(f"{sizes}: no whole multiple", paths["gt"][0])
         try:
             if self.spikes:
-                # Raises DataError if the planes do not lie on the frames.
+                # `grid` places the planes on the frames. It raises DataError if they do not fit.
                 self.spikes.grid(lq)
         except DataError as e:
             self._report(e.what, paths["lq"][0])
@@ -547,20 +597,21 @@ def frame_key(stem: str) -> FrameKey:
     "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "").
     "a1_b2" -> ("a1_b", 2, ""): the last number counts.
     """
-    found = _NUMBERED.fullmatch(stem)
-    if found is None:
-        return FrameKey(stem, -1, "")
-    return FrameKey(found[1], int(found[2]), found[3])
+    numbered = _NUMBERED.fullmatch(stem)
+    if numbered is None:
+        return FrameKey(before=stem, number=-1, after="")
+    before, digits, after = numbered.groups()
+    return FrameKey(before, int(digits), after)
 
 
 def most_frequent(values: Iterable[int]) -> int:
     """Return the value that comes most often. Of several such values, the first one."""
-    value, _ = Counter(values).most_common(1)[0]
+    [(value, _)] = Counter(values).most_common(1)
     return value
 
 
 def names_in_short(names: Iterable[str], limit: int = MOST_NAMES) -> str:
-    """Return the first `limit` names, separated by commas, and the number of names if it is larger.
+    """Return the first `limit` names, separated by commas. If there are more, also their number.
 
     ["a", "b", "c"] with limit 2 -> "a, b, ... (3 in all)".
     """
