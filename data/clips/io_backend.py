@@ -7,14 +7,18 @@
 
 Each class has three methods, which data/clip_dataset.py calls: `clips(source)` lists the clips of a
 data root, `images(...)` reads crops of frames, and `stream(...)` reads planes of a spike file. All
-classes return the same numbers for the same data, so a run can change its io_backend.
+classes return the same numbers for the same data, so a run can change its io_backend. A new backend
+needs these three methods and the decorator `IO_BACKENDS.register`; test_io_backend.py compares the
+numbers of all of them.
 
 Files of a clip cache:
 
     <path>/index.json              format, digest of the source files, spike geometry, and the
                                    fields `STORED` of every clip
     <path>/<clip>/lq.u8            (frames, H, W, 3) uint8 in the order B, G, R
-    <path>/<clip>/gt.u8            likewise, and gt_instants.u8 (frames K, H, W, 3)
+    <path>/<clip>/gt.u8            the same for the sharp frames
+    <path>/<clip>/gt_instants.u8   the same for the K sharp instants of each frame:
+                                   (frames K, H, W, 3)
     <path>/<clip>/spike.u8         (planes, bytes of a plane) uint8: the planes of all spike files
                                    of the clip one after the other, packed as in a .dat
 
@@ -63,7 +67,8 @@ IO_BACKENDS = Registry("io backend", "type")
 # Version of the files of a clip cache. Raise it if they change, so that old caches are refused.
 FORMAT = 1
 INDEX = "index.json"
-# Fields of a `Clip` that the index stores. The others follow from the options at each start.
+# Fields of a `Clip` that the index stores. The other fields follow from the options at each start.
+# The names are keys of the index, so a change also needs another FORMAT.
 STORED = (
     "name",
     "stems",
@@ -75,43 +80,47 @@ STORED = (
     "gt_size",
     "gt_instants",
 )
-# Largest index in bytes. The index of the 64,612 clips of Vimeo-90K is far smaller.
+# Largest index in bytes that is read. The index of the 64,612 clips of Vimeo-90K is far smaller.
 LARGEST_INDEX = 2**32
-# Share of the host's memory that decoded images may take (cache_data). The rest is for the run.
-MOST_MEMORY = 0.8
-# Share of the free space that a new clip cache may take, so that the disk is never full.
-MOST_DISK = 0.95
+# Largest fraction of the host's memory that decoded images may take (cache_data). The rest is for
+# the run. A larger fraction would risk that the system ends the run for lack of memory.
+LARGEST_MEMORY_FRACTION = 0.8
+# Largest fraction of the free space that a new clip cache may take, so that the disk is never full.
+LARGEST_DISK_FRACTION = 0.95
+# The command that messages advise.
 BUILD = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 
 
 # ---- Files on disk ---------------------------------------------------------------------------
 
 
+# cache_data is an option of the data set, not of io_backend, so the data set passes it ("given").
 @IO_BACKENDS.register("disk", given=("cache_data",))
 @dataclass
 class DiskFiles:
     """PNG or JPEG and spike files, each opened when it is read.
 
-    cache_data: decoded images stay in memory, shared by all loader workers of a rank.
+    cache_data: whether decoded images stay in memory, shared by all loader workers of a rank.
     """
 
     cache_data: bool = False
-    # Decoded images, {(clip, kind): array (frames, 1 + H W 3) uint8}. The first byte of a row is 1
-    # once the image of this frame is there; the other bytes are the image.
-    _kept: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
+    # Memory for decoded images, {(clip, kind): array (frames, 1 + H W 3) uint8}. A row belongs to a
+    # frame. Its first byte is 1 once the image was decoded; the other bytes are the image.
+    _decoded: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # Only forked processes share memory. A process that gets a pickled copy reads the files.
         return {
             "cache_data": False,
-            "_kept": {},
+            "_decoded": {},
         }
 
     def clips(self, source: Source) -> Sequence[Clip]:
         """Return the clips of the source.
 
         If this run has checked the data already, the result of the check is used. Otherwise the
-        files are checked now.
+        files are checked now. With cache_data, call this before loader workers are forked, because
+        it reserves the memory that they share.
         Raises DataError with all problems.
         """
         clips: Sequence[Clip] | None = checked_clips(source)
@@ -129,62 +138,72 @@ class DiskFiles:
         The system gives the memory page by page, when an image is written. Forked loader workers
         inherit the memory, so all workers fill and read one copy.
         """
-        # {(clip, kind): shape of its array}, see `_kept`.
+        # {(clip, kind): shape of its array}, see `_decoded`.
         shapes = {}
         for clip in clips:
             for kind in clip.image_kinds:
                 frames = len(getattr(clip, kind))
                 height, width = clip.size_of(kind)
                 shapes[clip.name, kind] = (frames, 1 + height * width * 3)
-        total = sum(math.prod(shape) for shape in shapes.values())
+        bytes_needed = sum(math.prod(shape) for shape in shapes.values())
         # `clips` is called once for each root. Add the images of the roots before this root.
-        total += sum(kept.size for kept in self._kept.values())
-        memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-        if total > MOST_MEMORY * memory:
+        bytes_needed += sum(images.size for images in self._decoded.values())
+        bytes_of_host = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        if bytes_needed > LARGEST_MEMORY_FRACTION * bytes_of_host:
             text = (
                 "cache_data is ignored: it would keep %.1f GB of images, "
                 'this host has %.1f GB of memory; use io_backend "cache" instead'
             )
-            logger.warning(text, total / 1e9, memory / 1e9)
+            logger.warning(text, bytes_needed / 1e9, bytes_of_host / 1e9)
             self.cache_data = False
             return
         for key, shape in shapes.items():
-            # -1: memory without a file, filled with zeros.
+            # -1 asks for memory without a file, filled with zeros.
             shared = mmap.mmap(-1, math.prod(shape))
-            self._kept[key] = np.frombuffer(shared, np.uint8).reshape(shape)
+            self._decoded[key] = np.frombuffer(shared, np.uint8).reshape(shape)
 
-    def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        """Return the crop `aug` of some images of one kind: (T, h, w, 3) uint8 in B, G, R.
+    def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:
+        """Return crops of some images of one kind: (T, h, w, 3) uint8 in B, G, R.
 
         kind: "lq", "gt" or "gt_instants". frames: numbers of the images within the clip.
+        augment: the crop, in pixels of lq, and its flips.
         """
-        height = clip.size_of(kind)[0]
-        # `aug` counts pixels of lq. Images of this kind may be larger, such as gt for scale 4.
-        scale = height // clip.size[0]
+        # Images of this kind may be larger than lq: with scale 4, gt has 4 times its height. `crop`
+        # multiplies its pixel numbers by the scale.
+        height, _ = clip.size_of(kind)
+        height_of_lq, _ = clip.size
+        scale = height // height_of_lq
         crops = []
         for number in frames:
-            crops.append(aug.crop(self._image(clip, kind, number), scale))
+            image = self._image(clip, kind, number)
+            crops.append(augment.crop(image, scale))
         return np.stack(crops)
 
     def _image(self, clip: Clip, kind: str, number: int) -> np.ndarray:
         """Return image `number` of one kind, (H, W, 3) uint8 in B, G, R."""
-        # A user's clip, which may be a film, has its own reader, which returns R, G, B.
+        # `opened` is set only for a user's clip, which may be a film. Its readers return R, G, B.
         if clip.opened:
             return clip.opened[kind].read(number)[..., ::-1]
         path = getattr(clip, kind)[number]
         size = clip.size_of(kind)
         if not self.cache_data:
             return files.read_bgr(path, size)
-        kept = self._kept[clip.name, kind][number]
-        if not kept[0]:
+        row = self._decoded[clip.name, kind][number]  # a view: writing changes the shared memory
+        is_decoded = row[0] == 1
+        if not is_decoded:
             # Two workers may do this at once. They write the same bytes, so no lock is needed. The
             # first byte is set after the image, so that no worker reads half an image.
-            kept[1:] = files.read_bgr(path, size).ravel()
-            kept[0] = 1
-        return kept[1:].reshape(*size, 3)
+            row[1:] = files.read_bgr(path, size).ravel()
+            row[0] = 1
+        return row[1:].reshape(*size, 3)
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
-        """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}."""
+        """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}.
+
+        piece: the file and its planes. crop: in spike pixels. Raises DataError if the file has
+        another number of planes than at the check of the data, because its frames would then have
+        other planes.
+        """
         geometry = clip.spikes.geometry
         file = files.open_spike_file(piece.file, geometry, clip.spikes.remainder)
         planes = clip.spike_files[piece.file]
@@ -213,7 +232,8 @@ class LmdbFiles(DiskFiles):
 class CacheReader:
     """A clip cache made by scripts/build_clip_cache.py in the folder `path`.
 
-    Each read maps its file and releases it afterwards, so memory does not grow.
+    Each read maps its file and releases it afterwards, so memory does not grow. `images` and
+    `stream` must return the same numbers as the methods of `DiskFiles`.
     """
 
     path: str
@@ -237,13 +257,18 @@ class CacheReader:
         return clips
 
     def _refuse_other_options(self, index: dict[str, Any], source: Source) -> None:
-        """Refuse a cache that was built with other options than the data set has now."""
+        """Refuse a cache that was built with other options than the data set has now.
+
+        index: content of index.json, see `_index_of`.
+        """
+        # Kinds of files ("lq", ...) that the data set needs and the cache does not have.
         missing = sorted(source.kinds().keys() - index["source"].keys())
         if missing:
             raise self._stale(f"it holds no {', '.join(missing)}")
         if source.spikes:
-            stored = SpikeGeometry(**index["spike"])
-            if stored != source.spikes.geometry.stored_as_raster:
+            # A cache stores planes row by row ("raster"), whatever the order in the spike files is.
+            stored_geometry = SpikeGeometry(**index["spike"])
+            if stored_geometry != source.spikes.geometry.stored_as_raster:
                 raise self._stale(f"its spikes are {index['spike']}")
         if index["selection"] != _selection_of(source):
             raise self._stale(
@@ -251,16 +276,19 @@ class CacheReader:
             )
 
     def _refuse_changed_source(self, index: dict[str, Any], source: Source) -> None:
-        """Refuse a cache if files of its source have changed since it was built."""
+        """Refuse a cache if files of its source have changed since it was built.
+
+        Kinds of files whose root is not on this machine are not compared. The log says so.
+        """
         kinds = source.kinds()
-        here = [kind for kind, place in kinds.items() if os.path.exists(place.root)]
+        kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
         changed = []
-        for kind, listing in manifest.list_source(source, here).items():
+        for kind, listing in manifest.list_source(source, kinds_here).items():
             if index["source"][kind] != manifest.digest({kind: listing}):
                 changed.append(kind)
         if changed:
             raise self._stale(f"{', '.join(changed)} files of the source have changed since")
-        if len(here) < len(kinds):
+        if len(kinds_here) < len(kinds):
             logger.info(
                 "the source of cache %s is not on this machine: not checked for changes", self.path
             )
@@ -277,6 +305,7 @@ class CacheReader:
         for kind in ("gt", "gt_instants", "spike"):
             if kind not in kinds:
                 values[kind] = ()
+        # `own_spikes` has the clips whose spikes are read in another way than the usual one.
         spikes = source.own_spikes.get(record["name"], source.spikes)
         return Clip(**values, spikes=spikes)
 
@@ -284,32 +313,37 @@ class CacheReader:
         """Refuse a cache in which a file of a clip is missing or has another size."""
         for kind, shape in _arrays(clip).items():
             path = Path(self.path, source.name_prefix, clip.name, f"{kind}.u8")
-            found = path.stat().st_size if path.exists() else 0
-            need = math.prod(shape)
-            if found != need:
-                raise self._stale(f"{path} has {found} bytes, expected {need}")
+            size = path.stat().st_size if path.exists() else 0
+            expected_size = math.prod(shape)
+            if size != expected_size:
+                raise self._stale(f"{path} has {size} bytes, expected {expected_size}")
 
     def _with_exposures(self, clip: Clip, source: Source) -> Clip:
         """Return the clip with the planes of each frame, which follow from the spike options."""
         is_one_file = len(clip.spike_files) < len(clip)
-        # A clip of one frame has one file in either case, so the two cases cannot differ.
+        # The cache and the options must agree whether a clip has one spike file. A clip of one
+        # frame has one file in either case, so the two cases cannot differ.
         if len(clip) > 1 and is_one_file != source.has_one_spike_file:
             held = "one spike file" if is_one_file else "a spike file of each frame"
             raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
-        known = list(clip.spike_files.items())
-        return replace(clip, exposures=clip.spikes.exposures(clip.name, known, len(clip)))
+        planes_of_files = list(clip.spike_files.items())  # (path, number of planes) each
+        exposures = clip.spikes.exposures(clip.name, planes_of_files, len(clip))
+        return replace(clip, exposures=exposures)
 
-    # `images` and `stream` return the same as the methods of `DiskFiles`, but from the raw arrays.
-
-    def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        stored = self._map(clip, kind)
-        scale = clip.size_of(kind)[0] // clip.size[0]
-        return np.stack([aug.crop(stored[number], scale) for number in frames])
+    def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:
+        """Return crops of some images of one kind, see `DiskFiles.images`."""
+        stored = self._map(clip, kind)  # (frames, H, W, 3)
+        height, _ = clip.size_of(kind)
+        height_of_lq, _ = clip.size
+        scale = height // height_of_lq
+        return np.stack([augment.crop(stored[number], scale) for number in frames])
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
+        """Return planes of one spike file within the crop, see `DiskFiles.stream`."""
         geometry = clip.spikes.geometry.stored_as_raster
-        stored = self._map(clip, "spike")
-        # The array holds the planes of all files of the clip. Skip the files before this file.
+        stored = self._map(clip, "spike")  # (planes of all files of the clip, bytes of a plane)
+        # Skip the planes of the files before this file. For example, plane 5 of the second file is
+        # plane 45 of the array if the first file has 40 planes.
         first = piece.first
         for file, planes in clip.spike_files.items():
             if file == piece.file:
@@ -318,8 +352,8 @@ class CacheReader:
         file_in_cache = SpikeFile(piece.file, geometry, len(stored), stored)
         return file_in_cache.read(first, piece.count, crop)
 
-    def arrays_of(self, clip: Clip) -> list[str]:
-        """Return the files of the cache that hold a clip."""
+    def paths_of(self, clip: Clip) -> list[str]:
+        """Return the paths of the files of the cache that hold a clip."""
         return [str(Path(self.path, clip.name, f"{kind}.u8")) for kind in _arrays(clip)]
 
     def _map(self, clip: Clip, kind: str) -> np.ndarray:
@@ -327,8 +361,8 @@ class CacheReader:
         path = Path(self.path, clip.name, f"{kind}.u8")
         shape = _arrays(clip)[kind]
         try:
-            return np.memmap(path, np.uint8, "r", shape=shape)
-        # np.memmap raises ValueError if the file is shorter than the shape.
+            return np.memmap(path, np.uint8, mode="r", shape=shape)
+        # np.memmap raises ValueError if the file has fewer bytes than the array.
         except (OSError, ValueError) as e:
             raise DataError(
                 what=f"cannot map cached clip: {e}",
@@ -357,8 +391,11 @@ def build_cache(
 
     The folder appears complete or not at all. After an interruption, a second call writes only the
     missing clips.
-    track: yields the clips that it gets, and shows the progress.
+    track: a function that yields the clips that it gets, and shows the progress.
     Raises DataError for wrong data and, before anything is written, for a disk without enough room.
+
+    All refusals must stay before the first write, and the old cache must stay until the new cache
+    is complete. test_clip_cache.py tests both.
     """
     target = Path(os.path.abspath(path))
     refuse_overlap(target, source.roots(), "--out")
@@ -374,9 +411,9 @@ def build_cache(
     if not _has_begun(partial, index):
         scratch_folder(partial)
         write_whole(partial / INDEX, index.encode())
-    left = [clip for clip in clips if not (partial / clip.name).exists()]
-    _refuse_full_disk(left, partial)
-    for clip in track(left):
+    clips_to_write = [clip for clip in clips if not (partial / clip.name).exists()]
+    _refuse_full_disk(clips_to_write, partial)
+    for clip in track(clips_to_write):
         _write_clip(clip, partial)
     if target.exists():
         # Check the old cache again before it is removed, because somebody may have put files into
@@ -388,12 +425,18 @@ def build_cache(
 
 
 def _selection_of(source: Source) -> list[Any]:
-    """Return which clips of the folders belong to the data set, in the form of the index."""
+    """Return which clips of the folders belong to the data set, in the form of the index.
+
+    This is [the clips of the meta file, the clips that are left out].
+    """
     return [source.listed or {}, sorted(source.left_out)]
 
 
 def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
-    """Return the content of index.json."""
+    """Return the content of index.json.
+
+    The keys are the format of a clip cache. A change needs another FORMAT.
+    """
     digests = {}
     for kind, listing in manifest.list_source(source).items():
         digests[kind] = manifest.digest({kind: listing})
@@ -410,11 +453,14 @@ def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
 
 
 def _has_begun(partial: Path, index: str) -> bool:
-    """Whether `partial` is our folder of an interrupted build with the same index."""
-    begun = partial / INDEX
-    if not (partial / MARK).is_file() or not begun.is_file():
+    """Whether `partial` is our folder of an interrupted build with the same index.
+
+    `scratch_folder` puts a file named MARK into each folder that it makes.
+    """
+    index_file = partial / INDEX
+    if not (partial / MARK).is_file() or not index_file.is_file():
         return False
-    return begun.read_text(encoding="utf-8") == index
+    return index_file.read_text(encoding="utf-8") == index
 
 
 def _refuse_cache_of_others(cached: set[str], clips: Sequence[Clip], target: Path) -> None:
@@ -436,11 +482,11 @@ def _refuse_cache_of_others(cached: set[str], clips: Sequence[Clip], target: Pat
 
 def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
     """Refuse to write these clips if the disk has too little room."""
-    need = 0
+    need = 0  # bytes
     for clip in clips:
         need += sum(math.prod(shape) for shape in _arrays(clip).values())
     free = free_bytes(partial)
-    if need > MOST_DISK * free:
+    if need > LARGEST_DISK_FRACTION * free:
         raise DataError(
             what=f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
             where=str(partial.parent),
@@ -450,33 +496,34 @@ def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
 
 
 def _cached_clips(target: Path) -> set[str]:
-    """Return the names of the clips in the cache `target`, none if nothing has this name.
+    """Return the names of the clips in the cache `target`. Nothing at `target`: no names.
 
     Raises DataError if the folder holds anything but a clip cache, because the folder is going to
     be replaced.
     """
+    # lexists: a link whose target is gone is something that must not be replaced, too.
     if not os.path.lexists(target):
         return set()
     clips = set()
     if (target / INDEX).is_file():
         index = _load_index(str(target), do="move it away, or choose another --out")
         clips = {clip["name"] for clip in index["clips"]}
-    # All files that a cache of these clips may have.
+    # All files that a cache of these clips may have. Any other file makes `refuse_foreign` raise.
     names = [INDEX]
     for clip in clips:
         for kind in (*IMAGE_KINDS, "spike"):
             names.append(f"{clip}/{kind}.u8")
-    sizes = {}
+    size_of_file = {}
     for name in names:
         if (target / name).is_file():
-            sizes[name] = (target / name).stat().st_size
-    refuse_foreign(target, sizes, "a clip cache")
+            size_of_file[name] = (target / name).stat().st_size
+    refuse_foreign(target, size_of_file, "a clip cache")
     return clips
 
 
 def _write_clip(clip: Clip, folder: Path) -> None:
     """Write the arrays of a clip to <folder>/<clip>, which appears complete or not at all."""
-    temporary = folder / ".clip.tmp"
+    temporary = folder / ".clip.tmp"  # left by a build that was interrupted here
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     for kind in clip.image_kinds:
@@ -486,27 +533,32 @@ def _write_clip(clip: Clip, folder: Path) -> None:
                 file.write(image.tobytes())
     if clip.spike:
         geometry = clip.spikes.geometry
-        stored = geometry.stored_as_raster
+        raster = geometry.stored_as_raster  # the geometry of the cache: row by row
         with open(temporary / "spike.u8", "wb") as file, spike_errors_as_data_errors():
             for path in clip.spike_files:
-                planes = files.open_spike_file(path, geometry, clip.spikes.remainder)
-                if planes.packed is not None and geometry == stored:
+                spike_file = files.open_spike_file(path, geometry, clip.spikes.remainder)
+                if spike_file.packed is not None and geometry == raster:
                     # The file has the form of the cache already.
-                    file.write(planes.packed.data)
+                    file.write(spike_file.packed.data)
                 else:
                     # Unpack and pack again, some planes at a time, to bound the memory.
-                    for some_planes in planes.parts(0, planes.planes):
-                        file.write(pack(some_planes, stored).data)
+                    for some_planes in spike_file.parts(0, spike_file.planes):
+                        file.write(pack(some_planes, raster).data)
     # A clip "a/b" lies in a folder "a".
     (folder / clip.name).parent.mkdir(parents=True, exist_ok=True)
     os.replace(temporary, folder / clip.name)
 
 
 def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
-    """Return {kind: shape of its array in a cache}. All arrays are uint8."""
+    """Return {kind: shape of its array in a cache}. All arrays are uint8.
+
+    {"lq": (40, 720, 1280, 3), "spike": (1600, 28800)}, for example.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for kind in clip.image_kinds:
-        shapes[kind] = (len(getattr(clip, kind)), *clip.size_of(kind), 3)
+        images = getattr(clip, kind)  # the paths of the images
+        height, width = clip.size_of(kind)
+        shapes[kind] = (len(images), height, width, 3)
     if clip.spike:
         planes = sum(clip.spike_files.values())
         shapes["spike"] = (planes, clip.spikes.geometry.stored_as_raster.plane_bytes)
@@ -516,7 +568,10 @@ def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
 def _load_index(
     path: str, do: str = f"move it away, if there is one, and build it: {BUILD}"
 ) -> dict[str, Any]:
-    """Read the index of a cache. do: advice if it cannot be read. Raises DataError."""
+    """Read the index of a cache. Raises DataError.
+
+    path: folder of the cache. do: advice in the error if the index cannot be read.
+    """
     where = Path(path, INDEX)
     try:
         index = read_json(where, largest=LARGEST_INDEX)

@@ -207,7 +207,7 @@ class DatasetClip(Reader):
         if isinstance(cache, io_backend.CacheReader):
             is_here = files.stamp(found[0]) != (0, 0)
             if not is_here:
-                return cache.arrays_of(clip)
+                return cache.paths_of(clip)
         return found
 
     def digest(self) -> str:
