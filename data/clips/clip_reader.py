@@ -1,8 +1,9 @@
 """The clips of a user's own files: frames or a film, with their spikes and their sharp frames.
 
 `main_test_vrt.py --input` calls `user_clips`, which finds the clips below a path. For each clip,
-`user_clip` matches the files of frames, spikes and sharp frames, and `ClipCheck` checks them as
-the clips of a data set. The result is a list of readers (data/clips/readers.py), one for each clip.
+`user_clip` matches the files of frames, spikes and sharp frames. `ClipCheck` then checks the clip
+as if it were a clip of a data set. The result is a list of readers (data/clips/readers.py), one for
+each clip.
 
 Tests: tests/parts/data/test_user_folders.py, tests/stories/test_foreign_files.py,
 tests/stories/test_main_test.py
@@ -35,15 +36,18 @@ from utils.video import FILM_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
-# Warnings about one spike file whose planes were divided by the times of the frames.
-BY_TIME = (
+# Warnings about one spike file whose planes were divided by the times of the frames: if the frames
+# last for different times, and if frames are missing.
+FRAMES_OF_DIFFERENT_TIMES = (
     "the frames last for different times, so each has the planes of its own time. The last one is "
     "taken to last as long as the one before it; give spike.exposure if it does not"
 )
-LEFT_OUT = "each frame has the planes of its own time; those of the missing frames are left out"
+MISSING_FRAMES = (
+    "each frame has the planes of its own time; those of the missing frames are left out"
+)
 
 
-class Places(NamedTuple):
+class ClipPaths(NamedTuple):
     """Where the files of a clip are: a folder or a file for each kind of file.
 
     spike, gt: None if there are no spikes or no sharp frames.
@@ -56,15 +60,18 @@ class Places(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class UserClips(TestClips):
-    """The clips of a user's files, read as a test set."""
+    """The clips of a user's files, read as a test set.
+
+    `TestClips` reads more attributes, which a data set has from its options. A new attribute there
+    needs a value here.
+    """
 
     clips: Sequence[Clip]
     files: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
 
-    # Attributes that a test set has from its option section: no simulated camera, and all frames.
-    camera = None
-    seed = 0
-    num_frame = -1
+    camera = None  # no simulated camera
+    seed = 0  # of the camera, so it has no effect
+    num_frame = -1  # all frames of a clip are tested
 
 
 def user_clips(
@@ -99,14 +106,23 @@ def user_clips(
 
     clips = []
     refused = []
-    for name, places in _find_clips(root, _as_path(spike), _as_path(gt)).items():
-        frames = files.FrameSource(places.frames, watchdog.go_on)
-        spikes = None
-        if section is not None and places.spike is not None:
-            section_of_clip, info = described(section, places.spike, name)
+    for name, paths in _find_clips(root, _as_path(spike), _as_path(gt)).items():
+        frames = files.FrameSource(paths.frames, watchdog.go_on)
+        spikes = None  # how the spikes of this clip are read
+        if section is not None and paths.spike is not None:
+            section_of_clip, info = described(section, paths.spike, name)
             spikes = spike_source.user_spikes(section_of_clip, trained, info, name)
         try:
-            clips.append(user_clip(name, frames, places.gt, places.spike, spikes, trained, scale))
+            clip = user_clip(
+                name,
+                frames,
+                gt=paths.gt,
+                spike=paths.spike,
+                spikes=spikes,
+                trained=trained,
+                scale=scale,
+            )
+            clips.append(clip)
         except spike_info.UnknownPlanes as e:
             # It is not known which planes of the spike file belong to which frame.
             refused.append(e)
@@ -127,8 +143,8 @@ def _as_path(path: str | Path | None) -> Path | None:
     return None if path is None else Path(expanded(str(path)))
 
 
-def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Places]:
-    """Return {name of a clip: its places}. Arguments: see `user_clips`.
+def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, ClipPaths]:
+    """Return {name of a clip: its paths}. Arguments: see `user_clips`.
 
     Four layouts are known. `root` is one of:
 
@@ -139,18 +155,21 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Pl
 
     Raises DataError if two clips have one name.
     """
+    # The first layout.
     if not root.is_dir() or files.files_in(root):
-        return {_name_of(root): Places(root, spike, gt)}
-    # <root>/blur if it exists, else `root` itself.
-    within = files.clip_path(root, "blur")
-    if within != root:
-        spike = _spike_place(spike)
-        gt = _gt_place(gt)
-        if files.files_in(within):
-            return {_name_of(within): Places(within, spike, gt)}
-        root = within
+        return {_name_of(root): ClipPaths(root, spike, gt)}
+    # The second and the third layout have a folder <root>/blur, and `spike` and `gt` may have
+    # folders of their kind, too. `clip_path` returns <root>/blur if it exists, else `root` itself.
+    blur = files.clip_path(root, "blur")
+    if blur != root:
+        spike = _spike_path(spike)
+        gt = _gt_path(gt)
+        if files.files_in(blur):
+            return {_name_of(blur): ClipPaths(blur, spike, gt)}
+        root = blur
 
-    found: dict[str, Places] = {}
+    # The third and the fourth layout: a folder or a film for each clip.
+    found: dict[str, ClipPaths] = {}
     for name, frames in files.clips_in(root, "blur"):
         # "a.mp4" and a folder "a" would both be the clip "a".
         if name in found:
@@ -160,27 +179,30 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Pl
                 expected="names that differ",
                 do="rename one of them",
             )
-        spike_of_clip = None if spike is None else _spike_place(spike / name)
-        gt_of_clip = None if gt is None else _gt_place(gt / name)
-        found[name] = Places(frames, spike_of_clip, gt_of_clip)
+        spike_of_clip = None if spike is None else _spike_path(spike / name)
+        gt_of_clip = None if gt is None else _gt_path(gt / name)
+        found[name] = ClipPaths(frames, spike_of_clip, gt_of_clip)
     if not found:
         # Take the root as a folder of frames. `FrameSource` raises the error for an empty folder.
-        return {_name_of(root): Places(root, spike, gt)}
+        return {_name_of(root): ClipPaths(root, spike, gt)}
     return found
 
 
-def _spike_place(path: Path | None) -> Path | None:
-    """Return where the spikes of a clip are: <path>.dat, <path>/spike, or <path>."""
+def _spike_path(path: Path | None) -> Path | None:
+    """Return the path of the spikes of a clip: <path>.dat, <path>/spike, or `path` itself."""
     return None if path is None else files.clip_path(path, "spike", tuple(FORMATS))
 
 
-def _gt_place(path: Path | None) -> Path | None:
-    """Return where the sharp frames of a clip are: <path>.mp4, <path>/sharp, or <path>."""
+def _gt_path(path: Path | None) -> Path | None:
+    """Return the path of the sharp frames of a clip: <path>.mp4, <path>/sharp, or `path` itself."""
     return None if path is None else files.clip_path(path, "sharp", FILM_SUFFIXES)
 
 
 def _name_of(frames: Path) -> str:
-    """Return the name of a single clip. <clip>/blur is named after the clip."""
+    """Return the name of a single clip. A folder <clip>/blur is named after the clip.
+
+    The name becomes the name of the results, so it must stay.
+    """
     if frames.is_file():
         return frames.stem
     folder = frames.resolve()
@@ -203,25 +225,31 @@ def user_clip(
 ) -> Clip:
     """Return the clip of a user's frames, with their sharp frames and spikes if there are any.
 
-    Files of one frame must have equal names. A film has no names, so its files are taken in order.
+    Files of one frame must have equal names. Frames of a film have no names, so files beside a film
+    are matched with its frames by their order.
+
     frames: a data.clips.files.FrameSource, or an object with its attributes (LongExposures in
     data/reconstruct.py).
-    gt: a folder of sharp frames, or a film. spike: a folder with one file per frame, or one file
-    for the clip. spikes: how the spikes are read. `Timing.plane_ranges` says which planes of one
-    file belong to which frame. trained, scale: see `user_clips`.
+    gt: a folder of sharp frames, or a film.
+    spike: a folder with one file per frame, or one file for the clip.
+    spikes: how the spikes are read. `Timing.plane_ranges` says which planes of one file belong to
+    which frame.
+    trained, scale: see `user_clips`.
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
-    opened = {"lq": frames}
-    places = {"lq": str(frames.path)}
+    opened = {"lq": frames}  # {kind: its frames}
+    paths = {"lq": str(frames.path)}  # {kind: folder or file, as the user gave it}
     if gt is not None:
         opened["gt"] = files.FrameSource(Path(gt), watchdog.go_on)
-        places["gt"] = str(gt)
+        paths["gt"] = str(gt)
     # {kind: {stem: file}}, the form that `ClipCheck` takes.
     listing = {}
     for kind, images in opened.items():
         in_order = frames.is_video or images.is_video
         stems = _matched_stems(frames.stems, images.stems, in_order)
-        listing[kind] = _listing(name, stems, images.files, places[kind])
+        listing[kind] = _listing(name, stems, images.files, paths[kind])
+
+    # Say what is doubtful about the times of the frames, which may divide the planes.
     times = times_of(frames)
     if times.missing:
         logger.warning("frames of %s: %s", name, times.described())
@@ -231,45 +259,51 @@ def user_clip(
     if spikes and spike is not None:
         # Planes of another size than the frames are stretched over the whole frame.
         spikes = spikes.changed(is_stretched=True)
-        places["spike"] = str(spike)
+        paths["spike"] = str(spike)
         listing["spike"] = _listing_of_spikes(name, frames, times, Path(spike))
 
-    # Check the files as those of a data set with this one clip.
-    gt_size = opened.get("gt", frames).size
+    # Check the files as if they were a data set with this one clip.
+    gt_size = opened.get("gt", frames).size  # without sharp frames: the size of the frames
     source = Source(
-        dataroot_lq=places["lq"],
-        dataroot_gt=places.get("gt"),
-        dataroot_spike=places.get("spike"),
+        dataroot_lq=paths["lq"],
+        dataroot_gt=paths.get("gt"),
+        dataroot_spike=paths.get("spike"),
         spikes=spikes,
         is_user_clip=True,
         trained=trained,
         times=times,
     )
-    check = ClipCheck(name, source, listing, (frames.size, gt_size))
+    check = ClipCheck(name, source, listing, sizes=(frames.size, gt_size))
     with spike_info.spike_errors_as_data_errors():
-        clip = check.run(None)
+        clip = check.run(listed=None)
     if clip is None or check.problems:
         raise problems_error([source], check.problems)
     if gt is not None:
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
         _check_spikes(clip, spikes, times, str(spike))
-    # The report calls the frames "input".
-    origin = {}
-    for kind, place in places.items():
-        origin["input" if kind == "lq" else kind] = place
+    # The report calls the frames "input", as the option --input does.
+    origin = {"input": paths["lq"]}
+    for kind in ("gt", "spike"):
+        if kind in paths:
+            origin[kind] = paths[kind]
     return dataclasses.replace(clip, opened=opened, origin=origin)
 
 
 def _listing_of_spikes(
     name: str, frames: Any, times: FrameTimes, spike: Path
 ) -> dict[str, files.FileEntry]:
-    """Return {stem: spike file} of a clip. Arguments: see `user_clip`. times: of the frames."""
+    """Return {stem: spike file} of a clip.
+
+    times: times of the frames. Other arguments: see `user_clip`. Raises DataError.
+    """
     paths = spike_files(spike)
-    # If a decoder left out frames of the film, file number i no longer belongs to frame number i.
-    # So files that are matched in order are refused. One file for the whole clip is divided by the
-    # times of the frames, so it is accepted.
-    if frames.is_video and times.missing and len(paths) not in (1, len(frames)):
+    # Decoders leave out damaged frames of a film. File number i then does not belong to frame
+    # number i, so files that would be matched by their order are refused. Two cases are accepted:
+    # one file for the whole clip, which is divided by the times of the frames, and as many files as
+    # decoded frames.
+    has_accepted_number = len(paths) in (1, len(frames))
+    if frames.is_video and times.missing and not has_accepted_number:
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
     stems = _matched_stems(frames.stems, [file.stem for file in paths], frames.is_video)
     return _listing(name, stems, paths, str(spike))
@@ -281,8 +315,9 @@ def _matched_stems(
     """Return the names under which files are matched with the frames.
 
     frame_stems: names of the frames. stems: names of the files.
-    in_order: whether file number i belongs to frame number i, whatever its name, because frames of
-    a film have no names.
+    in_order: whether file number i belongs to frame number i, whatever its name. This is so beside
+    a film, because its frames have no names. The files then get the names of the frames.
+
     Frames "000000", "000001" and files "a", "b", "c" in order -> "000000", "000001", "c". Files
     beyond the last frame keep their names, so that the check reports them.
     """
@@ -294,20 +329,22 @@ def _matched_stems(
 
 
 def _listing(
-    clip: str, stems: Sequence[str], paths: Sequence[Path], place: str
+    clip: str, stems: Sequence[str], paths: Sequence[Path], where: str
 ) -> dict[str, files.FileEntry]:
     """Return {stem: file}.
 
-    clip: name of the clip. stems, paths: name and path of each file. place: for messages.
+    clip: name of the clip. stems, paths: name and path of each file.
+    where: the folder or film, for messages.
     Raises DataError for names that cannot be used, and for equal names.
     """
-    for stem in (clip, *stems):
-        checked_name(stem, place)
+    # The names become names of output files.
+    for name in (clip, *stems):
+        checked_name(name, where)
     twice = [stem for stem, count in Counter(stems).items() if count > 1]
     if twice:
         raise DataError(
             what=f"frames with the same name: {', '.join(twice)}",
-            where=place,
+            where=where,
             expected="one file per frame",
             do="remove one",
         )
@@ -327,17 +364,22 @@ def _check_spikes(
     if is_one_file and files.is_read_from_start(clip.spike[0]):
         logger.warning("spikes of %s: %s", clip.name, files.SLOW_FROM_START)
     # Without spike.exposure, the times of the frames divide the planes. Say so if the frames last
-    # for different times, because the user may not expect it.
-    if is_one_file and not spikes.timing.is_one_file and not times.is_even:
-        logger.warning("spikes of %s: %s", clip.name, LEFT_OUT if times.missing else BY_TIME)
-    # A calibration says where the planes lie, so any shape is right.
+    # for different times, because the user may not expect planes of different numbers.
+    is_divided_by_times = is_one_file and not spikes.timing.is_one_file
+    if is_divided_by_times and not times.is_even:
+        text = MISSING_FRAMES if times.missing else FRAMES_OF_DIFFERENT_TIMES
+        logger.warning("spikes of %s: %s", clip.name, text)
+    # A calibration says where the planes lie on the frames, so a plane may then have any shape.
     if spikes.calibration is None:
         plane = (spikes.geometry.height, spikes.geometry.width)
         files.check_same_view(clip.size, plane, where)
 
 
 def _frames_missing(times: FrameTimes, found: str, where: str) -> DataError:
-    """Return the refusal of files that are matched in order with a film that lacks frames."""
+    """Return the error for files that are matched in order with a film that lacks frames.
+
+    times: times of the frames. found: the files, e.g. "40 spike files". where: their path.
+    """
     return DataError(
         what=f"{times.described()}; beside it are {found}, which would belong to other frames",
         where=where,
@@ -395,19 +437,21 @@ def described(section: Any, spike: Path, clip: str = "") -> tuple[Any, spike_inf
     """Return the spike section for a clip, and what the nearest dataset.json says of the clip.
 
     section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.
-    If nobody gives the size of a plane, the section gets the size of the arrays (.npy, .npz).
-    A dataset.json that gives another size than the section describes other files, so it is left
-    out.
+    If neither the section nor dataset.json has the size of a plane, the section gets the size of
+    the arrays (.npy, .npz). A dataset.json that gives another size than the section describes other
+    files. Then an empty description is returned in its place.
     """
     info = spike_info.nearest_info(spike).of_clip(clip)
     paths = spike_files(spike)
-    is_size_unknown = {section.h, section.w, info.h, info.w} == {None}
+    is_size_unknown = all(side is None for side in (section.h, section.w, info.h, info.w))
     if paths and is_size_unknown:
         with spike_info.spike_errors_as_data_errors():
             shape = array_shape(paths[0])
-        if shape and len(shape) == 3:  # (planes, h, w)
-            section = section.model_copy(update={"h": shape[1], "w": shape[2]})
-    for asked, recorded in ((section.h, info.h), (section.w, info.w)):
-        if asked is not None and recorded is not None and asked != recorded:
+        if shape and len(shape) == 3:
+            _, h, w = shape  # (planes, h, w)
+            section = section.model_copy(update={"h": h, "w": w})
+    for side_of_section, side_of_info in ((section.h, info.h), (section.w, info.w)):
+        are_both_known = side_of_section is not None and side_of_info is not None
+        if are_both_known and side_of_section != side_of_info:
             return section, spike_info.DatasetInfo()
     return section, info

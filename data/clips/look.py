@@ -1,22 +1,24 @@
 """Look at a file for the data check: open it once, and return what was seen as a `Look`.
 
-A look tells the size and time of change of the file, the size of the picture in it, and what is
-wrong with the file. Looking at files is the costly part of a first check, so as little as possible
-is read:
+A `Look` holds the size and time of change of the file, the size of the picture in it, and what is
+wrong with the file. Reading the files takes nearly all the time of a first check, so as little as
+possible is read:
 
     PNG                    its header and its end; all of the file if `decode` is set
     other pictures         all of the file, which is decoded
     packed spike planes    the first 64 bytes
     spike arrays (.npy)    nothing: only size and time of change are looked up
 
-data/clips/preflight.py calls `look_at_picture` and `look_at_spikes` in threads, so the functions
-here share no state.
+data/clips/preflight.py calls `look_at_picture` and `look_at_spikes` in threads. So the functions
+here must share no state, and must not raise for a single bad file: the error becomes the `flaw` of
+its look. If a function finds more than before, FORMAT in data/clips/kept.py must be raised.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py
 """
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from data.clips import files
@@ -29,25 +31,27 @@ from utils.picture import read_header
 
 # The last bytes of every complete PNG: its chunk IEND and the checksum of this chunk.
 PNG_END = b"IEND\xaeB`\x82"
-# Number of bytes at the beginning of a file in which the header of another format shows, such as
-# the header of a .npy that is named .dat.
-SPIKE_HEAD = 64
+# Number of bytes at the beginning of a spike file that are read. They are enough to find the header
+# of another format, such as a .npy that is named .dat.
+SPIKE_HEAD_BYTES = 64
 
 
 class Look(NamedTuple):
     """What was seen of one file.
 
     entry: path, size and time of change.
-    place: (device, inode) of a file on disk. Two names of one file have the same place.
+    file_id: (device, inode) of a file on disk. Two names of one file have the same file id. (0, 0)
+    for a file in an LMDB.
     shape: (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
     flaw: why the file cannot be read; "" if it can.
-    cut: a message if the end of a PNG is missing, else "". This is no `flaw`, because the header
-    can be read: the data check tells a wrong size first, and the cut only if the size is right.
-    is_reduced: whether reading the picture as 8-bit RGB loses something, see `files.reduction`.
+    cut: a message if the end of a PNG is missing, else "". It is not in `flaw`, because the header
+    can be read: the data check reports a wrong size first, and `cut` only if the size is right.
+    is_reduced: whether reading the picture as 8-bit RGB may lose something. `files.what_is_lost`
+    then says what.
     """
 
     entry: FileEntry
-    place: tuple[int, int] = (0, 0)
+    file_id: tuple[int, int] = (0, 0)
     shape: tuple[int, int] | None = None
     flaw: str = ""
     cut: str = ""
@@ -57,18 +61,19 @@ class Look(NamedTuple):
 # ---- Pictures --------------------------------------------------------------------------------
 
 
-def look_at_picture(path: str, decode: bool = False, known: FileEntry | None = None) -> Look:
+def look_at_picture(path: str, decode: bool = False, lmdb_entry: FileEntry | None = None) -> Look:
     """Look at a picture: at header and end of a PNG, at the whole file of any other format.
 
     decode: whether to decode a PNG, too, which finds flipped bits.
-    known: size and time of a file in an LMDB; None for a file on disk.
+    lmdb_entry: size and time of a file in an LMDB. None for a file on disk.
     Raises DataError for a link whose target is gone.
     """
-    if known is None:
-        return _inspect_file(path, lambda file, look: _look_at_open_picture(file, look, decode))
-    look = Look(known)
+    if lmdb_entry is None:
+        inspect = partial(_look_at_open_picture, decode=decode)
+        return _inspect_file(path, inspect)
+    look = Look(lmdb_entry)
     try:
-        # A value of an LMDB is read as a whole anyway.
+        # LMDB gives a value as a whole, so reading only its head would save nothing.
         content = files.read_bytes(path)
         head = content[: files.HEAD_BYTES]
         return _with_shape(look, head, read_all=lambda: content, decode=decode)
@@ -83,14 +88,18 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
     look: the look so far, with size and time. decode: see `look_at_picture`.
     """
     head = os.read(descriptor, files.HEAD_BYTES)
-    look = _with_shape(look, head, read_all=lambda: head + rest_of(descriptor), decode=decode)
-    is_png = head.startswith(files.PNG_SIGNATURE)
+
+    def read_all() -> bytes:
+        return head + rest_of(descriptor)
+
+    look = _with_shape(look, head, read_all, decode)
     # `_with_shape` has decoded every picture that is not a PNG, and decoding finds a missing end.
+    is_png = head.startswith(files.PNG_SIGNATURE)
     was_decoded = decode or not is_png
     if was_decoded:
         return look
 
-    # Of this PNG only the header was read, so look for its end.
+    # Only the header of this PNG was read. Its last bytes show whether the file is complete.
     size = look.entry.size
     offset = max(0, size - len(PNG_END))
     if os.pread(descriptor, len(PNG_END), offset) != PNG_END:
@@ -118,8 +127,8 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
 def _with_shape_of_png(
     look: Look, head: bytes, read_all: Callable[[], bytes], decode: bool
 ) -> Look:
-    """Do the work of `_with_shape` for a PNG. Its arguments and its result are the same."""
-    content = b""
+    """Do the work of `_with_shape` for a PNG. Arguments and result: see there."""
+    content = b""  # the whole file, once it has been read
     header = read_header(head)
     # A long text or colour profile may stand before the pixels, so that the header does not end
     # within `head`. Then look for the header in the whole file.
@@ -136,8 +145,8 @@ def _with_shape_of_png(
     files.refuse_header(header, path)
     shape = header.size
     if decode:
-        # If the header is sound, the picture has this size, whatever is wrong with its pixels.
-        # So the shape is kept, and the error becomes the flaw.
+        # The header tells the size even if the pixels are damaged. So the shape stays, and the
+        # error becomes the flaw.
         try:
             shape = files.decode_bgr(content, path).shape[:2]
         except DataError as e:
@@ -150,7 +159,7 @@ def _with_shape_of_png(
 
 
 def look_at_spikes(
-    path: str, geometry: SpikeGeometry, remainder: str, known: FileEntry | None = None
+    path: str, geometry: SpikeGeometry, remainder: str, lmdb_entry: FileEntry | None = None
 ) -> Look:
     """Look at a spike file: at the beginning of packed planes.
 
@@ -158,18 +167,21 @@ def look_at_spikes(
     geometry: size and layout of a plane, as the options say.
     remainder: the option spike.remainder, "error" or "truncate": what to do with bytes after the
     last whole plane.
-    known: size and time of a file in an LMDB, whose spikes are not read.
+    lmdb_entry: size and time of a file in an LMDB, whose spikes are not read. None for a file on
+    disk.
     Raises DataError for a link whose target is gone.
     """
-    if known is not None:
-        return Look(known)
+    if lmdb_entry is not None:
+        return Look(lmdb_entry)
+    # "raster": a plane is stored row by row. Arrays (.npy, .npz) and files of other layouts are
+    # left to `ClipCheck`.
     is_raster = geometry.layout == "raster"
     if formats.is_array(path) or not is_raster:
         return Look(files.entry_of(path))
     if formats.SPS100_SIDE in (geometry.height, geometry.width):
-        # Planes of 1000 pixels may come from an SPS100 sensor, whose files are not raster planes:
-        # each line ends with a word of the sensor. Opening such a file as raster planes fails, and
-        # the error names the option to change.
+        # Planes of 1000 pixels may come from an SPS100 sensor. Its files are not raster planes,
+        # because each line ends with a word of the sensor. Opening such a file as raster planes
+        # fails, and the error names the option to change.
         look = Look(files.entry_of(path))
         try:
             formats.open_spikes(path, geometry, remainder)
@@ -184,7 +196,8 @@ def _look_at_open_planes(descriptor: int, look: Look) -> Look:
 
     Arguments: see `_look_at_open_picture`.
     """
-    formats.refuse_header(os.read(descriptor, SPIKE_HEAD), look.entry.path)
+    head = os.read(descriptor, SPIKE_HEAD_BYTES)
+    formats.refuse_header(head, look.entry.path)
     return look
 
 
@@ -198,14 +211,16 @@ def _inspect_file(
 
     inspect: called with the descriptor of the open file and the look so far; returns the full look.
     cannot: beginning of the flaw if the system refuses to read.
-    Errors become the `flaw` of the look, so that one bad file does not end the check of the others.
+    Errors become the `flaw` of the look, so that one bad file does not end the check of other
+    files. Only a link whose target is gone raises DataError.
     """
     try:
         descriptor, about = plain_descriptor(path)
     except OSError as e:
+        # `entry_of` raises DataError if there is no file at all.
         return Look(files.entry_of(path), flaw=f"{cannot}: {e.strerror or e}")
     entry = FileEntry(path, about.st_size, about.st_mtime_ns)
-    look = Look(entry, place=(about.st_dev, about.st_ino))
+    look = Look(entry, file_id=(about.st_dev, about.st_ino))
     try:
         return inspect(descriptor, look)
     except OSError as e:

@@ -9,13 +9,15 @@ The flow of a first start:
           _check_clips      do the names, sizes and numbers of files fit (ClipCheck)?
           _warn             what is lost in reading, do spikes and frames fit (spike_check)?
 
-A look at a file is what was seen when it was opened: its size, its time of change, the size of the
-picture, and what is wrong with it (data/clips/look.py).
+Each file is opened once. What was seen of it then is a `Look` (data/clips/look.py): its size, its
+time of change, the size of the picture, and what is wrong with it. All later steps read the looks
+and not the file.
 
 The result is stored under <path.root>/.preflight (data/clips/kept.py). While no folder changes, a
 repeated start reads the stored result and looks at only some of the files.
 
-The order of problems and warnings is part of the output, which tests compare.
+The order of problems and warnings is part of the output, which tests compare. A new rule needs a
+higher FORMAT in data/clips/kept.py, because stored results were made without the rule.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_kept.py,
 tests/stories/test_bad_input.py
@@ -55,12 +57,13 @@ from utils.run.progress import open_progress
 logger = logging.getLogger(__name__)
 
 # A function (total, name, unit) that opens a progress bar, for a `with` block.
-Show = Callable[[int, str, str], Any]
+OpenProgress = Callable[[int, str, str], Any]
 # Shows no progress.
-HIDDEN: Show = partial(open_progress, "none")
+HIDDEN: OpenProgress = partial(open_progress, "none")
 
-# About so many files are looked at before their clips are checked. It bounds the memory, because
-# what was seen of a file is forgotten after its group.
+# Number of files that are looked at before their clips are checked. A group ends with the clip that
+# reaches this number. The looks of a group are dropped after it, so this bounds the memory. Groups
+# of a few files would leave threads without work at the end of each group.
 FILES_AT_ONCE = 4096
 
 
@@ -68,10 +71,10 @@ FILES_AT_ONCE = 4096
 class Report:
     """The result of the check of one data root.
 
-    name: name of the split, and of the root if there are several.
+    name: name of the split, and of the root if there are several, e.g. "train".
     source: the checked root.
     clips: its clips without problems.
-    problems: what forbids a run. warnings: what the log should say.
+    problems: faults that forbid a run. warnings: what the log should say.
     note: what the log says in place of the counts, if no file was read.
     question: name of the stored result, a digest of the options that were checked with it; "" if
     nothing is stored.
@@ -94,7 +97,11 @@ class Report:
         For example "22 clips, 2103 frames of 720 x 1280, spike files of 56 planes".
         """
         frames = sum(frame_counts(self.clips))
-        sizes = {"{} x {}".format(*clip.size) for clip in one_of_each_form(self.clips)}
+        sizes = set()
+        # All sizes occur among these clips, so the other clips need not be made.
+        for clip in one_of_each_form(self.clips):
+            height, width = clip.size
+            sizes.add(f"{height} x {width}")
         shown_sizes = ", ".join(sorted(sizes)) or "-"
         text = f"{len(self.clips)} clips, {frames} frames of {shown_sizes}"
         planes = sorted(planes_of(self.clips))
@@ -104,31 +111,37 @@ class Report:
 
 
 def preflight(
-    datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN, scale: int = 1
+    datasets: DatasetsOptions, stored: Path, show: OpenProgress = HIDDEN, scale: int = 1
 ) -> dict[str, Mark]:
-    """Check the data of all splits, each by its dataset class. Only one process calls it.
+    """Check the data of all splits, each by its dataset class.
 
-    stored: folder of stored results. show, scale: see `check_source`.
-    Returns {question: mark} of the stored results that hold now, for the other ranks
-    (`Run.checked`).
+    Only rank 0 may call this, because it writes the stored results. The other ranks wait, and then
+    read these results (`checked_clips` in data/clips/kept.py).
+
+    datasets: the sections of the splits. stored: folder of stored results.
+    show, scale: see `check_source`.
+    Returns {question: mark} of the stored results that hold now (fields of `Report`), for the other
+    ranks.
     Raises DataError (exit code 3) with every problem of every split.
     """
     reports: list[Report] = []
-    unreadable = []
+    unreadable = []  # errors of whole roots
     for split, section in datasets:
         # A split may be left out. A dataset without the method `check` reads no clips.
         if section is None or not hasattr(section.constructor, "check"):
             continue
         start = time.monotonic()
         try:
-            found = section.constructor.check(section, split, stored=stored, show=show, scale=scale)
+            reports_of_split = section.constructor.check(
+                section, split, stored=stored, show=show, scale=scale
+            )
         except DataError as e:
-            # A whole root is missing. Go on, because the other split may lack one, too.
+            # A whole root is missing. Check the other split too, so that one error names all.
             unreadable.append(e)
             continue
-        reports += found
-        for report in found:
-            _log(report, split, time.monotonic() - start)
+        reports += reports_of_split
+        for report in reports_of_split:
+            _log(report, split, seconds=time.monotonic() - start)
     problems = [(report.source, report.problems) for report in reports]
     manifest.raise_problems(problems, unreadable=unreadable)
     return {report.question: report.mark for report in reports if report.mark}
@@ -148,42 +161,47 @@ def check_source(
     name: str,
     stored: Path | None = None,
     decode: bool = False,
-    show: Show = HIDDEN,
+    show: OpenProgress = HIDDEN,
     scale: int = 1,
     share: float = SHARE,
 ) -> Report:
     """Check clips in folders or LMDBs. Returns the report.
 
-    source: the data root. name: name of the split and the root.
-    stored: folder of stored results. A data set that has not changed since is not read again. None:
-    read everything, and store nothing.
+    source: the data root. name: see `Report`.
+    stored: folder of stored results. A data set that has not changed since its result was stored is
+    not read again. None: read everything, and store nothing.
     decode: whether to decode every image, which also finds flipped bits. Otherwise only header and
-    end of an image are read.
+    end of a PNG are read.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
-    share: share of the files that are looked at if no folder has changed.
+    share: fraction of the files that are looked at if no folder has changed.
     """
+    # Use the stored result if there is one and the data have not changed.
     record = None
     if stored:
-        # The name of a stored result depends on the meta file. If this cannot be read, nothing is
-        # stored, and the listing of the files below raises the error.
+        # The name of a stored result depends on the meta file. If the meta file cannot be read,
+        # nothing is stored, and the listing of the files below raises the error.
         with suppress(DataError):
             record = Record(stored, source, scale)
     if record:
-        known = record.read(share)
-        if known:
-            # The other ranks get `question` and `mark`, and read the same stored result.
-            note = f"{known.counts}, as checked before"
-            report = Report(name, source, known.clips, warnings=known.warnings, note=note)
-            report.question = record.question
-            report.mark = record.mark
-            return report
+        result = record.read(share)
+        if result:
+            return Report(
+                name,
+                source,
+                result.clips,
+                warnings=result.warnings,
+                note=f"{result.counts}, as checked before",
+                question=record.question,
+                mark=record.mark,
+            )
 
+    # Otherwise check everything. Only a result without problems is stored.
     check = _Check(source, decode)
     report = check.run(name, show, scale)
     if record and not report.problems:
-        found = Result(report.counts(), report.warnings, report.clips)
-        record.write(found, check.columns, check.states)
+        result = Result(report.counts(), report.warnings, report.clips)
+        record.write(result, check.columns, check.states)
         report.question = record.question
         report.mark = record.mark
     return report
@@ -196,13 +214,14 @@ class _Job(NamedTuple):
     """A file to look at.
 
     clip: name of its clip. kind: "lq", "gt", "gt_instants" or "spike".
-    path: its path. known: its size and time, if it lies in an LMDB; None: look them up.
+    path: its path.
+    lmdb_entry: its size and time if it is in an LMDB. None: look them up.
     """
 
     clip: str
     kind: str
     path: str
-    known: FileEntry | None
+    lmdb_entry: FileEntry | None
 
 
 class _Check:
@@ -218,56 +237,62 @@ class _Check:
         self.columns: Columns = {}  # the clips as arrays
         self.states: dict[str, State] = {}  # {folder: its state}
         self.listing: dict[str, Listing] = {}  # {kind: {clip: its files}}
-        self.first: Clip | None = None  # the first clip without problems
-        # Problems, in the order in which they are told.
-        self.of_clips: list[Problem] = []  # of names, sizes and numbers of files
-        self.same_files: list[Problem] = []  # of clips whose lq and gt are the same files
-        self.of_pictures: list[Problem] = []
-        self.of_spikes: list[Problem] = []
+        self.first_clip: Clip | None = None  # the first clip without problems
+        # Problems, in the order in which they are reported.
+        self.clip_problems: list[Problem] = []  # wrong names, sizes or numbers of files
+        self.same_files: list[Problem] = []  # lq and gt are the same files
+        self.picture_problems: list[Problem] = []
+        self.spike_problems: list[Problem] = []
         # Warnings: {what is lost: the first picture that loses it}, and spikes that do not fit.
-        self.lossy: dict[str, Problem] = {}
-        self.odd_spikes: list[Problem] = []
+        self.lossy_pictures: dict[str, Problem] = {}
+        self.spike_warnings: list[Problem] = []
 
-    def run(self, name: str, show: Show, scale: int) -> Report:
+    def run(self, name: str, show: OpenProgress, scale: int) -> Report:
         """Check all clips. Arguments: see `check_source`."""
         source = self.source
         self.listing = manifest.list_source(source)
-        # `states` of the listing of a kind: {folder: its state} of all folders that were listed.
-        for of_kind in self.listing.values():
-            self.states |= of_kind.states
+        # Each listing has the states of all folders that were listed for it.
+        for listing_of_kind in self.listing.values():
+            self.states.update(listing_of_kind.states)
         # {clip: number of its files}, for the progress bar and for groups of one size.
-        files_of_clips = {}
+        file_counts = {}
         for clip in manifest.names_of(source, self.listing):
-            files_of_clips[clip] = sum(len(folder) for _, folder in self._folders(clip))
+            file_counts[clip] = sum(len(folder) for _, folder in self._folders(clip))
 
         builder = TableBuilder(source)
-        total = sum(files_of_clips.values())
+        total = sum(file_counts.values())
         with show(total, f"checking {name}", "files") as progress:
-            for names in _groups(files_of_clips):
+            for names in _groups(file_counts):
                 looks = self._look(names, progress)
                 # Clips with problems are reported, and are not in the table.
-                good = self._check_clips(names, looks)
-                for clip in good:
+                good_clips = self._check_clips(names, looks)
+                for clip in good_clips:
                     builder.add(clip, looks)
-                self._warn(good, looks)
+                self._warn(good_clips, looks)
         clips, self.columns = builder.table()
         return self._report(name, clips, scale)
 
     def _report(self, name: str, clips: ClipTable, scale: int) -> Report:
-        """Return all problems and warnings, in the order in which they are told."""
+        """Return all problems and warnings. Their order is part of the output and must stay."""
         source = self.source
-        report = Report(name, source, clips, self.of_clips, source.notes(len(clips)))
+        report = Report(
+            name,
+            source,
+            clips,
+            problems=self.clip_problems,
+            warnings=source.notes(len(clips)),
+        )
         report.problems += manifest.other_scales(clips)
-        # For a scale of 4, gt that is the same files as lq fails the check of the size already, and
-        # that message says more about the cause.
+        # With a scale of 4, gt that is the same files as lq has the wrong size. This problem is
+        # reported already, and its message says more about the cause.
         if scale == 1:
             report.problems += self.same_files
             if not report.problems and manifest.have_same_content(source, clips):
                 report.warnings.append(
                     Problem(clips[0].name, manifest.SAME_CONTENT, source.dataroot_lq)
                 )
-        report.problems += self.of_pictures + self.of_spikes
-        report.warnings += [*self.lossy.values(), *self.odd_spikes]
+        report.problems += self.picture_problems + self.spike_problems
+        report.warnings += [*self.lossy_pictures.values(), *self.spike_warnings]
         if source.spikes:
             report.warnings += _slow_files(source, clips)
         return report
@@ -282,7 +307,10 @@ class _Check:
     # ---- Look at the files ------------------------------------------------------------------
 
     def _look(self, clips: Sequence[str], progress: Any) -> dict[str, Look]:
-        """Look at all files of some clips, in threads. Returns {path: look}."""
+        """Look at all files of some clips, in threads. Returns {path: look}.
+
+        clips: names of the clips. progress: the progress bar.
+        """
         jobs = []
         for clip in clips:
             for kind, folder in self._folders(clip):
@@ -293,115 +321,130 @@ class _Check:
                     jobs.append(_Job(clip, kind, path, entry))
         looks = {}
         try:
-            # `go_on` tells the watchdog that this process still works. Without it, a long check on
-            # a slow file system would be ended as a hang.
-            found = mapped(self._look_at, jobs, go_on=watchdog.go_on)
-            for job, look in zip(jobs, found, strict=True):
+            # `go_on` tells the watchdog that this process still works. Without these calls, the
+            # watchdog would end a long check on a slow file system as a hang.
+            looks_in_order = mapped(self._look_at, jobs, go_on=watchdog.go_on)
+            for job, look in zip(jobs, looks_in_order, strict=True):
                 looks[job.path] = look
                 progress.update()
         except DataError as e:
-            # A link whose target is gone. The new error names the first one of each kind.
+            # There is a link whose target is gone. The new error names the first such link of each
+            # kind of file.
             raise manifest.gone_error(self.source, self.listing) from e
         return looks
 
     def _look_at(self, job: _Job) -> Look:
         """Look at one file. Runs in a thread."""
         if job.kind != "spike":
-            return look_at_picture(job.path, self.decode, job.known)
+            return look_at_picture(job.path, self.decode, job.lmdb_entry)
+        # How the spikes of this clip are read.
         spikes = self.source.own_spikes.get(job.clip, self.source.spikes)
         if spikes is None:
             # An RGB dataset reads no spikes, so size and time are enough.
-            return Look(job.known or files.entry_of(job.path))
-        return look_at_spikes(job.path, spikes.geometry, spikes.remainder, job.known)
+            return Look(job.lmdb_entry or files.entry_of(job.path))
+        return look_at_spikes(job.path, spikes.geometry, spikes.remainder, job.lmdb_entry)
 
     # ---- Check the clips --------------------------------------------------------------------
 
     def _check_clips(self, names: Sequence[str], looks: Mapping[str, Look]) -> list[Clip]:
-        """Check some clips and report their problems.
+        """Check some clips and report their problems. names: names of the clips.
 
-        Returns the clips whose names, sizes and numbers of files are right. A file of them may
-        still be damaged, which is reported too.
+        Returns the clips whose names, sizes and numbers of files are right. A file of such a clip
+        may still be damaged. `_check_files` reports it.
         """
         listed = self.source.listed
-        good = []
+        good_clips = []
         for name in names:
             # {kind: {stem: file}}, or {kind: None} if the clip has no folder of this kind.
             files: dict[str, dict[str, FileEntry] | None] = dict.fromkeys(self.listing)
             for kind, folder in self._folders(name):
                 entries = [looks[path].entry for path in folder.paths]
                 files[kind] = dict(zip(folder.stems, entries, strict=True))
-            known_clips = [self.first] if self.first else []
-            sizes = manifest.usual_sizes(self.source, known_clips)
-            check = ClipCheck(name, self.source, files, sizes, partial(_seen_size, looks))
+            good_clips_before = [self.first_clip] if self.first_clip else []
+            check = ClipCheck(
+                name,
+                self.source,
+                files,
+                sizes=manifest.usual_sizes(self.source, good_clips_before),
+                size_of=partial(_seen_size, looks),
+            )
             clip = check.run(listed[name] if listed else None)
-            self.of_clips += check.problems
+            self.clip_problems += check.problems
             if clip and not check.problems:
-                if self.first is None:
-                    self.first = clip
+                if self.first_clip is None:
+                    self.first_clip = clip
                 self._check_files(clip, looks)
-                good.append(clip)
-        return good
+                good_clips.append(clip)
+        return good_clips
 
     def _check_files(self, clip: Clip, looks: Mapping[str, Look]) -> None:
-        """Report the files of a clip that cannot be read, or have another size than the others."""
+        """Report the files of a clip that cannot be read, and pictures of another size."""
         for kind in IMAGE_KINDS:
             size = clip.size_of(kind)
             for path in getattr(clip, kind):
                 what = _flaw(looks[path], kind, size)
                 if what:
-                    self.of_pictures.append(Problem(clip.name, what, path))
+                    self.picture_problems.append(Problem(clip.name, what, path))
         for path in clip.spike_files:
-            if looks[path].flaw:
-                self.of_spikes.append(Problem(clip.name, looks[path].flaw, path))
-        # Compare device and inode first, which were seen already. Following links, as `same_files`
-        # does, takes a call for each folder of the path.
-        if clip.gt and looks[clip.lq[0]].place == looks[clip.gt[0]].place:
+            flaw = looks[path].flaw
+            if flaw:
+                self.spike_problems.append(Problem(clip.name, flaw, path))
+        # If lq and gt are one file, they have one file id. Only then call `same_files`, which
+        # follows links, because this takes a call to the system for each folder of the path.
+        if clip.gt and looks[clip.lq[0]].file_id == looks[clip.gt[0]].file_id:
             self.same_files += manifest.same_files(self.source, [clip])
 
     def _warn(self, clips: Sequence[Clip], looks: Mapping[str, Look]) -> None:
         """Warn of what reading loses, and of spikes that do not fit their frames, in threads."""
 
-        def look_closer(clip: Clip) -> tuple[list[Problem], list[Problem]]:
-            lossy = []
-            # The first picture of each kind is enough: a clip comes from one program.
+        def warnings_of(clip: Clip) -> tuple[list[Problem], list[Problem]]:
+            """Return warnings about pictures, and about spikes. Runs in a thread."""
+            lossy_pictures = []
+            # The first picture of each kind is enough, because one program made all of a clip.
             for kind in clip.image_kinds:
                 path = getattr(clip, kind)[0]
                 lost = files.what_is_lost(path) if looks[path].is_reduced else ""
                 if lost:
-                    lossy.append(Problem(clip.name, f"{kind} {lost}", path))
-            odd = []
+                    lossy_pictures.append(Problem(clip.name, f"{kind} {lost}", path))
+            spike_warnings = []
             if clip.spikes:
-                odd = check_spikes(clip, is_first=clip is self.first)
-            return lossy, odd
+                spike_warnings = check_spikes(clip, is_first=clip is self.first_clip)
+            return lossy_pictures, spike_warnings
 
-        for lossy, odd in mapped(look_closer, clips, at_once=2, go_on=watchdog.go_on):
-            for warning in lossy:
-                # "lq has 16 bits, ..." and "gt has 16 bits, ..." are one warning.
+        # Two clips for a thread, and not the usual 32 items, because a clip takes long.
+        found = mapped(warnings_of, clips, at_once=2, go_on=watchdog.go_on)
+        for lossy_pictures, spike_warnings in found:
+            for warning in lossy_pictures:
+                # "lq has 16 bits, ..." and "gt has 16 bits, ..." are one warning, so the kind (the
+                # first word) is left out of the key.
                 _, _, lost = warning.what.partition(" ")
-                self.lossy.setdefault(lost, warning)
-            self.odd_spikes += odd
+                self.lossy_pictures.setdefault(lost, warning)
+            self.spike_warnings += spike_warnings
 
 
-def _groups(files_of_clips: Mapping[str, int]) -> Iterator[list[str]]:
+def _groups(file_counts: Mapping[str, int]) -> Iterator[list[str]]:
     """Yield the names of the clips in groups of about FILES_AT_ONCE files.
 
-    files_of_clips: {clip: number of its files}.
+    file_counts: {clip: number of its files}.
     """
     group: list[str] = []
-    count = 0
-    for clip, files_of_clip in files_of_clips.items():
+    files_in_group = 0
+    for clip, file_count in file_counts.items():
         group.append(clip)
-        count += files_of_clip
-        if count >= FILES_AT_ONCE:
+        files_in_group += file_count
+        if files_in_group >= FILES_AT_ONCE:
             yield group
             group = []
-            count = 0
+            files_in_group = 0
     if group:
         yield group
 
 
 def _seen_size(looks: Mapping[str, Look], path: str) -> Size:
-    """Return the size of a picture that was looked at. Raises DataError, as `image_size` does."""
+    """Return the size of a picture that was looked at.
+
+    Raises DataError if the picture cannot be read, because `ClipCheck` expects this of `size_of`.
+    """
     look = looks[path]
     if look.shape is None:
         raise DataError(look.flaw, path, "a picture that can be read", "restore the file")
@@ -412,12 +455,14 @@ def _flaw(look: Look, kind: str, size: Size) -> str:
     """Return what is wrong with a picture, or "" if nothing is.
 
     kind: "lq", ..., for the text. size: (height, width) of the first picture of its clip.
+    A wrong size is reported before a missing end, because it says more about the cause.
     """
     if look.flaw:
         return look.flaw
     if look.shape is not None and look.shape != size:
-        what = "{} frame of {} x {}".format(kind, *look.shape)
-        return what + ", the first of the clip has {} x {}".format(*size)
+        height, width = look.shape
+        what = f"{kind} frame of {height} x {width}"
+        return f"{what}, the first of the clip has {size[0]} x {size[1]}"
     return look.cut
 
 
