@@ -1,11 +1,22 @@
-"""Starts test processes that need not import torch anew: each is a fork of one process that has
-imported it.
+"""Starts the processes of tests as forks of one process that has imported torch already.
 
-Importing torch and its compiler costs three seconds of a core, many times the work of a rank in a
-test. A process made here is a real one: own session, own environment, own standard streams, its
-script run as __main__ from its first line, and ended by the interpreter as any other. Only
-third-party libraries are imported before, never the project. What it shares with the others is the
-salt of hash(); so tests of "the same bits in another process" start theirs afresh.
+Importing torch and its compiler takes three seconds of a core, many times the work of a rank in a
+test. The data flow is:
+
+    test       -> ForkServer.start: a request (script, arguments, environment) through a socket
+    serve      forks a child for each request, and tells its pid, later its exit code
+    become     turns the child into the process that was asked for
+    main       runs the script in the child as __main__, from its first line
+
+A child is a real process: it has a session, an environment and standard streams of its own, and it
+ends as any other. Only third-party libraries are imported before the fork, never the project, so
+each child imports the project anew.
+
+All children share the salt of Python's hash(). So a test of "the same bits in another process"
+starts a new Python instead.
+
+tests/conftest.py starts one fork server for all workers of pytest-xdist. tests/dist/launching.py
+decides which processes are started here.
 """
 
 from __future__ import annotations
@@ -31,92 +42,191 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-ADDRESS = "SPIKEVRT_FORK_SERVER"  # the name of its socket
+
+# Environment variable with the name of the socket. A process that finds the variable connects to
+# the fork server that is there, instead of starting another one.
+ADDRESS = "SPIKEVRT_FORK_SERVER"
+
+# Variables by which a launcher tells a process its rank. Tests set their own.
 LAUNCH_VARIABLES = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE",
-    "NPROC_PER_NODE", "PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK",
-)  # fmt: skip
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "LOCAL_WORLD_SIZE",
+    "NPROC_PER_NODE",
+    "PET_NPROC_PER_NODE",
+    "PET_NNODES",
+    "PET_NODE_RANK",
+)
+# Variables that no process of a test inherits from the shell in which pytest runs.
 UNSET = (
-    *LAUNCH_VARIABLES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID",
-    "SPIKEVRT_EXIT_FILE", ADDRESS,
-)  # fmt: skip
-# As tests began: torch adds variables when it compiles. Without empty ones: they remove a variable
-# for a test's ranks.
-INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET and value}
+    *LAUNCH_VARIABLES,
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SPIKEVRT_EXIT_FILE",
+    ADDRESS,
+)
+
+
+def inherited_variables() -> dict[str, str]:
+    """Return the environment without the variables of `UNSET` and without empty variables.
+
+    Empty variables are left out, because an empty value of a test removes a variable for its ranks.
+    """
+    variables = {}
+    for name, value in os.environ.items():
+        if name not in UNSET and value:
+            variables[name] = value
+    return variables
+
+
+# Read once, when the tests begin, because torch adds variables to os.environ when it compiles.
+INHERITED = inherited_variables()
+
+# What is imported before the first fork: all that the programs of the project import.
 LIBRARIES = (
-    "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint",
-    "torch.utils.data", "numpy", "cv2", "json5", "lmdb", "pydantic", "pydantic.main",
-    "pydantic.json_schema", "av", "tqdm", "matplotlib.figure", "matplotlib.backends.backend_agg",
-    "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "multiprocessing.queues", "pydantic.types",
-    "pydantic.type_adapter", "pydantic.dataclasses", "jinja2",
-)  # fmt: skip
-# Nothing reads these while the libraries are imported, so a fork may have its own.
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.checkpoint",
+    "torch.utils.data",
+    "numpy",
+    "cv2",
+    "json5",
+    "lmdb",
+    "pydantic",
+    "pydantic.main",
+    "pydantic.json_schema",
+    "av",
+    "tqdm",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "PIL.GifImagePlugin",
+    "PIL.JpegImagePlugin",
+    "multiprocessing.queues",
+    "pydantic.types",
+    "pydantic.type_adapter",
+    "pydantic.dataclasses",
+    "jinja2",
+)
+# Beginnings of the names of variables that no library reads while it is imported. So a child may
+# have other values than the fork server had at its imports.
 LATE_VARIABLES = (
-    "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SPIKEVRT_", "SLURM_", "NCCL_", "WANDB_", "TQDM_",
-    "PYTEST_", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PATH",
-)  # fmt: skip
+    "RANK",
+    "LOCAL_",
+    "WORLD_SIZE",
+    "MASTER_",
+    "SPIKEVRT_",
+    "SLURM_",
+    "NCCL_",
+    "WANDB_",
+    "TQDM_",
+    "PYTEST_",
+    "TMPDIR",
+    "CUDA_VISIBLE_DEVICES",
+    "PATH",
+)
+# Longest message. A request holds a whole environment.
 MESSAGE_BYTES = 1 << 20
+# A request comes with the files for stdout and stderr, and perhaps with a gate.
+MOST_FILES = 3
+
+
+# ---- In the process of the tests ----------------------------------------------------------------
 
 
 class ForkedProcess:
-    """The part of subprocess.Popen that tests use."""
+    """A process of the fork server, with the part of subprocess.Popen that tests use."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
-        self.server, self.pid = server, pid
+        self.server = server
+        self.pid = pid
 
     @property
     def returncode(self) -> int | None:
+        """The exit code, negative for a signal. None as far as is known: the process runs."""
         return self.server.ended.get(self.pid)
 
     def poll(self) -> int | None:
+        """Return the exit code, or None if the process runs."""
         self.server.receive(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        """Wait until the process ends. Returns its exit code.
+
+        timeout: in seconds; None waits for as long as it takes.
+        Raises subprocess.TimeoutExpired.
+        """
+        if timeout is None:
+            while self.returncode is None:
+                self.server.receive(None)
+            return self.returncode
+
+        deadline = time.monotonic() + timeout
         while self.returncode is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            self.server.receive(None if left is None else max(0.0, left))
-            if self.returncode is None and left is not None and left <= 0:
+            seconds_left = deadline - time.monotonic()
+            # Each message counts that has come already, so look once more after the deadline.
+            self.server.receive(max(0.0, seconds_left))
+            if self.returncode is None and seconds_left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            # It has ended, which its server has not told yet
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        """Send a signal, unless the process has ended."""
+        if self.poll() is not None:
+            return
+        # The process may have ended without the message of its end being here.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
 
 class ForkServer:
-    """A connection to such a process, and what became of its children: {pid: exit code, negative
-    for a signal}.
+    """A connection to the fork server.
 
-    The workers of pytest-xdist share the process that their controller starts.
+    ended: pid of each child that has ended -> its exit code, negative for a signal.
     """
 
     def __init__(self) -> None:
-        self.env, self.ended, self.process = clean_env(), {}, None
-        self.waiting: list[int] = []  # pids of children whose start was told
+        self.env = clean_env()
+        self.ended: dict[int, int] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started_pids: list[int] = []  # children whose start was told, and not yet taken
         if ADDRESS not in os.environ:
             os.environ[ADDRESS] = f"spikevrt-tests-{os.getpid()}"
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind("\0" + os.environ[ADDRESS])
-                listener.listen()
-                self.process = subprocess.Popen(
-                    [sys.executable, __file__, str(listener.fileno())], cwd=ROOT, env=self.env,
-                    pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL, start_new_session=True,
-                )  # fmt: skip
+            self.process = self._start_server()
+        # An address that begins with a zero byte needs no file.
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.connect("\0" + os.environ[ADDRESS])
         atexit.register(self.close)
 
+    def _start_server(self) -> subprocess.Popen[bytes]:
+        """Start the process that imports the libraries and then forks."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind("\0" + os.environ[ADDRESS])
+            listener.listen()
+            return subprocess.Popen(
+                [sys.executable, __file__, str(listener.fileno())],
+                cwd=ROOT,
+                env=self.env,
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
     def can_start(self, env: Mapping[str, str]) -> bool:
-        differing = {
-            key for key in self.env.keys() | env.keys() if self.env.get(key) != env.get(key)
-        }
-        return all(key.startswith(LATE_VARIABLES) for key in differing)
+        """Return whether a fork can have this environment: it differs in `LATE_VARIABLES` alone."""
+        for name in self.env.keys() | env.keys():
+            is_late = name.startswith(LATE_VARIABLES)
+            if not is_late and self.env.get(name) != env.get(name):
+                return False
+        return True
 
     def start(
         self,
@@ -126,16 +236,20 @@ class ForkServer:
         err: Any,
         gate: int | None = None,
     ) -> ForkedProcess:
-        """argv: a script and its arguments; out, err: open files. gate: a pipe, whose end lets the
-        process begin.
+        """Start a process.
+
+        argv: a script and its arguments. env: the whole environment. out, err: open files.
+        gate: a pipe; the process begins once the other end of the pipe is closed. None: at once.
         """
-        request = json.dumps({"argv": list(map(str, argv)), "env": dict(env)}).encode()
-        socket.send_fds(
-            self.socket, [request], [out.fileno(), err.fileno(), *([] if gate is None else [gate])]
-        )
-        while not self.waiting:
+        request = {"argv": [str(word) for word in argv], "env": dict(env)}
+        files = [out.fileno(), err.fileno()]
+        if gate is not None:
+            files.append(gate)
+        socket.send_fds(self.socket, [json.dumps(request).encode()], files)
+        # Messages about the ends of other children may come first.
+        while not self.started_pids:
             self.receive(None)
-        return ForkedProcess(self, self.waiting.pop())
+        return ForkedProcess(self, self.started_pids.pop())
 
     def receive(self, timeout: float | None) -> None:
         """Take in one message, if one comes within `timeout` seconds (None: wait for it)."""
@@ -146,22 +260,24 @@ class ForkServer:
                 raise RuntimeError("the fork server has ended")
             told = json.loads(message)
             if told["code"] is None:
-                self.waiting.append(told["pid"])
+                self.started_pids.append(told["pid"])
             else:
                 self.ended[told["pid"]] = told["code"]
         self.socket.settimeout(None)
 
     def close(self) -> None:
+        """Close the connection. The fork server ends once its last connection is closed."""
         self.socket.close()
         if self.process is not None:
             self.process.wait()
 
 
+# The one connection of this process.
 fork_server = cache(ForkServer)
 
 
 def clean_env() -> dict[str, str]:
-    """The environment in which tests began, without launch variables; one thread per rank."""
+    """Return the environment of a rank: as tests began, one thread, and no GPU."""
     return {
         **INHERITED,
         "OMP_NUM_THREADS": "1",
@@ -170,33 +286,45 @@ def clean_env() -> dict[str, str]:
     }
 
 
-def serve(listener: socket.socket) -> list[str]:
-    """Fork a child for each request, tell how each ended, until the last connection ends.
+# ---- In the fork server -------------------------------------------------------------------------
 
-    In a child, its arguments.
+
+def serve(listener: socket.socket) -> list[str]:
+    """Fork a child for each request, and tell how each child ended.
+
+    In the fork server this never returns: the process ends with its last connection. In a child it
+    returns the script and its arguments.
     """
-    selector, connections = selectors.DefaultSelector(), set()
+    selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
+    connections: set[socket.socket] = set()
     while True:
         for key, _ in selector.select():
-            if key.fileobj is listener:
-                connections.add(connection := listener.accept()[0])
+            source: Any = key.fileobj
+            # A worker of the tests connects.
+            if source is listener:
+                connection = listener.accept()[0]
+                connections.add(connection)
                 selector.register(connection, selectors.EVENT_READ)
                 continue
+            # A child has ended. Its source is a descriptor of the process (pidfd), and its data say
+            # who asked for the child.
             if key.data is not None:
                 pid, asked_by = key.data
-                selector.unregister(key.fileobj)
-                os.close(key.fileobj)
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with contextlib.suppress(OSError):  # whoever asked for it may have gone
-                    asked_by.send(json.dumps({"pid": pid, "code": code}).encode())
+                selector.unregister(source)
+                os.close(source)
+                _, status = os.waitpid(pid, 0)
+                tell(asked_by, pid, os.waitstatus_to_exitcode(status))
                 continue
+            # A worker asks for a child, or has gone. A worker that ends without having read all of
+            # its messages resets the connection.
             message = b""
-            with contextlib.suppress(ConnectionResetError):  # whoever had not read all has gone
-                message, streams, _, _ = socket.recv_fds(key.fileobj, MESSAGE_BYTES, 3)
+            streams: list[int] = []
+            with contextlib.suppress(ConnectionResetError):
+                message, streams, _, _ = socket.recv_fds(source, MESSAGE_BYTES, MOST_FILES)
             if not message:
-                selector.unregister(key.fileobj)
-                connections.remove(key.fileobj)
+                selector.unregister(source)
+                connections.remove(source)
                 if not connections:
                     os._exit(0)
                 continue
@@ -207,57 +335,74 @@ def serve(listener: socket.socket) -> list[str]:
                 return become(json.loads(message), streams)
             for stream in streams:
                 os.close(stream)
-            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, key.fileobj))
-            with contextlib.suppress(OSError):
-                key.fileobj.send(json.dumps({"pid": pid, "code": None}).encode())
+            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, source))
+            tell(source, pid, None)
+
+
+def tell(connection: socket.socket, pid: int, code: int | None) -> None:
+    """Tell a worker that its child has started (code None), or ended. The worker may have gone."""
+    with contextlib.suppress(OSError):
+        connection.send(json.dumps({"pid": pid, "code": code}).encode())
 
 
 def become(request: dict[str, Any], streams: list[int]) -> list[str]:
-    """In the child: its own session, streams, environment and first argument.
+    """Turn this child into the process that was asked for. Returns the script and its arguments.
 
-    A terminal is its input too.
+    streams: descriptors of stdout and stderr, and perhaps of a gate.
     """
     os.setsid()
     for number, stream in zip((1, 2), streams[:2], strict=True):
         os.dup2(stream, number)
+    # Reading from the gate waits until its other end is closed.
     for gate in streams[2:]:
         os.read(gate, 1)
+    # If stdout is a terminal, it is the input too, as for a program that a user starts.
     if os.isatty(1):
         os.dup2(1, 0)
-    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    # Close all other files of the fork server.
+    open_files = [int(name) for name in os.listdir("/proc/self/fd")]
+    os.closerange(3, max(open_files) + 1)
     os.environ.clear()
     os.environ.update(request["env"])
-    tempfile.tempdir = None  # TMPDIR is read again
+    # Python keeps the folder for temporary files. None: TMPDIR is read again.
+    tempfile.tempdir = None
+    # Python seeds its own random generator anew after a fork. NumPy does not.
     numpy_random = importlib.import_module("numpy.random")
-    numpy_random.seed(None)  # Python's own generator is seeded anew after a fork, numpy's is not
-    # Behind the interpreter's own end, the libraries take a quarter of a second of a core to take
-    # themselves down.
+    numpy_random.seed(None)
+    # After the end of the interpreter, the libraries take a quarter of a second of a core to clean
+    # up. Leave this out: `_exit` ends the process where C's exit handlers would begin.
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
     return request["argv"]
 
 
-def main() -> types.CodeType | None:
+def main() -> types.CodeType:
+    """Import the libraries and serve. Returns in a child, with the code of its script."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in LIBRARIES:
         importlib.import_module(name)
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
         sys.exit(f"{threads} threads after the imports: a fork would lack all but one")
-    # or every child would search and copy all objects of the libraries, for a second and a half at
-    # its end
+    # Without this, each child would search all objects of the libraries for garbage at its end,
+    # which takes a second and a half and copies their memory.
     gc.freeze()
+    # pytest may ignore Ctrl-C and hang-up, e.g. under nohup. The processes of the tests must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Nohup of the tests is none of those that they start
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     argv = serve(listener)
+
+    # From here on this is a child, which runs its script as `python SCRIPT ARGUMENTS` would.
+    script = ROOT / argv[0]
     sys.argv = argv
-    path = ROOT / argv[0]
-    sys.path[0] = str(path.parent)
+    sys.path[0] = str(script.parent)
     sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.modules["__main__"].__file__ = str(path)
-    return compile(path.read_bytes(), str(path), "exec")
+    sys.modules["__main__"].__file__ = str(script)
+    return compile(script.read_bytes(), str(script), "exec")
 
 
 if __name__ == "__main__":
-    _server = sys.modules["__main__"]  # kept, or its names would be cleared
+    # `main` replaces this module in sys.modules. A reference keeps its names alive.
+    _server = sys.modules["__main__"]
     exec(main(), sys.modules["__main__"].__dict__)
