@@ -13,18 +13,21 @@ gamma. To add a representation, write a function under ``@representation``. Its 
 become option keys of `spike.representation`. docs/options.md is made from the first paragraph of
 its docstring and from the paragraphs that explain keys.
 
-Two invariants hold for every representation, and tests check them:
+Two rules hold for every representation, and tests/parts/data/test_spike_represent.py tries both
+with random options:
 
-    * Every formula works per pixel. So it commutes with cropping, flipping and rotating.
+    * Every formula works per pixel. So the channels of a crop are the crop of the channels. The
+      same holds for mirrored and turned planes.
     * Time reversal is exact. The channels of a clip played backwards are the channels of the
       reversed stream around the same time. Plane t of a stream of T planes is plane T - 1 - t of
       the reversed stream.
 
 Words: the firing rate is the number of spikes per plane. A tick is the time of one plane. The
-exposure is the time during which the blurry frame was taken; by default the stream holds exactly
+exposure is the time during which the blurry frame was taken. By default the stream holds exactly
 the planes of the exposure.
 
-Trained networks expect these channels, so a formula never changes: a better formula is a new name.
+What must stay: every number of every representation, because trained networks expect these
+channels. A better formula gets a new name. Option names and defaults are part of option files.
 
 Tests: tests/parts/data/test_spike_represent.py, tests/parts/data/test_published_streams.py
 """
@@ -39,13 +42,14 @@ import numpy as np
 from .simulate import DISPLAY_GAMMA, to_display, to_linear, window_light
 
 Numbers = tuple[int, ...] | list[int]
-# Number of spikes in the exposure that gives `relative` the confidence 1/2.
-HALF_TRUST = 4.0
+# Number of spikes in the exposure that gives `relative` the confidence 1/2: n / (n + 4).
+SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
 # ---- The registry ------------------------------------------------------------------------------
 
 
+# The defaults of three fields of `Representation`, which are functions of the options.
 def _no_lag(**_: Any) -> int:
     return 0
 
@@ -108,17 +112,21 @@ REPRESENTATIONS: dict[str, Representation] = {}
 
 
 def representation(
-    name: str, proportional: bool, **about: Any
+    name: str, proportional: bool, **properties: Any
 ) -> Callable[..., Callable[..., np.ndarray]]:
-    """Register a representation (a decorator). about: the other fields of `Representation`."""
+    """Register a function as a representation (a decorator).
 
-    def add(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    name: the value of `spike.representation.type` that chooses it.
+    proportional, properties: fields of `Representation`.
+    """
+
+    def register(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         if name in REPRESENTATIONS:
             raise ValueError(f"representation {name!r} is registered twice")
-        REPRESENTATIONS[name] = Representation(function, proportional, **about)
+        REPRESENTATIONS[name] = Representation(function, proportional, **properties)
         return function
 
-    return add
+    return register
 
 
 def represent(
@@ -144,29 +152,35 @@ def represent(
     outside: number of context planes (before, after) the exposure in the stream.
     Raises ValueError if the stream is too short for the representation.
     """
-    known = REPRESENTATIONS[name]
-    if not known.between:
+    chosen = REPRESENTATIONS[name]
+    if not chosen.between:
         center = math.ceil(center)
     last = len(stream) - 1
-    if known.takes_context and options.get("half_exposure") is None:
+    if chosen.takes_context and options.get("half_exposure") is None:
         # The largest number of planes of the exposure that lie on both sides of the center. On the
         # left there is one plane less, because the light of plane 0 is not known from its start.
+        # E.g. planes 0 ... 71 with 8 planes of context on both sides and center 36: the exposure
+        # has the planes 8 ... 63, and the result is min(36 - 8 - 1, 71 - 8 - 36) = 27.
         before, after = outside
         options["half_exposure"] = min(center - before - 1, last - after - center)
 
-    is_mirrored = reverse and known.mirrors(**options)
-    if reverse and not is_mirrored:
+    # Time reversal. Either the channels of the stream are mirrored, or the stream is reversed.
+    mirrors_channels = reverse and chosen.mirrors(**options)
+    if reverse and not mirrors_channels:
         stream = stream[::-1]
-        # The channels show the time center + lag / 2. In the reversed stream this is the time
-        # last - center - lag / 2. The function adds lag / 2 itself, so its center is:
-        center = last - center - known.lag(**options)
-    channels = known.function(stream, center, **options)
-    if is_mirrored:
+        # The channels show the time center + lag / 2. In the reversed stream, this is the time
+        # last - center - lag / 2. The function adds lag / 2 itself, so its center is
+        # last - center - lag. E.g. TFI around plane 5 of 0 ... 20 shows the time 5.5. Reversed,
+        # this is the time 14.5, which TFI shows around plane 20 - 5 - 1 = 14.
+        center = last - center - chosen.lag(**options)
+    channels = chosen.function(stream, center, **options)
+    if mirrors_channels:
         channels = np.ascontiguousarray(channels[::-1])
 
-    if not known.proportional and not known.is_ratio:
+    # Brightness and gamma, only for channels that show light.
+    if not chosen.proportional and not chosen.is_ratio:
         return channels
-    if known.proportional and rate != 1.0:
+    if chosen.proportional and rate != 1.0:
         channels *= np.float32(1.0 / rate)
     # To linear light, then to values of the wanted gamma.
     to_light = DISPLAY_GAMMA if light == "display" else 1.0
@@ -179,8 +193,9 @@ def represent(
 def channel_count(name: str, **options: Any) -> int:
     """Return S, the number of channels of representation `name` with these options.
 
-    The function is run on one pixel of an empty stream. The stream has 8192 planes, more than any
-    window needs, because files have a few hundred planes.
+    The function is run on one pixel of an empty stream, because only the function knows how many
+    channels its options give. The stream has 8192 planes, more than any window needs, because files
+    have a few hundred planes.
     """
     stream = np.zeros((8192, 1, 1), np.uint8)
     center = len(stream) // 2
@@ -190,6 +205,7 @@ def channel_count(name: str, **options: Any) -> int:
 # ---- Means of windows of planes ----------------------------------------------------------------
 
 
+# With num_bins, the windows of TFP are spread over the file. Without, they lie around the center.
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:
     return num_bins is None
 
@@ -229,18 +245,21 @@ def tfp(
     else:
         middles = []
         for i in range(num_bins):
+            # (i + 1 / 2) T / B, in whole numbers: 7, 21, 35, 49 for T = 56 and B = 4.
             middle_of_bin = (2 * i + 1) * planes // (2 * num_bins)
-            middles.append(min(max(middle_of_bin, half_window), planes - half_window))
+            at_least_half_window = max(middle_of_bin, half_window)
+            middles.append(min(at_least_half_window, planes - half_window))
 
     channels = []
     for m in middles:
         start = m - half_window
         stop = m + half_window + 1
-        # A negative number in a slice would count from the end.
+        # A negative number in a slice would count from the end of the stream.
         window = stream[max(start, 0) : max(stop, 0)]
         if not len(window):
             raise ValueError(f"planes {start} to {stop - 1} all lie outside 0 to {planes - 1}")
-        channels.append(_counts(window).astype(np.float32) / np.float32(len(window)))
+        counts = _counts(window).astype(np.float32)
+        channels.append(counts / np.float32(len(window)))
     return np.stack(channels)
 
 
@@ -264,29 +283,35 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     middle of the stream, (T - 1) / 2, all planes are used.
     """
     last = len(stream) - 1
+    # E.g. 20 planes and center 6: n = 2 * 6 + 1 = 13, p = 0, the planes 0 ... 12.
     n = int(2 * min(center, last - center)) + 1
     if n < num_bins:
         raise ValueError(f"{n} planes evenly around {center:g} cannot fill {num_bins} bins")
     p = int(center - (n - 1) / 2)
 
-    # All times below are counted in B-th parts of a plane. So bin b is p B + b n ... p B +
-    # (b + 1) n, and every plane has B parts. All sums are whole numbers, so they are equal in both
-    # directions of time.
+    # Times are counted in B-th parts of a plane, so that all times are whole numbers. Plane t
+    # begins at the time t B, and bin b lasts from p B + b n to p B + (b + 1) n. All sums are whole
+    # numbers too, so they are equal in both directions of time.
+    # In the example with B = 2, bin 0 lasts from 0 to 13: the planes 0 ... 5 as a whole, with 2
+    # parts each, and 1 of the 2 parts of plane 6.
     B = num_bins
     channels = []
     for b in range(B):
         start = p * B + b * n
         stop = start + n
         # The planes that lie in the bin as a whole: first ... end - 1.
-        first = -(-start // B)  # start / B, rounded up
+        first = math.ceil(start / B)
         end = stop // B
         counts = _counts(stream[first:end]).astype(np.uint32) * np.uint32(B)
-        # The parts of the plane before them, and of the plane after them.
-        if start % B:
-            counts += np.uint32(first * B - start) * stream[first - 1]
-        if stop % B:
-            counts += np.uint32(stop - end * B) * stream[end]
-        channels.append(counts.astype(np.float32) / np.float32(stop - start))
+        # If the bin starts within a plane, add the parts of this plane that lie in the bin.
+        parts_before_first = first * B - start
+        if parts_before_first:
+            counts += np.uint32(parts_before_first) * stream[first - 1]
+        # If the bin ends within a plane, add the parts of this plane that lie in the bin.
+        parts_from_end = stop - end * B
+        if parts_from_end:
+            counts += np.uint32(parts_from_end) * stream[end]
+        channels.append(counts.astype(np.float32) / np.float32(n))
     return np.stack(channels)
 
 
@@ -294,7 +319,7 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
 
 
 def _lag_of_tfi(**_: Any) -> int:
-    """The time of TFI lies half a plane after its centre plane, between the two spikes."""
+    """Return 1 half plane: TFI shows the time between its centre plane and the next plane."""
     return 1
 
 
@@ -314,17 +339,18 @@ def tfi(
     channels = []
     for offset in offsets:
         m = center + offset
-        # A negative number in a slice would count from the end.
+        # The planes m - half_window + 1 ... m, and m + 1 ... m + half_window. A negative number in
+        # a slice would count from the end of the stream.
         before = stream[max(m - half_window + 1, 0) : max(m + 1, 0)]
         after = stream[max(m + 1, 0) : max(m + 1 + half_window, 0)]
         if not len(before) or not len(after):
             raise ValueError(f"plane {m} has no planes on both sides within 0 to {len(stream) - 1}")
         has_both = before.any(axis=0) & after.any(axis=0)
-        # argmax of spikes is the place of the first spike: planes from m back to tp, and from
-        # m + 1 on to tn.
-        since = before[::-1].argmax(axis=0)
-        until = after.argmax(axis=0)
-        interval = since + until + 1  # tn - tp
+        # argmax along time is the index of the first spike. E.g. m = 5, tp = 3, tn = 7: 2 planes
+        # from m back to tp, 1 plane from m + 1 on to tn, and the interval tn - tp = 2 + 1 + 1 = 4.
+        m_minus_tp = before[::-1].argmax(axis=0)
+        tn_minus_next = after.argmax(axis=0)
+        interval = m_minus_tp + tn_minus_next + 1
         rates = np.where(has_both, 1.0 / interval, 1.0 / (2 * half_window))
         channels.append(rates.astype(np.float32))
     return np.stack(channels)
@@ -351,12 +377,15 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
     """Return the lag of `encoding25` in half planes.
 
-    An even number of windows has its common middle between two of them. For an odd spacing this
-    middle lies between two planes, and the centres are rounded down: half a plane earlier.
+    The middle of an even number of windows lies between two windows. If the spacing is odd too, the
+    middle lies between two planes, and the centres of the windows are rounded down. So the windows
+    show a time half a plane earlier than `center`. E.g. two windows with a spacing of 5 around
+    plane 50 have the centres 47 and 52, whose middle is 49.5.
     """
     if num_windows % 2 == 1 or spacing is None:
         return 0
-    return -(spacing % 2)
+    is_odd = spacing % 2 == 1
+    return -1 if is_odd else 0
 
 
 def _windows_are_centered(num_windows: int = 1, spacing: int | None = None, **_: Any) -> bool:
@@ -400,18 +429,22 @@ def encoding25(
     if num_windows == 1:
         middles = [center]
     elif spacing is not None:
+        # center + (i - (num_windows - 1) / 2) spacing, rounded down.
         middles = []
         for i in range(num_windows):
-            middles.append(center + (2 * i - num_windows + 1) * spacing // 2)
+            twice_distance = (2 * i - (num_windows - 1)) * spacing
+            middles.append(center + twice_distance // 2)
     else:
         middles = _spread_middles(num_windows, planes)
 
+    # The plane of each channel, (S,).
     windows = [np.arange(m - 12, m + 13) for m in middles]
-    numbers = np.concatenate(windows)  # (S,), the plane of each channel
-    is_outside = (numbers < 0) | (numbers >= planes)
+    plane_numbers = np.concatenate(windows)
+    is_outside = (plane_numbers < 0) | (plane_numbers >= planes)
     if pad == "strict" and is_outside.any():
         raise ValueError(f"windows of 25 planes around {middles} reach outside 0 to {planes - 1}")
-    channels = stream[np.clip(numbers, 0, planes - 1)].astype(np.float32)
+    # Outside of the stream, np.clip takes the outermost plane ("edge").
+    channels = stream[np.clip(plane_numbers, 0, planes - 1)].astype(np.float32)
     if pad == "zero":
         channels[is_outside] = 0.0
     return channels
@@ -420,13 +453,15 @@ def encoding25(
 def _spread_middles(num_windows: int, planes: int) -> list[int]:
     """Return the centres of windows of 25 planes that are spread over a file.
 
-    They are symmetric: with m there is also planes - 1 - m. Only the first half is rounded, and
-    the second half mirrors it. An odd number of windows has one at planes // 2.
+    The centres are symmetric: with m there is also planes - 1 - m. Only the first half is rounded,
+    and the second half mirrors the first half. An odd number of windows has one at planes // 2.
+    E.g. 3 windows in 56 planes: 12, 28, 43.
     """
     spread = np.linspace(12, planes - 13, num_windows)
-    first_half = np.round(spread[: num_windows // 2]).astype(int).tolist()
+    exact_first_half = spread[: num_windows // 2]
+    first_half = np.round(exact_first_half).astype(int).tolist()
     second_half = [planes - 1 - m for m in reversed(first_half)]
-    if num_windows % 2:
+    if num_windows % 2 == 1:
         return [*first_half, planes // 2, *second_half]
     return [*first_half, *second_half]
 
@@ -435,7 +470,7 @@ def _spread_middles(num_windows: int, planes: int) -> list[int]:
 
 
 def _lag_of_light(**_: Any) -> int:
-    """The light of a spike was collected before it, so its time is half a plane earlier."""
+    """Return -1 half plane: the light of a spike was collected before the spike."""
     return -1
 
 
@@ -460,6 +495,7 @@ def exposure_rates(
         raise ValueError(
             f"0 <= half_window {half_window} < half_exposure {half_exposure} is needed"
         )
+    # The planes start ... stop - 1 of both windows: the short one and the exposure.
     windows = []
     for half in (half_window, half_exposure):
         start = max(center - half, 1)
@@ -468,8 +504,9 @@ def exposure_rates(
             raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
         windows.append((start, stop))
 
+    lights = window_light(stream, windows)  # (h, w) each, in thresholds
     rates = []
-    for light, (start, stop) in zip(window_light(stream, windows), windows, strict=True):
+    for light, (start, stop) in zip(lights, windows, strict=True):
         rates.append(light / (stop - start))  # (h, w), spikes per plane
     return np.stack(rates).astype(np.float32)
 
@@ -486,12 +523,15 @@ def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
     """
     short, long = rates
     ratio = _ratio(short, long)  # (H, W)
-    return to_display(to_linear(blurry) * ratio[..., None])
+    sharp = to_linear(blurry) * ratio[..., None]  # (H, W, 3)
+    return to_display(sharp)
 
 
 def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Return light / reference for each pixel, and 1 where the reference is 0."""
-    return np.divide(light, reference, out=np.ones_like(reference), where=reference > 0)
+    # np.divide writes into `ratio`, but only where the reference is above 0.
+    ratio = np.ones_like(reference)
+    return np.divide(light, reference, out=ratio, where=reference > 0)
 
 
 @representation(
@@ -520,9 +560,10 @@ def relative(
     display values with gamma 2.2.
     """
     # As many planes as there are on both sides of the center, without plane 0.
-    most = min(center - 1, len(stream) - 1 - center)
+    most_planes = min(center - 1, len(stream) - 1 - center)
     if half_exposure is None:
-        half_exposure = most
+        half_exposure = most_planes
+    # The windows in planes. A value below 1 is a share: 0.28 of 50 planes is 14 planes.
     halves = []
     are_whole = True
     for half in half_windows:
@@ -532,30 +573,34 @@ def relative(
             halves.append(int(half))
             are_whole = are_whole and half % 1 == 0
     are_inside = bool(halves) and min(halves) >= 0 and max(halves) < half_exposure
-    if num_bins < 0 or not are_whole or not are_inside or half_exposure > most:
+    if num_bins < 0 or not are_whole or not are_inside or half_exposure > most_planes:
         raise ValueError(
-            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {most} "
-            f"planes are needed, whole or below 1, and num_bins {num_bins} >= 0"
+            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= "
+            f"{most_planes} planes are needed, whole or below 1, and num_bins {num_bins} >= 0"
         )
 
-    # Windows in planes of the stream, each first ... end - 1: the exposure, windows around the
-    # sharp frame, and equal parts of the exposure. A plane in two parts belongs to both.
+    # Windows (start, stop) of the planes start ... stop - 1: the exposure, windows around the sharp
+    # frame, and equal parts of the exposure. A plane that lies in two parts counts in both as a
+    # whole: 2 parts of the planes 10 ... 14 are 10 ... 12 and 12 ... 14.
     first = center - half_exposure
     planes = 2 * half_exposure + 1
     exposure = (first, first + planes)
     windows = [(center - half, center + half + 1) for half in halves]
     for i in range(num_bins):
         start = i * planes // num_bins
-        stop = -(-(i + 1) * planes // num_bins)  # (i + 1) planes / num_bins, rounded up
+        stop = math.ceil((i + 1) * planes / num_bins)
         windows.append((first + start, first + stop))
 
     # The light of the exposure is its number of spikes, with fractions at its ends. All are (h, w).
-    spikes, *lights = window_light(stream, [exposure, *windows])
+    lights = window_light(stream, [exposure, *windows])
+    spikes = lights[0]
+    lights_of_windows = lights[1:]
     mean_of_exposure = spikes / planes
     ratios = []
-    for light, (start, stop) in zip(lights, windows, strict=True):
-        ratios.append(_ratio(light / (stop - start), mean_of_exposure))
-    confidence = spikes / (spikes + HALF_TRUST)
+    for light, (start, stop) in zip(lights_of_windows, windows, strict=True):
+        mean_of_window = light / (stop - start)
+        ratios.append(_ratio(mean_of_window, mean_of_exposure))
+    confidence = spikes / (spikes + SPIKES_OF_HALF_CONFIDENCE)
     return np.stack((*ratios, confidence)).astype(np.float32)
 
 
@@ -602,46 +647,49 @@ def tfstp(
         if not 0 <= time < len(stream):
             raise ValueError(f"plane {time} is outside of 0 to {len(stream) - 1}")
 
-    # exp(-dt / tau) of an interval of dt planes has the index dt - 1.
+    # exp(-dt / tau) for every interval dt = 1 ... T. The interval dt has the index dt - 1.
     intervals = np.arange(1, len(stream) + 1, dtype=np.float64)
     decay_d = np.exp(-intervals / tau_d)
     decay_f = np.exp(-intervals / tau_f)
-    # A pixel begins, at its second spike, with the state of a pixel that has fired at this interval
-    # for ever: u' = u and R' = R. In the code, "used" is 1 - R, because R of a dark pixel is so
-    # close to 1 that its logarithm would be lost.
+    # At its second spike, a pixel has seen one interval. It gets the state of a pixel that has
+    # fired at this interval for ever. This steady state is the solution of u' = u and R' = R:
+    #     u = U / (1 - (1 - U) exp(-dt / tau_f))
+    #     1 - R = exp(-dt / tau_d) u / (1 - exp(-dt / tau_d) (1 - u))
+    # "used" is 1 - R. R of a dark pixel is so close to 1 that float64 would lose 1 - R.
     U = utilisation
     steady_u = U / (1 - (1 - U) * decay_f)
     steady_used = decay_d * steady_u / (1 - decay_d * (1 - steady_u))
 
     # The state of each pixel, (h, w). It changes only where the pixel fires.
     shape = stream.shape[1:]
-    last = np.full(shape, -1)  # plane of the last spike
+    last_spike = np.full(shape, -1)  # plane of the last spike
     spikes = np.zeros(shape, np.int64)  # number of spikes so far
     u = np.full(shape, U)
     used = np.zeros(shape)  # 1 - R
     rates = {}  # plane -> firing rate
     for time, plane in enumerate(stream[: max(centers) + 1]):
-        fired = plane > 0
-        again = fired & (spikes > 0)  # pixels that end an interval; below, (n,) of these pixels
-        if again.any():
-            index = time - last[again] - 1
-            before = u[again]
-            is_second = spikes[again] == 1
-            # u' and 1 - R' of the docstring. R (1 - u) is what the spike leaves, so the used part
-            # 1 - R (1 - u) is (1 - R) (1 - u) + u.
-            next_u = U + (before + U * (1 - before) - U) * decay_f[index]
-            next_used = (used[again] * (1 - before) + before) * decay_d[index]
-            u[again] = np.where(is_second, steady_u[index], next_u)
-            used[again] = np.where(is_second, steady_used[index], next_used)
-        last[fired] = time
-        spikes += fired
+        has_fired = plane > 0
+        # The pixels that end an interval. An array indexed with it is (n,), for n such pixels.
+        ends_interval = has_fired & (spikes > 0)
+        if ends_interval.any():
+            index = time - last_spike[ends_interval] - 1  # dt - 1
+            old_u = u[ends_interval]
+            old_used = used[ends_interval]
+            is_second = spikes[ends_interval] == 1
+            # u' = U + (u + U (1 - u) - U) exp(-dt / tau_f)
+            next_u = U + (old_u + U * (1 - old_u) - U) * decay_f[index]
+            # 1 - R' = (1 - R (1 - u)) exp(-dt / tau_d), where 1 - R (1 - u) = (1 - R) (1 - u) + u
+            next_used = (old_used * (1 - old_u) + old_u) * decay_d[index]
+            u[ends_interval] = np.where(is_second, steady_u[index], next_u)
+            used[ends_interval] = np.where(is_second, steady_used[index], next_used)
+        last_spike[has_fired] = time
+        spikes += has_fired
         if time in centers:
-            # dt = -tau_d ln((1 - R) / (1 - R (1 - u))). A smallest number keeps the logarithm of 0
-            # finite.
-            after_spike = used * (1 - u) + u
-            interval = -tau_d * np.log(np.maximum(used, 1e-300) / after_spike)
-            since = np.maximum(time - last, 1)  # planes since the last spike
-            rate = 1 / np.maximum(interval, since)
-            rate_of_few = spikes / (time + 1)
-            rates[time] = np.where(spikes > 1, rate, rate_of_few).astype(np.float32)
+            # dt = -tau_d ln((1 - R) / (1 - R (1 - u))). 1e-300: no logarithm of 0.
+            used_after_spike = used * (1 - u) + u  # 1 - R (1 - u)
+            interval = -tau_d * np.log(np.maximum(used, 1e-300) / used_after_spike)
+            planes_since_spike = np.maximum(time - last_spike, 1)
+            rate = 1 / np.maximum(interval, planes_since_spike)
+            rate_of_few_spikes = spikes / (time + 1)
+            rates[time] = np.where(spikes > 1, rate, rate_of_few_spikes).astype(np.float32)
     return np.stack([rates[time] for time in centers])
