@@ -9,10 +9,10 @@ This file connects the parts, which are in models/vrt/ and models/fusion/:
       -> stages 5 to 7 (each at twice the resolution, with skip connections from stages 3 to 1)
       -> stage 8 (at full resolution) -> conv_last -> add the input frames
 
-`check_options` refuses options that do not fit together, `check_input` refuses clips.
+`check_arguments` refuses options that do not fit together, `check_input` refuses clips.
 
-Names of modules are names of tensors in the released weights, and the order in which modules are
-built decides their random initial weights. So neither may change.
+What must stay: the names of modules, because they are the names of tensors in the released weights;
+and the order in which modules are built, because it decides their random initial weights.
 
 Letters: B clips, N frames, C image channels, S spike channels, E channels of features, H x W
 pixels, s scale of the output (upscale), K instants per frame.
@@ -53,8 +53,14 @@ STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
 # used.
 PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
-# Share of a GPU's memory that a step may use with checkpoint "auto" and no budget.
+# Share of a GPU's memory that a step may use with checkpoint "auto" and no budget. With a larger
+# share a step may run out of memory, because the need is an estimate. With a smaller share more
+# branches are recomputed, which takes time.
 GPU_SHARE = 0.9
+# torch compiles a function again for each kind of input, up to this number of times. torch's own
+# limit is 8. The blocks of VRT have more kinds: each width, mask and size, mutual and self
+# attention.
+COMPILATIONS_OF_BLOCK = 64
 # Height and width must be multiples of this number, because the U-net halves them three times.
 UNET_MULTIPLE = 8
 
@@ -64,22 +70,25 @@ class VRT(nn.Module):
     """Restores all frames of a clip together: (B, N, C, H, W) in [0, 1] -> (B, N, out_chans, sH,
     sW).
 
-    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: input channels of
-    the trunk, without a noise map (null: those of the fusion operator). img_size: its first number
-    is the clip length if pa_frames is 0.
-    window_size: [frames, height, width] of an attention window. depths, embed_dims, num_heads:
-    entries 0 to 6 are stages 1 to 7, the rest the layers of stage 8. indep_reconsts: layers that
-    process each frame separately.
-    mul_attn_ratio: share of blocks with mutual attention. pa_frames: neighbours that are aligned,
-    2, 4 or 6; 0: frame interpolation. spynet_path: weights of the flow network; null starts from
-    zero flow.
+    upscale: 1 (restoration), 3 or a power of two (super-resolution).
+    in_chans: input channels of the trunk, without a noise map (null: those of the fusion operator).
+    img_size: its first number is the clip length if pa_frames is 0.
+    window_size: [frames, height, width] of an attention window.
+    depths, embed_dims, num_heads: entries 0 to 6 are stages 1 to 7, the rest the layers of stage 8.
+    indep_reconsts: layers that process each frame separately.
+    mul_attn_ratio: share of blocks with mutual attention.
+    pa_frames: neighbours that are aligned, 2, 4 or 6; 0: frame interpolation.
+    spynet_path: weights of the flow network; null starts from zero flow.
     use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward,
     except in the stages of no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into
-    depths). checkpoint: "auto" chooses the recomputed branches so that a step fits memory_budget_gb
-    (null: 90 % of the GPU); null: the four keys above decide. kernels: "auto" runs blocks in chunks
-    that backward recomputes, "plain" as a whole under torch's autograd.
-    fusion: how the spikes enter. out_instants: K sharp frames for each blurry one, at the middles
-    of K equal parts of the exposure; K is odd. 1: as published.
+    depths).
+    checkpoint: "auto" chooses the recomputed branches so that a step fits memory_budget_gb (null:
+    90 % of the GPU); null: the four keys above decide.
+    kernels: "auto" runs blocks in chunks that backward recomputes, "plain" as a whole under torch's
+    autograd.
+    fusion: how the spikes enter.
+    out_instants: K sharp frames for each blurry one, at the middles of K equal parts of the
+    exposure; K is odd. 1: as published.
 
     With out_instants K the output is (B, N, K out_chans, sH, sW) in the order of time; the middle
     one is the frame of gt.
@@ -121,13 +130,16 @@ class VRT(nn.Module):
         spike_channels: int = 0,
     ) -> None:
         super().__init__()
-        # All arguments by name. `self` and `__class__` come from Python.
+        # All arguments by name, e.g. options["upscale"]. `self` and `__class__` come from Python.
         options = dict(locals())
-        del options["self"], options["__class__"]
+        del options["self"]
+        del options["__class__"]
+        # The class of the fusion operator decides how many of the input channels are image channels
+        # and how many channels the trunk gets.
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
-        operator = fusion_options.constructor
-        self.image_chans, in_chans = operator.channels(in_chans, spike_channels)
-        check_options(options, self.image_chans)
+        fusion_class = fusion_options.constructor
+        self.image_chans, in_chans = fusion_class.channels(in_chans, spike_channels)
+        check_arguments(options, self.image_chans)
 
         self.upscale = upscale
         self.in_chans = in_chans  # channels per frame after fusion.on_input
@@ -138,7 +150,7 @@ class VRT(nn.Module):
         self.memory_budget_gb = memory_budget_gb
         self.is_fitted = checkpoint != "auto"  # whether `fit` has nothing left to do
         self.notes: list[str] = []  # messages about this network for the training log
-        needed_spikes = spike_channels if operator.needs_spikes else 0
+        needed_spikes = spike_channels if fusion_class.needs_spikes else 0
         self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, needed_spikes)
 
         # The order of the following lines decides which random numbers the weights get. A new
@@ -162,52 +174,60 @@ class VRT(nn.Module):
 
     # ---- Construction ------------------------------------------------------------------------
 
-    def _build(self, o: dict[str, Any]) -> None:
+    def _build(self, options: dict[str, Any]) -> None:
         """Add the stages, and the layers behind them.
 
-        o: the arguments of the constructor. The names of the modules are those of the released
-        weights.
+        options: the arguments of the constructor.
         """
-        depths = o["depths"]
-        dims = o["embed_dims"]
-        heads = o["num_heads"]
-        window = tuple(o["window_size"])
-        drop_rates = _drop_rates(depths, o["drop_path_rate"])
+        depths = options["depths"]
+        dims = options["embed_dims"]
+        heads = options["num_heads"]
+        window = tuple(options["window_size"])
+        drop_rates = _drop_rates(depths, options["drop_path_rate"])
 
-        for i, (kind, scale) in enumerate(zip(KINDS, STAGE_SCALES, strict=True)):
+        # `entry` is the index into the lists of the options. Entry 0 is stage 1.
+        for entry, (kind, scale) in enumerate(zip(KINDS, STAGE_SCALES, strict=True)):
+            width_before = dims[entry - 1] if entry > 0 else dims[0]
             stage = Stage(
                 kind,
-                inputs=dims[i - 1] if i > 0 else dims[0],
-                dim=dims[i],
-                depth=depths[i],
-                heads=heads[i],
+                inputs=width_before,
+                dim=dims[entry],
+                depth=depths[entry],
+                heads=heads[entry],
                 window=window,
-                mutual_depth=int(depths[i] * o["mul_attn_ratio"]),
-                drop_path=drop_rates[i],
-                pa_frames=o["pa_frames"],
-                deformable_groups=o["deformable_groups"],
+                mutual_depth=int(depths[entry] * options["mul_attn_ratio"]),
+                drop_path=drop_rates[entry],
+                pa_frames=options["pa_frames"],
+                deformable_groups=options["deformable_groups"],
                 scale=scale,
-                **_block_options(o, i),
+                **_block_options(options, entry),
             )
-            self.add_module(f"stage{i + 1}", stage)
+            self.add_module(f"stage{entry + 1}", stage)
 
-        # Stage 8: a linear layer from the width of stage 7 to that of stage 8, then the layers with
-        # the remaining entries of `depths`.
-        entry = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
-        self.stage8 = nn.ModuleList([entry])
+        # Stage 8: a linear layer from the width of stage 7 to the width of stage 8, then the layers
+        # with the remaining entries of the lists.
+        to_width = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
+        self.stage8 = nn.ModuleList([to_width])
         single_frame = (1, *window[1:])  # a window within one frame, for indep_reconsts
-        for i in range(7, len(depths)):
-            layer_window = single_frame if i in o["indep_reconsts"] else window
+        for entry in range(7, len(depths)):
+            is_single_frame = entry in options["indep_reconsts"]
             layer = RefineLayer(
-                dims[i], depths[i], heads[i], layer_window, drop_rates[i], **_block_options(o, i)
+                dim=dims[entry],
+                depth=depths[entry],
+                heads=heads[entry],
+                window=single_frame if is_single_frame else window,
+                drop_path=drop_rates[entry],
+                **_block_options(options, entry),
             )
             self.stage8.append(layer)
         self.norm = LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
 
+        # The channels 64 and the kernel sizes here are those of the released weights.
         if not self.pa_frames:  # interpolation: all frames are joined, then new frames are made
-            self.linear_fuse = nn.Conv2d(dims[0] * o["img_size"][0], 64, 1)
-            self.conv_last = nn.Conv2d(64, self.out_chans, 7)
+            frames = options["img_size"][0]
+            self.linear_fuse = nn.Conv2d(dims[0] * frames, 64, kernel_size=1)
+            self.conv_last = nn.Conv2d(64, self.out_chans, kernel_size=7)
         elif self.upscale == 1:
             self.conv_last = FrameConv(dims[0], self.out_chans)
         else:
@@ -225,20 +245,21 @@ class VRT(nn.Module):
         # In the released weights the convolutions have the names 0, 5, 10, ... The layers between
         # them have no weights, so their names are free.
         self.upsample = nn.Sequential()
-        name = 0
+        conv_name = 0
         for factor in factors:
-            self.upsample.add_module(f"{name}", FrameConv(64, 64 * factor * factor))
-            self.upsample.add_module(f"{name + 1}", nn.PixelShuffle(factor))
-            self.upsample.add_module(f"{name + 2}", nn.LeakyReLU(0.1))
-            name += 5
-        self.upsample.add_module(f"{name}", FrameConv(64, 64))
+            # The pixel shuffle moves factor^2 channels to factor x factor pixels.
+            self.upsample.add_module(f"{conv_name}", FrameConv(64, 64 * factor * factor))
+            self.upsample.add_module(f"{conv_name + 1}", nn.PixelShuffle(factor))
+            self.upsample.add_module(f"{conv_name + 2}", nn.LeakyReLU(0.1))
+            conv_name += 5
+        self.upsample.add_module(f"{conv_name}", FrameConv(64, 64))
         self.conv_last = FrameConv(64, self.out_chans)
 
     def _init_for_scratch(self, spynet_path: str | None) -> None:
         """Initialise the network so that it returns its input before training.
 
         The last convolution is zero, so nothing is added to the input. The flow network SpyNet gets
-        its weights from spynet_path, or starts with zero flow.
+        its weights from the file spynet_path. If the path is None, it starts with zero flow.
         """
         nn.init.zeros_(self.conv_last.weight)
         assert self.conv_last.bias is not None
@@ -282,7 +303,7 @@ class VRT(nn.Module):
     def _load_flow_weights(self, spynet_path: str) -> None:
         """Load SpyNet's weights. Raises OptionError if the file holds other tensors."""
         weights = portable.read_weights(spynet_path, key="netG.spynet_path")
-        # Some files lack the two constants of the normalisation.
+        # Some files lack the two constants of the normalisation. The network has their values.
         weights.setdefault("mean", self.spynet.mean)
         weights.setdefault("std", self.spynet.std)
         try:
@@ -299,18 +320,18 @@ class VRT(nn.Module):
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the blocks with torch.compile, in place. For the arguments see torch.compile.
 
-        Compiling the whole network takes ten times as long.
+        Only the blocks are compiled, because compiling the whole network takes ten times as long.
         """
-        import torch._dynamo  # takes seconds to import, so only when it is needed
+        import torch._dynamo  # the import takes seconds, so it waits until somebody compiles
 
         if not in_cpu_form(self.conv_first.weight) and utils_dist.is_main_process():
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
             )
-        # All blocks share one code object. torch compiles it again for each width, mask and size,
-        # and for mutual and self attention. Beyond recompile_limit it would give up.
-        config: Any = torch._dynamo.config  # its attributes have the types of their defaults
-        config.recompile_limit = max(64, config.recompile_limit)
+        # All blocks share the code of `forward_plain`, and torch counts its compilations. Above
+        # the limit torch would run the code without compiling it.
+        config: Any = torch._dynamo.config  # Any, because ty knows the default value's type alone
+        config.recompile_limit = max(COMPILATIONS_OF_BLOCK, config.recompile_limit)
         for block in self.modules():
             if isinstance(block, Block):
                 block.forward_plain = torch.compile(block.forward_plain, *args, **options)
@@ -319,13 +340,13 @@ class VRT(nn.Module):
     # ---- Forward -----------------------------------------------------------------------------
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        """Restore the frames of a clip, or make new frames between them if pa_frames is 0.
+        """Restore the frames of a clip. If pa_frames is 0, make new frames in the middle of it.
 
         lq: (B, N, C, H, W) in [0, 1]. C: image channels, then the noise map if there is one.
         spike: (B, N, S, H, W), or None if the fusion operator takes no spikes.
 
-        Returns (B, N, out_instants * out_chans, upscale * H, upscale * W), or if pa_frames is 0 the
-        frames in the middle of the clip, (B, out_chans / 3, 3, H, W).
+        Returns the restored frames, (B, N, out_instants * out_chans, upscale * H, upscale * W). If
+        pa_frames is 0, returns the new frames, (B, out_chans / 3, 3, H, W).
         """
         check_input(lq, self.input_spec)
         image = lq[:, :, : self.image_chans]
@@ -337,23 +358,28 @@ class VRT(nn.Module):
         # Align the neighbours of each frame along the flow, which is estimated from RGB or gray.
         rgb = image[:, :, :3]
         flows = self.estimate_flows(rgb)
-        backward, forward = flows[0]  # at full resolution
-        x = aligned_input(trunk, backward[0], forward[0])  # flows to the nearest frames
+        # Level 0 is full resolution. Index 0 of a list is the flow to the next frame: distance 1.
+        backward, forward = flows[0]
+        x = aligned_input(trunk, backward[0], forward[0])  # (B, N, 9 in_chans, H, W)
         if self.nonblind:
             x = torch.cat((x, noise_map), dim=2)
 
-        # The network computes what is to be added to the base: the input frames, or the frames that
-        # the fusion operator makes of them. From here the frames of all clips are one batch.
-        x = self._features(x, flows, spike).flatten(0, 1)
-        base = self.fusion.on_base(rgb, trunk, spike).flatten(0, 1)
+        # The network computes what is to be added to the base. The base is the input frames, or the
+        # frames that the fusion operator makes of the input frames. From here the frames of all
+        # clips are one batch.
+        x = self._features(x, flows, spike).flatten(0, 1)  # (B N, E, H, W)
+        base = self.fusion.on_base(rgb, trunk, spike).flatten(0, 1)  # (B N, 1 or out_chans, H, W)
         if self.upscale > 1:
             x = self.upsample(self.conv_before_upsample(x))
             base = F.interpolate(
                 base, scale_factor=self.upscale, mode="bilinear", align_corners=False
             )
         # Each instant is added to the same base.
-        x = self.conv_last(x) + base.repeat(1, self.out_instants, 1, 1)
-        return x.view(*lq.shape[:2], *x.shape[1:])
+        x = self.conv_last(x) + base.repeat(
+            1, self.out_instants, 1, 1
+        )  # (B N, K out_chans, sH, sW)
+        batch_and_frames = lq.shape[:2]
+        return x.view(*batch_and_frames, *x.shape[1:])
 
     def _interpolated(self, trunk: Tensor, spike: Tensor | None) -> Tensor:
         """Make new frames in the middle of the clip.
@@ -361,35 +387,41 @@ class VRT(nn.Module):
         trunk: result of fusion.on_input, (B, N, C, H, W). Returns (B, out_chans / 3, 3, H, W).
         """
         height, width = trunk.shape[3:]
-        mean = trunk.mean((1, 3, 4), keepdim=True)  # one number for each channel of a clip
-        x = self._features(trunk - mean, None, spike)
-        x = x.flatten(1, 2)  # (B, N E, H, W): the features of all frames side by side
-        x = F.leaky_relu(self.linear_fuse(x), 0.2)
-        x = self.conv_last(F.pad(x, (3, 3, 3, 3), mode="reflect"))  # 7x7, so 3 pixels at each side
+        mean = trunk.mean((1, 3, 4), keepdim=True)  # (B, 1, C, 1, 1): over frames and pixels
+        x = self._features(trunk - mean, flows=None, spike=spike)  # (B, N, E, H, W)
+        x = x.flatten(1, 2)  # (B, N E, H, W): the features of all frames as channels
+        x = F.leaky_relu(self.linear_fuse(x), 0.2)  # (B, 64, H, W)
+        x = F.pad(x, (3, 3, 3, 3), mode="reflect")  # 3 pixels at each side, for the 7x7 kernel
+        x = self.conv_last(x)  # (B, out_chans, H, W)
         return x.view(len(x), -1, 3, height, width) + mean
 
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
         """Choose the recomputed branches for training steps on clips of this size, once.
 
-        With checkpoint "auto" this fits a step to memory_budget_gb, else it does nothing. ModelVRT
-        calls this before the first step. It leaves no gradients.
+        With checkpoint "auto", a step then fits into memory_budget_gb. Otherwise this does nothing.
+        ModelVRT calls this before the first step. It leaves no gradients. A network of one's own
+        may have a method with this name and these arguments, too.
         """
         if self.is_fitted:
             return
         self.is_fitted = True
-        # The size of the GPU is asked only now. The constructor runs before the process has its
-        # GPU, and asking there would take memory on GPU 0 for each process.
+        # Ask for the size of the GPU only now. The constructor runs before the process has its GPU.
+        # There each process would take memory on GPU 0.
         budget = self.memory_budget_gb
         if budget is None:
             budget = GPU_SHARE * devices.total_gb(lq.device)
-        fit_memory(self, lambda: self(lq, spike), budget)
+
+        def forward_of_step() -> Tensor:
+            return self(lq, spike)
+
+        fit_memory(self, forward_of_step, budget)
 
     def estimate_flows(self, frames: Tensor) -> Flows:
         """Estimate the flows between neighbouring frames (B, N, 1 or 3, H, W).
 
-        The flows are float32 or float64 under any autocast, because nearest sampling along the
-        flow amplifies rounding: a flow that is rounded across the middle between two pixels takes
-        the other pixel. So TF32, which torch uses by default in cuDNN's convolutions, is off here.
+        The flows are float32 or float64 under any autocast, because sampling the nearest pixel
+        amplifies rounding. If a flow is rounded across the middle between two pixels, the other
+        pixel is sampled. So TF32, which torch uses by default in cuDNN's convolutions, is off here.
         The backward pass of the flow network runs later, with the settings of the caller.
         """
         with torch.autocast(frames.device.type, enabled=False), tf32(False):
@@ -404,10 +436,10 @@ class VRT(nn.Module):
         The result is channels last: a view of (B, N, H, W, E), in which all stages compute.
         flows: see `estimate_flows`, or None for no alignment.
         """
-        b, n = x.shape[:2]
+        clips, frames = x.shape[:2]
         shallow = self.conv_first(x.flatten(0, 1))  # (B N, E, H, W)
         shallow = shallow.permute(0, 2, 3, 1)  # (B N, H, W, E)
-        shallow = shallow.reshape(b, n, *shallow.shape[1:])  # (B, N, H, W, E)
+        shallow = shallow.reshape(clips, frames, *shallow.shape[1:])  # (B, N, H, W, E)
         shallow = self.fusion.on_features(shallow, spike)
 
         # The U-net. The outputs of stages 1 to 3 are kept, and added where their resolution comes
@@ -422,8 +454,9 @@ class VRT(nn.Module):
         for number, scale in enumerate(STAGE_SCALES, start=1):
             if number in (6, 7):
                 x = x + skips.pop()
-            if flows is None:
-                backward, forward = [], []
+            if flows is None:  # interpolation: nothing is aligned
+                backward = []
+                forward = []
             else:
                 # flows[level] has 1 / 2**level of the resolution. The scales 1, 2, 4, 8 have the
                 # levels 0, 1, 2, 3.
@@ -438,17 +471,17 @@ class VRT(nn.Module):
 
         for layer in self.stage8:
             x = layer(x)
-        x = shallow + self.conv_after_body(self.norm(x))
-        return x.permute(0, 1, 4, 2, 3)
+        x = shallow + self.conv_after_body(self.norm(x))  # (B, N, H, W, E)
+        return x.permute(0, 1, 4, 2, 3)  # (B, N, E, H, W)
 
 
 def _drop_rates(depths: list[int], last_rate: float) -> list[list[float]]:
-    """Return, for each entry of `depths`, the drop probabilities of its blocks.
+    """Return, for each entry of `depths`, the probabilities of dropping a branch, one per block.
 
     The probabilities grow evenly over all blocks, from 0 to last_rate. E.g. depths [2, 1] and
     last_rate 0.2 -> [[0, 0.1], [0.2]].
     """
-    # On the CPU also if the default device is "meta", because the numbers are read.
+    # Always on the CPU, because tensors of the default device may be on "meta", without numbers.
     rates = torch.linspace(0, last_rate, sum(depths), device="cpu").tolist()
     rates_of_stages = []
     first = 0
@@ -459,57 +492,61 @@ def _drop_rates(depths: list[int], last_rate: float) -> list[list[float]]:
 
 
 def _block_options(options: dict[str, Any], entry: int) -> dict[str, Any]:
-    """Return further arguments of the blocks of depths[entry].
+    """Return the arguments of `Block` that a stage or layer passes on to its blocks.
 
-    options: the arguments of VRT. entry: 0 to 6 for the stages 1 to 7, then the layers of stage 8.
+    options: the arguments of VRT. entry: index into `depths`, 0 to 6 for the stages 1 to 7, then
+    the layers of stage 8.
     """
-    block = {key: options[key] for key in ("mlp_ratio", "qkv_bias", "qk_scale", "kernels")}
-    for part in ("attn", "ffn"):
-        is_exempt = entry in options[f"no_checkpoint_{part}_blocks"]
-        block[f"checkpoint_{part}"] = options[f"use_checkpoint_{part}"] and not is_exempt
-    return block
+    arguments = {key: options[key] for key in ("mlp_ratio", "qkv_bias", "qk_scale", "kernels")}
+    for branch in ("attn", "ffn"):  # attention, and the gated MLP
+        is_exempt = entry in options[f"no_checkpoint_{branch}_blocks"]
+        recomputes = options[f"use_checkpoint_{branch}"] and not is_exempt
+        arguments[f"checkpoint_{branch}"] = recomputes
+    return arguments
 
 
 # ---- Requirements on the input ---------------------------------------------------------------
 
 
-def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
-    """Return what a VRT with arguments `o` requires of its input.
+def vrt_input_spec(options: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
+    """Return what a VRT with these arguments requires of its input.
 
     E.g. with windows of 6 x 8 x 8 and mutual attention: at least 2 frames of 64 x 64 pixels.
     """
-    frames, height, width = o["window_size"]
-    # Without alignment (pa_frames 0) the network is the one for frame interpolation, whose layers
-    # behind stage 8 mix all frames.
-    interpolates = o["pa_frames"] == 0
+    window_frames, window_height, window_width = options["window_size"]
+    # pa_frames is 0 in the published network for interpolation alone. Its layers behind stage 8
+    # make new frames from the features of all frames.
+    interpolates = options["pa_frames"] == 0
 
-    # Mutual attention needs a whole window also in stage 4, at 1/8 of the resolution. The first
-    # blocks of a stage have mutual attention, as many as this share of its depth.
-    mutual_blocks = int(o["depths"][3] * o["mul_attn_ratio"])  # of stage 4
+    # Stage 4 has 1/8 of the resolution. Mutual attention needs a whole window there, too. The share
+    # mul_attn_ratio of the blocks of a stage, rounded down, has mutual attention.
+    depth_of_stage4 = options["depths"][3]
+    mutual_blocks = int(depth_of_stage4 * options["mul_attn_ratio"])
     has_mutual = mutual_blocks > 0
     if has_mutual:
-        least_size = (UNET_MULTIPLE * height, UNET_MULTIPLE * width)
+        least_size = (UNET_MULTIPLE * window_height, UNET_MULTIPLE * window_width)
     else:
         least_size = (UNET_MULTIPLE, UNET_MULTIPLE)
 
     if interpolates:
-        least_frames = o["img_size"][0]  # the layers behind stage 8 take exactly so many frames
+        # The layers behind stage 8 have weights for exactly this number of frames.
+        least_frames = options["img_size"][0]
     else:
         # A window of mutual attention has two frames. The farthest aligned neighbour must exist.
-        window_frames = 2 if has_mutual else 1
-        distance = o["pa_frames"] // 2
-        least_frames = max(window_frames, distance + 1)
+        least_for_mutual = 2 if has_mutual else 1
+        farthest = options["pa_frames"] // 2  # distance in frames
+        least_frames = max(least_for_mutual, farthest + 1)
     return InputSpec(
         stride=UNET_MULTIPLE,
-        window_size=(frames, height, width),
+        window_size=(window_frames, window_height, window_width),
         least_size=least_size,
         least_frames=least_frames,
-        scale=o["upscale"],
+        scale=options["upscale"],
         image_channels=image_channels,
-        noise_map=o["nonblind_denoising"],
+        noise_map=options["nonblind_denoising"],
         spike_channels=spike_channels,
         interpolates=interpolates,
-        out_instants=o["out_instants"],
+        out_instants=options["out_instants"],
     )
 
 
@@ -520,14 +557,17 @@ def check_input(x: Tensor, spec: InputSpec) -> None:
     where = "forward(lq, spike)"
     if x.dim() != 5 or x.shape[2] != channels:
         raise DataError(
-            what, where, f"(B, N, {channels}, H, W)", "check in_chans, fusion and the data"
+            what=what,
+            where=where,
+            expected=f"(B, N, {channels}, H, W)",
+            do="check in_chans, fusion and the data",
         )
     _, frames, _, height, width = x.shape
     least_height, least_width = spec.least_size
     if frames < spec.least_frames:
         expected = f"at least {spec.least_frames} frames"
         do = "use a longer clip, or extend it by mirrored frames"
-    elif height % spec.stride or width % spec.stride:
+    elif height % spec.stride != 0 or width % spec.stride != 0:
         expected = f"height and width that are multiples of {spec.stride}"
         do = "crop the clip, or pad it by reflection and crop the result"
     elif height < least_height or width < least_width:
@@ -535,44 +575,48 @@ def check_input(x: Tensor, spec: InputSpec) -> None:
         do = "use larger crops or tiles, or a smaller netG.window_size"
     else:
         return
-    raise DataError(what, where, expected, do)
+    raise DataError(what=what, where=where, expected=expected, do=do)
 
 
 # ---- Checks of the options -------------------------------------------------------------------
+#
+# Each check is a call of `_need(is_valid, key, got, expected)`, at the end of this file. The first
+# invalid key is an OptionError, so the order of the calls decides which key the user sees first.
 
 
-def check_options(o: dict[str, Any], image: int) -> None:
-    """Raise OptionError, naming the key of netG, if the arguments `o` of VRT do not fit together.
+def check_arguments(options: dict[str, Any], image_channels: int) -> None:
+    """Raise OptionError, naming the key of netG, if the arguments of VRT do not fit together.
 
-    image: image channels per frame.
+    options: the arguments by name. image_channels: number of image channels per frame.
     """
-    _check_lists(o)
-    _check_widths(o)
-    has_budget = (
-        o["checkpoint"] != "auto" or o["memory_budget_gb"] is not None or devices.count() > 0
-    )
+    _check_lists(options)
+    _check_widths(options)
+    fits_memory = options["checkpoint"] == "auto"
+    has_budget = options["memory_budget_gb"] is not None or devices.count() > 0
     _need(
-        has_budget,
+        not fits_memory or has_budget,
         "memory_budget_gb",
         'null with checkpoint "auto"',
         "gigabytes; it has a default on a GPU only",
     )
-    upscale = o["upscale"]
-    is_power_of_two = upscale.bit_count() == 1
+    upscale = options["upscale"]
+    is_power_of_two = upscale.bit_count() == 1  # e.g. 4 is 100 in binary
     _need(upscale == 3 or is_power_of_two, "upscale", f"{upscale}", "1, 3 or a power of two")
-    _need(o["pa_frames"] in (0, 2, 4, 6), "pa_frames", f"{o['pa_frames']}", "0, 2, 4 or 6")
-    instants = o["out_instants"]
+    pa_frames = options["pa_frames"]
+    _need(pa_frames in (0, 2, 4, 6), "pa_frames", f"{pa_frames}", "0, 2, 4 or 6")
+    instants = options["out_instants"]
+    is_odd = instants >= 1 and instants % 2 == 1
     expected = "an odd number: the middle instant is that of gt"
-    _need(instants >= 1 and instants % 2 == 1, "out_instants", f"{instants}", expected)
-    if o["pa_frames"]:
-        _check_alignment(o, image)
+    _need(is_odd, "out_instants", f"{instants}", expected)
+    if pa_frames:
+        _check_alignment(options, image_channels)
     else:
-        _check_interpolation(o)
+        _check_interpolation(options)
 
 
-def _check_lists(o: dict[str, Any]) -> None:
+def _check_lists(options: dict[str, Any]) -> None:
     """Check the lengths and entries of the lists."""
-    depths = o["depths"]
+    depths = options["depths"]
     _need(
         len(depths) >= 8,
         "depths",
@@ -580,82 +624,98 @@ def _check_lists(o: dict[str, Any]) -> None:
         "7 stages and at least one layer of stage 8",
     )
     for key in ("embed_dims", "num_heads"):
-        values = o[key]
+        values = options[key]
         expected = f"{len(depths)}, as many as depths"
         _need(len(values) == len(depths), key, f"{len(values)} entries", expected)
         _need(min(values) >= 1, key, f"{values}", "positive integers")
     _need(min(depths) >= 0, "depths", f"{depths}", "integers >= 0")
     for key in ("window_size", "img_size"):
-        sizes = o[key]
+        sizes = options[key]
         is_valid = len(sizes) == 3 and min(sizes) >= 1
         _need(is_valid, key, f"{sizes}", "[frames, height, width]")
+    # The entries of these lists are indices into depths. Only the layers of stage 8, from index 7,
+    # may be in indep_reconsts.
+    last = len(depths) - 1
     for key in ("indep_reconsts", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
-        first = 7 if key == "indep_reconsts" else 0  # its indices are layers of stage 8
-        is_inside = all(first <= i < len(depths) for i in o[key])
-        _need(is_inside, key, f"{o[key]}", f"indices into depths, {first} to {len(depths) - 1}")
+        first = 7 if key == "indep_reconsts" else 0
+        is_inside = all(first <= index <= last for index in options[key])
+        _need(is_inside, key, f"{options[key]}", f"indices into depths, {first} to {last}")
 
 
-def _check_widths(o: dict[str, Any]) -> None:
+def _check_widths(options: dict[str, Any]) -> None:
     """Check the channels of each stage."""
-    depths = o["depths"]
-    dims = o["embed_dims"]
-    heads = o["num_heads"]
+    depths = options["depths"]
+    dims = options["embed_dims"]
+    heads = options["num_heads"]
     for i, dim in enumerate(dims):
         key = f"embed_dims[{i}]"
         _need(dim % heads[i] == 0, key, f"{dim}", f"a multiple of num_heads[{i}] = {heads[i]}")
-        # The positions of mutual attention are sine/cosine pairs, half the channels for rows, half
-        # for columns.
-        is_mutual = i < 7 and int(depths[i] * o["mul_attn_ratio"]) > 0
-        is_valid = not is_mutual or dim % 4 == 0
+        # The positions of mutual attention are pairs of sine and cosine. Half of the channels are
+        # for rows, and half for columns. So there are groups of 4 channels.
+        mutual_blocks = int(depths[i] * options["mul_attn_ratio"])
+        has_mutual = i < 7 and mutual_blocks > 0  # stage 8 has no mutual attention
+        is_valid = not has_mutual or dim % 4 == 0
         _need(is_valid, key, f"{dim}", "a multiple of 4, for mutual attention")
     for i in (3, 4, 5):
         expected = "a multiple of 4: the next stage unfolds 2x2 patches"
         _need(dims[i] % 4 == 0, f"embed_dims[{i}]", f"{dims[i]}", expected)
-    # Indices from 0: the outputs of stages 5, 6, 7 are added to those of stages 3, 2, 1.
+    # The outputs of stages 5, 6, 7 are added to the outputs of stages 3, 2, 1. Stage 1 is index 0.
     for late, early in ((4, 2), (5, 1), (6, 0)):
         expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
         _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
     of_stage8 = dims[7:]
+    different_widths = set(of_stage8)
     _need(
-        len(set(of_stage8)) == 1,
+        len(different_widths) == 1,
         "embed_dims",
         f"{of_stage8} in stage 8",
         "one width for all layers of stage 8",
     )
 
 
-def _check_alignment(o: dict[str, Any], image: int) -> None:
-    """Check the options of a network that aligns neighbours. image: image channels per frame."""
-    distance = o["pa_frames"] // 2  # of the farthest aligned neighbour
-    groups = o["deformable_groups"]
+def _check_alignment(options: dict[str, Any], image_channels: int) -> None:
+    """Check the options of a network that aligns neighbours."""
+    # Each frame is aligned with as many frames before it as behind it.
+    on_either_side = options["pa_frames"] // 2
+    groups = options["deformable_groups"]
     _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
-    for i, dim in enumerate(o["embed_dims"][:7]):
-        expected = f"a multiple of {distance} = pa_frames / 2"
-        _need(dim % distance == 0, f"embed_dims[{i}]", f"{dim}", expected)
-        expected = f"a divisor of {distance * dim} = pa_frames / 2 * embed_dims[{i}]"
-        _need(distance * dim % groups == 0, "deformable_groups", f"{groups}", expected)
-    # Each neighbour has an equal number of the 18 offset channels of each group, in pairs (dy, dx).
-    expected = f"a multiple of {distance} = pa_frames / 2"
-    _need(18 * groups % (2 * distance) == 0, "deformable_groups", f"{groups}", expected)
+    for i, dim in enumerate(options["embed_dims"][:7]):
+        expected = f"a multiple of {on_either_side} = pa_frames / 2"
+        _need(dim % on_either_side == 0, f"embed_dims[{i}]", f"{dim}", expected)
+        # The neighbours of one side are aligned together, and their channels are divided into
+        # groups.
+        aligned_channels = on_either_side * dim
+        expected = f"a divisor of {aligned_channels} = pa_frames / 2 * embed_dims[{i}]"
+        _need(aligned_channels % groups == 0, "deformable_groups", f"{groups}", expected)
+    # A group has an offset (dy, dx) for each of the 9 points of a 3x3 kernel: 18 channels. These
+    # channels are divided equally among the neighbours of one side, in pairs.
+    offset_channels = 18 * groups
+    expected = f"a multiple of {on_either_side} = pa_frames / 2"
+    is_valid = offset_channels % (2 * on_either_side) == 0
+    _need(is_valid, "deformable_groups", f"{groups}", expected)
     expected = "1 (gray) or at least 3 (RGB first)"
-    _need(image == 1 or image >= 3, "in_chans", f"{image}", expected)
-    base = min(image, 3)  # channels of the frames to which the output is added
-    expected = f"{base}: the output is added to the first {base} input channels"
-    _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
+    is_valid = image_channels == 1 or image_channels >= 3
+    _need(is_valid, "in_chans", f"{image_channels}", expected)
+    # The output is added to gray or RGB frames. A gray frame is added to each output channel.
+    base_channels = min(image_channels, 3)
+    out_chans = options["out_chans"]
+    expected = f"{base_channels}: the output is added to the first {base_channels} input channels"
+    _need(base_channels in (1, out_chans), "out_chans", f"{out_chans}", expected)
 
 
-def _check_interpolation(o: dict[str, Any]) -> None:
+def _check_interpolation(options: dict[str, Any]) -> None:
     """Check the options of a network that makes new frames (pa_frames 0)."""
-    out_chans = o["out_chans"]
+    # Each new frame has three channels.
+    out_chans = options["out_chans"]
     expected = "a multiple of 3 if pa_frames is 0"
     _need(out_chans % 3 == 0, "out_chans", f"{out_chans}", expected)
     _need(
-        not o["nonblind_denoising"],
+        not options["nonblind_denoising"],
         "nonblind_denoising",
         "true with pa_frames 0",
         "false, or pa_frames > 0",
     )
-    instants = o["out_instants"]
+    instants = options["out_instants"]
     _need(instants == 1, "out_instants", f"{instants} with pa_frames 0", "1, or pa_frames > 0")
 
 
