@@ -4,15 +4,20 @@ A value may come from four sources. The first source that gives it wins:
 
     1  the command line
     2  the option file
-    3  the weights file: it describes its network and training spikes, or is a published file, whose
-       authors' tiles are known
+    3  the weights file: it describes its network and the spikes of its training. For a published
+       file, the tiles of its authors are known
     4  the dataset.json beside the spikes
+
+There are two forms of a command line: the user's own clips (--input), or the clips of an option
+file (--opt, datasets.test). `read_request` returns a `TestRequest`, which main_test_vrt.py turns
+into clips and a network. A new flag needs three things: a line in `_parser`, a field of
+`TestRequest`, and a line in `read_request`. If it excludes other flags, also a refusal.
 
 Tests: tests/stories/test_main_test.py, test_bad_input.py, test_reconstruct.py
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,14 +37,15 @@ from utils.options.load import OptionParser, Sources, apply_override
 # ---- What a command line asks for ------------------------------------------------------------
 
 DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
-# The weights for a user's clip, unless others are given.
+# The weights for a user's clip, unless the command line names weights or a method.
 SHIPPED = Path(__file__).resolve().parents[2] / "weights/operator.pth"
 JOINT = "joint"  # value of --method for the joint solution, see data/motion/joint.py
 
-# Flags with a list of values. An option key=value that follows is no part of the list.
-LISTS = ("--save", "--lpips")
-# Flags of a network and its tiles, which a formula does not have.
-OF_NETWORK = (
+# Flags with a list of values. An option key=value that follows such a list is not part of it, see
+# `_options_before_lists`.
+FLAGS_WITH_LISTS = ("--save", "--lpips")
+# Flags of a network and its tiles. A formula (--method) has no network, so they are refused there.
+FLAGS_OF_NETWORK = (
     "weights",
     "sigma",
     "tile",
@@ -50,15 +56,17 @@ OF_NETWORK = (
     "pad_seq",
     "dtype",
 )
-# Flags of a user's clips. They have no effect on datasets.test, so they are refused there.
-OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
+# Flags of a user's own clips. They have no effect on datasets.test, so they are refused without
+# --input.
+FLAGS_OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
 
 
 @dataclass(frozen=True)
 class TileRequest:
     """Flags that change how a clip is cut into tiles, see `models.restore.tiling.Tiling`.
 
-    None stands for the default: the section `val` of the option file, or what the weights need.
+    None stands for the default: the section `val` of the option file, or the tiles that fit the
+    weights.
     """
 
     # "auto", or (frames, side in pixels) of a tile, e.g. (12, 256). A 0 is the whole clip or frame.
@@ -86,7 +94,7 @@ class TestRequest:
     # The weights: a file, or the name of released weights such as "vrt/006".
     weights: str | None
     # Section `method` of a formula or of the joint solution, e.g. {"type": "joint", "groups": 8}.
-    # None for a network alone.
+    # None if a network alone restores the frames.
     method: dict[str, Any] | None
     # The user's own clips: blurry frames, spikes, sharp frames. Each is a file or a folder.
     input: str | None
@@ -100,14 +108,14 @@ class TestRequest:
     sigma: float | None
     # The folder of the results.
     output: str | None
-    # What is saved, e.g. ("frames", "comparison"). () for the default of the form.
+    # What is saved, e.g. ("frames", "comparison"). () stands for the default, which depends on the
+    # input: see --save in `_parser`.
     save: tuple[str, ...]
     # Frames per second of a video that is made from single frames.
     fps: float
     # Files of the weights of LPIPS. () without LPIPS.
     lpips: tuple[str, ...]
-    # Whether results that this program made in the output folder before are removed, see
-    # `claim_folder`.
+    # Whether results of earlier tests in the output folder are removed, see outputs.claim_folder.
     overwrite: bool
     # "section.key=value" for the option file. For the user's own clips: "spike.key=value".
     overrides: tuple[str, ...]
@@ -119,18 +127,27 @@ class TestRequest:
 
     @property
     def is_joint(self) -> bool:
-        """Return whether --method joint was given."""
+        """Say whether --method joint was given."""
         return self.method_name == JOINT
 
     @property
     def is_of_own_clips(self) -> bool:
-        """Return whether the clips are the user's own, and not those of datasets.test."""
-        return self.input is not None or (self.method is not None and self.opt is None)
+        """Say whether the clips are the user's own, and not the clips of datasets.test."""
+        if self.input is not None:
+            return True
+        # A formula needs no frames: --spike may be the only input.
+        return self.method is not None and self.opt is None
 
     @property
     def needs_weights(self) -> bool:
-        """Return whether a network makes the frames, or the first estimates to be improved."""
-        return self.method is None or (self.is_joint and self.weights is not None)
+        """Say whether a network is needed: for the frames, or for the estimates of --method joint.
+
+        The joint solution improves first estimates. They come from a formula, or from a network if
+        --weights was given.
+        """
+        if self.method is None:
+            return True
+        return self.is_joint and self.weights is not None
 
 
 # ---- Reading ---------------------------------------------------------------------------------
@@ -141,23 +158,28 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 
     Raises OptionError for unknown flags, wrong values and flags that exclude each other.
     """
-    # Flags of KAIR first: argparse would only call them unknown, without our command.
+    # Refuse the flags of KAIR's test program first, with the command of ours that does the same.
+    # argparse would only say that they are unknown.
     parser = _parser(description)
     refuse_kair_test_flags(argv)
     args = parser.parse_intermixed_args(_options_before_lists(argv))
     check_launch_flags(args)
+    # The flags that the user gave, e.g. {"spike_size"}. A flag with its default value counts as not
+    # given.
     given = {key for key, value in vars(args).items() if value != parser.get_default(key)}
     # --tile is "auto" or two numbers, --overlap two numbers.
     tile = args.tile
     if tile != "auto":
         tile = _two_numbers("tile", args.tile)
     overlap = _two_numbers("overlap", args.overlap)
-    # A user's clip without any hint to a network is restored with the shipped weights.
-    if args.input and not (args.method or args.opt or args.weights):
+    # A user's clip is restored with the shipped weights if no flag says what restores it.
+    says_what_restores = args.method or args.opt or args.weights
+    if args.input and not says_what_restores:
         args.weights = str(SHIPPED)
     _refuse_contradictions(args, given)
 
     # "method.key=value" belongs to the section `method`, all other overrides to the option file.
+    # Without --method, nothing is taken out, and the option file refuses the unknown key.
     overrides = tuple(args.overrides or ())
     method = None
     if args.method is not None:
@@ -193,18 +215,40 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 
 
 def _parser(description: str | None) -> OptionParser:
-    """Return the parser of the command line. The order of the flags is that of --help.
+    """Return the parser of the command line. --help shows the flags in this order.
 
-    A flag must keep its default here if it has a default elsewhere (option file, weights): only
-    flags that differ from their default count as given.
+    A flag counts as given only if its value differs from its default here. If the option file or
+    the weights may give the value, the default must stay None or False.
+
+    tests/parts/house/test_help.py reads the result of --help.
     """
+    # The first two texts are the parts "expected" and "do" of the error for an unknown flag.
     parser = OptionParser(
         "one of the two forms in --help", "see --help, docs/testing.md", description
     )
     add = parser.add_argument
-
-    # What restores: the options of a network, its weights, or a method without a network.
     add("--version", action="version", version=f"SpikeVRT {VERSION}")
+    _add_flags_of_network(add)
+    _add_flags_of_clips(add)
+    _add_flags_of_tiles(add)
+    _add_flags_of_results(add)
+
+    # Flags that launchers such as torchrun add, and the options, which are no flags.
+    add_launch_flags(parser)
+    add(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="any option (with --input: spike.key=value); of a --method: method.key=value",
+    )
+    return parser
+
+
+def _add_flags_of_network(add: Callable[..., Any]) -> None:
+    """Add what restores: the options of a network, its weights, or a method without a network.
+
+    add: parser.add_argument.
+    """
     add(
         "--opt",
         "-opt",
@@ -224,7 +268,9 @@ def _parser(description: str | None) -> OptionParser:
         "weights/operator.pth; with --opt: the run's best checkpoint)",
     )
 
-    # The clips, and the folder of the results.
+
+def _add_flags_of_clips(add: Callable[..., Any]) -> None:
+    """Add the user's clips, and the folder of the results."""
     add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
     add(
         "--output",
@@ -237,7 +283,9 @@ def _parser(description: str | None) -> OptionParser:
     add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
     add("--gt", metavar="PATH", help="sharp frames or video, to score against")
 
-    # How the network is applied. See TileRequest for the tiles.
+
+def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
+    """Add how the network is applied. See `TileRequest`."""
     add(
         "--tile",
         metavar="auto|T,P",
@@ -276,7 +324,9 @@ def _parser(description: str | None) -> OptionParser:
     )
     add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
 
-    # What is saved and scored.
+
+def _add_flags_of_results(add: Callable[..., Any]) -> None:
+    """Add what is saved, and what is scored."""
     add(
         "--save",
         nargs="+",
@@ -297,34 +347,24 @@ def _parser(description: str | None) -> OptionParser:
         help="remove the results that this program made in the output folder",
     )
 
-    # Flags of launchers, and all that is no flag.
-    add_launch_flags(parser)
-    add(
-        "overrides",
-        nargs="*",
-        metavar="section.key=value",
-        help="any option (with --input: spike.key=value); of a --method: method.key=value",
-    )
-    return parser
-
 
 def _options_before_lists(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with each key=value that follows a flag of LISTS moved to the front.
+    """Return `argv` with each key=value in the list of a flag moved to the front.
 
     Otherwise argparse would take key=value as an entry of the list. E.g.
     --save video val.blend=kair -> val.blend=kair --save video.
     """
-    moved = []
+    options = []
     others = []
-    is_in_list = False
+    is_in_list = False  # whether the argument follows a flag of FLAGS_WITH_LISTS
     for argument in argv:
         if argument.startswith("--"):
-            is_in_list = argument in LISTS
+            is_in_list = argument in FLAGS_WITH_LISTS
         if is_in_list and "=" in argument:
-            moved.append(argument)
+            options.append(argument)
         else:
             others.append(argument)
-    return [*moved, *others]
+    return [*options, *others]
 
 
 def _two_numbers(key: str, text: str | None) -> tuple[int, int] | None:
@@ -351,7 +391,8 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     E.g. "joint", ["method.groups=8"] -> {"type": "joint", "groups": 8}.
     """
-    # `apply_override` needs the section within a whole, as in an option file.
+    # `apply_override` changes a table of sections, as an option file has it. So put the section
+    # into such a table.
     table: dict[str, Any] = {"method": {"type": name}}
     for override in overrides:
         if override.startswith("method.type="):
@@ -361,7 +402,7 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
                 expected="the name of the method once",
                 do="give the name with --method alone",
             )
-        apply_override(table, override, Sources(""))
+        apply_override(table, override, Sources(""))  # "": there is no option file to name
     return table["method"]
 
 
@@ -373,14 +414,14 @@ def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
 
     given: the keys of the flags that differ from their defaults, e.g. {"spike_size"}.
     """
-    # Which of the two forms it is. Each form has its own flags.
+    # Which of the two forms it is, see the top of this file. As TestRequest.is_of_own_clips.
     is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
     if args.method:
         _refuse_flags_of_a_network(args, given)
-    if not is_of_own_clips:
-        _refuse_flags_without_clips(args, given)
-    else:
+    if is_of_own_clips:
         _refuse_missing_flags(args)
+    else:
+        _refuse_flags_without_clips(args, given)
     if args.spike_size and not args.spike:
         raise OptionError(
             what="--spike-size without --spike",
@@ -390,15 +431,19 @@ def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
         )
     # The results must not lie in a folder of the user's files.
     if is_of_own_clips:
-        read = {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")}
-        refuse_overlap(Path(args.output), read)
+        inputs = {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")}
+        refuse_overlap(Path(args.output), inputs)
 
 
 def _refuse_flags_of_a_network(args: Namespace, given: set[str]) -> None:
-    """Raise OptionError for flags of a network with --method, which runs without one."""
+    """Raise OptionError for flags of a network together with --method, which has no network."""
     # The exception: the joint solution may begin with the frames of a network.
-    is_begun = args.method == JOINT and args.weights is not None
-    wrong = [] if is_begun else [key for key in OF_NETWORK if key in given]
+    begins_with_network = args.method == JOINT and args.weights is not None
+    if begins_with_network:
+        wrong = []
+    else:
+        wrong = [key for key in FLAGS_OF_NETWORK if key in given]
+    # With --input, the option file would only describe a network.
     and_input = ""
     if args.input and "opt" in given:
         wrong.append("opt")
@@ -422,7 +467,7 @@ def _refuse_flags_without_clips(args: Namespace, given: set[str]) -> None:
             expected="--opt FILE, or --weights FILE --input PATH --output DIR",
             do="see --help",
         )
-    of_clips = [key for key in OF_CLIPS if key in given]
+    of_clips = [key for key in FLAGS_OF_CLIPS if key in given]
     if of_clips:
         raise OptionError(
             what=f"{_flags(of_clips)} without --input",
@@ -434,18 +479,18 @@ def _refuse_flags_without_clips(args: Namespace, given: set[str]) -> None:
 
 def _refuse_missing_flags(args: Namespace) -> None:
     """Raise OptionError if the form with the user's clips lacks one of its flags."""
-    if args.method == JOINT:
-        together = ("input", "spike", "output")
-    elif args.method:
-        together = ("spike", "output")
+    if args.method == JOINT:  # needs frames and spikes
+        needed = ("input", "spike", "output")
+    elif args.method:  # a formula needs spikes alone
+        needed = ("spike", "output")
     else:
-        together = ("weights", "input", "output")
-    missing = [key for key in together if getattr(args, key) is None]
+        needed = ("weights", "input", "output")
+    missing = [key for key in needed if getattr(args, key) is None]
     if missing:
         raise OptionError(
             what=f"{_flags(missing, ' and ')} missing",
             where="the command line",
-            expected=f"{_flags(together)} together",
+            expected=f"{_flags(needed)} together",
             do="add them",
         )
 
