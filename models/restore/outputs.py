@@ -48,13 +48,16 @@ from utils.options.models import MetricOptions
 from utils.results import json_bytes, read_json
 from utils.video import VideoWriter
 
+# Strips are for a look at the results, so a few frames of each clip suffice.
 STRIPS_PER_CLIP = 3
+# Kinds of files that are videos.
 VIDEOS = ("video", "comparison", "slowmotion")
-# Kind of file -> its place in the folder. A stem is the name of a frame, e.g. "000001".
+# Kind of file -> its path below the output folder. A stem is the name of a frame, e.g. "000001".
+# The paths are part of the format: a test that is continued finds its files by them.
 PLACES = {
-    # The K instants of a frame as the network gave them, (K, C, H, W) float32. An instant is the
-    # sharp picture of one moment of the exposure, and K is `Outputs.instants`. The file is removed
-    # when its clip is finished.
+    # The K instants of a frame, as the network returned them, (K, C, H, W) float32. An instant is
+    # the sharp picture of one moment of the exposure, and K is `Outputs.instants`. The file is
+    # removed when its clip is finished.
     "exact": ".work/{clip}/{stem}.npy",
     "frame": "{clip}/{stem}.png",
     "instant": "instants/{clip}/{stem}_{k}.png",
@@ -94,11 +97,12 @@ class Outputs:
     metric: MetricOptions = field(default_factory=MetricOptions)
 
     def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
-        """Return the place of a file, e.g. kind "frame", clip "street", stem "000001".
+        """Return the path of a file. E.g. "frame", "street", "000001" -> street/000001.png.
 
         kind: a key of PLACES. k: number of the instant, for the kind "instant".
 
-        Without "frames" in `save`, frames lie in .work and are removed once their clip is finished.
+        If "frames" is not in `save`, frames are written below .work, and removed once their clip is
+        finished.
         """
         place = PLACES[kind].format(clip=clip, stem=stem, k=k)
         if kind in ("frame", "instant") and "frames" not in self.save:
@@ -118,9 +122,10 @@ class Outputs:
         return files
 
     def exact_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Return the files of kind "exact" for these frames.
+        """Return the files of kind "exact" for these frames, one per frame.
 
-        They are needed only if scores are computed from values that are not rounded to uint8.
+        Returns [] if scores are computed from uint8 pictures. The files are needed only for scores
+        of values that are not rounded.
         """
         if self.metric.values == "uint8":
             return []
@@ -138,15 +143,18 @@ class Outputs:
         stems: names of the frames. If empty, only the files of the clip itself are returned, such
         as its videos.
         """
+        strips = [self.file("strip", clip, stems[i]) for i in evenly_spaced(len(stems))]
         files = [
             *self.results(clip, stems),
             *self.frame_files(clip, stems),
             *self.exact_files(clip, stems),
-            *(self.file("strip", clip, stems[i]) for i in evenly_spaced(len(stems))),
+            *strips,
             self.file("clip", clip),
             self.file("example", clip),
         ]
-        return list(dict.fromkeys(files))  # without repetitions, in this order
+        # With "frames" in `save`, the frames are among the results, too. A dict keeps the first of
+        # equal keys, and the order.
+        return list(dict.fromkeys(files))
 
     def load_clip(self, clip: str) -> dict[str, Any] | None:
         """Return what the file of a finished clip holds, or None if it is not finished."""
@@ -160,14 +168,16 @@ class Outputs:
         all files of the frame are there.
         """
         instants = frame.unflatten(0, (self.instants, -1))  # (K, 3, H, W)
-        for path in self.exact_files(clip, [stem]):
+        for path in self.exact_files(clip, [stem]):  # one path or none
             content = BytesIO()
             np.save(content, instants.numpy())
             write_whole(path, content.getvalue())
+        # The images in the order of `frame_files`: the instants, then the frame. The frame is the
+        # middle instant. A single instant is the frame.
         images = list(tensor_to_uint8(instants))
         if len(images) > 1:
             middle = images[len(images) // 2]
-            images.append(middle)  # the frame itself, in the order of frame_files
+            images.append(middle)
         for path, image in zip(self.frame_files(clip, [stem]), images, strict=True):
             imwrite_rgb(path, image)
 
@@ -188,7 +198,8 @@ def claim_folder(
     refused.
 
     The file run.json marks the folder as one of ours. It holds settings, inputs and the names of
-    all results. It is written only after all checks, so a refused test changes nothing.
+    all results. It is written only after all checks, so a refused test changes nothing. A new check
+    goes before this write.
 
     settings: everything that the results depend on.
     inputs: name of a clip -> digest of its files.
@@ -205,8 +216,9 @@ def claim_folder(
     run_json = folder / RESULTS
     _refuse_training_run(folder)
     earlier = _read_run_json(run_json)
-    # The files that this test will write, by what they belong to.
+    # The files that this test will write.
     planned = {name: outputs.planned(name, names) for name, names in stems.items()}
+    # Owner of files, in words for errors -> its files.
     owners = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
     for name, files in planned.items():
         owners[f"clip {name}"] = files
@@ -215,20 +227,23 @@ def claim_folder(
     if earlier is None:  # without a run.json of ours, the folder must be new or empty
         if folder.is_dir():
             _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
-        _refuse_occupied(owners, set(), folder)
+        _refuse_occupied(owners, written=set(), folder=folder)
     else:
         written = _files_of_earlier_tests(outputs, earlier, stems)
         _refuse_occupied(owners, written, folder)
         if overwrite:
+            # run.json stays until the new run.json replaces it, so that an interruption leaves a
+            # folder that is still marked as ours.
             remove_files(folder, written - {run_json})
         else:
             _refuse_another_test(earlier, settings, inputs, folder)
-            # Clips of the earlier test that this test does not restore stay in the folder. So their
-            # names are taken, and names are compared once more, with these clips.
-            for name in sorted(earlier["inputs"].keys() - stems):
+            # Clips of the earlier test that this test does not restore stay in the folder. So no
+            # file of this test may have the name of one of their files.
+            clips_that_stay = earlier["inputs"].keys() - stems
+            for name in sorted(clips_that_stay):
                 owners[f"clip {name}, which is there already"] = outputs.planned(name, ())
             _refuse_same_names(owners, folder)
-            inputs = earlier["inputs"] | inputs
+            inputs = earlier["inputs"] | inputs  # for a clip of both, the digest of this test
             files_of_clips = earlier.get("files", {})
 
     for name, files in planned.items():
@@ -260,10 +275,12 @@ def _files_of_earlier_tests(
     for files in files_of_clips.values():
         written |= {outputs.folder / file for file in files}
 
-    # Older versions of SpikeVRT wrote a run.json without "files". For their clips, the names are
-    # worked out from what that test saved, and from the frames of the clip.
-    outputs_then = replace(outputs, save=tuple(earlier["settings"].get("save", ())))
-    for name in earlier["inputs"].keys() - files_of_clips.keys():
+    # Older versions of SpikeVRT wrote a run.json without "files". For a clip of such a test, the
+    # names follow from the setting "save" of the test and from the frames of the clip.
+    saved_then = earlier["settings"].get("save", ())
+    outputs_then = replace(outputs, save=tuple(saved_then))
+    clips_without_files = earlier["inputs"].keys() - files_of_clips.keys()
+    for name in clips_without_files:
         finished = outputs.load_clip(name)
         if finished is None:
             stems_then = stems.get(name, ())
@@ -344,23 +361,23 @@ def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> N
 
     planned: owner, e.g. "clip street" -> its files.
     """
-    owners: dict[Path, str] = {}
-    twice = []  # a path that has an owner already, and the second owner
+    owner_of_path: dict[Path, str] = {}
+    conflicts = []  # a path that has an owner already, and its second owner
     for owner, files in planned.items():
         for path in files:
-            first_owner = owners.setdefault(path, owner)
+            first_owner = owner_of_path.setdefault(path, owner)
             if first_owner != owner:
-                twice.append((path, owner))
+                conflicts.append((path, owner))
     # A file where another result needs a folder.
-    for path, owner in owners.items():
+    for path, owner in owner_of_path.items():
         for parent in path.parents:
-            if parent in owners:
-                twice.append((parent, owner))
-    if twice:
-        path, owner = twice[0]
+            if parent in owner_of_path:
+                conflicts.append((parent, owner))
+    if conflicts:
+        path, second_owner = conflicts[0]
         raise DataError(
             what=f"two results would have the name {path.relative_to(folder)}",
-            where=f"{owners[path]}, {owner}",
+            where=f"{owner_of_path[path]}, {second_owner}",
             expected="one file for every name",
             do="rename one of the clips, or save less of them",
         )
@@ -375,12 +392,12 @@ def _differences(old: Any, new: Any, key: str = "") -> list[str]:
         if old == new:
             return []
         return [f"{key} was {old}, is {new}"]
-    found = []
+    sentences = []
     only_old = [name for name in old if name not in new]
     for name in [*new, *only_old]:
         dotted = f"{key}.{name}" if key else str(name)
-        found += _differences(old.get(name), new.get(name), dotted)
-    return found
+        sentences += _differences(old.get(name), new.get(name), dotted)
+    return sentences
 
 
 # ---- A finished clip -------------------------------------------------------------------------
@@ -396,33 +413,36 @@ def finish_clip(
 ) -> None:
     """Score the restored frames of a clip, write strips and videos, then the JSON of the clip.
 
-    The JSON marks the clip as finished, so it is written after all other files of the clip. The
-    input is scored too if it has the size of the sharp frame, and each instant if it has a sharp
-    frame of its own. Each image, and the end of each video, counts as progress for the watchdog.
+    The JSON marks the clip as finished, so it must be written after all other files of the clip.
+    The input is scored too if it has the size of the sharp frame. The instants are scored too if
+    the clip has a sharp frame for each of them.
 
-    indices: the restored frames.
-    more_scores: see `add_scores`.
+    `watchdog.go_on` says that the process makes progress. It is called after each slow part.
+
+    indices: indices of the restored frames.
+    more_scores: see `MoreScores`, or None.
     notes: further entries of the JSON.
     is_grey: whether the luma alone is scored.
     """
     scorer = _Scorer(outputs.metric, more_scores, is_grey)
-    frames_of_strips = {indices[position] for position in evenly_spaced(len(indices))}
-    example = indices[len(indices) // 2]  # the middle frame
+    indices_of_strips = {indices[position] for position in evenly_spaced(len(indices))}
+    middle_index = indices[len(indices) // 2]  # of the example frame
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
             stem = clip.stems[index]
             item = clip.frame(index)
+            # If a frame has several instants, their files come first. The frame comes last.
             files = outputs.frame_files(clip.name, [stem])
-            # If a frame has several instants, their files come first, and the frame comes last.
             images = [imread_rgb(path) for path in files]
             instants = images[:-1]
             restored = images[-1]
             scored: Any = instants if instants else [restored]
-            # If scores are computed from values that are not rounded, there is one file of these
-            # values. They take the place of the images in the scoring.
+            # If values that are not rounded are scored, there is one file of these values, and they
+            # replace the images. Otherwise there is no such file.
             for path in outputs.exact_files(clip.name, [stem]):
-                scored = scored_values(torch.from_numpy(np.load(path)), outputs.metric.values)
+                exact = torch.from_numpy(np.load(path))  # (K, 3, H, W)
+                scored = scored_values(exact, outputs.metric.values)
             watchdog.go_on()
             scorer.add(item, scored)
             watchdog.go_on()
@@ -432,24 +452,25 @@ def finish_clip(
             if "slowmotion" in videos:
                 for image in instants:
                     videos["slowmotion"].write(image)
-            if "comparison" in videos or index in frames_of_strips:
+            if "comparison" in videos or index in indices_of_strips:
                 panels = comparison_of(clip, index, item, restored)
-                if index in frames_of_strips:
+                if index in indices_of_strips:
                     imwrite_rgb(outputs.file("strip", clip.name, stem), comparison_strip(panels))
                 if "comparison" in videos:
                     panels.pop(ERROR, None)  # a video has no panel of the error
                     videos["comparison"].write(comparison_strip(panels))
-            if index == example:
+            if index == middle_index:
                 imwrite_rgb(outputs.file("example", clip.name), restored)
 
-    about = {
+    content = {
         "name": clip.name,
         "frames": len(indices),
-        "stems": [clip.stems[i] for i in indices],
-        "example": clip.stems[example],
+        "stems": [clip.stems[index] for index in indices],
+        "example": clip.stems[middle_index],
         "per_frame": scorer.scores,
+        **notes,
     }
-    write_whole(outputs.file("clip", clip.name), json_bytes({**about, **notes}))
+    write_whole(outputs.file("clip", clip.name), json_bytes(content))
     # Remove the files that only the scoring needed. This comes after the JSON, because a test that
     # is interrupted before the JSON must find these files again.
     temporary = outputs.exact_files(clip.name, clip.stems)
@@ -459,7 +480,11 @@ def finish_clip(
 
 
 class _Scorer:
-    """Collects the scores of the frames of one clip. For the arguments see `finish_clip`."""
+    """Collects the scores of the frames of one clip. For the arguments see `finish_clip`.
+
+    scores: the result, (what is scored) -> (metric) -> values of the frames. What is scored is
+    "restored", "input", "instant 0", "instant 1", ...
+    """
 
     def __init__(
         self, metric: MetricOptions, more_scores: MoreScores | None, is_grey: bool
@@ -472,13 +497,13 @@ class _Scorer:
         if is_grey:  # such frames have a luma alone
             self.of_restored = [metric for metric in self.of_input if metric.on_luma]
         self.of_instants = chosen_metrics(("psnr",), ())
-        self.scores: Scores = {}  # "restored", "input", "instant 0", ... -> metric -> values
+        self.scores: Scores = {}
 
     def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
         """Score a frame, and its instants if there are several.
 
-        item: input and sharp frames, see `ClipReader.frame`. images: the instants, or the frame
-        alone. The middle one counts as the frame.
+        item: input and sharp frames, see `ClipReader.frame`. images: the instants, of which the
+        middle one counts as the frame, or the frame alone.
         """
         if "gt" in item:
             sharp = scored_values(item["gt"], self.values)
@@ -512,18 +537,22 @@ def comparison_of(
 def evenly_spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
     """Return at most `most` positions, evenly spaced over `count` frames or clips.
 
-    Strips are written at these positions. E.g. 7 frames -> 0, 3, 6.
+    Strips are written at these positions. E.g. 7 frames, at most 3 positions -> 0, 3, 6.
     """
-    return np.linspace(0, count - 1, min(most, count)).round().astype(int).tolist()
+    number_of_positions = min(most, count)
+    positions = np.linspace(0, count - 1, number_of_positions)
+    return positions.round().astype(int).tolist()
 
 
 def _open_videos(
     clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack
 ) -> dict[str, VideoWriter]:
-    """Open the videos to save, by kind.
+    """Open the videos to save, by kind. Leaving `stack` closes them.
 
-    They have the time stamps of the clip only if all frames are restored. count: number of restored
-    frames.
+    If all frames of a film are restored, the videos have the time stamps of the film. Otherwise
+    they have a constant frame rate.
+
+    count: number of restored frames.
     """
     times: list[Fraction] = []
     if clip.times is not None and count == len(clip.stems):
@@ -553,16 +582,19 @@ def _open_videos(
 def _slow_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
     """Return the times of the instants in slow motion, or [] if there are fewer than two times.
 
-    Every instant is shown for as long as its frame was. The last frame lasts as long as the frame
-    before. E.g. times 0, 1 and 2 instants -> 0, 1, 2, 3.
+    Each instant is shown for as long as its frame was shown in the film. E.g. frames at 0 s and
+    1 s with 2 instants each: instants at 0, 1, 2, 3 s.
     """
-    if len(times) < 2:
+    if len(times) < 2:  # one time does not say how long a frame is shown
         return []
-    end = 2 * times[-1] - times[-2]
+    # The last frame is shown for as long as the frame before it.
+    last_duration = times[-1] - times[-2]
+    end = times[-1] + last_duration
     stamps = []
-    # The whole video is slower by the factor `instants`: a frame from `begin` to `after` is shown
-    # from instants * begin to instants * after, in equal parts.
+    # The slow video is longer by the factor `instants`. So a frame from `begin` to `after` becomes
+    # instants from instants * begin to instants * after, (after - begin) each.
     for begin, after in itertools.pairwise([*times, end]):
-        for i in range(instants):
-            stamps.append(instants * begin + i * (after - begin))
+        duration = after - begin
+        for instant in range(instants):
+            stamps.append(instants * begin + instant * duration)
     return stamps
