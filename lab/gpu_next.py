@@ -1,18 +1,24 @@
 #!/usr/bin/env python3
-"""What could be faster on a GPU, measured before it becomes a part of the program. One minute.
+"""Measure two ideas that may make training on a GPU faster, before they become a part of it.
 
     python lab/gpu_next.py                 on an NVIDIA GPU
     python lab/gpu_next.py --device cpu    tiny sizes, to try the script itself
 
-1. Deformable sampling by `lab/triton_sampling.py` beside torchvision's: time and error of a forward
-   and a backward pass, at the sizes of a step of 8 clips. Expected: half the time, and errors like
-   those of rounding to 16 bits (4e-3).
-2. A training step as a CUDA graph. A first try took 0.28 to 0.35 s in place of 0.67 s, and its loss
-   became NaN. Here the graph notes for each module whether its output was finite, so that the first
-   module that makes NaN is named; and its losses stand beside the losses of the same steps without
-   a graph.
+1. Deformable sampling by lab/triton_sampling.py in place of torchvision's. Measured are the time
+   and the error of a forward and a backward pass, at the sizes of a step of 8 clips. Expected are
+   half of the time, and errors like those of rounding to 16 bits (4e-3).
+2. A training step as a CUDA graph: the GPU repeats a recorded step, and Python starts no kernels. A
+   first try took 0.28 to 0.35 s in place of 0.67 s, and its loss became NaN. So the graph notes for
+   each module whether its output was finite, and the first modules that gave NaN are named. The
+   losses of the graph are printed beside the losses of the same steps without a graph.
 
-Prints a line of JSON for each measurement. The two measurements have not run on a GPU yet.
+All takes a minute. The program prints a line of JSON for each measurement:
+
+    {"sampling": {"side": 192, "errors": {"out": 0.003, ...}, "present": {"median_s": 0.1, ...},
+                  "triton": {...}}}
+    {"graph": {"losses without": [...], "losses": [...], "s": 0.3, "first bad": []}}
+
+No GPU has run the two measurements yet. Nothing else uses this file: change it freely.
 """
 
 import argparse
@@ -32,21 +38,20 @@ from torch import Tensor, nn
 from lab.gpu import prepared
 from lab.tools import compared
 from models.vrt.deform_align import TAPS
-from models.vrt.deform_align import deform_conv as present_form
+from models.vrt.deform_align import deform_conv as by_torchvision
 
-DEFORM_CONV_INPUTS = ("x", "offset", "mask", "weight", "bias")
-# Sizes of network 006 with 8 clips of 6 frames.
+# Sizes of network 006 with 8 clips of 6 frames, see lab/tools.py.
 PAIRS = 40  # 8 clips with 5 pairs of neighbouring frames each
 CHANNELS = 96
 GROUPS = 16  # the channels of a group are sampled at the same positions
 SIDES = (192, 96, 48)  # height and width of the features at the first three scales
 GRAPH_STEPS = 5  # steps whose losses are compared
-# Measured calls, and calls before them that compile kernels and fill caches.
-REPEATS = 3
-WARMUP = 1
+REPEATS = 3  # measured calls
+WARMUP = 1  # calls before them, which compile kernels and fill caches
 
 
 def main(argv: list[str]) -> int:
+    """Make both measurements and print their figures. Returns the exit code 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -59,7 +64,8 @@ def main(argv: list[str]) -> int:
         pairs = 1
         sides = (8,)
     for side in sides:
-        print(json.dumps({"sampling": sampling(pairs, side, args.device)}), flush=True)
+        figures = sampling(pairs, side, args.device)
+        print(json.dumps({"sampling": figures}), flush=True)
     print(json.dumps({"graph": graph(args.device)}), flush=True)
     return 0
 
@@ -68,31 +74,35 @@ def main(argv: list[str]) -> int:
 
 
 def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
-    """Return the seconds of both forms, and the largest error of each result of the Triton form.
+    """Compare the present form of deformable sampling, by torchvision, with the form in Triton.
 
-    The present form is `models.vrt.deform_align.deform_conv`, which calls torchvision on a GPU. The
-    results are the output and the gradients of the five inputs. An error is relative to the largest
-    value that the present form gives in float32.
+    Returns the figures of both forms ("present" and "triton", see `lab.tools.compared`), and the
+    largest error of each result of the Triton form. The results are the output and the gradients of
+    the five inputs. An error is divided by the largest value of the same result by torchvision in
+    float32.
 
     pairs: number of pairs of frames. side: height and width of the features.
     """
-    from lab.triton_sampling import deform_conv  # here: Triton is not installed everywhere
+    # Imported here, because Triton is not installed everywhere.
+    from lab.triton_sampling import deform_conv as by_triton
 
     inputs = _sampling_inputs(pairs, side, device)
-    # One pair is enough to measure the errors, and takes little memory. x, offset and mask have an
-    # axis of pairs; weight and bias have none.
+
+    # The errors, on the first pair alone: it shows them as well as 40 pairs, and needs a fortieth
+    # of the memory in float32.
     x, offset, mask, weight, bias = inputs
-    one_pair = [x[:1], offset[:1], mask[:1], weight, bias]
-    in_float32 = _forward_and_backward(present_form, [tensor.float() for tensor in one_pair])
-    by_triton = _forward_and_backward(deform_conv, one_pair)
+    first_pair = [x[:1], offset[:1], mask[:1], weight, bias]
+    first_pair_in_float32 = [tensor.float() for tensor in first_pair]
+    expected_results = _forward_and_backward(by_torchvision, first_pair_in_float32)
+    triton_results = _forward_and_backward(by_triton, first_pair)
     errors = {}
-    names = ("out", *DEFORM_CONV_INPUTS)
-    for name, result, expected in zip(names, by_triton, in_float32, strict=True):
-        largest_error = (result.float() - expected).abs().max()
+    for name, expected in expected_results.items():
+        largest_error = (triton_results[name].float() - expected).abs().max()
         errors[name] = float(largest_error / expected.abs().max())
+
     forms: dict[str, Callable[[], Any]] = {
-        "present": lambda: _forward_and_backward(present_form, inputs),
-        "triton": lambda: _forward_and_backward(deform_conv, inputs),
+        "present": lambda: _forward_and_backward(by_torchvision, inputs),
+        "triton": lambda: _forward_and_backward(by_triton, inputs),
     }
     figures = compared(forms, torch.device(device), repeats=REPEATS, warmup=WARMUP)
     return {"side": side, "errors": errors, **figures}
@@ -101,39 +111,45 @@ def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
 def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
     """Return x, offset, mask, weight and bias, as a layer gets them in a step in bfloat16.
 
-    On a GPU x is bfloat16. The offsets are float32 as in the network, because rounding them to 16
-    bits would move the samples. Mask, weight and bias are float32.
+    On a GPU x has the type bfloat16. The offsets are float32 as in the network, because rounding
+    them to 16 bits would move the samples. Mask, weight and bias are float32.
     """
     generator = torch.Generator().manual_seed(0)
-    shapes = [
-        (pairs, CHANNELS, side, side),
-        (pairs, 2 * TAPS * GROUPS, side, side),
-        (pairs, TAPS * GROUPS, side, side),
-        (CHANNELS, CHANNELS, 3, 3),
-        (CHANNELS,),
-    ]
-    x, offset, mask, weight, bias = (torch.rand(shape, generator=generator) for shape in shapes)
-    # The random numbers lie in 0 ... 1. x becomes -0.5 ... 0.5, and offsets become -4 ... 4 pixels.
-    # Weights become -1/16 ... 1/16, so that an output, a sum of 864 products, is about as large as
-    # x.
-    x = (x - 0.5).to(device)
+
+    def random(*shape: int) -> Tensor:
+        """Return random numbers from 0 to 1."""
+        return torch.rand(shape, generator=generator)
+
+    x = random(pairs, CHANNELS, side, side) - 0.5
+    # Up to 4 pixels in each direction. A group and tap has two offsets, in y and in x.
+    offset = 8 * (random(pairs, 2 * TAPS * GROUPS, side, side) - 0.5)
+    mask = random(pairs, TAPS * GROUPS, side, side)
+    # -1/16 to 1/16: an output is a sum of 96 x 9 products, and is about as large as x then.
+    weight = (random(CHANNELS, CHANNELS, 3, 3) - 0.5) / 8
+    bias = random(CHANNELS)
+
     if device == "cuda":
         x = x.to(torch.bfloat16)
-    offset = (8 * (offset - 0.5)).to(device)
-    weight = ((weight - 0.5) / 8).to(device)
-    return [x, offset, mask.to(device), weight, bias.to(device)]
+    return [tensor.to(device) for tensor in (x, offset, mask, weight, bias)]
 
 
-def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """Return the output, then the gradient of a loss with respect to each input.
+def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> dict[str, Tensor]:
+    """Run a form and its backward pass. Returns the output, and the gradient of each input.
 
-    The loss is the sum of squares of the output.
+    The gradients are of the sum of squares of the output. inputs: see `_sampling_inputs`.
     """
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     out = form(*leaves)
     loss = out.float().square().sum()
-    gradients = torch.autograd.grad(loss, leaves)
-    return [out.detach(), *gradients]
+    of_x, of_offset, of_mask, of_weight, of_bias = torch.autograd.grad(loss, leaves)
+    return {
+        "out": out.detach(),
+        "x": of_x,
+        "offset": of_offset,
+        "mask": of_mask,
+        "weight": of_weight,
+        "bias": of_bias,
+    }
 
 
 # ---- A step as a CUDA graph ----
@@ -141,17 +157,24 @@ def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> 
 
 @dataclass
 class FiniteOutputs:
-    """Whether the output of each module was finite, noted on the device while a step runs."""
+    """Whether the output of each module was finite, in the order in which a step calls them.
 
-    names: list[str] = field(default_factory=list)
-    flags: list[Tensor] = field(default_factory=list)
+    While a graph is recorded, the flags become tensors of the graph: each replay sets them anew. So
+    they must stay on the GPU until the step has ended.
+    """
+
+    names: list[str] = field(default_factory=list)  # of the modules that were called
+    flags: list[Tensor] = field(default_factory=list)  # bool, () on the device, for each name
 
     def watch(self, net: nn.Module) -> None:
+        """Note from now on the output of each module that has no modules in it."""
         for name, module in net.named_modules():
-            if not list(module.children()):
+            has_modules = any(True for _ in module.children())
+            if not has_modules:
                 module.register_forward_hook(self._hook(name))
 
     def clear(self) -> None:
+        """Forget what was noted, e.g. in the steps before a graph is recorded."""
         self.names.clear()
         self.flags.clear()
 
@@ -161,6 +184,8 @@ class FiniteOutputs:
         return bad[:limit]
 
     def _hook(self, name: str) -> Callable[..., None]:
+        """Return the function that torch calls after the module of this name."""
+
         def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor):
                 self.names.append(name)
@@ -170,35 +195,39 @@ class FiniteOutputs:
 
 
 def graph(device: str) -> dict[str, Any]:
-    """Return the losses of some steps with and without a graph, the seconds of a step, and the
-    modules whose output was not finite within the graph. On a CPU there are no graphs: the steps
-    run one by one.
+    """Run the same steps with and without a graph.
+
+    Returns the losses of both, the seconds of a step with a graph, and the first modules whose
+    output was not finite within the graph. On a CPU there are no graphs, so the same plain steps
+    run twice.
     """
-    # `clip` is a function: clip(net) is the output of the network for a made clip. The optimizer of
-    # `prepared` is not used, because a graph needs another form of Adam (see `_adam`).
+    # `prepared` makes the network and a clip. clip(net) runs the network on the clip. Its optimizer
+    # is not used, because a graph needs another form of Adam (see `_adam`).
     setup = prepared(device)
     net = setup.net
-    clip = setup.clip
-    start = copy.deepcopy(net.state_dict())
-    without = _losses(_plain_step(net, clip, _adam(net)))
+    initial_weights = copy.deepcopy(net.state_dict())
 
-    net.load_state_dict(start)
+    # Without a graph.
+    losses_without = _losses(_plain_step(net, setup.clip, _adam(net)))
+
+    # With a graph, from the same weights.
+    net.load_state_dict(initial_weights)
     outputs = FiniteOutputs()
     outputs.watch(net)
     optimizer = _adam(net)
-    step = _plain_step(net, clip, optimizer)
+    step = _plain_step(net, setup.clip, optimizer)
     if device == "cuda":
         step = _captured(net, step, outputs)
-        # The steps of the warm-up have changed the weights and the moments. The graph holds their
-        # addresses, so both are set back in place.
-        net.load_state_dict(start)
-        for moments in optimizer.state.values():
-            for tensor in moments.values():
+        # The steps before the recording have changed the weights and the state of Adam. Both are
+        # set back in place, because the graph holds the addresses of their memory.
+        net.load_state_dict(initial_weights)
+        for state_of_parameter in optimizer.state.values():
+            for tensor in state_of_parameter.values():
                 tensor.zero_()
     losses = _losses(step)
     figures = compared({"step": step}, torch.device(device), repeats=REPEATS, warmup=WARMUP)
     return {
-        "losses without": without,
+        "losses without": losses_without,
         "losses": losses,
         "s": figures["step"]["median_s"],
         "first bad": outputs.first_bad(),
@@ -206,19 +235,26 @@ def graph(device: str) -> dict[str, Any]:
 
 
 def _adam(net: nn.Module) -> torch.optim.Adam:
-    """Return an optimizer that keeps the number of its step on the device, as a graph needs."""
-    on_gpu = next(net.parameters()).is_cuda
-    return torch.optim.Adam(net.parameters(), lr=1e-4, capturable=on_gpu)
+    """Return Adam in the form that a graph can record.
+
+    It keeps the number of its steps on the GPU ("capturable"), where each replay increases it.
+    """
+    is_on_gpu = next(net.parameters()).is_cuda
+    return torch.optim.Adam(net.parameters(), lr=1e-4, capturable=is_on_gpu)
 
 
 def _plain_step(
     net: nn.Module, clip: Callable[[nn.Module], Tensor], optimizer: torch.optim.Optimizer
 ) -> Callable[[], Tensor]:
-    """Return a training step that returns its loss as a tensor."""
+    """Return a training step: a function that changes the weights, and returns the loss.
+
+    The target of each pixel is grey, 0.5. The loss is Charbonnier: sqrt(error^2 + 1e-9).
+    """
 
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = (clip(net).float() - 0.5).square().add(1e-9).sqrt().mean()
+        error = clip(net).float() - 0.5
+        loss = error.square().add(1e-9).sqrt().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -229,28 +265,35 @@ def _plain_step(
 def _captured(
     net: nn.Module, step: Callable[[], Tensor], outputs: FiniteOutputs
 ) -> Callable[[], Tensor]:
-    """Return the step as a CUDA graph. Its loss is one tensor, which each replay fills anew."""
+    """Record a step as a CUDA graph. Returns a function that repeats it.
+
+    The returned loss is one tensor, which each replay fills anew.
+    """
+    # Three steps on another stream, as torch.cuda.graph asks for. They make constant tensors,
+    # compile kernels, and allocate the state of the optimizer.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):  # makes constant tensors, compiles kernels, fills the optimizer's state
+        for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(stream)
+
     outputs.clear()
     for parameter in net.parameters():
-        parameter.grad = None  # so that gradients are allocated within the graph
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
+        parameter.grad = None  # so that the graph allocates the gradients itself
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
         loss = step()
 
     def replay() -> Tensor:
-        captured.replay()
+        recorded.replay()
         return loss
 
     return replay
 
 
 def _losses(step: Callable[[], Tensor]) -> list[float]:
+    """Run GRAPH_STEPS steps. Returns their losses."""
     return [float(step()) for _ in range(GRAPH_STEPS)]
 
 

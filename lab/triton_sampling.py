@@ -1,17 +1,33 @@
 """Deformable sampling on an NVIDIA GPU, in Triton: a prepared form that no GPU has run yet.
 
-`deform_conv` here is what `models.vrt.deform_align.deform_conv` computes on a GPU by torchvision.
-torchvision samples in float32, writes nine samples per pixel and channel in float32, and samples
-three times in the backward pass: for the weights, for the positions and masks, and for the input.
-Here the values are 16 bits wide, positions stay float32, and the backward pass samples once.
+`deform_conv` of this file computes the same as `models.vrt.deform_align.deform_conv`, which calls
+torchvision on a GPU. The two forms differ in their cost:
+
+    torchvision     samples in float32, and writes 9 samples per pixel and channel in float32. Its
+                    backward pass samples three times: for the weights, for positions and masks, and
+                    for the input.
+    this form       samples in 16 bits where the input has 16 bits. Positions stay float32, because
+                    16 bits would move the samples. The backward pass samples once.
 
 Expected on an H200 (network 006, 8 clips of 6 x 192 x 192): 0.2 s of a step in place of 0.46 s.
-`lab/gpu_next.py` measures it. It belongs into models/vrt if it saves at least 3 % of a step;
-otherwise it belongs nowhere. In Triton's interpreter it is compared with float64
-(tests/parts/house/test_triton_sampling.py).
+`lab/gpu_next.py` measures it. This form belongs into models/vrt if it saves at least 3 % of a step.
+Otherwise it should be removed.
 
-Letters: n images of h x w pixels; G groups of C channels; tap t = 0 ... 8 of the 3 x 3 kernel.
-A column holds what one output pixel reads: G x 9 x C samples, each times its mask.
+Letters. There are n images of h x w pixels. Their channels are divided into G groups of C channels,
+and the channels of a group are sampled at the same positions. A tap t = 0 ... 8 is one of the 3 x 3
+places of the kernel. A column holds what one output pixel reads: G x 9 x C samples, each times its
+mask. The convolution is then a matrix product of columns and weights.
+
+Two kernels write and read the columns: `_sample` in the forward pass, and `_sample_backward`. Both
+find a sample by bilinear interpolation between four corners. With fx, fy in [0, 1] the position
+between the corners,
+
+    upper = v_00 + fx (v_01 - v_00)       v_00 v_01   the corners above
+    lower = v_10 + fx (v_11 - v_10)       v_10 v_11   the corners below
+    s     = upper + fy (lower - upper)
+
+Test: tests/parts/house/test_triton_sampling.py compares all results with float64, in Triton's
+interpreter on a CPU.
 """
 
 import math
@@ -27,63 +43,110 @@ from torch.autograd.function import once_differentiable
 tl: Any = triton.language
 jit: Any = triton.jit
 TAPS = 9
-PIXELS = 128  # of a program
+# Output pixels of a program. 128 is a usual size of a block and was not measured.
+PIXELS = 128
 
 
-# ---- Kernels: a program has PIXELS output pixels of one group ----
+# ---- Kernels ----
+#
+# A program computes ROWS output pixels of one group, in parallel. Names of the values in a kernel:
+#
+#     pixel       (ROWS,)       number of the output pixel, counted through all images
+#     is_pixel    (ROWS,)       false beyond the last output pixel: nothing is read or written there
+#     channel     (PAD,)        number of the channel within the group. PAD is C rounded up to a
+#                               power of two, because Triton wants such sizes.
+#     is_channel  (PAD,)        false for the padding
+#     HW, H, W                  pixels of an image, its height and width
+#
+# `[:, None]` and `[None, :]` join a value of each pixel with a value of each channel: (ROWS, PAD).
 
 
 @jit
-def _position(offset, plane, at, row, column, inside, HW, TAP: tl.constexpr):
-    """Return where a tap samples: row and column of the pixel above to the left, as int32, and the
-    distance from it, from 0 to 1.
+def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
+    """Return for each output pixel of this program: its number, whether it exists, its image, its
+    number within the image, its row and its column. All are (ROWS,).
 
-    plane: number of the plane of dy in `offset`; the next plane is dx. at: output pixel.
+    pixels: number of output pixels of all images.
     """
-    dy = tl.load(offset + plane * HW + at, mask=inside, other=0.0)
-    dx = tl.load(offset + (plane + 1) * HW + at, mask=inside, other=0.0)
+    # 64 bits, because the addresses made from this number may need more than 32.
+    pixel = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_pixel = pixel < pixels
+    image = pixel // HW
+    pixel_of_image = pixel % HW
+    row = pixel_of_image // W
+    column = pixel_of_image % W
+    return pixel, is_pixel, image, pixel_of_image, row, column
+
+
+@jit
+def _position(offset, plane, pixel_of_image, row, column, is_pixel, HW, TAP: tl.constexpr):
+    """Return where a tap samples: row and column of the corner above to the left, as int32, and
+    the distances fy and fx from it, in [0, 1].
+
+    plane: number of the plane of dy in `offset`. The next plane holds dx.
+    """
+    dy = tl.load(offset + plane * HW + pixel_of_image, mask=is_pixel, other=0.0)
+    dx = tl.load(offset + (plane + 1) * HW + pixel_of_image, mask=is_pixel, other=0.0)
+    # Tap 0 is one row above and one column left of the output pixel, and tap 4 is the pixel itself.
     y = row + (TAP // 3 - 1) + dy
     x = column + (TAP % 3 - 1) + dx
     top = tl.floor(y)
     left = tl.floor(x)
-    return top.to(tl.int32), left.to(tl.int32), y - top, x - left
+    fy = y - top
+    fx = x - left
+    return top.to(tl.int32), left.to(tl.int32), fy, fx
 
 
 @jit
-def _in_image(y, x, inside, H, W):
-    return inside & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+def _in_image(y, x, is_pixel, H, W):
+    """Return whether a corner of an output pixel lies within the image, (ROWS,)."""
+    return is_pixel & (y >= 0) & (y < H) & (x >= 0) & (x < W)
 
 
 @jit
-def _corner(values, image, y, x, is_there, channel, known, W, C: tl.constexpr):
-    """Return the channels of one pixel of the input for each output pixel, zero outside the image.
+def _corner_index(image_begin, y, x, channel, W, C: tl.constexpr):
+    """Return the index of each channel of a corner in the input (n, G, h, w, C), (ROWS, PAD).
 
-    values: pointer to (h, w, C) of one group; image: offset of the image of each output pixel.
+    image_begin: index of the first value of the image and group.
     """
-    at = (image + (y * W + x).to(tl.int64) * C)[:, None] + channel[None, :]
-    return tl.load(values + at, mask=is_there[:, None] & known[None, :], other=0.0).to(tl.float32)
+    corner_begin = image_begin + (y * W + x).to(tl.int64) * C
+    return corner_begin[:, None] + channel[None, :]
 
 
 @jit
-def _corners(values, image, top, left, inside, channel, known, H, W, C: tl.constexpr):
-    """Return the pixels around each sample: upper left, upper right, lower left, lower right."""
-    is_00 = _in_image(top, left, inside, H, W)
-    is_01 = _in_image(top, left + 1, inside, H, W)
-    is_10 = _in_image(top + 1, left, inside, H, W)
-    is_11 = _in_image(top + 1, left + 1, inside, H, W)
-    v_00 = _corner(values, image, top, left, is_00, channel, known, W, C)
-    v_01 = _corner(values, image, top, left + 1, is_01, channel, known, W, C)
-    v_10 = _corner(values, image, top + 1, left, is_10, channel, known, W, C)
-    v_11 = _corner(values, image, top + 1, left + 1, is_11, channel, known, W, C)
+def _corner(values, image_begin, y, x, is_there, channel, is_channel, W, C: tl.constexpr):
+    """Return the channels of a corner, (ROWS, PAD) float32. They are 0 outside of the image."""
+    index = _corner_index(image_begin, y, x, channel, W, C)
+    is_read = is_there[:, None] & is_channel[None, :]
+    return tl.load(values + index, mask=is_read, other=0.0).to(tl.float32)
+
+
+@jit
+def _corners(values, image_begin, top, left, is_pixel, channel, is_channel, H, W, C: tl.constexpr):
+    """Return the corners of each sample: upper left, upper right, lower left, lower right."""
+    is_00 = _in_image(top, left, is_pixel, H, W)
+    is_01 = _in_image(top, left + 1, is_pixel, H, W)
+    is_10 = _in_image(top + 1, left, is_pixel, H, W)
+    is_11 = _in_image(top + 1, left + 1, is_pixel, H, W)
+    v_00 = _corner(values, image_begin, top, left, is_00, channel, is_channel, W, C)
+    v_01 = _corner(values, image_begin, top, left + 1, is_01, channel, is_channel, W, C)
+    v_10 = _corner(values, image_begin, top + 1, left, is_10, channel, is_channel, W, C)
+    v_11 = _corner(values, image_begin, top + 1, left + 1, is_11, channel, is_channel, W, C)
     return v_00, v_01, v_10, v_11
 
 
 @jit
-def _add_to_corner(grad, image, y, x, inside, channel, known, H, W, part, C: tl.constexpr):
-    """Add a part of the gradient to one pixel of the input. part: (pixels, channels)."""
-    at = (image + (y * W + x).to(tl.int64) * C)[:, None] + channel[None, :]
-    is_there = _in_image(y, x, inside, H, W)
-    tl.atomic_add(grad + at, part, mask=is_there[:, None] & known[None, :])
+def _add_to_corner(
+    grad_x, image_begin, y, x, is_pixel, channel, is_channel, H, W, gradient, C: tl.constexpr
+):
+    """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x.
+
+    The addition is atomic, because several samples may have the same corner.
+    """
+    index = _corner_index(image_begin, y, x, channel, W, C)
+    is_there = _in_image(y, x, is_pixel, H, W)
+    is_added = is_there[:, None] & is_channel[None, :]
+    tl.atomic_add(grad_x + index, gradient, mask=is_added)
 
 
 @jit(do_not_specialize=["pixels"])
@@ -91,29 +154,36 @@ def _sample(
     x, offset, mask, columns, pixels, H, W,
     G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the columns of ROWS output pixels of one group. x: (n, G, h, w, C)."""
-    group = tl.program_id(1)
-    pixel = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = pixel < pixels
+    """Write the columns of ROWS output pixels of one group.
+
+    x: (n, G, h, w, C). offset: (n, G, 9, 2, h, w). mask: (n, G, 9, h, w). columns:
+    (n h w, G, 9, C), the result.
+    """
     HW = H * W
-    number = pixel // HW  # of the image
-    at = pixel % HW
-    row = at // W
-    column = at % W
+    pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
+    group = tl.program_id(1)
     channel = tl.arange(0, PAD)
-    known = channel < C
-    image = (number * G + group) * HW * C
+    is_channel = channel < C
+    image_begin = (image * G + group) * HW * C  # in x
     for TAP in tl.static_range(9):
-        tap_plane = (number * G + group) * 9 + TAP
-        top, left, fy, fx = _position(offset, 2 * tap_plane, at, row, column, inside, HW, TAP)
-        factor = tl.load(mask + tap_plane * HW + at, mask=inside, other=0.0).to(tl.float32)
-        v_00, v_01, v_10, v_11 = _corners(x, image, top, left, inside, channel, known, H, W, C)
+        # The four corners of each sample, and their bilinear interpolation.
+        tap_plane = (image * G + group) * 9 + TAP  # number of the plane (h, w) in mask
+        top, left, fy, fx = _position(
+            offset, 2 * tap_plane, pixel_of_image, row, column, is_pixel, HW, TAP
+        )
+        v_00, v_01, v_10, v_11 = _corners(
+            x, image_begin, top, left, is_pixel, channel, is_channel, H, W, C
+        )
         upper = v_00 + fx[:, None] * (v_01 - v_00)
         lower = v_10 + fx[:, None] * (v_11 - v_10)
-        value = (upper + fy[:, None] * (lower - upper)) * factor[:, None]
-        to = ((pixel * G + group) * 9 + TAP)[:, None] * C + channel[None, :]
-        known_here = inside[:, None] & known[None, :]
-        tl.store(columns + to, value.to(columns.dtype.element_ty), mask=known_here)
+        s = upper + fy[:, None] * (lower - upper)
+
+        # The sample times its mask is an entry of the column.
+        m = tl.load(mask + tap_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)
+        entry = s * m.to(tl.float32)[:, None]
+        entry_index = ((pixel * G + group) * 9 + TAP)[:, None] * C + channel[None, :]
+        is_entry = is_pixel[:, None] & is_channel[None, :]
+        tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_entry)
 
 
 @jit(do_not_specialize=["pixels"])
@@ -121,67 +191,105 @@ def _sample_backward(
     x, offset, mask, columns, grad_x, grad_offset, grad_mask, pixels, H, W,
     G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Read the gradient of the columns, and write the columns themselves in its place.
+    """Read the gradients of the columns, and write the columns themselves in their place.
 
-    With value s(y, x) of a sample, its mask m and the gradient g of s m: the gradients are sum(g s)
-    of the mask, m sum(g ds/dy) and m sum(g ds/dx) of the position, sums over the channels of the
-    group; and m g times the weight of each corner of the input. grad_x: (n, G, h, w, C), float32,
-    zero at the start.
+    An entry of a column is m s: the sample s times its mask m. With the gradient g of the entry,
+    the sums running over the channels of the group, the gradients are
+
+        of the mask        sum(g s)
+        of dy              m sum(g ds/dy)        ds/dy = lower - upper
+        of dx              m sum(g ds/dx)        ds/dx = (1 - fy) (v_01 - v_00) + fy (v_11 - v_10)
+        of a corner        m g times the weight of the corner, e.g. (1 - fy) (1 - fx) of v_00
+
+    grad_x: (n, G, h, w, C), float32. It must be 0 at the start, because the kernel adds to it.
+    grad_offset, grad_mask: as offset and mask.
     """
-    group = tl.program_id(1)
-    pixel = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = pixel < pixels
     HW = H * W
-    number = pixel // HW
-    at = pixel % HW
-    row = at // W
-    column = at % W
+    pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
+    group = tl.program_id(1)
     channel = tl.arange(0, PAD)
-    known = channel < C
-    image = (number * G + group) * HW * C
+    is_channel = channel < C
+    image_begin = (image * G + group) * HW * C  # in x and in grad_x
     for TAP in tl.static_range(9):
-        tap_plane = (number * G + group) * 9 + TAP
-        top, left, fy, fx = _position(offset, 2 * tap_plane, at, row, column, inside, HW, TAP)
-        factor = tl.load(mask + tap_plane * HW + at, mask=inside, other=0.0).to(tl.float32)
-        v_00, v_01, v_10, v_11 = _corners(x, image, top, left, inside, channel, known, H, W, C)
+        # The samples again, as in `_sample`.
+        tap_plane = (image * G + group) * 9 + TAP
+        top, left, fy, fx = _position(
+            offset, 2 * tap_plane, pixel_of_image, row, column, is_pixel, HW, TAP
+        )
+        v_00, v_01, v_10, v_11 = _corners(
+            x, image_begin, top, left, is_pixel, channel, is_channel, H, W, C
+        )
         upper = v_00 + fx[:, None] * (v_01 - v_00)
         lower = v_10 + fx[:, None] * (v_11 - v_10)
-        value = upper + fy[:, None] * (lower - upper)
-        along_x = (v_01 - v_00) + fy[:, None] * ((v_11 - v_10) - (v_01 - v_00))
+        s = upper + fy[:, None] * (lower - upper)
+        ds_dy = lower - upper
+        # v_01 - v_00 + fy (...) is (1 - fy) (v_01 - v_00) + fy (v_11 - v_10).
+        ds_dx = (v_01 - v_00) + fy[:, None] * ((v_11 - v_10) - (v_01 - v_00))
 
-        to = ((pixel * G + group) * 9 + TAP)[:, None] * C + channel[None, :]
-        known_here = inside[:, None] & known[None, :]
-        g = tl.load(columns + to, mask=known_here, other=0.0).to(tl.float32)
-        masked = value * factor[:, None]
-        tl.store(columns + to, masked.to(columns.dtype.element_ty), mask=known_here)
+        # Read the gradient of an entry, then write the entry over it.
+        m = tl.load(mask + tap_plane * HW + pixel_of_image, mask=is_pixel, other=0.0).to(tl.float32)
+        entry_index = ((pixel * G + group) * 9 + TAP)[:, None] * C + channel[None, :]
+        is_entry = is_pixel[:, None] & is_channel[None, :]
+        g = tl.load(columns + entry_index, mask=is_entry, other=0.0).to(tl.float32)
+        entry = s * m[:, None]
+        tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_entry)
 
-        of_mask = tl.sum(g * value, 1)
-        tl.store(grad_mask + tap_plane * HW + at, of_mask, mask=inside)
-        of_y = factor * tl.sum(g * (lower - upper), 1)
-        of_x = factor * tl.sum(g * along_x, 1)
-        tl.store(grad_offset + 2 * tap_plane * HW + at, of_y, mask=inside)
-        tl.store(grad_offset + (2 * tap_plane + 1) * HW + at, of_x, mask=inside)
+        # The gradients of mask and offset: sums over the channels (axis 1).
+        grad_m = tl.sum(g * s, 1)
+        grad_dy = m * tl.sum(g * ds_dy, 1)
+        grad_dx = m * tl.sum(g * ds_dx, 1)
+        dy_plane = 2 * tap_plane
+        dx_plane = 2 * tap_plane + 1
+        tl.store(grad_mask + tap_plane * HW + pixel_of_image, grad_m, mask=is_pixel)
+        tl.store(grad_offset + dy_plane * HW + pixel_of_image, grad_dy, mask=is_pixel)
+        tl.store(grad_offset + dx_plane * HW + pixel_of_image, grad_dx, mask=is_pixel)
 
-        g *= factor[:, None]
+        # The gradients of the corners.
+        g *= m[:, None]
         g_upper = g * (1 - fy)[:, None]
         g_lower = g * fy[:, None]
-        right = fx[:, None]
-        g_00 = g_upper * (1 - right)
-        g_01 = g_upper * right
-        g_10 = g_lower * (1 - right)
-        g_11 = g_lower * right
-        _add_to_corner(grad_x, image, top, left, inside, channel, known, H, W, g_00, C)
-        _add_to_corner(grad_x, image, top, left + 1, inside, channel, known, H, W, g_01, C)
-        _add_to_corner(grad_x, image, top + 1, left, inside, channel, known, H, W, g_10, C)
-        _add_to_corner(grad_x, image, top + 1, left + 1, inside, channel, known, H, W, g_11, C)
+        g_00 = g_upper * (1 - fx)[:, None]
+        g_01 = g_upper * fx[:, None]
+        g_10 = g_lower * (1 - fx)[:, None]
+        g_11 = g_lower * fx[:, None]
+        bottom = top + 1
+        right = left + 1
+        _add_to_corner(grad_x, image_begin, top, left, is_pixel, channel, is_channel, H, W, g_00, C)
+        _add_to_corner(
+            grad_x, image_begin, top, right, is_pixel, channel, is_channel, H, W, g_01, C
+        )
+        _add_to_corner(
+            grad_x, image_begin, bottom, left, is_pixel, channel, is_channel, H, W, g_10, C
+        )
+        _add_to_corner(
+            grad_x, image_begin, bottom, right, is_pixel, channel, is_channel, H, W, g_11, C
+        )
 
 
 # ---- The convolution ----
+#
+# c input channels, c' output channels. The weights may be divided into k weight groups: each of
+# them reads c / k input channels, which are G / k groups of sampling, and makes c' / k output
+# channels. K = G / k * 9 * C is the length of the part of a column that a weight group reads.
+
+
+def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return what models.vrt.deform_align.deform_conv returns, (n, c', h, w) in the dtype of x.
+
+    x: (n, c, h, w), 16 bits or float32.
+    offset: (n, 18 G, h, w), float32: dy and dx of each group and tap.
+    mask: (n, 9 G, h, w).
+    weight: (c', c / k, 3, 3) with k weight groups.
+    bias: (c',).
+    """
+    return _DeformConv.apply(x, offset.contiguous(), mask.contiguous(), weight, bias)
 
 
 class _DeformConv(torch.autograd.Function):
-    """Sampling and product. Its backward adds with atomics: as torchvision's, it sums in another
-    order each time.
+    """Sample the columns, then multiply them by the weights.
+
+    The backward pass adds with atomics, so its sums have another order each time, and the last bits
+    of the gradient of x differ. torchvision does so as well.
     """
 
     @staticmethod
@@ -193,10 +301,13 @@ class _DeformConv(torch.autograd.Function):
         grouped = _channels_innermost(x, groups)
         columns = _columns_like(grouped)
         _launch(_sample, grouped, offset, mask, columns)
+
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
-        by_group = columns.view(n * h * w, len(weights), -1).transpose(0, 1)  # (k, pixels, K)
+        k = len(weights)
+        by_group = columns.view(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, K)
         out = torch.bmm(by_group, weights.transpose(1, 2))  # (k, pixels, c'/k)
-        out = out.transpose(0, 1).reshape(n, h, w, -1) + bias.to(x.dtype)
+        out = out.transpose(0, 1).reshape(n, h, w, -1) + bias.to(x.dtype)  # (n, h, w, c')
+        # The columns are not saved: the backward pass samples them again, which saves memory.
         ctx.save_for_backward(grouped, offset, mask, weight)
         return out.permute(0, 3, 1, 2)
 
@@ -204,78 +315,94 @@ class _DeformConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         grouped, offset, mask, weight = ctx.saved_tensors
-        n, _, h, w, _ = grouped.shape
-        weights = _weights_of_columns(weight, grouped)
+        n, groups, h, w, channels = grouped.shape
+        weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
+        k = len(weights)
         grad = grad.permute(0, 2, 3, 1).to(grouped.dtype)  # (n, h, w, c')
-        by_group = grad.reshape(n * h * w, len(weights), -1).transpose(0, 1)  # (k, pixels, c'/k)
+        by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, c'/k)
 
-        # The gradient of the columns; the kernel writes the columns over it.
+        # `columns` first holds the gradient of the columns. The kernel writes the columns over it.
         columns = _columns_like(grouped)
-        of_columns = columns.view(n * h * w, len(weights), -1)  # (pixels, k, K)
-        of_columns.copy_(torch.bmm(by_group, weights).transpose(0, 1))
+        by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K), the same memory
+        by_pixel.copy_(torch.bmm(by_group, weights).transpose(0, 1))
         grad_x = torch.zeros_like(grouped, dtype=torch.float32)
         grad_offset = torch.empty_like(offset)
         grad_mask = torch.empty_like(mask, dtype=torch.float32)
         _launch(_sample_backward, grouped, offset, mask, columns, grad_x, grad_offset, grad_mask)
 
-        grad_weights = torch.bmm(by_group.transpose(1, 2), of_columns.transpose(0, 1))
-        c = grad_x.shape[1] * grad_x.shape[4]
+        # Now `columns`, and so `by_pixel`, hold the columns.
+        grad_weights = torch.bmm(by_group.transpose(1, 2), by_pixel.transpose(0, 1))
+        grad_x = grad_x.permute(0, 1, 4, 2, 3).reshape(n, groups * channels, h, w)
+        grad_bias = grad.float().sum((0, 1, 2))
+        # In the order of the arguments of `forward`.
         return (
-            grad_x.permute(0, 1, 4, 2, 3).reshape(n, c, h, w).to(grouped.dtype),
+            grad_x.to(grouped.dtype),
             grad_offset,
             grad_mask.to(mask.dtype),
             _as_weight(grad_weights, weight, grouped).to(weight.dtype),
-            grad.float().sum((0, 1, 2)).to(weight.dtype),
+            grad_bias.to(weight.dtype),
         )
 
 
-def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return what models.vrt.deform_align.deform_conv returns, in the dtype of x.
-
-    x: (n, c, h, w), 16 bits or float32; offset: (n, 18 G, h, w), float32; mask: (n, 9 G, h, w);
-    weight: (c', c / k, 3, 3) with k weight groups; bias: (c',).
-    """
-    return _DeformConv.apply(x, offset.contiguous(), mask.contiguous(), weight, bias)
-
-
 def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others: Tensor) -> None:
-    """Run a kernel over all pixels and groups. grouped: the input, (n, G, h, w, C)."""
+    """Run a kernel over all pixels and groups.
+
+    grouped: the input, (n, G, h, w, C). others: the further tensors of the kernel, in the order of
+    its arguments.
+    """
     n, groups, h, w, channels = grouped.shape
     pixels = n * h * w
-    padded = 1 << (channels - 1).bit_length()
-    kernel[(math.ceil(pixels / PIXELS), groups)](
-        grouped, offset, mask, *others, pixels, h, w, G=groups, C=channels, PAD=padded, ROWS=PIXELS
+    programs = (math.ceil(pixels / PIXELS), groups)
+    next_power_of_two = 1 << (channels - 1).bit_length()  # e.g. 6 channels -> 8
+    kernel[programs](
+        grouped,
+        offset,
+        mask,
+        *others,
+        pixels,
+        h,
+        w,
+        G=groups,
+        C=channels,
+        PAD=next_power_of_two,
+        ROWS=PIXELS,
     )
 
 
 def _channels_innermost(x: Tensor, groups: int) -> Tensor:
-    """Return (n, G, h, w, C): the channels of a group side by side, as a sample reads them, and
-    neighbouring pixels side by side, as neighbouring samples mostly are.
+    """Return x (n, c, h, w) as (n, G, h, w, C).
+
+    A sample reads the channels of a group, which lie side by side in memory then. Neighbouring
+    pixels lie side by side, too, because neighbouring output pixels mostly read neighbours.
     """
     n, c, h, w = x.shape
-    return x.reshape(n, groups, c // groups, h, w).permute(0, 1, 3, 4, 2).contiguous()
+    x = x.reshape(n, groups, c // groups, h, w)  # (n, G, C, h, w)
+    return x.permute(0, 1, 3, 4, 2).contiguous()
 
 
 def _columns_like(grouped: Tensor) -> Tensor:
-    """Return memory for the columns: (pixels, G, 9, C)."""
+    """Return memory for the columns: (n h w, G, 9, C) in the dtype of the input."""
     n, groups, h, w, channels = grouped.shape
     return grouped.new_empty(n * h * w, groups, TAPS, channels)
 
 
 def _weights_of_columns(weight: Tensor, grouped: Tensor) -> Tensor:
-    """Return the weights in the order of the columns: (k, c'/k, G/k * 9 * C).
+    """Return the weights (c', c / k, 3, 3) in the order of the columns: (k, c'/k, K).
 
-    Each of the k weight groups reads G / k whole groups of channels.
+    `_as_weight` is the way back: change both together.
     """
-    groups, channels = grouped.shape[1], grouped.shape[4]
+    _, groups, _, _, channels = grouped.shape
+    outputs = len(weight)
     k = groups * channels // weight.shape[1]
-    ordered = weight.view(k, -1, groups // k, channels, TAPS).permute(0, 1, 2, 4, 3)
-    return ordered.reshape(k, len(weight) // k, -1).to(grouped.dtype)
+    ordered = weight.view(k, -1, groups // k, channels, TAPS)  # (k, c'/k, G/k, C, 9)
+    ordered = ordered.permute(0, 1, 2, 4, 3)  # (k, c'/k, G/k, 9, C)
+    return ordered.reshape(k, outputs // k, -1).to(grouped.dtype)
 
 
 def _as_weight(grads: Tensor, weight: Tensor, grouped: Tensor) -> Tensor:
-    """Return gradients in the order of the columns in the shape of `weight`."""
-    groups, channels = grouped.shape[1], grouped.shape[4]
+    """Return gradients (k, c'/k, K) in the order of the columns in the shape of `weight`."""
+    _, groups, _, _, channels = grouped.shape
     k, outputs, _ = grads.shape
-    ordered = grads.view(k, outputs, groups // k, TAPS, channels).permute(0, 1, 2, 4, 3)
+    ordered = grads.view(k, outputs, groups // k, TAPS, channels)  # (k, c'/k, G/k, 9, C)
+    ordered = ordered.permute(0, 1, 2, 4, 3)  # (k, c'/k, G/k, C, 9)
     return ordered.reshape(weight.shape)
