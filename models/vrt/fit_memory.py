@@ -2,14 +2,14 @@
 out-of-memory error says what to change.
 
 Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
-in backward ("checkpointing"), which saves memory and costs time. `fit_memory` chooses which
-branches are computed again:
+in backward. This is called checkpointing: it saves memory and costs time. `fit_memory` chooses
+which branches are computed again:
 
     count    run the forward pass once with every branch recomputed, and note what autograd has
-             saved before each module (`Moment`)
+             saved by the end of each module (`Moment`)
     measure  for each branch, what autograd would save in addition without recomputing (`Branch`)
-    choose   stop recomputing the branches with the most work per byte, while the estimate of the
-             peak stays within the budget
+    choose   stop recomputing the branches with the most work per byte, as long as the estimate of
+             the peak stays within the budget
 
 `suggest_changes` and `out_of_memory_error` say which options make a step smaller.
 
@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 GB = 1e9
 # Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
 BYTES_PER_PARAMETER = 16
-# For workspaces and fragmentation, which the count of tensors does not include.
+# The estimate is multiplied by this factor, for workspaces and fragmentation, which the count of
+# tensors does not include. The count is at most 10 % too low, see `fit_memory`.
 MARGIN = 1.1
 
 
@@ -58,13 +59,13 @@ class Branch(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The backward pass of one module."""
+    """What is in memory during the backward pass of one module."""
 
     # The branches of this module.
     branches: list[Branch]
     # Bytes that autograd has saved by the end of the module's forward pass, if all branches are
-    # recomputed. These bytes are in use during the module's backward pass. The bytes of later
-    # modules are free again by then, because backward goes from the last module to the first.
+    # recomputed. They are in use during the module's backward pass. The bytes of later modules are
+    # free again, because backward goes from the last module to the first.
     saved: int
     # Further bytes that the module's backward pass allocates on a GPU.
     transient: int = 0
@@ -89,38 +90,53 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
 
     The estimate counts the tensors that autograd saves, without a backward pass. So gradients and
     random numbers are not changed, and every rank gets the same result. The count is within 3 % of
-    what a step allocates, and up to 10 % below it for recomputed blocks of the plain form
-    (docs/benchmarks/net.md). MARGIN covers both.
+    what a step allocates, and for recomputed blocks of the plain form up to 10 % below it
+    (docs/benchmarks/net.md). MARGIN covers this error.
     """
     moments = _checkpoint_all(net, run)
-    branches = [branch for moment in moments for branch in moment.branches]
-    fixed = BYTES_PER_PARAMETER * sum(p.numel() for p in net.parameters())
+    branches = []
+    for moment in moments:
+        branches += moment.branches
+    parameter_count = sum(parameter.numel() for parameter in net.parameters())
+    parameter_bytes = BYTES_PER_PARAMETER * parameter_count
+    budget = budget_gb * GB
 
-    # The branches that take the most operations per byte gain most if they are not recomputed.
-    # Stop recomputing a branch, unless the step then needs more than the budget.
-    branches_by_gain = sorted(branches, key=lambda b: b.flops / max(b.bytes, 1), reverse=True)
-    for branch in branches_by_gain:
+    def needed_bytes() -> float:
+        # With the present flags.
+        return MARGIN * (parameter_bytes + _activations(moments).peak)
+
+    def work_per_byte(branch: Branch) -> float:
+        return branch.flops / max(branch.bytes, 1)  # a branch may save nothing
+
+    # Stop recomputing one branch after the other, beginning with the branches for which a byte of
+    # memory saves the most work. If the step then needs more than the budget, recompute this branch
+    # after all.
+    for branch in sorted(branches, key=work_per_byte, reverse=True):
         setattr(branch.owner, branch.flag, False)
-        if MARGIN * (fixed + _activations(moments).peak) > budget_gb * GB:
+        if needed_bytes() > budget:
             setattr(branch.owner, branch.flag, True)
 
     kept, peak = _activations(moments)
-    need = MARGIN * (fixed + peak)
-    recomputed = sum(_is_recomputed(branch) for branch in branches)
+    need = needed_bytes()
+    recomputed_count = sum(_is_recomputed(branch) for branch in branches)
     logger.info(
         "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
         "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a "
         "margin)",
-        recomputed, len(branches), need / GB, budget_gb, kept / GB, (peak - kept) / GB, fixed / GB,
+        recomputed_count, len(branches), need / GB, budget_gb, kept / GB, (peak - kept) / GB,
+        parameter_bytes / GB,
     )  # fmt: skip
-    if need > budget_gb * GB:
-        # Activations grow with the area of a crop, so its side shrinks by the square root.
-        share = (budget_gb * GB / MARGIN - fixed) / (need / MARGIN - fixed)
+    if need > budget:
+        # The share of the present activations that would fit. Activations grow with the area of a
+        # crop, so the side of the crop shrinks by the square root of the share.
+        room_for_activations = budget / MARGIN - parameter_bytes
+        activations = need / MARGIN - parameter_bytes
+        share = max(0.0, room_for_activations / activations)
         logger.warning(
             "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "
             "block checkpointed: "
             "reduce gt_size to %.0f %%, or reduce num_frame or the batch", budget_gb, need / GB,
-            100 * max(0.0, share) ** 0.5,
+            100 * share**0.5,
         )  # fmt: skip
     return need / GB
 
@@ -130,19 +146,21 @@ def _activations(moments: list[Moment]) -> Activations:
     kept_in_branches = 0  # bytes of the branches so far that are not recomputed
     peak = 0
     for moment in moments:
-        recomputed = 0  # what the backward pass of this module computes again
+        recomputed = 0  # bytes of the branches that the backward pass of this module recomputes
         for branch in moment.branches:
             if _is_recomputed(branch):
                 recomputed += branch.bytes
             else:
                 kept_in_branches += branch.bytes
-        peak = max(peak, moment.saved + kept_in_branches + recomputed + moment.transient)
+        during_backward = moment.saved + kept_in_branches + recomputed + moment.transient
+        peak = max(peak, during_backward)
     end_of_forward = moments[-1]
-    return Activations(end_of_forward.saved + kept_in_branches, peak)
+    kept = end_of_forward.saved + kept_in_branches
+    return Activations(kept, peak)
 
 
 def _is_recomputed(branch: Branch) -> bool:
-    """Whether backward computes the branch again: the flag of its owner."""
+    """Say whether backward computes the branch again: the flag of its owner."""
     return getattr(branch.owner, branch.flag)
 
 
@@ -155,6 +173,7 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
     Returns the moments in the order of the forward pass. The last moment is the end of the forward
     pass, and has no branches.
     """
+    # The modules with branches that may be recomputed, and the modules that align frames.
     owners: list[Any] = []
     for module in net.modules():
         if isinstance(module, Block):
@@ -163,16 +182,19 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
         if isinstance(module, Stage) and module.aligns:
             owners.append(module.pa_fuse)
     aligns = [module for module in net.modules() if isinstance(module, DeformAlign)]
-    # For each module that has run: itself, its input, and the bytes saved so far.
+    # For each module that has run: the module, its input, and the bytes saved so far.
     seen: list[tuple[Any, Tensor, int]] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
-        # DeformAlign takes (sources, target, flows), the others take x alone.
+        # torch calls this after the forward pass of a module. DeformAlign takes (sources, target,
+        # flows), all other modules take x alone.
         x = args[1] if module in aligns else args[0]
         seen.append((module, x.detach(), sum(sizes.values())))
 
-    first = next(net.parameters())
-    with devices.forked_generators(first.device), torch.enable_grad():
+    # Forked generators: the random numbers that are drawn here are drawn again in the training.
+    first_parameter = next(net.parameters())
+    with devices.forked_generators(first_parameter.device), torch.enable_grad():
+        # 1. Run the network once with all flags set and with the hooks.
         with ExitStack() as stack:
             sizes = stack.enter_context(saved_bytes(net))
             for owner in owners:
@@ -182,32 +204,36 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
                 hook = module.register_forward_hook(note)
                 stack.callback(hook.remove)
             run()
-        known: dict[tuple, list[int]] = {}
+        # 2. Measure the branches of the modules that have run.
+        known: dict[tuple, list[int]] = {}  # see `_moment`
         moments = []
         for module, x, saved in seen:
             if module in aligns:
                 moments.append(Moment([], saved, module.transient(x)))
             else:
                 moments.append(_moment(net, module, x, saved, known))
-        moments.append(Moment([], sum(sizes.values())))
-        return moments
+        end_of_forward = Moment([], sum(sizes.values()))
+        return [*moments, end_of_forward]
 
 
 @contextmanager
 def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
     """Count what autograd saves for backward within this context.
 
-    Yields a dictionary that fills up: address of a storage -> its bytes. Parameters and buffers of
-    the network do not count.
+    Yields a dictionary that fills up: address of a storage -> its bytes. A storage that several
+    tensors share counts once. Parameters and buffers of the network do not count.
     """
-    own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
+    tensors_of_net = (*net.parameters(), *net.buffers())
+    addresses_of_net = {tensor.untyped_storage().data_ptr() for tensor in tensors_of_net}
     sizes: dict[int, int] = {}
     alive: list[Tensor] = []  # keeps the tensors, so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
+        # torch calls this for each tensor that it saves.
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and storage.data_ptr() not in sizes:
-            sizes[storage.data_ptr()] = storage.nbytes()
+        address = storage.data_ptr()
+        if address not in addresses_of_net and address not in sizes:
+            sizes[address] = storage.nbytes()
             alive.append(tensor)
         return tensor
 
@@ -218,12 +244,13 @@ def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
 def _moment(
     net: nn.Module, owner: Any, x: Tensor, saved: int, known: dict[tuple, list[int]]
 ) -> Moment:
-    """Describe the backward pass of a block, or of the GatedMlp of a stage.
+    """Return the moment of a block, or of the GatedMlp of a stage.
 
     owner: the block, or the GatedMlp. x: its input. saved: see `Moment`.
-    known: kind and size of a module -> its measurement. A new measurement is added here, so that
-    blocks that are alike are measured once.
+    known: kind and size of a module -> its measurement. This function adds new measurements, so
+    that blocks that are alike are measured once.
     """
+    # Everything that the bytes depend on. A block without a shift has no masks.
     kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):
         attn = owner.attn
@@ -234,8 +261,8 @@ def _moment(
     else:
         transient = 0
         tokens = x.numel() / x.shape[-1]
-        weights = sum(w.numel() for w in owner.weights().values())
-        flops = [2.0 * tokens * weights]
+        weight_count = sum(weight.numel() for weight in owner.weights().values())
+        flops = [2.0 * tokens * weight_count]  # a multiplication and an addition for each weight
     if kind not in known:
         known[kind] = _measured(net, owner, x.requires_grad_())
     branches = []
@@ -248,10 +275,10 @@ def _measured(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
     """Return the bytes that autograd saves in addition if a flag of `owner` is cleared.
 
     The flags are cleared one by one, and are set again at the end. E.g. 10 MB with all flags set,
-    40 MB without the first flag, 60 MB without both -> [30 MB, 20 MB].
+    40 MB without the first flag, 60 MB without both flags -> [30 MB, 20 MB].
     """
     totals = []
-    for flag in (None, *owner.FLAGS):
+    for flag in (None, *owner.FLAGS):  # None: all flags are set
         if flag is not None:
             setattr(owner, flag, False)
         with saved_bytes(net) as sizes:
@@ -271,20 +298,25 @@ def _flops_of_block(block: Block, x: Tensor) -> list[float]:
     batch, *size, channels = x.shape
     # The attention computes whole windows, with padding. A window that is larger than the clip is
     # as large as the clip.
-    window = [min(s, w) for s, w in zip(size, block.window, strict=True)]
+    window = [min(length, most) for length, most in zip(size, block.window, strict=True)]
     padded_tokens = batch
-    for length, length_of_window in zip(size, window, strict=True):
-        padded_tokens *= math.ceil(length / length_of_window) * length_of_window
+    for length, window_length in zip(size, window, strict=True):
+        windows = math.ceil(length / window_length)
+        padded_tokens *= windows * window_length
     tokens = batch * math.prod(size)
 
-    # A token takes one multiplication and one addition for each weight, and in the products q k^T
-    # and p v one of each for each channel and partner. Mutual attention adds such products within
-    # half a window.
+    # Linear layers: a token takes a multiplication and an addition for each weight. The products
+    # q k^T and p v: a token takes a multiplication and an addition for each channel and each token
+    # of its window. Mutual attention has two such products within half a window, which count as one
+    # product within a window.
     attn_weights = _weights_in_layers(attn)
     mlp_weights = _weights_in_layers(block.mlp)
     products = 3 if attn.mutual else 2
-    pairs = products * math.prod(window) * channels
-    return [padded_tokens * 2.0 * (attn_weights + pairs), tokens * 2.0 * mlp_weights]
+    tokens_of_window = math.prod(window)
+    in_products = products * tokens_of_window * channels
+    attention_flops = padded_tokens * 2.0 * (attn_weights + in_products)
+    mlp_flops = tokens * 2.0 * mlp_weights
+    return [attention_flops, mlp_flops]
 
 
 def _weights_in_layers(module: nn.Module) -> int:
@@ -321,7 +353,8 @@ def out_of_memory_error(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against "
             "fragmentation"
         )
-    indent = " " * 12  # as deep as the text of an error
+    # The lines stand below one another, as deep as the text of an error in the terminal.
+    indent = " " * 12
     return SpikeVRTError(
         what=f"out of memory on rank {utils_dist.get_rank()}{peak}",
         where=where,
@@ -342,15 +375,16 @@ def suggest_changes(
     """
     lines = []
 
-    # Fewer clips at a time and as many more passes give the same step.
+    # Fewer clips at a time, and as many more micro-batches, give the same step. Of the divisors of
+    # the batch, take the largest up to its half, e.g. 9 -> 3.
     batch = getattr(data, "dataloader_batch_size", 1)
     if batch > 1:
         fewer = batch // 2
         while batch % fewer != 0:
             fewer -= 1
-        steps = train.accumulation_steps * batch // fewer
+        micro_batches = train.accumulation_steps * batch // fewer
         lines.append(
-            f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={steps}"
+            f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={micro_batches}"
         )
 
     # Checkpointing everywhere gives the same numbers, and takes more time.
@@ -364,18 +398,21 @@ def suggest_changes(
     if keys:
         lines.append(" ".join(keys))
 
+    # 16 bits change the numbers a little.
     if not train.amp.enable:
         lines.append("train.amp.enable=true")
 
-    # Crops of at most three quarters of the side, in steps that the network takes.
-    side = getattr(data, "gt_size", 0) // spec.scale * 3 // 4
-    side = side // spec.multiple * spec.multiple
-    if side >= max(spec.least_size):
-        lines.append(f"datasets.train.gt_size={side * spec.scale}")
+    # Crops of at most three quarters of the side, rounded down to a multiple that the network
+    # takes.
+    side = getattr(data, "gt_size", 0) // spec.scale  # of the input
+    smaller_side = side * 3 // 4
+    smaller_side = smaller_side // spec.multiple * spec.multiple
+    if smaller_side >= max(spec.least_size):
+        lines.append(f"datasets.train.gt_size={smaller_side * spec.scale}")
 
-    # One frame less, but one frame more than the network requires, so that attention between frames
-    # has several frames to use.
-    frames = getattr(data, "num_frame", 0) - 1
-    if frames > spec.least_frames and not spec.interpolates:
-        lines.append(f"datasets.train.num_frame={frames}")
+    # One frame less, but at least one frame more than the network requires, so that attention
+    # between frames has several frames to use.
+    fewer_frames = getattr(data, "num_frame", 0) - 1
+    if fewer_frames > spec.least_frames and not spec.interpolates:
+        lines.append(f"datasets.train.num_frame={fewer_frames}")
     return lines
