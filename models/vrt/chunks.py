@@ -1,10 +1,10 @@
 """Computes a layer chunk by chunk, and computes it again in backward; the gated MLP.
 
-Under autograd, a block of the transformer keeps every intermediate tensor until backward. These
-are 16 to 21 tensors of the size of its input. The autograd function `InChunks` keeps the input of
-the block alone. Its forward pass takes a chunk of tokens through the whole block, then the next
-chunk. Its backward pass computes each chunk again, with a graph, and frees the graph before the
-next chunk. On a CPU a chunk is so small that its intermediate tensors stay in the cache.
+Under autograd, a block of the transformer keeps every intermediate tensor until backward: 16 to 21
+tensors of the size of its input. The autograd function `InChunks` keeps only the input of the
+block. Its forward pass takes a chunk of tokens through the whole block, then the next chunk. Its
+backward pass computes each chunk again, with a graph, and frees the graph before the next chunk. On
+a CPU a chunk is so small that its intermediate tensors stay in the cache.
 
 Two layers run this way: `Block` in block.py and `GatedMlp` at the end of this file. Each describes
 its computation by a `Work`:
@@ -13,12 +13,13 @@ its computation by a `Work`:
     y = InChunks.apply(x, work, *weights)           weights in the order of `names`
 
 A `Tape` carries the results of our attention for CPUs from the forward pass to the backward pass,
-because computing attention again costs more than keeping its output.
+because computing attention again costs more time than keeping its output costs memory.
 
-Sums over chunks are part of the results bit for bit. So the size and the order of the chunks, and
-the order of the sums in backward, must stay, or existing runs resume with other last bits.
+What must stay: the size and the order of the chunks, and the order of the sums in backward. Another
+order changes the last bits of a training, so existing runs would not resume exactly.
 
-Tests: tests/parts/models/test_block.py, test_gradients.py, test_vrt_modules.py
+Tests: tests/parts/models/test_block.py, test_gradients.py (both compare with the plain form),
+test_vrt_modules.py
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,12 +44,12 @@ CPU_TOKENS = 2048
 # Tokens of a chunk on a GPU: enough to keep the GPU busy, see `gpu_tokens`.
 GPU_TOKENS = 1 << 17
 # Names of weights that keep float32, whatever the dtype of the tokens is. They are added to float32
-# values, or the operator that uses them casts them.
+# values, or the operator that uses them casts them. For the names see Block.weights.
 FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
 def runs_in_chunks(kernels: str) -> bool:
-    """Whether a layer runs chunk by chunk, and not as a whole under autograd.
+    """Say whether a layer runs chunk by chunk, and not as a whole under autograd.
 
     kernels: the option netG.kernels. torch.compile traces the plain form, whatever the option is.
     """
@@ -58,9 +59,9 @@ def runs_in_chunks(kernels: str) -> bool:
 def gpu_tokens(x: Tensor) -> int:
     """Return the number of tokens of a chunk on a GPU.
 
-    With our kernels a chunk is four times as large, because they need no memory per window, and
-    fewer chunks need fewer kernel launches. A step of eight clips on an H200 took 3.4 s with the
-    smaller chunks and 2.4 s with the larger ones.
+    With our kernels a chunk is four times as large, because the kernels need no memory per window,
+    and fewer chunks need fewer kernel launches. A step of eight clips on an H200 took 3.4 s with
+    the smaller chunks and 2.4 s with the larger chunks.
     """
     if has_kernels(x):
         return 4 * GPU_TOKENS
@@ -68,9 +69,10 @@ def gpu_tokens(x: Tensor) -> int:
 
 
 def cast(weights: Weights, dtype: torch.dtype) -> Weights:
-    """Return the weights of linear layers in `dtype`. Those named in FLOAT32 are left as they are.
+    """Return a table with the weights of linear layers in `dtype`.
 
-    A weight that has the dtype already is not copied.
+    The weights named in FLOAT32 stay as they are. A weight that has the dtype already is not
+    copied.
     """
     result: Weights = {}
     for name, weight in weights.items():
@@ -85,18 +87,19 @@ def cast(weights: Weights, dtype: torch.dtype) -> Weights:
 class Tape:
     """Results of our attention for CPUs, from the forward pass to the backward pass.
 
-    The backward pass must visit the chunks in the order of the forward pass, because the results
-    are found by their order alone.
+    attention.CpuAttention writes and reads the tape. The results have no names: they are found by
+    their order. So the backward pass must visit the chunks in the order of the forward pass.
     """
 
     # Whether each call of the attention appends its results to `recorded`.
     is_recording: bool
     # Output and log-sum-exp of each call, in the order of the calls: out, sums, out, sums, ...
     recorded: list[Tensor] = field(default_factory=list)
-    # In the backward pass: the recorded results, to read instead of computing them again. None:
-    # compute them.
+    # In the backward pass: the recorded results, which are read and not computed again. None: the
+    # results are computed again.
     playback: Iterator[Tensor] | None = None
-    # What is added to the logits, for each mask. Windows with the same mask share one tensor.
+    # What is added to the logits, for each mask. Windows with the same mask share one tensor. The
+    # keys are made in CpuAttention.
     offsets: dict[Any, Tensor | None] = field(default_factory=dict)
 
 
@@ -108,7 +111,7 @@ Factors = tuple[Any, Any]
 class Piece(NamedTuple):
     """One chunk of one sample."""
 
-    sample: int
+    sample: int  # number of the sample in the batch
     chunk: Chunk
     factors: Factors
 
@@ -116,8 +119,8 @@ class Piece(NamedTuple):
 class Work(NamedTuple):
     """What is computed for each chunk: y + factor * (h fc2^T + fc2_bias).
 
-    The last linear layer, fc2, is not part of `hidden`, because its gradients need h alone. So
-    backward does not compute fc2 again.
+    y and h are the results of `hidden`. The last linear layer, fc2, is not part of `hidden`,
+    because the gradients of fc2 need h alone. So backward does not compute fc2 again.
     """
 
     # hidden(tokens, chunk, factors, weights, tape) -> (y, h).
@@ -125,7 +128,8 @@ class Work(NamedTuple):
     hidden: Callable[..., tuple[Tensor | None, Tensor | None]]
     # The chunks of each sample. Together they hold each token once.
     chunks: Sequence[Chunk]
-    # The names of the weights, in the order in which InChunks.apply takes them.
+    # The names of the weights, in the order in which InChunks.apply takes them. "fc2" and
+    # "fc2_bias" must be among them.
     names: tuple[str, ...]
     # Factors of the two branches in stochastic depth, one of:
     #   [(attention, MLP), ...]     numbers, one pair per sample (on a CPU)
@@ -138,12 +142,16 @@ class Work(NamedTuple):
     keeps_attention: bool = False
 
     def pieces(self, samples: int) -> Iterator[Piece]:
-        """Yield all chunks of all samples. Forward and backward use this same order."""
+        """Yield all chunks of all samples. Forward and backward must use this same order.
+
+        samples: number of samples in the batch.
+        """
         for sample in range(samples):
             for chunk in self.chunks:
                 yield Piece(sample, chunk, self._factors_of(sample, chunk))
 
     def _factors_of(self, sample: int, chunk: Chunk) -> Factors:
+        """Return the factors of one chunk, see `factors`."""
         if self.factors is None:
             return None, None
         if isinstance(self.factors, Tensor):
@@ -160,9 +168,8 @@ class Work(NamedTuple):
 class InChunks(torch.autograd.Function):
     """Computes `work` on x (samples, tokens, C).
 
-    Call `InChunks.apply(x, work, *weights)` without autocast. The weights are those of work.names,
-    in this order. They are arguments of their own, because autograd sees tensors only if they are
-    direct arguments.
+    Call `InChunks.apply(x, work, *weights)` without autocast. The weights have the order of
+    work.names. Each weight is an argument, because autograd finds no tensors within other objects.
     """
 
     @staticmethod
@@ -174,19 +181,21 @@ class InChunks(torch.autograd.Function):
 
         # `hidden` uses our attention if it gets a tape, and torch's attention otherwise. If no
         # backward pass follows, torch's attention is as fast as ours, except in bfloat16.
-        has_backward = ctx.needs_input_grad[0]
+        has_backward = ctx.needs_input_grad[0]  # whether x needs a gradient
         tape = None
         if work.has_own_attention and (has_backward or x.dtype is torch.bfloat16):
             tape = Tape(is_recording=work.keeps_attention and has_backward)
 
         samples, tokens, _ = x.shape
-        out = x.new_empty(samples, tokens, len(w["fc2"]))
+        output_channels = len(w["fc2"])
+        out = x.new_empty(samples, tokens, output_channels)
         for sample, chunk, factors in work.pieces(samples):
+            _, mlp_factor = factors
+            # The taken tokens have no name here, so that they are freed before the last layer.
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:
-                branch = F.linear(h, w["fc2"], w["fc2_bias"])
-                branch = scaled(branch, factors[1])
-                y = branch if y is None else branch.add_(y)
+                branch = scaled(F.linear(h, w["fc2"], w["fc2_bias"]), mlp_factor)
+                y = branch if y is None else branch.add_(y)  # in place: nobody else needs it
             _put(out[sample], chunk.results, y)
 
         recorded = [] if tape is None else tape.recorded
@@ -199,24 +208,25 @@ class InChunks(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         # The saved tensors are x, then the weights, then what the tape has recorded.
         work = ctx.work
-        x, *saved = ctx.saved_tensors
-        count = len(work.names)
-        weights = dict(zip(work.names, saved[:count], strict=True))
-        recorded = saved[count:]
+        x = ctx.saved_tensors[0]
+        end_of_weights = 1 + len(work.names)
+        weights = dict(zip(work.names, ctx.saved_tensors[1:end_of_weights], strict=True))
+        recorded = ctx.saved_tensors[end_of_weights:]
         tape = None
         if work.has_own_attention:
-            tape = Tape(is_recording=False, playback=iter(recorded) if recorded else None)
+            playback = iter(recorded) if recorded else None
+            tape = Tape(is_recording=False, playback=playback)
 
         # The gradient of a weight is the sum over all chunks. The sum has the dtype of the weight,
         # because a sum in bfloat16 would lose small terms.
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[2:]  # the arguments before the weights are x and work
         sums: dict[str, Tensor] = {}
         for (name, weight), is_needed in zip(weights.items(), needed, strict=True):
             if is_needed:
                 sums[name] = torch.zeros_like(weight)
 
-        # Copies of the weights that are leaves of a small graph for each chunk. The gradients of
-        # fc2 and its bias are computed by hand, so these two need no graph.
+        # Make copies of the weights that autograd can ask for gradients: leaves of the small graph
+        # of each chunk. The gradients of fc2 and its bias are computed below without a graph.
         with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
         w: Weights = {}
         for name, weight in cast(weights, x.dtype).items():
@@ -226,37 +236,42 @@ class InChunks(torch.autograd.Function):
 
         grad_x = torch.empty_like(x)
         for sample, chunk, factors in work.pieces(len(x)):
-            # Compute the chunk again, this time with a graph.
+            _, mlp_factor = factors
+            # 1. Compute the chunk again, this time with a graph.
             tokens = take(x[sample], chunk.rows).detach().requires_grad_()
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
 
-            # The output is y + factor * (h fc2^T + fc2_bias). So y has the gradient g of the
-            # output, and h has factor * g fc2.
-            g = take(grad[sample], chunk.results)
+            # 2. Compute the gradients of fc2, of y and of h by hand. With the gradient G of the
+            # output y + factor * (h fc2^T + fc2_bias):
+            #     gradient of y          G
+            #     gradient of fc2        (factor G)^T h
+            #     gradient of fc2_bias   the sum of factor G over the tokens
+            #     gradient of h          (factor G) fc2
+            grad_y = take(grad[sample], chunk.results)
             outputs: list[Tensor] = []
             gradients: list[Tensor] = []
             if y is not None:
                 outputs.append(y)
-                gradients.append(g)
+                gradients.append(grad_y)
             if h is not None:
-                g = scaled(g, factors[1])
+                grad_branch = scaled(grad_y, mlp_factor)
                 if "fc2" in sums:
-                    sums["fc2"] += g.t() @ h.detach()
+                    sums["fc2"] += grad_branch.t() @ h.detach()
                 if "fc2_bias" in sums:
-                    sums["fc2_bias"] += g.sum(0)
+                    sums["fc2_bias"] += grad_branch.sum(0)
                 outputs.append(h)
-                gradients.append(g @ w["fc2"])
+                gradients.append(grad_branch @ w["fc2"])
 
-            # Backward through the graph of this chunk, to its tokens and to the weights.
+            # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
             inputs = [tokens] + [w[name] for name in with_graph]
             with torch.enable_grad():
                 seed: Any = Seed.apply(*outputs, *gradients)
-            grad_tokens, *found = torch.autograd.grad(seed, inputs, allow_unused=True)
-            for name, value in zip(with_graph, found, strict=True):
+            grad_tokens, *grads_of_weights = torch.autograd.grad(seed, inputs, allow_unused=True)
+            for name, grad_weight in zip(with_graph, grads_of_weights, strict=True):
                 # None: stochastic depth has dropped the branch of this weight.
-                if value is not None:
-                    sums[name] += value
+                if grad_weight is not None:
+                    sums[name] += grad_weight
             _put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
 
         # One result for each argument of forward: x, work, then the weights.
@@ -275,7 +290,7 @@ def scaled(x: Tensor, factor: float | Tensor | None) -> Tensor:
 
 
 def _put(out: Tensor, rows: slice | Tensor, values: Any) -> None:
-    """Write values (n, C) to the n `rows` of out."""
+    """Write values (n, C) to the n `rows` of out, in place."""
     if isinstance(rows, slice):
         out[rows] = values
     else:
@@ -295,20 +310,21 @@ def gated(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
         from models.vrt import triton_rows
 
         return triton_rows.gated(u, w["fc11"], w["fc11_bias"], w["fc12"], w["fc12_bias"])
-    h = F.gelu(F.linear(u, w["fc11"], w["fc11_bias"]))
-    b = F.linear(u, w["fc12"], w["fc12_bias"])
-    if h.requires_grad:
-        return h * b
-    return h.mul_(b)  # without a graph nobody needs h, so save a tensor
+    gate = F.gelu(F.linear(u, w["fc11"], w["fc11_bias"]))
+    value = F.linear(u, w["fc12"], w["fc12_bias"])
+    if gate.requires_grad:
+        return gate * value
+    return gate.mul_(value)  # in place: without a graph nobody needs `gate`
 
 
 class GatedMlp(nn.Module):
     """fc2(gelu(fc11(x)) * fc12(x)) over the last axis (GEGLU, Shazeer 2020), with the exact erf
     GELU.
 
-    checkpoint: whether backward computes the hidden layer again, from the input alone. In chunks it
-    always does.
-    kernels: "auto" computes chunk by chunk, "plain" never does.
+    inputs, hidden, outputs: numbers of channels.
+    checkpoint: whether backward computes the hidden layer again, from the input alone. If the layer
+    runs in chunks, backward always does so.
+    kernels: "auto" computes chunk by chunk, "plain" computes all tokens at once.
     """
 
     # models/vrt/fit_memory.py sets this flag to fit the network to the memory.
@@ -339,14 +355,16 @@ class GatedMlp(nn.Module):
 
         # The MLP computes each token alone, so a chunk is any slice of consecutive tokens.
         rows = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
-        step = CPU_TOKENS if in_cpu_form(x) else gpu_tokens(rows)
+        most_tokens = CPU_TOKENS if in_cpu_form(x) else gpu_tokens(rows)
         chunks = []
-        for first in range(0, len(rows), step):
-            span = slice(first, first + step)
-            chunks.append(Chunk(rows=span, results=span))
+        for first in range(0, len(rows), most_tokens):
+            tokens = slice(first, first + most_tokens)
+            chunks.append(Chunk(rows=tokens, results=tokens))
         work = Work(_hidden_of_mlp, chunks, names=tuple(w))
-        with torch.autocast(x.device.type, enabled=False):  # compute_dtype has already chosen
-            y = InChunks.apply(rows[None], work, *w.values())  # all tokens as one sample
+        as_one_sample = rows[None]  # (1, tokens, inputs)
+        # No autocast, because `rows` already has the dtype of autocast.
+        with torch.autocast(x.device.type, enabled=False):
+            y = InChunks.apply(as_one_sample, work, *w.values())
         return y.view(*x.shape[:-1], -1)
 
     def weights(self) -> Weights:

@@ -1,17 +1,21 @@
-"""Windows of tokens: how a clip is cut into them, and what is known of the places within a window.
+"""Windows of tokens: how a clip is cut into windows, and the tables of positions within a window.
 
-A clip of (D, H, W) tokens is cut into windows, e.g. of 6 x 8 x 8 tokens. Attention works within a
-window. `window_chunks` returns the cut as lists of token numbers (`Chunk`). It has three steps:
+A clip of D x H x W tokens (frames, height, width) is cut into windows, e.g. of 6 x 8 x 8 tokens.
+Attention works within a window. `window_chunks` returns the cut as lists of token numbers
+(`Chunk`), in three steps:
 
     pad        each axis to a multiple of the window, by positions without a token
-    shift      roll the tokens, so that windows of the next block lie across these windows
-    partition  number the windows, and list the tokens of each
+    shift      roll the tokens, so that shifted windows lie across the windows of the block before
+    partition  number the windows, and list the tokens of each window
 
-After a shift, the last window along an axis holds tokens from both ends of the clip. Such tokens
-must not attend to each other, so this window has a mask.
+After a shift, the last window along an axis holds tokens from both ends of the clip. Tokens from
+different ends must not attend to each other, so this window has a mask.
 
-The results depend on sizes alone. They are computed once and shared by all blocks and networks of
-the process, so nobody may modify them.
+Letters: T, the number of tokens in a window.
+
+What must stay: the order of windows and of tokens, because sums of gradients depend on it in the
+last bits. The results depend on sizes alone. They are cached and shared by all blocks and networks
+of the process, so nobody may modify them.
 
 Tests: tests/parts/models/test_block.py, test_shared_tables.py, test_vrt_modules.py
 """
@@ -27,13 +31,15 @@ from torch import Tensor
 
 from utils.errors import CheckpointError
 
-# Added to the logits of pairs that must not attend. Not -inf, because the published weights were
-# trained with this value.
+# Added to the logits of pairs of tokens that must not attend to each other. It is not -inf, because
+# the published weights were trained with this value.
 MASKED = -100.0
 Triple = tuple[int, int, int]  # frames, height, width
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity, so that it can be a key of a cache
+# Compared by identity, because a tensor cannot be compared or hashed by value, and
+# triton_attention.mask_table caches by spans.
+@dataclass(frozen=True, eq=False)
 class Span:
     """The windows start ... stop - 1 of a chunk, which share one mask."""
 
@@ -46,7 +52,7 @@ class Span:
 class Chunk:
     """Windows whose tokens are computed together.
 
-    A position is a place in a window: it holds a token or padding. Example: the tokens 0 ... 6 in
+    A window has positions. A position holds a token or padding. Example: the tokens 0 ... 6 in
     windows of 4 positions, shifted by 2. The second window is this chunk:
 
         position   0   1     2   3
@@ -74,19 +80,22 @@ class Chunk:
 
     @property
     def tokens(self) -> int:
-        """Return T, the number of positions in a window. Not for a chunk of `GatedMlp`."""
-        windows = self.spans[-1].stop  # the last span ends with the last window
-        return len(self.rows) // windows
+        """Return T, the number of positions in a window.
+
+        A chunk of `GatedMlp` has no windows, so it has no such number.
+        """
+        window_count = self.spans[-1].stop  # the last span ends with the last window
+        return len(self.rows) // window_count
 
 
 # ---- Selecting rows --------------------------------------------------------------------------
 
 
 def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
-    """Return x[rows]. None takes all rows.
+    """Return x[rows], or x itself if `rows` is None.
 
-    If a gradient is needed, `rows` must name each row at most once. The gradient is then a copy,
-    many times faster than autograd's index_add.
+    If a gradient is needed, `rows` must name each row at most once. Then the gradient only copies
+    rows, which is many times faster than torch's own gradient, because this sums rows.
     """
     if rows is None:
         return x
@@ -120,12 +129,15 @@ class _WindowRange(NamedTuple):
 
     first: int
     end: int
-    # How many of the last tokens of such a window come from the other end of the clip.
+    # Number of the last tokens of such a window that come from the other end of the clip.
     wrapped: int
 
 
+# 128 results: training and validation together have a few sizes, each with several windows and
+# shifts. The tables are small beside the weights.
 @lru_cache(maxsize=128)
-# Masks are saved for backward. Tensors made in inference mode could not be.
+# Masks are saved for backward. torch does not save tensors that are made in inference mode, so this
+# mode is off here.
 @torch.inference_mode(False)
 def window_chunks(
     size: Triple,
@@ -142,12 +154,13 @@ def window_chunks(
     batch: number of clips in the batch. The tokens are numbered through all clips, clip after clip.
     most: largest number of windows in a chunk. None: one chunk holds all windows.
 
-    Windows are sorted by mask (at most 8 masks: last window or not, along each axis), so that the
-    windows with one mask are one span. Gradients of weights are summed in the order of the chunks
-    and of their windows, so another order changes the last bits of a training.
+    Windows are sorted by mask, so that the windows with one mask are one span. There are at most 8
+    masks, because along each of three axes a window is the last one or not. Gradients of weights
+    are summed in the order of the chunks and of their windows, so another order changes the last
+    bits of a training.
     """
     window, shift = _fitted(size, window, shift)
-    clip = _partition(size, window, shift)  # (windows along D, H and W, T): numbers of tokens
+    clip = _partition(size, window, shift)  # token numbers, (windows along D, along H, along W, T)
     windows_along = clip.shape[:3]
     positions_of_window = math.prod(window)
     tokens_of_clip = math.prod(size)
@@ -163,30 +176,33 @@ def window_chunks(
             last = _WindowRange(count - 1, count, wrapped=shift_of_axis)
             ranges_of_axes.append([all_but_last, last])
 
-    # Take the windows of each combination of ranges, first of clip 0, then of clip 1, and so on.
-    # These windows have one mask.
+    # Each combination of ranges is a group of windows with one mask. Take the windows of a group
+    # first from clip 0, then from clip 1, and so on.
     groups = []
     spans = []
     start = 0
     for ranges in itertools.product(*ranges_of_axes):
         in_time, in_height, in_width = (slice(axis.first, axis.end) for axis in ranges)
         of_first_clip = clip[in_time, in_height, in_width].reshape(-1, positions_of_window)
-        if not len(of_first_clip):  # there is only one window along an axis, and it is the last
+        # If an axis has one window only, "all but the last" is empty.
+        if not len(of_first_clip):
             continue
         is_padding = of_first_clip < 0
         of_clips = []
-        for number_of_clip in range(batch):
-            numbers = of_first_clip + number_of_clip * tokens_of_clip
+        for clip_index in range(batch):
+            numbers = of_first_clip + clip_index * tokens_of_clip
             of_clips.append(torch.where(is_padding, of_first_clip, numbers))  # padding stays -1
-        group = torch.cat(of_clips)  # (windows of this mask, T)
+        group = torch.cat(of_clips)  # (windows with this mask, T)
         mask = _mask(window, tuple(axis.wrapped for axis in ranges))
         if mask is not None:
             mask = mask.to(device)
-        spans.append(Span(start, start + len(group), mask))
+        stop = start + len(group)
+        spans.append(Span(start, stop, mask))
         groups.append(group)
-        start += len(group)
-    windows = torch.cat(groups)  # (windows, T)
+        start = stop
+    windows = torch.cat(groups)  # (windows of all clips, T): token numbers
 
+    # Cut the list of windows into chunks.
     positions_of_clip = math.prod(windows_along) * positions_of_window
     has_padding = positions_of_clip != tokens_of_clip
     if most is None:
@@ -194,13 +210,13 @@ def window_chunks(
     chunks = []
     for first in range(0, len(windows), most):
         numbers = windows[first : first + most]
-        spans_within = _cut_spans(spans, first, len(numbers))
-        chunks.append(_chunk(numbers.flatten(), spans_within, has_padding, device))
+        spans_of_chunk = _cut_spans(spans, first, len(numbers))
+        chunks.append(_chunk(numbers.flatten(), spans_of_chunk, has_padding, device))
     return tuple(chunks)
 
 
 def _fitted(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
-    """Return a window that is no larger than the clip, and the shift without its clipped axes.
+    """Return a window that is no larger than the clip, and a shift that is 0 along clipped axes.
 
     E.g. size (4, 64, 64), window (6, 8, 8), shift (3, 4, 4) -> (4, 8, 8) and (0, 4, 4).
     """
@@ -214,24 +230,28 @@ def _fitted(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple
 
 
 def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
-    """Return the numbers of the tokens in each window, (windows along D, H and W, T).
+    """Return the numbers of the tokens in each window, (windows along D, along H, along W, T).
 
     Padding has the number -1. E.g. 7 tokens along the width, windows of 4, a shift of 2:
     [0, 1, 2, 3, 4, 5, 6, -1] is rolled to [2, 3, 4, 5, 6, -1, 0, 1], two windows.
     """
-    counts = []  # number of windows along each axis
-    padded = []  # number of positions along each axis
-    for length, length_of_window in zip(size, window, strict=True):
-        count = math.ceil(length / length_of_window)
-        counts.append(count)
-        padded.append(count * length_of_window)
-    depth, height, width = size
-    numbers = torch.full(padded, -1)
-    numbers[:depth, :height, :width] = torch.arange(math.prod(size)).view(size)
+    # Pad.
+    window_counts = []  # along each axis
+    padded_size = []  # number of positions along each axis
+    for length, window_length in zip(size, window, strict=True):
+        window_count = math.ceil(length / window_length)
+        window_counts.append(window_count)
+        padded_size.append(window_count * window_length)
+    frames, height, width = size
+    numbers = torch.full(padded_size, -1)
+    numbers[:frames, :height, :width] = torch.arange(math.prod(size)).view(size)
 
-    numbers = numbers.roll([-s for s in shift], (0, 1, 2))
+    # Shift.
+    backwards = [-tokens for tokens in shift]
+    numbers = numbers.roll(backwards, dims=(0, 1, 2))
 
-    nd, nh, nw = counts
+    # Partition. n: number of windows along an axis, w: tokens of a window along it.
+    nd, nh, nw = window_counts
     wd, wh, ww = window
     numbers = numbers.view(nd, wd, nh, wh, nw, ww)
     numbers = numbers.permute(0, 2, 4, 1, 3, 5)  # (nd, nh, nw, wd, wh, ww)
@@ -241,24 +261,25 @@ def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
 def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
     """Return the mask (T, T) of a window, which keeps apart tokens from different ends of the clip.
 
-    wrapped: for each axis, how many of the window's last tokens come from the other end of the
-    clip. Returns None if no token does.
+    wrapped: for each axis, the number of the window's last tokens that come from the other end of
+    the clip. Returns None if all numbers are 0.
     """
     if not any(wrapped):
         return None
-    # Number the regions of the window: each axis with wrapped tokens doubles the number of regions.
-    # E.g. along one axis of 4 tokens, of which 2 are wrapped: 0 0 1 1.
+    # Divide the window into regions, and give each region a number. Tokens of one region may attend
+    # to each other. Each axis with wrapped tokens doubles the number of regions. E.g. one axis of 4
+    # tokens, of which 2 are wrapped: 0 0 1 1.
     region = torch.zeros(window, dtype=torch.long)
-    for axis, count in enumerate(wrapped):
-        if count:
+    for axis, wrapped_count in enumerate(wrapped):
+        if wrapped_count:
             length = window[axis]
-            is_wrapped = (torch.arange(length) >= length - count).long()
-            shape = [1, 1, 1]
+            is_wrapped = (torch.arange(length) >= length - wrapped_count).long()  # 0 or 1
+            shape = [1, 1, 1]  # of a table along this axis alone, e.g. (1, 4, 1)
             shape[axis] = length
             region = 2 * region + is_wrapped.view(shape)
-    region = region.flatten()
-    is_same = region[:, None] == region[None, :]
-    return torch.where(is_same, 0.0, MASKED)
+    region = region.flatten()  # (T,)
+    is_same_region = region[:, None] == region[None, :]  # (T, T)
+    return torch.where(is_same_region, 0.0, MASKED)
 
 
 def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
@@ -267,23 +288,26 @@ def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
     In the result, the window `first` has the number 0. E.g. the spans 0 ... 5 and 6 ... 9 (ends
     included), cut to the windows 4 ... 7 -> 0 ... 1 and 2 ... 3.
     """
-    within = []
+    spans_of_chunk = []
     for span in spans:
         start = max(span.start - first, 0)
         stop = min(span.stop - first, count)
-        if start < stop:
-            within.append(Span(start, stop, span.mask))
-    return tuple(within)
+        if start < stop:  # the span has a window of the chunk
+            spans_of_chunk.append(Span(start, stop, span.mask))
+    return tuple(spans_of_chunk)
 
 
 def _chunk(
     numbers: Tensor, spans: tuple[Span, ...], has_padding: bool, device: torch.device
 ) -> Chunk:
-    """Return the chunk of windows with these token numbers, which are -1 at padding."""
+    """Return the chunk of windows with these token numbers, which are -1 at padding.
+
+    If the clip has padding anywhere, each of its chunks has the tensors `padding` and `kept`.
+    """
     if not has_padding:
         rows = numbers.to(device)
         return Chunk(rows=rows, results=rows, spans=spans)
-    kept = (numbers >= 0).nonzero().flatten()
+    kept = (numbers >= 0).nonzero().flatten()  # the positions that hold a token
     return Chunk(
         rows=numbers.clamp(min=0).to(device),
         results=numbers[kept].to(device),
@@ -298,11 +322,12 @@ def _triple(sizes: list[int]) -> Triple:
     return frames, height, width
 
 
-# ---- Places within a window ------------------------------------------------------------------
+# ---- Tables of positions within a window -----------------------------------------------------
 
 
+# 16 results: a network has a few windows, e.g. one for each kind of stage.
 @lru_cache(maxsize=16)
-@torch.inference_mode(False)
+@torch.inference_mode(False)  # as for `window_chunks`
 def relative_position_index(window: Triple) -> Tensor:
     """Return the row of the bias table for each pair of tokens of a window, (T, T), int64.
 
@@ -313,32 +338,35 @@ def relative_position_index(window: Triple) -> Tensor:
     The tensor is cached and shared by all networks of the process: do not modify it.
     """
     frames, height, width = window
-    # Always on the CPU: with the default device "meta", a meta tensor would be cached.
+    # Always on the CPU, because the default device may be "meta". The cache would then keep a
+    # tensor without numbers.
     axes = [torch.arange(length, device="cpu") for length in window]
-    points = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)  # (3, T)
+    grid = torch.meshgrid(*axes, indexing="ij")  # three tensors (frames, height, width)
+    points = torch.stack(grid).flatten(1)  # (3, T): time, row and column of each token
     largest = torch.tensor([frames - 1, height - 1, width - 1], device="cpu")
     offset = points[:, :, None] - points[:, None, :]  # (3, T, T)
-    offset = offset + largest.view(3, 1, 1)  # from 0
+    offset = offset + largest.view(3, 1, 1)  # now counted from 0
     in_time, in_height, in_width = offset
     heights = 2 * height - 1  # number of offsets along the height
-    widths = 2 * width - 1
+    widths = 2 * width - 1  # number of offsets along the width
     return (in_time * heights + in_height) * widths + in_width
 
 
-def refuse_other_index(given: Tensor, own: Tensor, key: str, where: str) -> None:
-    """Raise CheckpointError if the index `given` in a weights file is not this network's `own`.
+def refuse_other_index(given: Tensor, wanted: Tensor, key: str, where: str) -> None:
+    """Raise CheckpointError if a weights file has another relative_position_index than the network.
 
     The index follows from the window. With another index, the weights of the bias table belong to
     other pairs of tokens.
 
-    key: name of the tensor. where: the file, for the error.
+    given: the index in the file. wanted: the index of the network. key: name of the tensor.
+    where: the file, for the error.
     """
-    if given.shape == own.shape and torch.equal(given.to(own.device), own):
+    if given.shape == wanted.shape and torch.equal(given.to(wanted.device), wanted):
         return
     raise CheckpointError(
         what=f"{key} {tuple(given.shape)} holds other numbers than follow from the window",
         where=where,
-        expected=f"the row of the bias table for each pair of tokens, {tuple(own.shape)}",
+        expected=f"the row of the bias table for each pair of tokens, {tuple(wanted.shape)}",
         do="set netG.window_size as in the training of these weights, or choose other weights",
     )
 
@@ -348,21 +376,23 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
 
     The first half of the channels describes the row, the second half the column. Rows and columns
     are counted from 1 and scaled to (0, 2 pi]. Within a half, sine and cosine of one frequency
-    alternate.
+    alternate. The table is part of the published network: change nothing here.
     """
     half = channels // 2
-    # Always on the CPU: on the device "meta", where options are checked, each operation takes torch
-    # a millisecond.
-    pairs = torch.arange(half, device="cpu") // 2  # 0, 0, 1, 1, ...: number of the frequency
-    divisor = 10000.0 ** (2 * pairs / half)
-    tables = []
+    # Always on the CPU. The default device may be "meta", where each operation takes torch a
+    # millisecond.
+    frequency_number = torch.arange(half, device="cpu") // 2  # 0, 0, 1, 1, ...
+    divisor = 10000.0 ** (2 * frequency_number / half)
+    tables = []  # of the rows, of the columns
     for size in (height, width):
-        # The published table has this 1e-6.
-        angle = torch.arange(1, size + 1, device="cpu") / (size + 1e-6) * (2 * torch.pi)
+        number = torch.arange(1, size + 1, device="cpu")  # 1 ... size
+        angle = number / (size + 1e-6) * (2 * torch.pi)  # the published table has this 1e-6
         phase = angle[:, None] / divisor  # (size, half)
-        sines = phase[:, 0::2].sin()
-        cosines = phase[:, 1::2].cos()
-        tables.append(torch.stack((sines, cosines), dim=2).flatten(1))  # sine, cosine, sine, ...
-    rows = tables[0][:, None, :].expand(height, width, half)
-    columns = tables[1][None, :, :].expand(height, width, half)
+        sines = phase[:, 0::2].sin()  # of the even channels, (size, half / 2)
+        cosines = phase[:, 1::2].cos()  # of the odd channels
+        alternating = torch.stack((sines, cosines), dim=2).flatten(1)  # sine, cosine, sine, ...
+        tables.append(alternating)
+    row_table, column_table = tables
+    rows = row_table[:, None, :].expand(height, width, half)
+    columns = column_table[None, :, :].expand(height, width, half)
     return torch.cat((rows, columns), dim=2).reshape(1, height * width, channels)
