@@ -2,21 +2,22 @@
 
 `window_attention` is what a block calls. It chooses among three forms of the same computation:
 
-    triton_attention.py   our kernel, on GPUs that it knows
+    triton_attention.py   our kernels, for GPUs and windows that `attention_has_kernel` accepts
     attend                torch's scaled_dot_product_attention, on every device
     CpuAttention          our own form for CPUs, with a backward pass that keeps no T x T matrices
 
 Names: n windows, T tokens in a window, hd channels of a head. "Packed" heads are q, k and v in one
 tensor (n, T, 3, heads, hd), as the linear layer writes them. "Mutual" attention is attention
-between the two frames of a window: the queries of each frame meet keys and values of the other
+between the two frames of a window: the queries of each frame meet the keys and values of the other
 frame.
 
-Our form computes 2^x in place of e^x, because exp2 is the faster function. So its logits are
-multiplied by log2(e), and its log-sum-exp has base 2.
+The form for CPUs computes 2^x in place of e^x, because exp2 is faster. So its logits are multiplied
+by log2(e), and its log-sum-exp has base 2.
 
-All three forms must agree within rounding, in their gradients too.
+What must stay: all three forms agree within rounding, in their gradients too. In the form for CPUs,
+another order of the sums changes the last bits of a training.
 
-Tests: tests/parts/models/test_block.py, test_gradients.py, test_triton.py
+Tests: tests/parts/models/test_block.py, test_gradients.py (compare the forms), test_triton.py
 """
 
 import math
@@ -30,10 +31,12 @@ from models.vrt.chunks import Tape
 from models.vrt.forms import attention_has_kernel, fused_attention, head_multiple
 from models.vrt.windows import Span
 
-# Bytes of the T x T matrices that are computed at once. They should fit the cache of a CPU.
+# The T x T matrices that are computed at once take at most this many bytes, unless one window takes
+# more. They should fit the cache of a CPU core. Larger batches would leave the cache, smaller
+# batches need more calls.
 CORE_BYTES = 3_000_000
-# Windows times heads of one call of torch's attention. An axis of a GPU's grid of thread blocks has
-# this limit.
+# Most windows times heads in one call of torch's attention, because an axis of a GPU's grid of
+# thread blocks has at most 65,535 blocks.
 MOST_HEADS = 65_535
 LOG2_E = math.log2(math.e)
 
@@ -53,50 +56,53 @@ def window_attention(
     spans: ranges of the n windows. The windows of a span have the same mask.
     mutual: attention between the two frames, without bias.
     tape: where `CpuAttention` keeps its results. None: `CpuAttention` is not used.
-    is_plain: use torch's attention on every device.
+    is_plain: whether torch's attention is used on every device.
 
     Returns (n, T, heads * hd).
     """
     all_tokens = qkv.shape[1]
+    channels = qkv.shape[4]
     t = all_tokens // 2 if mutual else all_tokens  # tokens that attend to each other
-    if not is_plain and tape is None and attention_has_kernel(qkv, t, qkv.shape[4]):
+    if not is_plain and tape is None and attention_has_kernel(qkv, t, channels):
         # Imported here, because Triton is not installed everywhere.
         from models.vrt import triton_attention
 
         return triton_attention.window_attention(qkv, bias, spans, scale, mutual)
 
-    # Compute span by span. `split` and not slices, because the gradient of each slice would be as
-    # large as qkv.
-    parts = []
+    # Compute span by span. Use `split`, because the gradient of a slice would be as large as qkv.
+    results = []
     lengths = [span.stop - span.start for span in spans]
-    for part, span in zip(qkv.split(lengths), spans, strict=True):
-        # The mask of one frame holds for both frames, so mutual attention takes its corner.
+    for qkv_of_span, span in zip(qkv.split(lengths), spans, strict=True):
+        # Both frames of a window have the same mask, so mutual attention takes the mask of the
+        # first frame: the upper left corner.
         mask = None if span.mask is None else span.mask[:t, :t]
         if tape is not None:
-            out = CpuAttention.apply(part, bias, mask, scale, mutual, tape)
+            out = CpuAttention.apply(qkv_of_span, bias, mask, scale, mutual, tape)
         else:
-            q, k, v = heads_of(part, mutual)
+            q, k, v = heads_of(qkv_of_span, mutual)
             out = attend(q, k, v, scale, bias, mask)
         out = out.transpose(1, 2)  # (n, heads, T, hd) -> (n, T, heads, hd)
-        parts.append(out.reshape(len(part), all_tokens, -1))
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts)
+        results.append(out.reshape(len(qkv_of_span), all_tokens, -1))
+    if len(results) == 1:  # saves a copy
+        return results[0]
+    return torch.cat(results)
 
 
 def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Unpack q, k, v from packed heads (n, T, 3, heads, hd). Each is (n, heads, T, hd).
 
-    They are views of qkv, so writing to them writes to qkv. With `mutual`, each of the two frames
-    becomes a window of its own, (2 n, heads, T / 2, hd), and q is a copy, because it holds the
-    queries of the other frame.
+    The results are views of qkv, so writing to a result writes to qkv: CpuAttention.backward relies
+    on this. With `mutual`, each of the two frames becomes a window, (2 n, heads, T / 2, hd). Then q
+    is a copy, because it holds the queries of the other frame.
     """
     if not mutual:
-        q, k, v = qkv.transpose(1, 3).unbind(2)
+        heads_first = qkv.transpose(1, 3)  # (n, heads, 3, T, hd)
+        q, k, v = heads_first.unbind(2)
         return q, k, v
     by_frame = qkv.unflatten(1, (2, -1))  # (n, 2, T / 2, 3, heads, hd)
     q, k, v = by_frame.transpose(2, 4).unbind(3)  # (n, 2, heads, T / 2, hd) each
-    return q.flip(1).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    q_of_other_frame = q.flip(1)
+    return q_of_other_frame.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 
 
 # ---- torch's attention -----------------------------------------------------------------------
@@ -107,28 +113,28 @@ def attend(
 ) -> Tensor:
     """Compute the attention by torch's operator: q, k, v (n, heads, T, hd) -> the same shape.
 
-    bias (heads, T, T) and mask (T, T) hold for all n windows, or are None.
+    bias (heads, T, T) and mask (T, T) are the same for all n windows, or None.
     """
     added = logit_offset(bias, mask, q.dtype)
     n, heads, _, channels = q.shape
     # torch's fused kernels take heads of certain widths alone, so fill up with channels of zeros.
-    # Zeros change no logit, and `scale` is still that of the width without padding.
-    padding = -channels % head_multiple(q)
+    # Zeros change no logit, and `scale` is given for the width without padding.
+    padding = -channels % head_multiple(q)  # e.g. 20 channels, multiples of 8: 4
     if padding:
         q = F.pad(q, (0, padding))
         k = F.pad(k, (0, padding))
         v = F.pad(v, (0, padding))
 
-    parts = []
-    windows = max(1, MOST_HEADS // heads)  # number of windows in one call
+    results = []
+    windows_at_a_time = max(1, MOST_HEADS // heads)
     with fused_attention(q):
-        for first in range(0, n, windows):
-            some = slice(first, first + windows)
-            part = F.scaled_dot_product_attention(
-                q[some], k[some], v[some], attn_mask=added, scale=scale
+        for first in range(0, n, windows_at_a_time):
+            now = slice(first, first + windows_at_a_time)
+            result = F.scaled_dot_product_attention(
+                q[now], k[now], v[now], attn_mask=added, scale=scale
             )
-            parts.append(part)
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+            results.append(result)
+    out = results[0] if len(results) == 1 else torch.cat(results)
     return out[..., :channels]
 
 
@@ -137,7 +143,7 @@ def logit_offset(
 ) -> Tensor | None:
     """Return factor * (bias + mask), which is added to the logits: (1, heads or 1, T, T).
 
-    Returns None if there is neither bias nor mask.
+    bias: (heads, T, T) or None. mask: (T, T) or None. Returns None if both are None.
     """
     if mask is None:
         total = bias
@@ -154,9 +160,10 @@ def logit_offset(
 
 
 class CpuAttention(torch.autograd.Function):
-    """The same as `attend`, on packed heads of windows with one mask.
+    """The same as `attend`, on packed heads of windows that share one mask.
 
-    Forward saves the output and the log-sum-exp of each row of logits, and no T x T matrices.
+    Forward saves the output and the log-sum-exp of each row of logits, but no T x T matrices. It
+    takes and fills a `Tape`, see chunks.py.
     """
 
     @staticmethod
@@ -171,19 +178,24 @@ class CpuAttention(torch.autograd.Function):
     ) -> Tensor:
         q, k, v = heads_of(qkv, mutual)
 
-        # The sum of bias and mask, computed once for all chunks with this mask. The sum is repeated
-        # for the windows that are computed at once: (windows * heads, T, T), or None. A mask is
-        # known by its address, which stays, because the plan of the chunks keeps the mask.
-        key = (bias is None, None if mask is None else mask.data_ptr())
+        # `offset` is the sum of bias and mask, repeated for the windows that are computed at once:
+        # (windows * heads, T, T), or None. It is computed once for all chunks with this mask. The
+        # key of a mask is its address. The address stays the same during the step, because the plan
+        # of the chunks keeps the mask.
+        address_of_mask = None if mask is None else mask.data_ptr()
+        key = (bias is None, address_of_mask)
         if key not in tape.offsets:
-            added = logit_offset(bias, mask, q.dtype, LOG2_E)
+            added = logit_offset(bias, mask, q.dtype, factor=LOG2_E)  # (1, heads or 1, T, T)
             if added is not None:
+                windows = windows_at_once(q)
                 heads = q.shape[1]
-                added = added.expand(windows_at_once(q), heads, *added.shape[2:]).flatten(0, 1)
+                added = added.expand(windows, heads, *added.shape[2:]).flatten(0, 1)
             tape.offsets[key] = added
         offset = tape.offsets[key]
 
-        if tape.playback is not None:  # this is the backward pass, and forward has kept the results
+        # In the backward pass of a chunk, this function runs again, to build the graph. The results
+        # come from the tape if the forward pass has kept them.
+        if tape.playback is not None:
             out = next(tape.playback)
             sums = next(tape.playback)
         else:
@@ -215,60 +227,67 @@ class CpuAttention(torch.autograd.Function):
         scale = ctx.scale
         qkv, bias, out, sums, offset = ctx.saved_tensors
         q, k, v = heads_of(qkv, ctx.mutual)
-        n, heads, t, d = q.shape
+        n, heads, t, hd = q.shape
         windows = windows_at_once(q)
         precise = sums.dtype  # float32 or float64
 
-        # Where the results go. Without `mutual`, grad_q, grad_k and grad_v are views of grad_qkv:
+        # Memory for the results. Without `mutual`, grad_q, grad_k and grad_v are views of grad_qkv:
         # writing to them fills grad_qkv.
         grad_qkv = torch.empty_like(qkv)
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise)
-        # Two T x T matrices for each head of the windows at a time, used again in each round.
-        weights, products = q.new_empty(2, min(windows, n) * heads, t, t)
+        # Memory for P and X of the windows at a time, used again in each round.
+        p_memory, x_memory = q.new_empty(2, min(windows, n) * heads, t, t)
 
-        # Two numbers per row are subtracted from whole matrices: the log-sum-exp from the logits,
-        # and sum(G * O) from G v^T. The matrix products do this themselves: the numbers are further
-        # channels of q and G, and the same channels of k and v are 1.
-        sums_of_rows = sums / (-scale * LOG2_E)  # the product multiplies by scale * LOG2_E
-        dots_of_rows = -(grad.to(precise) * out).sum(3, keepdim=True)
-        wide_q = _with_column(q, sums_of_rows)
-        wide_grad = _with_column(grad, dots_of_rows)
+        # Subtract a number from each row of two matrices: the log-sum-exp from the logits, and
+        # sum(G * O) from G v^T. The matrix products can do this without another pass: append the
+        # numbers to q and G as further channels, and ones to k and v. `_with_column` needs two
+        # channels for a number.
+        # The product multiplies by scale * LOG2_E, so divide by this factor before.
+        minus_sums = sums / (-scale * LOG2_E)  # (n, heads, T, 1)
+        minus_dots = -(grad.to(precise) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
         ones = q.new_ones(()).expand(n, heads, t, 2)
+        wide_q = _with_column(q, minus_sums)  # (n, heads, T, hd + 2), as the next three
+        wide_g = _with_column(grad, minus_dots)
         wide_k = torch.cat((k, ones), dim=3)
         wide_v = torch.cat((v, ones), dim=3)
 
         for first in range(0, n, windows):
             now = slice(first, first + windows)
-            # (windows * heads, T, hd + 2)
-            qb = wide_q[now].reshape(-1, t, d + 2)
-            gb = wide_grad[now].reshape(-1, t, d + 2)
-            kb = wide_k[now].reshape(-1, t, d + 2)
-            vb = wide_v[now].reshape(-1, t, d + 2)
-            count = len(qb)
+            # The windows of this round and their heads become one batch axis,
+            # (windows * heads, T, hd + 2).
+            q_now = wide_q[now].reshape(-1, t, hd + 2)
+            g_now = wide_g[now].reshape(-1, t, hd + 2)
+            k_now = wide_k[now].reshape(-1, t, hd + 2)
+            v_now = wide_v[now].reshape(-1, t, hd + 2)
+            batch = len(q_now)
 
-            p = logits(qb, kb, offset, scale * LOG2_E, weights[:count]).exp2_()
-            # P^T G and X^T q are computed as (G^T P)^T and (q^T X)^T. This transposes the thin
-            # matrices G and q, which costs less than transposing P or X. The results of_v and of_k
-            # are still transposed: (windows * heads, hd, T).
-            thin_g = gb[..., :d].transpose(1, 2).contiguous()
-            of_v = torch.bmm(thin_g, p)
-            x = torch.bmm(gb, vb.transpose(1, 2), out=products[:count]).mul_(p)
-            thin_q = qb[..., :d].transpose(1, 2).contiguous()
-            of_k = torch.bmm(thin_q, x).mul_(scale)
-            of_q = torch.bmm(x, kb[..., :d]).mul_(scale)
+            # P = 2^(scale log2(e) q k^T + offset - log-sum-exp), (windows * heads, T, T).
+            p = logits(q_now, k_now, offset, scale * LOG2_E, out=p_memory[:batch]).exp2_()
+            # Gradient of v: P^T G = (G^T P)^T. This transposes the thin matrix G, which costs less
+            # than transposing P. The result is still transposed: (windows * heads, hd, T).
+            thin_g = g_now[..., :hd].transpose(1, 2).contiguous()
+            grad_v_transposed = torch.bmm(thin_g, p)
+            # Gradient of the logits: X = P * (G v^T - sum(G * O)), (windows * heads, T, T).
+            x = torch.bmm(g_now, v_now.transpose(1, 2), out=x_memory[:batch]).mul_(p)
+            # Gradient of k: scale X^T q = scale (q^T X)^T, transposed as well.
+            thin_q = q_now[..., :hd].transpose(1, 2).contiguous()
+            grad_k_transposed = torch.bmm(thin_q, x).mul_(scale)
+            # Gradient of q: scale X k.
+            grad_q_now = torch.bmm(x, k_now[..., :hd]).mul_(scale)
 
-            grad_q[now] = of_q.reshape(-1, heads, t, d)
-            grad_k[now] = of_k.transpose(1, 2).reshape(-1, heads, t, d)
-            grad_v[now] = of_v.transpose(1, 2).reshape(-1, heads, t, d)
+            grad_q[now] = grad_q_now.reshape(-1, heads, t, hd)
+            grad_k[now] = grad_k_transposed.transpose(1, 2).reshape(-1, heads, t, hd)
+            grad_v[now] = grad_v_transposed.transpose(1, 2).reshape(-1, heads, t, hd)
             if grad_bias is not None:
-                if count == heads:  # one window, so there is nothing to sum
+                if batch == heads:  # one window, so there is nothing to sum
                     grad_bias += x
                 else:
                     grad_bias += x.view(-1, heads, t, t).sum(0)
 
         if ctx.mutual:
-            # grad_q is a copy, and its frames are swapped. Swap them back into grad_qkv.
+            # Here grad_q is a copy, and holds the gradients of the queries of the other frame. Swap
+            # the frames, and write the gradients to the place of q (0) in grad_qkv.
             by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
             target = grad_qkv.unflatten(1, (2, -1))[:, :, :, 0]  # (n, 2, T / 2, heads, hd)
             target[:] = by_frame.transpose(2, 3)
@@ -277,10 +296,12 @@ class CpuAttention(torch.autograd.Function):
 
 
 def _with_column(x: Tensor, column: Tensor) -> Tensor:
-    """Append the numbers of `column` (n, heads, T, 1) to x, each as two channels with this sum.
+    """Append a number to each row of x (n, heads, T, hd), as two channels whose sum is the number.
 
     The first channel is the number, rounded to the dtype of x. The second channel is what the
-    rounding has lost. In bfloat16, one channel alone would be off by 2 %.
+    rounding has lost. In bfloat16, one channel alone would be wrong by 2 %.
+
+    column: the numbers, (n, heads, T, 1), float32 or float64.
     """
     rounded = column.to(x.dtype)
     lost = (column - rounded).to(x.dtype)
@@ -288,7 +309,7 @@ def _with_column(x: Tensor, column: Tensor) -> Tensor:
 
 
 def windows_at_once(q: Tensor) -> int:
-    """Return how many windows are computed at once: their T x T matrices take CORE_BYTES.
+    """Return how many windows are computed at once, so that their T x T matrices take CORE_BYTES.
 
     q: (n, heads, T, hd). E.g. 128 tokens, 6 heads, float32: 393 kB per window, so 7 windows.
     """
@@ -302,8 +323,9 @@ def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tenso
 
     offset: (n or more, T, T), or None for 0.
     """
+    # baddbmm computes beta * added + alpha * q k^T.
     if offset is None:
-        added = out  # baddbmm needs a tensor here, and with beta 0 it ignores the content
+        added = out  # baddbmm needs a tensor; with beta 0 it ignores the content
         beta = 0
     else:
         added = offset[: len(q)]
@@ -314,39 +336,41 @@ def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tenso
 def cpu_attention(
     q: Tensor, k: Tensor, v: Tensor, offset: Tensor | None, scale: float, subtracts: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(scale q k^T + offset / LOG2_E) v. It has no gradient.
+    """Compute softmax(scale q k^T + offset / LOG2_E) v, without a gradient.
 
     q, k, v: (n, heads, T, hd). offset: (windows at once * heads, T, T) or None.
     subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
         overflows. This takes one more pass over the T x T matrices. So the function first tries
-        without subtracting, and calls itself again if the sums are too large or too small.
+        without subtracting. If the sums are too large or too small, it calls itself with
+        subtracting.
 
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.
     """
-    n, heads, t, d = q.shape
+    n, heads, t, hd = q.shape
     windows = windows_at_once(q)
-    # P v is computed transposed, as v^T P^T, because transposing v costs less than a product with a
-    # thin result. A row of ones below v^T gives the sum of the weights of each row of P.
-    v_ones = q.new_ones(n, heads, d + 1, t)
-    v_ones[:, :, :d] = v.transpose(2, 3)
-    weights = q.new_empty(min(windows, n) * heads, t, t)  # used again in each round
-    out = torch.empty_like(v_ones)
+    # With P = exp2(logits), the output is P v, divided by the sums of the rows of P. P v is
+    # computed transposed, as v^T P^T, because transposing v costs less than a product with a thin
+    # result. A row of ones below v^T gives the sums of the rows of P in the same product.
+    v_and_ones = q.new_ones(n, heads, hd + 1, t)
+    v_and_ones[:, :, :hd] = v.transpose(2, 3)
+    p_memory = q.new_empty(min(windows, n) * heads, t, t)  # used again in each round
+    out_and_sums = torch.empty_like(v_and_ones)
     largest = q.new_zeros(n, heads, t, 1)  # what was subtracted from each row of logits
 
     for first in range(0, n, windows):
         now = slice(first, first + windows)
-        qb = q[now].reshape(-1, t, d)  # (windows * heads, T, hd)
-        kb = k[now].reshape(-1, t, d)
-        p = logits(qb, kb, offset, scale * LOG2_E, weights[: len(qb)])
+        q_now = q[now].reshape(-1, t, hd)  # (windows * heads, T, hd)
+        k_now = k[now].reshape(-1, t, hd)
+        p = logits(q_now, k_now, offset, scale * LOG2_E, out=p_memory[: len(q_now)])
         if subtracts:
             largest[now] = p.amax(2, keepdim=True).view_as(largest[now])
             p.sub_(largest[now].view(-1, t, 1))
-        p.exp2_()
-        vb = v_ones[now].view(-1, d + 1, t)
-        torch.bmm(vb, p.transpose(1, 2), out=out[now].view(-1, d + 1, t))
+        p.exp2_()  # in place: from here p is P
+        v_now = v_and_ones[now].view(-1, hd + 1, t)
+        torch.bmm(v_now, p.transpose(1, 2), out=out_and_sums[now].view(-1, hd + 1, t))
 
-    out, total = out.split((d, 1), dim=2)  # (n, heads, hd, T), (n, heads, 1, T)
+    out, total = out_and_sums.split((hd, 1), dim=2)  # (n, heads, hd, T), (n, heads, 1, T)
     # Sums near the ends of the range of the dtype are not exact, and Inf or NaN is wrong. NaN fails
     # each comparison, so it counts as not safe.
     limit = torch.finfo(q.dtype).max ** 0.5
@@ -355,5 +379,6 @@ def cpu_attention(
     if not subtracts and not is_safe:
         return cpu_attention(q, k, v, offset, scale, subtracts=True)
     precise = torch.promote_types(q.dtype, torch.float32)
-    sums = total.to(precise).log2().transpose(2, 3)
+    sums = total.to(precise).log2().transpose(2, 3)  # (n, heads, T, 1)
+    # What was subtracted from the logits is missing in the sums, so add it.
     return (out / total).transpose(2, 3), sums.add_(largest)
