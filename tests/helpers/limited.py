@@ -1,18 +1,20 @@
 """Call a function in a process of its own that may not take more than a gigabyte or two seconds.
 
-`python -m tests.helpers.limited MODULE FUNCTION ARGUMENT ...` prints the result as JSON.
+`tests/helpers/limited.py MODULE FUNCTION ARGUMENT ...` prints the result as JSON. The process is a
+fork of one that has imported torch (tests/dist/fork_server.py), so it starts within milliseconds.
 """
 
 import importlib
 import json
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.dist.launching import run_ranks
+
+PROGRAM = "tests/helpers/limited.py"
 MOST_MB = 1024  # beyond what the process takes once the modules are loaded
 MOST_SECONDS = 2.0
 PATIENCE = 5
@@ -30,10 +32,9 @@ class Ended(NamedTuple):
 def call_limited(function: str, *arguments: object) -> Ended:
     """Call "module.function" of the project with texts. Fails if it takes too much."""
     module, _, name = function.rpartition(".")
-    command = [sys.executable, "-m", __name__, module, name, *map(str, arguments)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert process.returncode == 0, process.stderr
-    ended = Ended(**json.loads(process.stdout.splitlines()[-1]))
+    done = run_ranks(1, PROGRAM, module, name, *map(str, arguments), limit_s=24)
+    assert done.exit_codes == [0], done.text
+    ended = Ended(**done.json)
     assert ended.error != "MemoryError", ended
     assert ended.seconds < MOST_SECONDS, ended
     assert ended.mb < MOST_MB, ended
