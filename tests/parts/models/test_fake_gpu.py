@@ -39,14 +39,12 @@ def counted(*arguments: str) -> Any:
     return json.loads(done.stdout[0])
 
 
-@pytest.fixture(scope="module")
-def kept() -> dict[str, dict]:
-    return counted("--kept-only", *CASES)
-
-
+# The network of the full depth takes ten seconds of a core. Other tests build a quarter of it.
+@pytest.mark.slow
 def test_the_form_for_gpus_mixes_no_devices_and_keeps_little_as_the_page_on_memory_says(
-    kept, monkeypatch
+    monkeypatch,
 ):
+    kept = counted("--kept-only", *CASES)
     assert (
         kept["auto, bfloat16"]["kept_gb"] < 8
         and kept["auto, bfloat16, checkpointed"]["kept_gb"] < 4
@@ -70,9 +68,10 @@ def test_a_step_holds_little_more_than_it_keeps_and_copies_nothing_from_the_host
     assert step["copies_from_host"] == 0
 
 
-def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(kept):
-    chosen = counted("--kept-only", "--shallow", "plain, bfloat16")["plain, bfloat16"]["attention"]
-    for called in (chosen, kept["auto, bfloat16"]["attention"]):
+def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn():
+    found = counted("--kept-only", "--shallow", "plain, bfloat16", "auto, bfloat16")
+    chosen = found["plain, bfloat16"]["attention"]
+    for called in (chosen, found["auto, bfloat16"]["attention"]):
         assert {kernel.split(":")[0] for kernel in called} == {"efficient", "flash"}, called
         assert {"16", "24"} == {kernel.split()[2].strip(",") for kernel in called}  # 20 is padded
     assert {"64", "128", "384"} == {kernel.split()[3] for kernel in chosen}
