@@ -146,6 +146,9 @@ def stopped_at(log: str) -> int:
     return int(re.findall(r"stopped by a signal at iter (\d+)", log)[-1])
 
 
+# The doctor has tests without SLURM. Here two tasks import torch and measure, on cores that SLURM
+# shares.
+@pytest.mark.slow
 def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster):
     options = write_options(tmp_path)
     table = cluster.run(

@@ -128,6 +128,8 @@ class Hopeless(NamedTuple):
     errors: int
 
 
+# torchrun treats all exit codes alike, and each case starts three processes that import torch. So
+# `make test` has one case, and `make slow` has the others.
 @pytest.mark.parametrize(
     "run",
     [
@@ -135,10 +137,12 @@ class Hopeless(NamedTuple):
             # A wrong option is found before the first step, so no step goes wrong.
             Hopeless("none", ("train.totl_iter=2",), exit_code=2, starts=0, errors=1),
             id="unknown option",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             Hopeless("nan", ("train.max_nonfinite_steps=1",), exit_code=4, starts=1, errors=1),
             id="no finite loss",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             # "term" is SIGTERM, after which a run saves and may be started again. This is no error.

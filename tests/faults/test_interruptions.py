@@ -69,7 +69,12 @@ def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(
 
 @pytest.mark.parametrize(
     ("how", "seed", "struck"),
-    [("kill", 1, "rank 0"), ("SIGUSR1", 0, "rank 1"), ("SIGTERM", 4, "rank 0, 1")],
+    [
+        ("kill", 1, "rank 0"),
+        # All signals take the same way. This one goes to one rank, the next one to both.
+        pytest.param("SIGUSR1", 0, "rank 1", marks=pytest.mark.slow),
+        ("SIGTERM", 4, "rank 0, 1"),
+    ],
 )
 def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the_same_bits(
     runs, how, seed, struck

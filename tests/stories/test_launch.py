@@ -480,7 +480,8 @@ def two_steps(tmp_path):
     "mpirun",
     [
         pytest.param(OPEN_MPI_RUN, id="Open MPI", marks=NEEDS_OPEN_MPI),
-        pytest.param(MPICH_RUN, id="MPICH", marks=NEEDS_MPICH),
+        # Starts two fresh processes, as Open MPI does.
+        pytest.param(MPICH_RUN, id="MPICH", marks=[NEEDS_MPICH, pytest.mark.slow]),
     ],
 )
 def test_mpirun_starts_ranks_that_meet(two_steps, mpirun):

@@ -135,6 +135,8 @@ def test_saved_weights_load_into_the_network_without_trust(finished):
     assert same(weights["params"], state["model_state_dict"])
 
 
+# wandb takes seconds of a core. tests/dist/test_life.py has a run with wandb for each `make test`.
+@pytest.mark.slow
 def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     options = write_options(tmp_path)
     key = "0123456789abcdef0123456789abcdef01canary"  # of the length that wandb asks for

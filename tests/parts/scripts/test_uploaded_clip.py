@@ -92,7 +92,19 @@ def test_a_rate_that_nobody_gives_is_asked_for_and_one_that_is_given_is_used(tmp
     assert "give spike.rate" in said[0] and "give spike.rate" not in said[1]
 
 
-@pytest.mark.parametrize("weights", sorted(path.stem for path in (ROOT / "weights").glob("*.pth")))
+def names_of_weights() -> list[Any]:
+    """Return the names of the shipped weights.
+
+    `make test` restores with "operator". The others take the same way, so they are marked `slow`.
+    """
+    found = []
+    for path in sorted((ROOT / "weights").glob("*.pth")):
+        marks = () if path.stem == "operator" else pytest.mark.slow
+        found.append(pytest.param(path.stem, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("weights", names_of_weights())
 def test_all_shipped_weights_restore_by_name(tmp_path, weights):
     home = make_textured_home(tmp_path / "home")
     frames = sorted((home / "GOPRO_Large/test/clip0/blur").iterdir())

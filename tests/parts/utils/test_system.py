@@ -38,6 +38,8 @@ def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_pat
         assert same(states[0][key], states[1][key]), key
 
 
+# Two programs and their loader processes, each of which imports torch anew: 15 s of a core.
+@pytest.mark.slow
 def test_a_signal_stops_a_run_without_proc_and_the_same_command_goes_on(tmp_path, spawn):
     options = write_options(tmp_path)
     long = ("--opt", str(options), "train.total_iter=100000", "watchdog.stall_s=30")
