@@ -55,6 +55,8 @@ If the motion is wrong and its expected error is small all the same, z is worse 
 `guarded` blends z and z_0 at the end: it compares how well each fits the spikes around the sharp
 instant, where no motion is needed.
 
+A^T is the adjoint of A, the map back (data/motion/sampling.py computes it).
+
 The weights of the fusion "motion" were trained on the numbers of `Equations`: the channels of
 `evidence` and `pulls`, their order and their scales must stay as they are.
 
@@ -73,6 +75,13 @@ from torch import Tensor
 
 from data.motion.flow import Motion
 from data.motion.recording import Recording, View
+from data.motion.sampling import (
+    AdjointOfSums,
+    corners_of,
+    normalised,
+    sorted_samples,
+    sparse_matrix,
+)
 from data.spike.simulate import DISPLAY_GAMMA, LUMA
 
 # ---- Constants of the equations ----
@@ -165,43 +174,87 @@ def slope_of(z: Tensor) -> Tensor:
 
 def luma(rgb: Tensor) -> Tensor:
     """Return the luma (1, H, W) of (3, H, W)."""
-    weights = torch.from_numpy(LUMA).to(rgb.device)
-    return (weights[:, None, None] * rgb).sum(0, keepdim=True)
+    return (luma_weights(rgb.device) * rgb).sum(0, keepdim=True)
+
+
+def luma_weights(device: torch.device) -> Tensor:
+    """Return the weights of R, G and B in the luma, (3, 1, 1)."""
+    return torch.from_numpy(LUMA).to(device)[:, None, None]
 
 
 # ---- What the cameras see of the sharp instant -------------------------------------------------
 
 
 class SpikePixels:
-    """D L: the linear map from grey pictures (N, 1, H, W) to what spike pixels see, (N, h, w).
+    """D L: the linear map from grey pictures to what spike pixels see.
 
-    Each spike pixel is sampled at m x n points, about one per RGB pixel (`View.fine`).
+    D: each spike pixel is the mean of m x n samples, about one per RGB pixel (`View.fine`).
+    L: the lens blurs by `View.lens_blur` spike pixels.
     """
 
     def __init__(self, view: View, device: torch.device) -> None:
         self.view = view
-        positions = view.places()  # (h m, w n, 2), x and y of the points on the frame
-        self._positions = normalised(torch.from_numpy(positions).to(device), view.size)
+        height, width = view.size
+        plane_height, plane_width = view.plane
+        down, across = view.fine
+        positions = torch.from_numpy(view.places()).to(device)  # (h m, w n, 2), x and y on frame
 
-        # L: the lens blurs by `lens_blur` spike pixels.
+        # D as a matrix (h w, H W): an entry for each sample and each of its four pixels.
+        corners = corners_of(positions, view.size)
+        y = torch.arange(plane_height * down, device=device) // down  # row on the plane, (h m,)
+        x = torch.arange(plane_width * across, device=device) // across  # column, (w n,)
+        spike_pixel = (y[:, None] * plane_width + x).flatten()  # of each sample
+        rows = []
+        columns = []
+        values = []
+        for offset, weights in zip(corners.offsets, corners.weights, strict=True):
+            # If both cameras are aligned, most weights are 0.
+            counts = weights > 0
+            rows.append(spike_pixel[counts])
+            columns.append(corners.corner[counts] + offset)
+            values.append(weights[counts] / (down * across))
+        rows = torch.cat(rows)
+        columns = torch.cat(columns)
+        values = torch.cat(values)
+        self._D = sparse_matrix(rows, columns, values, (plane_height * plane_width, height * width))
+        self._D_transposed = sparse_matrix(
+            columns, rows, values, (height * width, plane_height * plane_width)
+        )
+
         sigma = view.lens_blur * max(view.fine)  # in RGB pixels
         self._kernel = gaussian(sigma).to(device) if sigma else None
 
         # Pixel centres are whole numbers, so the frame ends half a pixel beyond them.
-        height, width = view.size
         x = positions[..., 0]
         y = positions[..., 1]
         on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
-        share = F.avg_pool2d(torch.from_numpy(on_frame).float()[None], view.fine)[0]
-        self.are_on_frame = (share > ON_FRAME).to(device)  # (h, w)
+        share = F.avg_pool2d(on_frame.float()[None], view.fine)[0]
+        self.are_on_frame = share > ON_FRAME  # (h, w)
 
     def __call__(self, pictures: Tensor) -> Tensor:
-        if self._kernel is not None:
-            pictures = blurred(pictures, self._kernel)
-        positions = self._positions.expand(len(pictures), -1, -1, -1)
-        # (N, 1, h m, w n)
-        points = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)
-        return F.avg_pool2d(points, self.view.fine)[:, 0]
+        """Return D L of N grey pictures (N, H, W): what the spike pixels see, (N, h, w)."""
+        pictures = self._lens(pictures)
+        seen = self._D @ pictures.flatten(1).t().contiguous()  # (h w, N)
+        return seen.t().reshape(-1, *self.view.plane)
+
+    def adjoint(self, seen: Tensor) -> Tensor:
+        """Return the adjoint L^T D^T (N, H, W) of what the spike pixels see, (N, h, w)."""
+        pictures = self._D_transposed @ seen.flatten(1).t().contiguous()  # (H W, N)
+        pictures = pictures.t().reshape(-1, *self.view.size)
+        if self._kernel is None:
+            return pictures
+        # The gradient of a linear map is its adjoint. It is the same at all points.
+        with torch.enable_grad():
+            point = torch.zeros_like(pictures).requires_grad_()
+            blurred_point = self._lens(point)
+        [gradient] = torch.autograd.grad(blurred_point, point, pictures)
+        return gradient
+
+    def _lens(self, pictures: Tensor) -> Tensor:
+        """Return L of pictures (N, H, W), in the same shape."""
+        if self._kernel is None:
+            return pictures
+        return blurred(pictures[:, None], self._kernel)[:, 0]
 
 
 class Cameras:
@@ -215,15 +268,27 @@ class Cameras:
     def __init__(
         self, pixels: SpikePixels, shifts: Tensor, shares: Tensor, coverage: Tensor
     ) -> None:
-        height, width = shifts.shape[1:3]
+        groups, height, width = shifts.shape[:3]
         y = torch.arange(height, device=shifts.device)
         x = torch.arange(width, device=shifts.device)
         p = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # (H, W, 2)
-        # p + u_g(p) of each group, (G, H, W, 2)
-        self._positions = normalised(p + shifts, (height, width))
+        positions = p + shifts  # p + u_g(p) of each group, (G, H, W, 2)
+        self._positions = normalised(positions, (height, width))
         self._pixels = pixels
-        self._shares = shares[:, None, :, None]  # (G, 1, H, 1)
-        self._coverage = coverage
+        self._s = shares[:, None, :, None]  # (G, 1, H, 1)
+        self._c = coverage
+
+        # The adjoints. All groups are sampled, so sample n = g H W + p belongs to group g and
+        # pixel p.
+        samples = sorted_samples(positions, (height, width))
+        count = groups * height * width
+        n = samples.numbers
+        # U: the map from l to the samples l(p + u_g(p)) of all groups, (G H W,)
+        self._U_adjoint = AdjointOfSums(samples, count, n.int())
+        # B: the samples of pixel p, times the shares of their groups, are added up.
+        s = shares[:, :, None].expand(groups, height, width).flatten()
+        p_of_sample = n.remainder(height * width).int()
+        self._B_adjoint = AdjointOfSums(samples, height * width, p_of_sample, factors=s[n])
 
     def __call__(self, x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
         """Return B x (3, H, W) and S l (M, h, w). x: (3, H, W). l: (1, H, W)."""
@@ -231,25 +296,40 @@ class Cameras:
         picture = torch.cat((x, l)).expand(len(self._positions), -1, -1, -1)
         moved = F.grid_sample(picture, self._positions, padding_mode="border", align_corners=True)
         # B x = sum over g of s_g x(p + u_g(p))
-        blurry = (self._shares * moved[:, :3]).sum(0)
+        blurry = sum_of_products(self._s, moved[:, :3])
         # S l = sum over g of c_g D L l(p + u_g(p))
-        seen = self._pixels(moved[:, 3:])  # D L l, (G, h, w)
-        return blurry, (self._coverage * seen).sum(1)
+        seen = self._pixels(moved[:, 3])  # D L l, (G, h, w)
+        spikes = sum_of_products(self._c.transpose(0, 1), seen[:, None])
+        return blurry, spikes
+
+    def adjoint(self, blurry: Tensor, spikes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return B^T blurry (3, H, W) and S^T spikes (1, H, W).
+
+        blurry: (3, H, W). spikes: (M, h, w).
+        """
+        # Products with a sparse matrix are faster for four columns than for three.
+        columns = blurry.new_zeros(blurry[0].numel(), 4)
+        columns[:, :3] = blurry.flatten(1).t()
+        x = self._B_adjoint(columns).t()[:3].reshape(blurry.shape)
+
+        # S^T = sum over g of U_g^T L^T D^T c_g, where U_g is the map from l to l(p + u_g(p)).
+        seen = sum_of_products(self._c, spikes[:, None])  # (G, h, w)
+        moved = self._pixels.adjoint(seen)  # (G, H, W)
+        l = self._U_adjoint(moved.flatten())  # noqa: E741
+        return x, l.view(1, *blurry.shape[1:])
 
 
-def normalised(positions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return positions on a picture in the form of `grid_sample`: -1 (first pixel) to 1 (last).
+def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+    """Return the sum of a * b over the first axis, without a tensor of all products.
 
-    positions: (h, w, 2) or (N, h, w, 2), x and y in pixels. size: (H, W) of the picture.
-    Returns (1, h, w, 2) or (N, h, w, 2).
+    a, b: tensors whose shapes fit each other, as for a * b.
     """
-    height, width = size
-    # At least 1, because a picture of one pixel would divide by 0.
-    last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)], device=positions.device)
-    positions = positions * (2 / last_pixel) - 1
-    if positions.ndim == 3:
-        return positions[None]
-    return positions
+    [first_a, *others_a] = a
+    [first_b, *others_b] = b
+    total = first_a * first_b
+    for one_a, one_b in zip(others_a, others_b, strict=True):
+        total.addcmul_(one_a, one_b)
+    return total
 
 
 def gaussian(sigma: float) -> Tensor:
@@ -570,33 +650,27 @@ class Equations:
         """Return z (3, H, W) after the equations are linearised at z and solved."""
         r_b, r_s = self.residuals(z)
         w_b, w_s = self.robust_weights(r_b, r_s)
-        weighted = self._linearised(
-            slope_of(z), w_b, w_s
-        )  # w A: change of z -> (3, H, W), (M, h, w)
-        adjoint = adjoint_of(weighted, z)  # A^T w: the other way
-
-        # The left side of the normal equations: (A^T W A + lambda) d
-        def normal(d: Tensor) -> Tensor:
-            return adjoint(weighted(d)) + self.prior_weight * d
-
-        # The right side: A^T W r - lambda (z - z_0)
-        right = adjoint((w_b * r_b, w_s * r_s)) - self.prior_weight * (z - z_0)
-        d = conjugate_gradients(normal, right, self.solver.steps)
-        return (z + d).clamp(0, 1)
-
-    def _linearised(self, slope: Tensor, w_b: Tensor, w_s: Tensor) -> "Linear":
-        """Return w A: the map from a change d of z to the weighted changes that the cameras see.
-
-        slope: dx / dz (3, H, W) at the point of linearisation.
-        """
+        slope = slope_of(z)  # dx / dz
 
         def weighted(d: Tensor) -> tuple[Tensor, Tensor]:
+            """Return w A d: by how much a change d of z changes what the cameras see."""
             change_of_light = slope * d
             change_integrated = luma(d if self.is_display else change_of_light)
-            blurry_seen, spikes_seen = self.cameras(change_of_light, change_integrated)
-            return w_b * blurry_seen, w_s * spikes_seen
+            blurry, spikes = self.cameras(change_of_light, change_integrated)
+            return w_b * blurry, w_s * spikes
 
-        return weighted
+        def adjoint(blurry: Tensor, spikes: Tensor) -> Tensor:
+            """Return A^T w of (blurry, spikes): the adjoint of `weighted`."""
+            by_x, by_l = self.cameras.adjoint(w_b * blurry, w_s * spikes)
+            by_rgb = luma_weights(by_l.device) * by_l  # the adjoint of luma, (3, H, W)
+            if self.is_display:
+                return slope * by_x + by_rgb
+            return slope * (by_x + by_rgb)
+
+        # The right side: A^T W r - lambda (z - z_0)
+        right = adjoint(w_b * r_b, w_s * r_s) - self.prior_weight * (z - z_0)
+        d = conjugate_gradients(weighted, adjoint, self.prior_weight, right, self.solver.steps)
+        return (z + d).clamp(0, 1)
 
     # ---- For a network that takes steps on the equations (models/fusion/fusion_motion.py) ----
 
@@ -649,7 +723,7 @@ class Equations:
         r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
 
         # The gradients by x and l, and from them the changes of display values by the chain rule.
-        by_x, by_l = self._back(r_b / slope_of_blurry, self.w_s * r_s)
+        by_x, by_l = self.cameras.adjoint(r_b / slope_of_blurry, self.w_s * r_s)
         colour = (by_x * slope_of(z)).clamp(-MOST_PULL, MOST_PULL)  # (3, H, W)
         # A Newton step of the grey value: gradient over (precision + prior precision).
         grey = by_l * self._slope_of_grey(z) / (self._precision() + PRIOR_PRECISION)
@@ -657,7 +731,7 @@ class Equations:
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
         off_spikes = r_s.abs().mean(0) / CAUCHY
-        seen_of_z = self.pixels(self._integrated(z)[None])[0]
+        seen_of_z = self.pixels(self._integrated(z))[0]
         brighter = self.instant - self._display_of(seen_of_z)
         on_plane = torch.stack((off_spikes, brighter))[None]  # (1, 2, h, w)
         on_frame = F.grid_sample(
@@ -666,27 +740,13 @@ class Equations:
         off_rgb = luma(r_b.abs())  # (1, H, W)
         return torch.cat((colour, grey, off_rgb, on_frame[0]))
 
-    def _back(self, blurry: Tensor, spikes: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the adjoint of the cameras: B^T blurry (3, H, W) and S^T spikes (1, H, W).
-
-        blurry: (3, H, W). spikes: (M, h, w).
-        """
-        # The gradient of a linear map is its adjoint, so the point where it is taken does not
-        # matter.
-        with torch.enable_grad():
-            x = torch.zeros_like(blurry).requires_grad_()
-            l = torch.zeros_like(blurry[:1]).requires_grad_()  # noqa: E741
-            outputs = self.cameras(x, l)
-        by_x, by_l = torch.autograd.grad(outputs, (x, l), (blurry, spikes))
-        return by_x, by_l
-
     def _precision(self) -> Tensor:
         """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them.
 
         It is the diagonal of the normal equations of the spikes, S^T w_s^2, for display values.
         """
         if self._known_precision is None:
-            _, in_light = self._back(torch.zeros_like(self.b), self.w_s**2)  # (1, H, W)
+            _, in_light = self.cameras.adjoint(torch.zeros_like(self.b), self.w_s**2)  # (1, H, W)
             slope = self._slope_of_grey(self.blurry)
             self._known_precision = in_light[0] * slope[0] ** 2
         return self._known_precision
@@ -727,30 +787,15 @@ def noise_of(grey: Tensor) -> float:
 # A linear map from a frame (3, H, W) to the values of both cameras, (3, H, W) and (M, h, w).
 Linear = Callable[[Tensor], tuple[Tensor, Tensor]]
 # The map back, from the values of both cameras to a frame.
-Adjoint = Callable[[tuple[Tensor, Tensor]], Tensor]
+Adjoint = Callable[[Tensor, Tensor], Tensor]
 
 
-def adjoint_of(linear: Linear, like: Tensor) -> Adjoint:
-    """Return the adjoint of a linear map. like: a tensor of the shape of the map's input.
+def conjugate_gradients(
+    linear: Linear, adjoint: Adjoint, prior: Tensor, right: Tensor, steps: int
+) -> Tensor:
+    """Return d after `steps` steps from 0 towards the solution of N d = right.
 
-    It is the gradient of the outputs by the input.
-    """
-    with torch.enable_grad():
-        free = torch.zeros_like(like).requires_grad_()
-        outputs = linear(free)
-
-    def adjoint(values: tuple[Tensor, Tensor]) -> Tensor:
-        # The graph of a linear map is the same everywhere, so one graph serves all steps.
-        [gradient] = torch.autograd.grad(outputs, free, values, retain_graph=True)
-        return gradient
-
-    return adjoint
-
-
-def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Tensor:
-    """Return d after `steps` steps from 0 towards the solution of normal(d) = right.
-
-    normal: a symmetric positive definite linear map.
+    N = adjoint linear + prior. prior: (H, W), positive, so N is positive definite.
     """
     d = torch.zeros_like(right)
     residual = right
@@ -758,11 +803,16 @@ def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, steps
     energy = (residual**2).sum()
     # Keeps divisors above 0 when the residual vanishes.
     tiny = torch.finfo(right.dtype).tiny
-    for _ in range(steps):
-        image = normal(direction)
-        step = energy / (direction * image).sum().clamp(min=tiny)
+    for number in range(1, steps + 1):
+        # <direction, N direction> = |linear direction|^2 + <direction, prior direction>
+        blurry, spikes = linear(direction)
+        of_prior = prior * direction
+        curvature = (blurry**2).sum() + (spikes**2).sum() + (direction * of_prior).sum()
+        step = energy / curvature.clamp(min=tiny)
         d = d + step * direction
-        residual = residual - step * image
+        if number == steps:
+            break  # no direction follows, so the adjoint is not needed
+        residual = residual - step * (adjoint(blurry, spikes) + of_prior)
         former_energy = energy
         energy = (residual**2).sum()
         direction = residual + energy / former_energy.clamp(min=tiny) * direction
@@ -822,9 +872,9 @@ def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
     """
     # Display values are compared: in light, dark places would hardly count.
     if pixels.view.is_display:
-        difference = pixels(luma(frame)[None]) - y  # (1, h, w)
+        difference = pixels(luma(frame)) - y  # (1, h, w)
     else:
-        difference = shown(pixels(luma(light_of(frame))[None])) - shown(y)
+        difference = shown(pixels(luma(light_of(frame)))) - shown(y)
     mean = F.avg_pool2d(
         difference**2,
         kernel_size=GUARD_SIDE,

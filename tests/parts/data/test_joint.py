@@ -15,16 +15,19 @@ import torch
 
 from data.motion.flow import Motion, motion_of
 from data.motion.joint import (
+    Cameras,
     Equations,
     Solver,
     SpikePixels,
-    adjoint_of,
+    blurred,
+    conjugate_gradients,
     exposure_shares,
+    gaussian,
     guarded,
     noise_of,
     spike_intervals,
 )
-from data.motion.recording import RecordedClip, Recording
+from data.motion.recording import RecordedClip, Recording, View
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")
@@ -138,24 +141,156 @@ def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_cas
     assert of_blurry.spikes > 1.3 * of_sharp.spikes
 
 
+class MadeCameras(NamedTuple):
+    """The cameras of a random case, and all that they are made of."""
+
+    cameras: Cameras
+    view: View
+    shifts: torch.Tensor  # (G, H, W, 2)
+    shares: torch.Tensor  # (G, H)
+    coverage: torch.Tensor  # (M, G, h, w)
+
+
+# Two intervals of each spike pixel.
+INTERVALS = 2
+# Both cameras are aligned, and a spike pixel covers 2 x 2 RGB pixels.
+ALIGNED = np.array([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1.0]])
+# Turned, moved, and with 3 x 2 RGB pixels in a spike pixel.
+TURNED = np.array([[2.1, -0.1, 0.8], [0.05, 2.9, 1.4], [0, 0, 1.0]])
+
+
+class Rig(NamedTuple):
+    """Two cameras, and a random motion."""
+
+    size: tuple[int, int] = (32, 40)  # (H, W)
+    plane: tuple[int, int] = (16, 20)  # (h, w)
+    to_rgb: np.ndarray = ALIGNED
+    lens_blur: float = 0.0
+    groups: int = 4
+    rolling: float = 0.0
+    longest: float = 5.0  # longest shift in x and y, in pixels
+
+
+RIGS = {
+    "aligned": Rig(),
+    "odd size, turned": Rig(size=(33, 47), plane=(11, 22), to_rgb=TURNED),
+    "leaves the frame": Rig(longest=60.0),
+    "one group": Rig(groups=1),
+    "rolling shutter": Rig(rolling=0.5),
+    "lens": Rig(lens_blur=0.6),
+    "one row": Rig(size=(1, 24), plane=(1, 12)),
+    "one column": Rig(size=(24, 1), plane=(12, 1)),
+}
+
+
+@pytest.fixture(params=list(RIGS))
+def made(request) -> MadeCameras:
+    """Give cameras along a random motion. Each pixel of each group has a shift of its own."""
+    rig = RIGS[request.param]
+    height, width = rig.size
+    torch.manual_seed(0)
+    view = View(rig.size, rig.plane, rig.to_rgb, False, rig.lens_blur)
+    shifts = rig.longest * (2 * torch.rand(rig.groups, height, width, 2) - 1)
+    frame = np.zeros((height, width, 3), np.float32)
+    recording = Recording(frame, np.zeros((40, *view.plane), np.uint8), 0, 40, 20.5)
+    before_and_after = 20 * rig.rolling  # planes beyond the exposure that some row sees
+    edges = np.linspace(-before_and_after, 40 + before_and_after, rig.groups + 1)
+    shares = torch.from_numpy(exposure_shares(recording, edges, height, rig.rolling))
+    coverage = torch.rand(INTERVALS, rig.groups, *view.plane)
+    cameras = Cameras(SpikePixels(view, CPU), shifts, shares, coverage)
+    return MadeCameras(cameras, view, shifts, shares, coverage)
+
+
+def plainly_seen(made: MadeCameras, x: torch.Tensor, l: torch.Tensor):  # noqa: E741
+    """Return B x and S l by the letter of their equations, one group after the other."""
+    blurry = torch.zeros_like(x)
+    spikes = torch.zeros(INTERVALS, *made.view.plane)
+    places = torch.from_numpy(made.view.places())
+    height, width = made.view.size
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    p = torch.stack((columns, rows), dim=-1)
+    for u, s, c in zip(made.shifts, made.shares, made.coverage.transpose(0, 1), strict=True):
+        moved = sampled(torch.cat((x, l)), p + u)
+        blurry += s[:, None] * moved[:3]
+        grey = moved[3:]
+        if made.view.lens_blur:
+            sigma = made.view.lens_blur * max(made.view.fine)
+            grey = blurred(grey[None], gaussian(sigma))[0]
+        points = sampled(grey, places)
+        spikes += c * torch.nn.functional.avg_pool2d(points, made.view.fine)
+    return blurry, spikes
+
+
+def sampled(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return a picture (C, H, W) at positions (h, w, 2), x and y in pixels."""
+    height, width = picture.shape[1:]
+    last = torch.tensor([max(width - 1, 1), max(height - 1, 1)])
+    grid = 2 * positions / last - 1
+    return torch.nn.functional.grid_sample(
+        picture[None], grid[None], padding_mode="border", align_corners=True
+    )[0]
+
+
+def test_the_cameras_see_what_their_equations_say(made):
+    x = torch.rand(3, *made.view.size)
+    grey = torch.rand(1, *made.view.size)
+
+    blurry, spikes = made.cameras(x, grey)
+
+    plain_blurry, plain_spikes = plainly_seen(made, x, grey)
+    assert torch.allclose(blurry, plain_blurry, atol=2e-5)
+    assert torch.allclose(spikes, plain_spikes, atol=2e-5)
+
+
+def test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations(made):
+    x = torch.zeros(3, *made.view.size, requires_grad=True)
+    grey = torch.zeros(1, *made.view.size, requires_grad=True)
+    blurry, spikes = plainly_seen(made, x, grey)
+    of_blurry = torch.rand_like(blurry)
+    of_spikes = torch.rand_like(spikes)
+
+    by_x, by_grey = made.cameras.adjoint(of_blurry, of_spikes)
+
+    plain_x, plain_grey = torch.autograd.grad((blurry, spikes), (x, grey), (of_blurry, of_spikes))
+    assert torch.allclose(by_x, plain_x, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(by_grey, plain_grey, rtol=1e-4, atol=1e-4)
+
+
 def test_the_adjoint_of_the_cameras_is_exact(moving):
     case = Case(moving)
     torch.manual_seed(0)
+    x = torch.rand_like(case.sharp)
+    grey = torch.rand_like(case.sharp[:1])
+    blurry, spikes = case.equations.cameras(x, grey)
+    of_blurry = torch.rand_like(blurry)
+    of_spikes = torch.rand_like(spikes)
 
-    def cameras(d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what both cameras see of a change d of the frame."""
-        return case.equations.cameras(d, d[:1])
+    by_x, by_grey = case.equations.cameras.adjoint(of_blurry, of_spikes)
 
-    d = torch.rand_like(case.sharp)
-    rgb, spikes = cameras(d)
-    rgb_values = torch.rand_like(rgb)
-    spike_values = torch.rand_like(spikes)
-
-    # A' is the adjoint of A if (A d) . v = d . (A' v) for all d and v.
-    forward = (rgb * rgb_values).double().sum() + (spikes * spike_values).double().sum()
-    adjoint = adjoint_of(cameras, d)((rgb_values, spike_values))
-    backward = (d * adjoint).double().sum()
+    # A' is the adjoint of A if (A x) . y = x . (A' y) for all x and y.
+    forward = (blurry * of_blurry).double().sum() + (spikes * of_spikes).double().sum()
+    backward = (x * by_x).double().sum() + (grey * by_grey).double().sum()
     assert float(forward) == pytest.approx(float(backward), rel=1e-5)
+
+
+def test_conjugate_gradients_solve_the_normal_equations():
+    torch.manual_seed(0)
+    a = torch.rand(40, 12)
+    prior = 0.1 + torch.rand(3, 4)
+    right = torch.rand(1, 3, 4)
+
+    def linear(d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = a @ d.flatten()
+        return values[:30], values[30:]
+
+    def adjoint(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return (a.T @ torch.cat((first, second))).view(1, 3, 4)
+
+    # As many steps as unknowns are enough.
+    d = conjugate_gradients(linear, adjoint, prior, right, steps=12)
+
+    normal = a.T @ a + torch.diag(prior.flatten())
+    assert torch.allclose(d.flatten(), torch.linalg.solve(normal, right.flatten()), atol=1e-3)
 
 
 # Times between which light is counted, in planes.

@@ -1,0 +1,176 @@
+"""Compute the adjoint of sampling a picture at many positions, quickly on a CPU.
+
+data/motion/joint.py writes what both cameras see of the sharp frame as sums of samples of the
+frame. A sample is the value of a picture at a position between its pixels, interpolated bilinearly
+from four pixels. Pixels are numbered row by row, and W is the width of the picture:
+
+    c            c + 1
+          *                     *  the position of the sample
+                                c  the corner of the sample: the pixel above and to its left
+    c + W        c + W + 1
+
+Beyond the picture its edge is repeated. For example, a position 3 pixels to the left of the picture
+has the value at its left edge. `grid_sample` with "border" and align_corners samples like that.
+
+The adjoint A^T of a linear map A is the map with <A x, y> = <x, A^T y> for all x and y, where < , >
+is the sum of the products. Its matrix is the transposed matrix of A. torch has the adjoint of
+`grid_sample`: its gradient. But on a CPU this gradient takes five times as long as `grid_sample`
+itself, and the joint solution needs it about 20 times for the same positions. So this module sorts
+the samples once. The adjoint then is a product with sparse matrices:
+
+    corners_of       positions -> corner and weights of each sample
+    sorted_samples   the samples in the order of their corners
+    AdjointOfSums    the adjoint of "sample a picture, then add up some of the samples"
+
+N: number of samples. P = H W: number of pixels.
+
+Tests: tests/parts/data/test_sampling.py
+"""
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def normalised(positions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return positions on a picture in the form of `grid_sample`: -1 (first pixel) to 1 (last).
+
+    positions: (h, w, 2) or (N, h, w, 2), x and y in pixels. size: (H, W) of the picture.
+    Returns (1, h, w, 2) or (N, h, w, 2).
+    """
+    height, width = size
+    # At least 1, because a picture of one pixel would divide by 0.
+    last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)], device=positions.device)
+    positions = positions * (2 / last_pixel) - 1
+    if positions.ndim == 3:
+        return positions[None]
+    return positions
+
+
+class Corners(NamedTuple):
+    """The four pixels of each of N samples, and their weights."""
+
+    corner: Tensor  # (N,) int32: c
+    weights: Tensor  # (4, N): weights of the pixels c, c + 1, c + W and c + W + 1
+    offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1: from c to the four pixels
+    pixels: int  # P
+
+
+def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
+    """Return the corners and weights of samples.
+
+    positions: (..., 2), x and y in pixels. 0 is the middle of the first pixel. size: (H, W).
+    """
+    height, width = size
+    x = positions[..., 0].flatten().clamp(0, width - 1)
+    y = positions[..., 1].flatten().clamp(0, height - 1)
+    # A corner is never in the last row or column, so there are pixels below it and to its right.
+    # For example, a sample in the last column has its corner in the column before, and `right` is
+    # 1. A picture of one row or column has no such pixels: their weights are 0.
+    column = x.floor().clamp(max=max(width - 2, 0))
+    row = y.floor().clamp(max=max(height - 2, 0))
+    right = x - column  # distance from the corner, in [0, 1]
+    below = y - row
+
+    # (1 - below)(1 - right), (1 - below) right, below (1 - right), below right. Each product is
+    # computed once, because this function takes a notable part of the time of a frame.
+    weights = right.new_empty(4, len(right))
+    torch.mul(below, right, out=weights[3])
+    torch.sub(below, weights[3], out=weights[2])
+    torch.sub(right, weights[3], out=weights[1])
+    torch.sub(1 - below, weights[1], out=weights[0])
+
+    corner = row.int() * width + column.int()
+    return Corners(corner, weights, (0, 1, width, width + 1), height * width)
+
+
+class SortedSamples(NamedTuple):
+    """Samples in the order of their corners."""
+
+    numbers: Tensor  # (N,) int64: number of each sample in the former order
+    begins: Tensor  # (P + 1,) int32: the samples of corner c are at begins[c] to begins[c + 1] - 1
+    weights: Tensor  # (4, N): see `Corners`
+    offsets: tuple[int, int, int, int]
+
+
+def sorted_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
+    """Return samples in the order of their corners. Arguments: as in `corners_of`."""
+    corners = corners_of(positions, size)
+    numbers = torch.argsort(corners.corner)
+    samples_of_corner = torch.bincount(corners.corner, minlength=corners.pixels)  # (P,)
+    begins = torch.zeros(corners.pixels + 1, dtype=torch.int32, device=positions.device)
+    begins[1:] = samples_of_corner.cumsum(0)
+    weights = corners.weights.index_select(1, numbers)
+    return SortedSamples(numbers, begins, weights, corners.offsets)
+
+
+class AdjointOfSums:
+    """The adjoint of a map that samples a picture, then adds up some of the samples.
+
+    The map has the outputs
+
+        y_i = sum over the samples n of output i of f_n x(position of n)
+
+    samples: the samples of all outputs, sorted.
+    outputs: number of outputs.
+    output_of: (N,) int32, the output of each sample, in the order of `samples`.
+    factors: (N,), f in the order of `samples`. None: all are 1.
+    """
+
+    def __init__(
+        self,
+        samples: SortedSamples,
+        outputs: int,
+        output_of: Tensor,
+        factors: Tensor | None = None,
+    ) -> None:
+        pixels = len(samples.begins) - 1
+        weights = samples.weights if factors is None else samples.weights * factors
+        # A sample has four pixels, so there are four matrices. The matrix with the offset k adds a
+        # sample with the corner c to the pixel c + k. Row c of it has the samples of corner c, so
+        # all four matrices have the same rows and columns, and only their values differ.
+        self._matrices = []
+        for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
+            matrix = csr_matrix(samples.begins, output_of, weights_of_pixel, (pixels, outputs))
+            self._matrices.append((offset, matrix))
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return the adjoint (P,) or (P, C) of y, which is (outputs,) or (outputs, C)."""
+        pixels = len(self._matrices[0][1])
+        x = y.new_zeros(pixels, *y.shape[1:])
+        for offset, matrix in self._matrices:
+            of_corners = matrix @ y
+            # The last `offset` corners have no pixel c + offset, so their weights are 0. A picture
+            # of one row has fewer pixels than the largest offset.
+            corners_with_pixel = max(pixels - offset, 0)
+            x[offset:] += of_corners[:corners_with_pixel]
+        return x
+
+
+def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return a sparse matrix in the layout CSR. Entries at the same place are added.
+
+    rows, columns, values: (entries,), of each entry.
+    """
+    entries = torch.sparse_coo_tensor(
+        torch.stack((rows, columns)), values, shape, check_invariants=False
+    ).coalesce()
+    rows, columns = entries.indices()
+    begins = torch.zeros(shape[0] + 1, dtype=torch.int32, device=rows.device)
+    begins[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
+    return csr_matrix(begins, columns.int(), entries.values(), shape)
+
+
+def csr_matrix(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return a sparse matrix in the layout CSR: its entries row by row.
+
+    begins: (rows + 1,), where the entries of each row begin; the last value is their number.
+    columns, values: column and value of each entry.
+    """
+    with warnings.catch_warnings():
+        # torch says once in a process that its sparse matrices may still change. Only their product
+        # with dense columns is used here.
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(begins, columns, values, shape, check_invariants=False)
