@@ -9,9 +9,10 @@ moments.
 
 The first form finds the geometry. Capture flat or distant scenes with much texture. Cameras and
 scene are at rest, or the planes are exactly those of the frame's exposure. The second form takes
-the geometry from a file, and finds by how many planes the exposure starts later than --planes says.
-The scene has to move. Each form writes the file for `spike.calibration`, and an overlay image
-beside it to look at. Nothing is overwritten. docs/data_format.md, section "Two cameras".
+the geometry from a file, and finds by how many planes the exposure is later than --planes says, and
+during which share of these planes the frame was exposed. The scene has to move. Each form writes
+the file for `spike.calibration`, and an overlay image beside it to look at. Nothing is overwritten.
+docs/data_format.md, section "Two cameras".
 
 Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring. The fit of
 `spike.calibration` "auto" (data/cameras/registration.py) makes it exact, and finds the time. Parts
@@ -401,11 +402,11 @@ def with_offset(
     views: list[registration.View],
     command: argparse.Namespace,
 ) -> Calibration:
-    """Return the known calibration with the time offset.
+    """Return the known calibration with the time offset and the exposure share.
 
-    The offset is the number of planes by which the exposures start later than --planes says. Raises
-    DataError if the scene moves too little to tell, or if the offset is at the end of what is
-    searched.
+    The offset is the number of planes by which the middle of the exposures is later than that of
+    --planes. Raises DataError if the scene moves too little to tell, or if the offset is at the end
+    of what is searched.
     """
     CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
     search = command.search_planes
@@ -425,11 +426,32 @@ def with_offset(
     if abs(offset) > search - registration.LEAST_ROOM:
         raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
     print(
-        f"the exposures start {offset:+.2f} planes later than plane {command.planes[0]}, error "
-        f"{error:.2f}"
+        f"the exposures are {offset:+.2f} planes later than --planes says, error {error:.2f}; "
+        f"exposed for {found.share:.0%} of these planes, error {found.errors[2]:.1%}"
     )
-    changes = {"time_offset_planes": round(offset, 3), "tick_hz": command.tick_hz or known.tick_hz}
+    changes = {
+        "time_offset_planes": round(offset, 3),
+        "exposure_share": share_of(found, known),
+        "tick_hz": command.tick_hz or known.tick_hz,
+    }
     return known.model_copy(update=changes)
+
+
+def share_of(found: registration.Found, known: Calibration) -> float:
+    """Return the share of the planes of --planes during which the frames were exposed.
+
+    It is 1 if the found share differs from 1 by less than its error allows. It is the share of the
+    known calibration if the pairs do not tell it.
+    """
+    error = found.errors[2]
+    if error > registration.MOST_SHARE:
+        print(f"the share is not sure: it stays {known.exposure_share:g}")
+        return known.exposure_share
+    # The limits are those of `spike.calibration` "auto", see `registration.Found.is_changed`.
+    shortened_by = 1 - found.share
+    if shortened_by < max(registration.LEAST_SHARE, registration.LEAST_ERRORS * error):
+        return 1.0
+    return round(found.share, 3)
 
 
 # ---- Errors and the overlay -------------------------------------------------------------------

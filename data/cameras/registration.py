@@ -58,6 +58,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from data.cameras import spike_grid
 from data.cameras.spike_grid import scale_of
 from data.spike.simulate import to_linear
 
@@ -128,12 +129,6 @@ LEAST_PLANES = 0.75
 LEAST_SHARE = 0.04
 # A change must be at least this many times its error. Three standard errors are rarely chance.
 LEAST_ERRORS = 3
-# The spikes are blurred by windows of planes, by pixels and by the lens. So the ratio of the firing
-# rate at the sharp instant to the mean of the exposure is nearer to 1 than it should be. A mean
-# over LONGER times the exposed planes is smoother, which makes up for the weak ratio. Measured at
-# shares of 0.5 to 0.8, for the estimate without training and for weights/operator.pth
-# (docs/benchmarks/calibration.md).
-LONGER = 1.12
 
 
 # ---- What goes in and what comes out -----------------------------------------------------------
@@ -198,11 +193,8 @@ class Found:
 
     @property
     def share_to_read(self) -> float:
-        """The fraction of the planes to read: a little more than was exposed, see LONGER.
-
-        The file of an exposure holds no more than all planes, so the result is at most 1.
-        """
-        return min(LONGER * self.share, 1.0)
+        """The fraction of the planes to read: a little more than was exposed."""
+        return spike_grid.share_to_read(self.share)
 
     @property
     def is_matrix_found(self) -> bool:
@@ -283,7 +275,7 @@ class Found:
                 notes.append(", not sure: left")
         matrix_note, offset_note, share_note = notes
 
-        # An unsure matrix may be used, and a used share is LONGER than the share that was found.
+        # An unsure matrix may be used. If the share is used, the log says how many planes are read.
         if self.is_changed.matrix and not self.is_sure.matrix:
             matrix_note = ", not sure, yet nearer"
         if self.is_changed.share:

@@ -445,6 +445,7 @@ class Rig(RgbCamera):
             spike_size=list(spike),
             rgb_size=list(rgb),
             time_offset_planes=self.time_offset,
+            exposure_share=self.exposure,
             made={"rig": {"seed": self.seed, **asdict(self)}},
         )
 

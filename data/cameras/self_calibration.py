@@ -165,7 +165,7 @@ def _with(clip: Clip, found: Found) -> Clip:
         spike_size=list(size),
         rgb_size=list(clip.size),
         time_offset_planes=round(found.offset, 1) if is_changed.offset else 0.0,
-        exposure_share=round(found.share_to_read, 3) if is_changed.share else 1.0,
+        exposure_share=round(min(found.share, 1.0), 5) if is_changed.share else 1.0,
         made={"by": "spike.calibration auto"},
     )
     try:

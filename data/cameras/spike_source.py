@@ -256,7 +256,7 @@ class DatSpikes:
         timing = dataclasses.replace(
             self.timing,
             offset=calibration.time_offset_planes,
-            share=calibration.exposure_share,
+            share=calibration.share_to_read,
         )
         grid = CalibratedGrid(calibration, self.geometry, path, is_nearest)
         self._set(calibration=calibration, calibrated=grid, timing=timing)
@@ -276,6 +276,18 @@ class DatSpikes:
         if calibration:
             other._calibrate(calibration, "spike.calibration auto")
         return other
+
+    def of_exposure(self, context: int) -> "DatSpikes":
+        """Return a copy that reads the planes during which a frame was exposed, and no others.
+
+        Channels are made of a few more planes, see `Calibration.share_to_read`.
+
+        context: number of planes that are read before and after these planes.
+        """
+        timing = self.timing
+        if self.calibration:
+            timing = dataclasses.replace(timing, share=self.calibration.exposure_share)
+        return self.changed(context=context, timing=timing)
 
     def grid(self, size: tuple[int, int]) -> Grid:
         """Return how the planes lie on lq frames of `size` (H, W).

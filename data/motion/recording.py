@@ -21,7 +21,7 @@ import numpy as np
 
 from data.augment import Augment
 from data.cameras.spike_info import spike_errors_as_data_errors
-from data.clip import Clip
+from data.clip import Clip, Exposure
 from data.clips.readers import DatasetClip
 from data.spike.formats import Crop
 from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear, window_light
@@ -177,13 +177,12 @@ class RecordedClip:
             )
         self.reader = reader
         self.frames = len(reader.stems)
+        # Which planes of which files belong to each exposure, with the context around it. They are
+        # the planes that were exposed: `clip.exposures` has a few more, of which channels are made.
         if context is None:
-            context = max(exposure.own.count for exposure in clip.exposures) // 2
-        # Which planes of which files belong to each exposure, with the context around it.
-        # spike_files: path -> number of its planes.
-        files = list(clip.spike_files.items())
-        wide = clip.spikes.changed(context=context)
-        self._exposures = wide.exposures(clip.name, files, len(clip), clip.times)
+            exposed = _exposures(clip, context=0)
+            context = max(exposure.own.count for exposure in exposed) // 2
+        self._exposures = _exposures(clip, context)
         geometry = clip.spikes.geometry
         self._plane = Crop(0, 0, geometry.height, geometry.width)
         self.view = _view(clip)
@@ -240,6 +239,13 @@ class RecordedClip:
         usual = max(float(np.median(gain)), LEAST_GAIN)
         is_good = (gain > usual / ODD_GAIN) & (gain < usual * ODD_GAIN)
         return np.where(is_good, gain, usual).astype(np.float32), is_good
+
+
+def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:
+    """Return the planes during which each frame was exposed, and `context` planes on each side."""
+    files = list(clip.spike_files.items())  # (path, number of its planes)
+    spikes = clip.spikes.of_exposure(context)
+    return spikes.exposures(clip.name, files, len(clip), clip.times)
 
 
 def _of_mean_light(rates: np.ndarray) -> np.ndarray:

@@ -115,6 +115,13 @@ def test_the_calibration_says_the_rig_that_it_was_made_for():
     assert calibration.made["rig"]["shift_x"] == 3.0
 
 
+@pytest.mark.parametrize(("name", "share"), [("ideal", 1.0), ("rig", 0.8), ("dim", 0.8)])
+def test_the_calibration_says_how_long_a_frame_is_exposed(name, share):
+    rig = Rig.asked(name, np.random.default_rng(0))
+
+    assert rig.calibration(SPIKE, RGB).exposure_share == share
+
+
 def test_the_calibration_moves_the_middle_of_a_plane_by_the_shift():
     rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97)
     middle_of_plane = [(SPIKE[1] - 1) / 2, (SPIKE[0] - 1) / 2, 1]

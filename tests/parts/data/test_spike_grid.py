@@ -265,6 +265,25 @@ def test_another_mirror_changes_the_digest():
     assert changed.digest() != saved.digest()
 
 
+@pytest.mark.parametrize("share", [0.8, 0.95])
+def test_another_exposure_share_changes_the_digest(share):
+    saved = saved_calibration()
+
+    changed = saved.model_copy(update={"exposure_share": share})
+
+    assert changed.digest() != saved.digest()
+
+
+def test_a_run_of_an_older_version_finds_the_digest_of_its_calibration():
+    # Version 0.9.0 wrote the share that it read, 0.896, and got this digest.
+    share_of_exposure = 0.8
+
+    found = Calibration(**GOOD, exposure_share=share_of_exposure)
+
+    assert found.share_to_read == 0.896
+    assert found.digest() == "26beb8e810ffdca9"
+
+
 def test_the_matrix_of_a_mirrored_calibration_begins_at_the_other_side():
     # Column 0 of the upright picture is column 11 of the mirrored one.
     place = saved_calibration().to_rgb() @ [0, 0, 1]

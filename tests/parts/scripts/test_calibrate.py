@@ -219,11 +219,13 @@ def test_a_model_that_cannot_map_all_patches_is_refused(tmp_path, capsys):
 # ---- The time offset between the two cameras ----
 
 
-def find_time_offset(folder, motion):
+def find_time_offset(folder, motion, planes=(13, 40)):
     """Look for the time offset in a pair with this motion. Returns exit code and calibrations.
 
     The matrix is known from another pair, in which nothing moves. The exposure is planes 20 to 59
     of the file; the program is told planes 13 to 52, so the true offset is 7 planes.
+
+    planes: first plane and number of planes that the program is told.
     """
     rng = np.random.default_rng(4)
     known = folder / "known.json"
@@ -232,7 +234,7 @@ def find_time_offset(folder, motion):
     pair = write_pair(
         folder, "moving", TRUTH, "none", rng, motion=motion, around=20, noise=0.01, **SIZES
     )
-    search = ["--geometry", known, "--search-planes", 12, "--planes", 13, 40]
+    search = ["--geometry", known, "--search-planes", 12, "--planes", *planes]
     out = folder / "out.json"
     return calibrate(*pair, *SIZE_FLAGS, *search, "--out", out), known, out
 
@@ -243,6 +245,22 @@ def test_the_time_offset_is_found_if_the_scene_moves(tmp_path):
     assert code == 0
     assert load_calibration(out).time_offset_planes == pytest.approx(7, abs=0.5)
     assert load_calibration(out).matrix == load_calibration(known).matrix
+
+
+def test_the_share_of_the_planes_that_was_exposed_is_found(tmp_path):
+    # Planes 8 to 57, of which the middle 40 were exposed, 7 planes later.
+    code, _, out = find_time_offset(tmp_path, motion=(14, 6), planes=(8, 50))
+
+    assert code == 0
+    found = load_calibration(out)
+    assert found.exposure_share == pytest.approx(0.8, abs=0.03)
+    assert found.time_offset_planes == pytest.approx(7, abs=0.5)
+
+
+def test_all_planes_count_as_exposed_if_the_frame_was_exposed_so_long(tmp_path):
+    _, _, out = find_time_offset(tmp_path, motion=(14, 6))
+
+    assert load_calibration(out).exposure_share == 1.0
 
 
 def test_a_time_offset_is_refused_if_the_scene_does_not_move(tmp_path, capsys):
