@@ -17,8 +17,9 @@ are one frame interval: the time from one RGB frame to the next.
 Coordinates are those of a calibration file (data/cameras/spike_grid.py): (0, 0) is the centre of
 the upper left pixel, x grows to the right, y down. `Rig.calibration` gives the true calibration.
 
-The same rig and lights give the same clip, bit for bit. So the order of all random draws is fixed,
-and every kind of flaw draws from a random stream of its own.
+What must stay: the same rig and lights give the same clip, bit for bit, because a data set is made
+again from its seed. So the order of all random draws is fixed, and every kind of flaw draws from a
+random stream of its own. The names of the fields are part of dataset.json and of the flag --rig.
 
 Tests: tests/parts/data/test_rig.py, tests/parts/data/test_two_cameras.py
 """
@@ -44,15 +45,16 @@ Size = tuple[int, int]  # height, width
 class RgbCamera:
     """The RGB camera of a rig.
 
-    exposure: fraction of the frame interval during which it is exposed, in the middle.
+    exposure: fraction of the frame interval during which a frame is exposed, in the middle of the
+    interval.
     rolling: the last row is exposed later than the first row by this fraction of the exposure
     (rolling shutter). All rows end within the interval, so exposure (1 + rolling) is at most 1.
     gamma, contrast: a display value is v = light ** (1 / gamma), then
     v + contrast (v^2 (3 - 2 v) - v), an S-shaped curve.
     shot, read: standard deviations of the noise in linear light, at full light and in darkness.
     jpeg: quality, or 0 for no JPEG.
-    sum_gamma: the exposure is the mean of light ** (1 / sum_gamma). No camera does this, but data
-    sets do that average display values instead of light.
+    sum_gamma: the exposure is the mean of light ** (1 / sum_gamma). 1 is a real camera. A data set
+    that averages display values instead of light has 2.2.
     """
 
     exposure: float = 1.0
@@ -66,7 +68,9 @@ class RgbCamera:
 
     def __post_init__(self) -> None:
         """Raise ValueError if a row is exposed outside of the frame interval."""
-        if self.exposure <= 0 or self.exposure * (1 + self.rolling) > 1 + 1e-9:
+        # From the start of the first row to the end of the last row. 1e-9: rounding errors.
+        length_of_all_rows = self.exposure * (1 + self.rolling)
+        if self.exposure <= 0 or length_of_all_rows > 1 + 1e-9:
             raise ValueError(
                 f"exposure {self.exposure} with rolling {self.rolling} does not fit into the "
                 "interval"
@@ -75,9 +79,10 @@ class RgbCamera:
     def develop(self, light: np.ndarray) -> np.ndarray:
         """Return linear light as uint8 display values of this camera, without noise.
 
-        Sharp frames are made in this way. It is also the last step of the blurry frames.
+        Sharp frames are made in this way. Blurry frames get noise first.
         """
         v = np.power(np.clip(light, 0, 1), np.float32(1 / self.gamma))
+        # v + contrast (v^2 (3 - 2 v) - v)
         s_curve = v * v * (3 - 2 * v)
         return to_uint8(v + np.float32(self.contrast) * (s_curve - v))
 
@@ -122,14 +127,14 @@ _PAIR = {
     "pattern": 0.03, "dead": 0.0005, "hot": 0.0005, "exposure": 0.8, "rolling": 0.1,
     "contrast": 0.1, "shot": 0.01, "read": 0.002, "jpeg": 95,
 }  # fmt: skip
-# Test conditions, by the name that --rig takes:
-# ideal: aligned cameras. The sensor is nearly ideal in time and uneven in space, as the real stream
-#   of a bright wall is.
+# Test conditions: name for the flag --rig -> fields of `Rig`.
+# ideal: aligned cameras. The sensor is nearly ideal in time and uneven in space, as in the real
+#   stream of a bright wall.
 # rig: two plausible cameras.
-# dim: the cameras of "rig" at a mean of about 0.03 spikes per plane, as the real stream of a dim
+# dim: the cameras of "rig" at a mean of about 0.03 spikes per plane, as in the real stream of a dim
 #   scene.
-# other: aligned cameras. The sensor is as another group models it (RSIR: dark current and response
-#   of each pixel, display values).
+# other: aligned cameras. The sensor is modelled as in RSIR: dark current and response of each
+#   pixel, display values.
 NAMED: dict[str, dict[str, Any]] = {
     "ideal": {"rate": 0.9, "jitter": 0.01, "dark_rate": 0.001, "pattern": 0.02},
     "rig": {**_PAIR, "rate": 0.3, "jitter": 0.02},
@@ -143,11 +148,11 @@ NAMED: dict[str, dict[str, Any]] = {
     },
 }
 
-# {field: (lowest, highest)} of the values that `Rig.random` draws, uniformly or, for the fields in
-# LOGARITHMIC, uniformly in the logarithm. The ranges are wider than the few captures that are
-# known. Mean firing rates are about 0.4 times the rate at full light: 0.03 to 0.3.
-# The order of the fields is the order of the draws, which decides the rig of a seed: add a new
-# field at the end.
+# {field: (lowest, highest)} of the values that `Rig.random` draws. They are drawn uniformly, but
+# for the fields in LOGARITHMIC uniformly in the logarithm. The ranges are wider than the few known
+# captures. Mean firing rates are about 0.4 times the rate at full light: 0.03 to 0.3.
+# What must stay: the order of the fields. It is the order of the draws, which decides the rig of a
+# seed. So a new field comes at the end.
 RANGES: dict[str, tuple[Any, Any]] = {
     "shift_x": (-2, 2), "shift_y": (-2, 2), "rotation_deg": (-0.5, 0.5), "scale": (0.99, 1.01),
     "lens_blur": (0, 1), "parallax": (0, 2), "time_offset": (-6, 6),
@@ -170,7 +175,7 @@ class Rig(RgbCamera):
     Where it looks:
     shift_x, shift_y: shift of the view of the spike camera, in RGB pixels to the right and down.
     rotation_deg: rotation of the view about the middle of the frame in degrees, x towards y.
-    scale: relative size of its pixels. At 1, each covers a whole number of RGB pixels.
+    scale: relative size of a spike pixel. At 1, a spike pixel covers a whole number of RGB pixels.
     parallax: difference between the shifts of the nearest and of the farthest layer of the scene,
     in RGB pixels. The mean shift is 0.
 
@@ -211,7 +216,8 @@ class Rig(RgbCamera):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # A mix from a JSON file is a list. `object.__setattr__`, because the dataclass is frozen.
+        # A mix from a JSON file is a list, and a frozen dataclass needs a tuple to be hashable. A
+        # frozen dataclass refuses `self.mix = ...`, so the field is set through `object`.
         object.__setattr__(self, "mix", tuple(self.mix))
 
     @classmethod
@@ -224,10 +230,10 @@ class Rig(RgbCamera):
         name, *changes = text.split(",")
         try:
             if name == "random":
-                own = cls.random(rng)
+                rig = cls.random(rng)
             else:
-                own = cls(seed=int(rng.integers(2**31)), **NAMED[name])
-            values: dict[str, Any] = asdict(own)
+                rig = cls(seed=int(rng.integers(2**31)), **NAMED[name])
+            values: dict[str, Any] = asdict(rig)
             for change in changes:
                 key, _, value = change.partition("=")
                 number = float(value)
@@ -252,14 +258,15 @@ class Rig(RgbCamera):
                 drawn = np.exp(rng.uniform(np.log(low), np.log(high)))
             else:
                 drawn = rng.uniform(low, high)
-            if np.ndim(drawn):  # the weights of R, G and B
+            # Rounded, so that dataset.json shows short numbers. Only `mix` is an array.
+            if name == "mix":
                 values[name] = tuple(drawn.round(4).tolist())
             else:
                 values[name] = round(float(drawn), 4)
         # exposure (1 + rolling) may be at most 1, see `RgbCamera`.
-        longest = 1 / values["exposure"] - 1
-        values["rolling"] = min(values["rolling"], longest)
-        values["jpeg"] = round(values["jpeg"])
+        most_rolling = 1 / values["exposure"] - 1
+        values["rolling"] = min(values["rolling"], most_rolling)
+        values["jpeg"] = round(values["jpeg"])  # OpenCV needs a whole number
         return cls(**values, seed=int(rng.integers(2**31)))
 
     def matrix(self, spike: Size, rgb: Size) -> np.ndarray:
@@ -267,16 +274,23 @@ class Rig(RgbCamera):
 
         spike, rgb: sizes (height, width). Parallax is left out.
         """
-        ratio = rgb[1] / spike[1] * self.scale  # RGB pixels per spike pixel
+        spike_height, spike_width = spike
+        rgb_height, rgb_width = rgb
+        rgb_per_spike_pixel = rgb_width / spike_width * self.scale
         angle = np.deg2rad(self.rotation_deg)
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-        # The middle (x, y) of the spike plane is mapped to the middle of the frame, plus the shift.
-        middle_rgb = (np.array(rgb[::-1]) - 1) / 2
-        middle_spike = (np.array(spike[::-1]) - 1) / 2
+        scale_and_turn = rgb_per_spike_pixel * turn  # (2, 2)
+
+        # The middle of the spike plane is mapped to the middle of the frame, plus the shift:
+        #     middle_rgb + shift = scale_and_turn middle_spike + translation
+        middle_rgb = (np.array((rgb_width, rgb_height)) - 1) / 2  # x, y
+        middle_spike = (np.array((spike_width, spike_height)) - 1) / 2
         shift = np.array((self.shift_x, self.shift_y))
+        translation = middle_rgb + shift - scale_and_turn @ middle_spike
+
         matrix = np.eye(3)
-        matrix[:2, :2] = ratio * turn
-        matrix[:2, 2] = middle_rgb + shift - matrix[:2, :2] @ middle_spike
+        matrix[:2, :2] = scale_and_turn
+        matrix[:2, 2] = translation
         return matrix
 
     # ---- The spike camera ----------------------------------------------------------------------
@@ -287,28 +301,36 @@ class Rig(RgbCamera):
         lights: (H, W, 3). spike: size (h, w) of the sensor. A value is the mean over the area of
         the pixel. Beyond its edges the picture is mirrored.
         """
-        mix = np.array(self.mix, np.float32) / np.float32(sum(self.mix))
-        # Set at the first light, whose size is needed.
-        places = None
-        is_aligned = False
+        weights_of_colours = np.array(self.mix, np.float32) / np.float32(sum(self.mix))
+        height, width = spike
+        # Both are set at the first light, whose size is needed.
+        places = None  # where the points of the spike pixels lie in the frame
+        is_aligned = False  # whether each point is the centre of an RGB pixel
         for light in lights:
             rgb = light.shape[:2]
-            shown = to_display(light) if self.light == "display" else light.astype(np.float32)
-            grey = shown @ mix  # (H, W)
+            _, rgb_width = rgb
+            # What the sensor integrates, without colours.
+            if self.light == "display":
+                integrated = to_display(light)
+            else:
+                integrated = light.astype(np.float32)
+            grey = integrated @ weights_of_colours  # (H, W)
+
             if places is None:
-                fine = max(1, round(rgb[1] / spike[1]))  # points per spike pixel, along a side
+                fine = max(1, round(rgb_width / width))  # points per spike pixel, along a side
                 places = self._places(spike, rgb, fine)  # (2, h fine, w fine)
-                own_places = np.indices(rgb)[::-1]  # x, y of the frame's pixels
-                has_size = places.shape[1:] == rgb
-                is_aligned = has_size and np.allclose(places, own_places, atol=1e-3)
+                centres = np.indices(rgb)[::-1]  # (2, H, W): x and y of the RGB pixels
+                has_equal_size = places.shape[1:] == rgb
+                is_aligned = has_equal_size and np.allclose(places, centres, atol=1e-3)
+
+            # The lens, another place, and pixels that are larger than RGB pixels.
             if self.lens_blur:
-                sigma = self.lens_blur * rgb[1] / spike[1]  # in RGB pixels
+                sigma = self.lens_blur * rgb_width / width  # in RGB pixels
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
-            # If each point is a pixel of the frame, there is nothing to interpolate.
+            # Aligned cameras need no interpolation.
             if not is_aligned:
                 x, y = places
                 grey = cv2.remap(grey, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-            height, width = spike
             yield cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
 
     def _places(self, spike: Size, rgb: Size, fine: int) -> np.ndarray:
@@ -320,8 +342,11 @@ class Rig(RgbCamera):
         # For fine = 2: -0.25, 0.25, 0.75, ... The centre of a pixel is a whole number.
         y = (np.arange(height * fine) + 0.5) / fine - 0.5
         x = (np.arange(width * fine) + 0.5) / fine - 0.5
-        points = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))  # (3, h fine, w fine)
-        places = np.tensordot(self.matrix(spike, rgb)[:2], points, 1)
+        # The points (x, y, 1), (3, h fine, w fine).
+        points = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))
+        # The product of the first two rows of the matrix with every point, (2, h fine, w fine).
+        first_two_rows = self.matrix(spike, rgb)[:2]
+        places = np.tensordot(first_two_rows, points, axes=1)
         if self.parallax:
             places += self._parallax(points.shape[1:], fine)
         return places.astype(np.float32)
@@ -335,37 +360,45 @@ class Rig(RgbCamera):
         """
         rng = random_stream("parallax of a rig", self.seed)
         height, width = size
+        # A smooth random image: 4 x 5 random values, enlarged.
         clouds = cv2.resize(rng.random((4, 5)), (width, height), interpolation=cv2.INTER_CUBIC)
-        # Four layers 0 ... 3 of equal area.
-        borders = np.quantile(clouds, (0.25, 0.5, 0.75))
-        layer = np.searchsorted(borders, clouds)
-        depth = np.linspace(0, 1, 4)[layer]
-        shift = cv2.GaussianBlur(depth, (0, 0), 1.0 * fine) * self.parallax
+        # Its quartiles divide it into the layers 0 ... 3 of equal area, at the depths 0, 1/3, 2/3
+        # and 1.
+        quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
+        layer = np.searchsorted(quartiles, clouds)
+        depth = np.linspace(0, 1, 4)[layer]  # (h fine, w fine)
+        # Soft edges: a blur of one spike pixel.
+        soft_depth = cv2.GaussianBlur(depth, (0, 0), 1.0 * fine)
+        shift = soft_depth * self.parallax
         angle = rng.uniform(0, 2 * np.pi)
-        baseline = np.array([np.cos(angle), np.sin(angle)])
+        baseline = np.array([np.cos(angle), np.sin(angle)])  # x, y of a unit vector
         return baseline[:, None, None] * (shift - shift.mean())
 
     def spikes(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
+        # At full light, 1 / rate planes lie between two spikes. The noise of so many planes is
+        # sqrt(1 / rate) times the noise of one plane. The product must be `jitter`:
+        #     sqrt(1 / rate) noise_of_a_plane = jitter
+        noise_of_a_plane = self.jitter * np.sqrt(self.rate)
+        height, width = spike
         sensor = IntegrateAndFire(
-            *spike,
+            height,
+            width,
             rate=self.rate,
             rng=random_stream("sensor of a rig", self.seed),
-            # At full light, 1 / rate planes lie between two spikes. The noise of so many planes is
-            # sqrt(1 / rate) times the noise of one plane. This product must be `jitter`.
-            shot_noise=self.jitter * np.sqrt(self.rate),
+            shot_noise=noise_of_a_plane,
             threshold_mismatch=self.pattern,
         )
         # What is fixed for each pixel: the dark current, as light that is added, and whether the
-        # pixel is dead or hot.
+        # pixel is dead or hot. The order of the two draws is part of the data of a seed.
         rng = random_stream("pixels of a rig", self.seed)
         dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike))
-        dark = (np.maximum(dark_rates, 0) / self.rate).astype(np.float32)
+        dark_light = (np.maximum(dark_rates, 0) / self.rate).astype(np.float32)
         drawn = rng.random(spike)
         is_dead = drawn < self.dead
         is_hot = drawn >= 1 - self.hot
         for view in delayed(self.views(lights, spike), self.time_offset):
-            plane = sensor.step(view + dark)
+            plane = sensor.step(view + dark_light)
             plane[is_dead] = 0
             plane[is_hot] = 1
             yield plane
@@ -383,9 +416,10 @@ class Rig(RgbCamera):
         lights: (H, W, 3) linear light, `planes` for each interval. Lights after the last whole
         interval are left out.
         """
-        # The lights pass through `_exposed` to the sensor. `_exposed` adds the frames of each
-        # finished interval to `frames`. With a time offset, the frames of later intervals may be
-        # finished before the spikes of this interval, so `frames` is a queue.
+        # Every light passes through `_exposed` and then to the sensor, so that the lights are
+        # computed once. `_exposed` adds the frames of each finished interval to `frames`. With a
+        # time offset, the frames of later intervals may be finished before the spikes of this
+        # interval, so `frames` is a queue.
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
         stream = self.spikes(self._exposed(lights, planes, frames), spike)
         while True:
@@ -400,20 +434,20 @@ class Rig(RgbCamera):
     ) -> Iterator[np.ndarray]:
         """Yield the lights unchanged, and add the frames of each whole interval to `frames`."""
         rng = random_stream("frames of a rig", self.seed)
-        weights = np.empty(0)  # of each plane; set at the first light
-        summed = np.empty(0)  # the exposure so far; set anew at the first plane of an interval
-        sharp = np.empty(0)  # the sharp frame; set at the middle plane of an interval
-        for number, light in enumerate(lights):
-            plane = number % planes
-            if number == 0:
-                weights = self._weights(len(light), planes)
+        weights = np.empty(0)  # weight of each plane, set at the first light
+        exposure = np.empty(0)  # the weighted sum so far, set to 0 at the start of an interval
+        sharp = np.empty(0)  # the sharp frame, set at the middle plane of an interval
+        for light_number, light in enumerate(lights):
+            plane = light_number % planes  # within its interval
+            if light_number == 0:
+                weights = self._weights(rows=len(light), planes=planes)
             if plane == 0:
-                summed = np.zeros(light.shape, np.float32)
+                exposure = np.zeros(light.shape, np.float32)
             if plane == planes // 2:
                 sharp = self.develop(light)
-            summed += weights[plane] * self._summed(light)
+            exposure += weights[plane] * self._summed(light)
             if plane == planes - 1:
-                blurry = self.frame(self._light_of_sum(summed), rng)
+                blurry = self.frame(self._light_of_sum(exposure), rng)
                 frames.append((blurry, sharp))
             yield light
 
@@ -425,13 +459,14 @@ class Rig(RgbCamera):
         exposed later.
         """
         length = self.exposure * planes  # of the exposure, in planes
-        height = np.arange(rows) / max(1, rows - 1) - 0.5  # -0.5 ... 0.5
-        late = height * self.rolling * length
-        start = (planes - length) / 2 + late[None]  # (1, rows)
+        height = np.arange(rows) / max(1, rows - 1) - 0.5  # -0.5 at the top ... 0.5 at the bottom
+        later = height * self.rolling * length  # how much later than the middle row, in planes
+        # A row is exposed from `start` to `end`, and plane p lasts from p to p + 1.
+        start = (planes - length) / 2 + later[None]  # (1, rows)
+        end = start + length
         plane = np.arange(planes)[:, None]  # (planes, 1)
-        # The exposure has the time from `start` on, plane p the time from p to p + 1.
-        overlap = np.minimum(plane + 1, start + length) - np.maximum(plane, start)
-        weights = np.clip(overlap, 0, 1) / length
+        overlap = np.minimum(plane + 1, end) - np.maximum(plane, start)  # below 0 if apart
+        weights = np.clip(overlap, 0, 1) / length  # (planes, rows)
         return weights.astype(np.float32)[..., None, None]
 
     def calibration(self, spike: Size, rgb: Size) -> Calibration:
@@ -458,18 +493,25 @@ def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
     the first view show the first view, times after the last view show the last view. A negative
     offset shows later views.
     """
+    # Result p is a mean of two views:
+    #     later view     p - whole,      with the weight 1 - share
+    #     earlier view   p - whole - 1,  with the weight share
+    # E.g. offset 1.25: whole = 1, share = 0.25. Offset -2.5: whole = -3, share = 0.5.
     whole = int(np.floor(offset))
-    share = np.float32(offset - whole)  # weight of the earlier one of the two neighbours
+    share = np.float32(offset - whole)
+
+    # With whole > 0, old views are kept for `delay` results. With whole < 0, result p must wait
+    # until view p + ahead has come. `recent` has the last delay + 2 views, oldest first, so its
+    # first two views are the two that result p needs.
     delay = max(whole, 0)
     ahead = max(-whole, 0)
-    # The last delay + 2 views, oldest first. Result p is made of the oldest two of these views, as
-    # soon as view p + ahead is there: recent[1] is view p + ahead - delay = p - whole, and
-    # recent[0] is the view before it.
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
-    # After the last view, None stands for another `ahead` views.
-    for number, view in enumerate(chain(views, repeat(None, ahead))):
+    # After the last view, `ahead` times None stands for the last view again.
+    views_and_end = chain(views, repeat(None, ahead))
+    for number, view in enumerate(views_and_end):
         if view is None and not recent:
-            return  # there was no view at all
+            # There was no view at all.
+            return
         newest = recent[-1] if view is None else view
         if not recent:
             # The first view also stands for all views before it.
@@ -479,4 +521,8 @@ def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
         if number >= ahead:
             earlier = recent[0]
             later = recent[1]
-            yield (1 - share) * later + share * earlier if share else later
+            # A whole offset gives the view itself, without rounding errors of a mean.
+            if share:
+                yield (1 - share) * later + share * earlier
+            else:
+                yield later
