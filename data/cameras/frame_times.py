@@ -12,8 +12,8 @@ Times are exact fractions, because sums of floating-point numbers would shift pl
 known becomes a `doubt`, a clause such as "the numbers in the names of the frames do not rise".
 data/cameras/spike_info.py then refuses the clip and asks the user.
 
-Which planes belong to a frame decides the samples of a run, so results here may not change for
-clips that are accepted today.
+What must stay: the planes of each frame, for clips that are accepted today, because they decide the
+samples of a run. What may change: the words of a `doubt`, which no program reads.
 
 Tests: tests/parts/data/test_frame_times.py
 """
@@ -30,18 +30,20 @@ from functools import cached_property
 
 from utils.files import are_values
 
-# Names of frames, without suffix. A name that is a number with a point: "432.133333".
+# Three forms of the names of frames, without suffix.
+# A number with a point: "432.133333".
 _DECIMAL = re.compile(r"\d+\.\d+", re.ASCII)
-# A text, a number, a text without digits: "frame_0012_left". So the number is the last one.
+# A text, a number, and a text without digits: "frame_0012_left". So the last number counts.
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.ASCII | re.DOTALL)
-# The same with a point in the number: "t_432.133333".
-_BEHIND_TEXT = re.compile(r"(.*?\D)(\d+\.\d+)(\D*)", re.ASCII | re.DOTALL)
+# A text, a number with a point, and a text without digits: "t_432.133333".
+_DECIMAL_BEHIND_TEXT = re.compile(r"(.*?\D)(\d+\.\d+)(\D*)", re.ASCII | re.DOTALL)
 # If two neighbours differ by at least this number, the numbers are times in microseconds or
 # nanoseconds and do not count frames. At 1000 frames a second, 1000 microseconds lie between two
 # frames.
 LEAST_STAMP = 1000
-# A gap of this many usual distances holds a missing frame. Clocks of cameras are off by less.
-LONG = Fraction(3, 2)
+# If two neighbours are further apart than this many usual distances, a frame is missing between
+# them. Clocks of cameras are off by less than half a distance.
+MOST_DISTANCES_WITHOUT_GAP = Fraction(3, 2)
 
 
 @dataclass(frozen=True)
@@ -107,39 +109,42 @@ class FrameTimes:
         # Containers round each time to a tick of their clock, so times may be off by a tick. The
         # tick is taken from the fractions: times in 1/24 s and 1/36 s have ticks of 1/72 s.
         denominators = [start.denominator for start in self.starts]
-        tick = Fraction(1, math.lcm(*denominators))
+        least_common_multiple = math.lcm(*denominators)
+        tick = Fraction(1, least_common_multiple)
         period = (self.starts[-1] - self.starts[0]) / (len(self) - 1)
         steps = _steps_between(self.starts)
         # If the times are numbers of frames (0, 1, 2), the tick is 1, a whole frame. An error of a
         # frame is no rounding, so at most half a period is allowed.
-        if max(steps) - min(steps) > min(tick, period / 2):
+        allowed_difference = min(tick, period / 2)
+        if max(steps) - min(steps) > allowed_difference:
             return False
-        # Small errors in one direction add up. So compare each time with the time that it would
-        # have at equal distances.
-        for number, start in enumerate(self.starts):
-            even = self.starts[0] + number * period
-            if abs(start - even) > tick:
+        # Small errors in one direction add up. So compare the time of each frame with its time at
+        # equal distances.
+        for frame, start in enumerate(self.starts):
+            time_at_equal_distances = self.starts[0] + frame * period
+            if abs(start - time_at_equal_distances) > tick:
                 return False
         return True
 
     def plane_ranges(self, first: int, count: int) -> list[tuple[int, int]]:
-        """Distribute planes among the frames. Returns (first plane, plane after the last) of each.
+        """Distribute planes among the frames.
 
-        first, count: the planes first ... first + count - 1, which were recorded from `begin` to
-        `end`. Frames at equal distances get equal numbers of planes, but for rounding: 10 planes
-        for 3 frames are (0, 3), (3, 6), (6, 10).
+        first, count: the planes first ... first + count - 1 were recorded from `begin` to `end`.
+        Returns (first plane, plane after the last) for each frame. Frames at equal distances get
+        equal numbers of planes, up to rounding: 10 planes for 3 frames are (0, 3), (3, 6), (6, 10).
         """
         if self.is_even:
             frames = len(self)
-            edges = [first + number * count // frames for number in range(frames + 1)]
+            # The planes between the frames: 0, 3, 6, 10 in the example.
+            edges = [first + frame * count // frames for frame in range(frames + 1)]
             return list(itertools.pairwise(edges))
-        rate = Fraction(count) / (self.end - self.begin)  # planes per unit of time
-        found = []
+        planes_per_unit = Fraction(count) / (self.end - self.begin)
+        ranges = []
         for start, end in zip(self.starts, self.ends, strict=True):
-            lo = first + math.floor((start - self.begin) * rate)
-            hi = first + math.floor((end - self.begin) * rate)
-            found.append((lo, hi))
-        return found
+            first_plane = first + math.floor((start - self.begin) * planes_per_unit)
+            plane_after = first + math.floor((end - self.begin) * planes_per_unit)
+            ranges.append((first_plane, plane_after))
+        return ranges
 
     def places(self) -> list[int]:
         """Return the number that each frame would have if no frame were missing, counted from 0.
@@ -156,13 +161,14 @@ class FrameTimes:
         The last frame then lasts until `end`, but not longer than the longest frame. If `end` is
         off by more than a frame, the clocks contradict each other, and the result has a doubt.
         """
-        last = self.starts[-1]
-        lengths = [b - a for a, b in zip(self.starts, self.ends, strict=True)]
+        last_start = self.starts[-1]
+        lengths = [stop - start for start, stop in zip(self.starts, self.ends, strict=True)]
         longest = max(lengths)
-        is_plausible = last < end <= last + 2 * longest
+        is_plausible = last_start < end <= last_start + 2 * longest
         if is_plausible:
-            last_end = min(end, last + longest)
-            return replace(self, end=end, ends=(*self.ends[:-1], last_end))
+            end_of_last_frame = min(end, last_start + longest)
+            other_ends = self.ends[:-1]
+            return replace(self, end=end, ends=(*other_ends, end_of_last_frame))
         seconds = float(self.end - self.begin)
         seconds_of_planes = float(end - self.begin)
         clocks = f"the film lasts {seconds:.3f} s, its planes {seconds_of_planes:.3f} s"
@@ -177,6 +183,7 @@ class FrameTimes:
         if self.missing:
             lost = sum(gap.count for gap in self.missing)
             verb = "is" if lost == 1 else "are"
+            # Five gaps are enough to find the cause, and fit into a line.
             shown = ", ".join(str(gap) for gap in self.missing[:5])
             if len(self.missing) > 5:
                 shown += ", ..."
@@ -188,9 +195,11 @@ class FrameTimes:
 
 def even_times(count: int, doubt: str = "") -> FrameTimes:
     """Return the times of `count` frames at distance 1. doubt: see `FrameTimes`."""
-    starts = tuple(Fraction(number) for number in range(count))
-    ends = tuple(Fraction(number + 1) for number in range(count))
-    return FrameTimes(starts, ends, Fraction(0), Fraction(count), Fraction(1), doubt=doubt)
+    starts = tuple(Fraction(frame) for frame in range(count))
+    ends = tuple(Fraction(frame + 1) for frame in range(count))
+    return FrameTimes(
+        starts, ends, begin=Fraction(0), end=Fraction(count), step=Fraction(1), doubt=doubt
+    )
 
 
 def times_of_names(stems: Sequence[str]) -> FrameTimes:
@@ -245,14 +254,14 @@ def times_of_film(
             gap_starts.append(gap.seconds)
             gap_ends.append(gap.seconds + gap.count * step)
 
-    # A frame lasts until the next frame or the next missing frame begins.
+    # A frame lasts until the next frame begins, or until the next missing frame begins.
     gap_starts.sort()
     ends = []
-    for start, following in itertools.pairwise(starts):
-        end = following
-        next_gap = bisect.bisect_right(gap_starts, start)  # index of the first gap after `start`
-        if next_gap < len(gap_starts):
-            end = min(gap_starts[next_gap], following)
+    for start, next_start in itertools.pairwise(starts):
+        end = next_start
+        gap_index = bisect.bisect_right(gap_starts, start)  # of the first gap after `start`
+        if gap_index < len(gap_starts):
+            end = min(gap_starts[gap_index], next_start)
         ends.append(end)
     # The film does not say how long the last frame lasts: most encoders write an arbitrary number.
     # So the last frame is taken to last as long as the frame before it.
@@ -279,10 +288,11 @@ def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
     The names are numbers ("12" or "432.1"), or have one text before and one text behind the number
     ("a_12", "a_13"). Returns None for other names.
     """
+    # `are_values` says whether the order of files goes by the values of such names.
     are_numbers = all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems)
     if are_values(stems) or are_numbers:
         return tuple(Fraction(stem) for stem in stems)
-    texts = set()
+    texts = set()  # (text before the number, text behind it)
     numbers = []
     for stem in stems:
         match = _NUMBERED.fullmatch(stem)
@@ -291,6 +301,7 @@ def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
         before, number, behind = match.groups()
         texts.add((before, behind))
         numbers.append(Fraction(number))
+    # The numbers of "left_1" and "right_2" do not count the same frames.
     if len(texts) != 1:
         return None
     return tuple(numbers)
@@ -305,7 +316,7 @@ def _have_doubtful_order(stems: Sequence[str]) -> bool:
     texts = set()
     numbers = []
     for stem in stems:
-        match = _BEHIND_TEXT.fullmatch(stem)
+        match = _DECIMAL_BEHIND_TEXT.fullmatch(stem)
         if match is None:
             return False
         before, number, behind = match.groups()
@@ -335,11 +346,13 @@ def _usual(steps: Sequence[Fraction]) -> Fraction:
 
     If all distances differ, no distance is frequent, so the median is returned.
     """
-    counts = Counter(steps)
-    most = max(counts.values())
-    if most == 1:
-        return sorted(steps)[(len(steps) - 1) // 2]
-    return min(step for step, count in counts.items() if count == most)
+    counts = Counter(steps)  # distance -> how often it occurs
+    highest_count = max(counts.values())
+    if highest_count == 1:
+        # The lower one of the two middle distances, if their number is even.
+        middle = (len(steps) - 1) // 2
+        return sorted(steps)[middle]
+    return min(step for step in counts if counts[step] == highest_count)
 
 
 def _ends(
@@ -350,9 +363,10 @@ def _ends(
     starts: n times. steps: their n - 1 distances. step: the usual distance.
     """
     ends = []
-    for start, distance in zip(starts, (*steps, step), strict=True):
-        is_gap = distance > LONG * step
-        length = step if is_gap else distance
+    distances = (*steps, step)  # the last frame lasts one usual step
+    for start, distance in zip(starts, distances, strict=True):
+        has_gap = distance > MOST_DISTANCES_WITHOUT_GAP * step
+        length = step if has_gap else distance
         ends.append(start + length)
     return tuple(ends)
 
@@ -366,15 +380,16 @@ def _gaps(
     If the times are numbers of frames (step 1), a missing frame gets the number that its name would
     have. Otherwise the frames are counted from 0.
     """
-    is_counted = step == 1
+    are_numbers_of_frames = step == 1
     missing = []
-    place = 0  # number of the frame, counted from 0, if none were missing
+    place = 0  # number that the frame would have if no frame were missing, counted from 0
     for start, distance in zip(starts[:-1], steps, strict=True):
         lost = 0
-        if distance > LONG * step:
+        if distance > MOST_DISTANCES_WITHOUT_GAP * step:
+            # Two frames at three times the usual distance lack two frames between them.
             lost = round(distance / step) - 1
         if lost:
-            before = int(start) if is_counted else place
-            missing.append(Missing(before + 1, lost))
+            number_before_gap = int(start) if are_numbers_of_frames else place
+            missing.append(Missing(number_before_gap + 1, lost))
         place += lost + 1
     return tuple(missing)

@@ -17,7 +17,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from data.cameras.frame_times import LONG, FrameTimes, Missing, times_of_film, usual_step
+from data.cameras.frame_times import (
+    MOST_DISTANCES_WITHOUT_GAP,
+    FrameTimes,
+    Missing,
+    times_of_film,
+    usual_step,
+)
 from utils.video import FFMPEG_ERRORS, open_container
 
 logger = logging.getLogger(__name__)
@@ -144,9 +150,10 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
         distance = after - before
         # Number of lost packets between the two frames.
         inside = bisect.bisect_left(lost, after) - bisect.bisect_right(lost, before)
-        # LONG is 1.5, so a frame is missing if the distance is nearer to two steps than to one. A
-        # long distance alone proves nothing if the container may have pauses.
-        is_gap = distance > LONG * step and (inside > 0 or not packets.has_pauses)
+        # A frame is missing if the distance is nearer to two steps than to one. A long distance
+        # alone proves nothing if the container may have pauses.
+        is_long = distance > MOST_DISTANCES_WITHOUT_GAP * step
+        is_gap = is_long and (inside > 0 or not packets.has_pauses)
         if not is_gap:
             continue
         # The packets of some frames may be lost, too, so the distance counts as well.

@@ -4,11 +4,14 @@
     array.shape                                       # (planes, h, w)
     array.read(10, 21, slice(0, 64), slice(0, 64))    # (21, 64, 64)
 
-A .npy is mapped, so only the bytes that are read come from the disk. A .npz is a zip file: a small
-array is unpacked once and kept, a large one is unpacked again up to the planes that are asked for.
+A .npy is mapped, so only the bytes that are read come from the disk. A .npz is a zip file. A small
+array in it is unpacked once and kept. A large array is unpacked again for each read, up to the last
+plane of the read.
 
 The header of an array tells its size. The size is compared with the size of the file before
-anything is read, because a small file may state, or unpack to, more than the memory holds.
+anything is read, because a small file may claim to be, or may unpack to, more than the memory
+holds. Whoever changes how a file is read must keep these checks:
+tests/parts/data/test_small_hostile_files.py has such files.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py
 """
@@ -27,10 +30,11 @@ import numpy as np
 # Bytes at the beginning of a file that hold the header. NumPy's own limit is 10,000 bytes, after up
 # to 12 bytes of magic and length.
 HEAD_BYTES = 2**14
-# Larger arrays of a .npz are not kept in memory, but unpacked again for each read.
-KEPT_BYTES = 2**26
-# Largest number of arrays in a .npz that is searched for an array of three axes. The header of each
-# array must be unpacked, so a file of very many arrays would take long.
+# Arrays of a .npz up to this size (64 MiB) are kept in memory. Larger arrays are unpacked again for
+# each read: a loader process that reads many files would otherwise fill the memory.
+MOST_BYTES_KEPT = 2**26
+# A .npz with more arrays than this is refused if it has no array of the expected name. The header
+# of each array must be unpacked, so a file of very many arrays would take long.
 MOST_ARRAYS = 100
 # Number of planes that are in memory at once if a file is read in parts.
 PART = 64
@@ -65,16 +69,17 @@ class ArrayFile:
         whole = self._kept()
         if whole is not None:
             return np.array(whole[first : first + count, rows, columns], order="C")
-        # `range` cuts a slice as NumPy does, so its length is the size of the crop: 64 for 0:64.
+        # The size of the crop. A range is cut by a slice as NumPy cuts an array, so rows 0:64 give
+        # a range of length 64, or shorter if the plane has fewer rows.
         _, plane_height, plane_width = self.shape
         height = len(range(plane_height)[rows])
         width = len(range(plane_width)[columns])
-        found = np.empty((count, height, width), self.dtype)
-        at = 0
+        planes = np.empty((count, height, width), self.dtype)
+        done = 0
         for part in self.parts(first, count):
-            found[at : at + len(part)] = part[:, rows, columns]
-            at += len(part)
-        return found
+            planes[done : done + len(part)] = part[:, rows, columns]
+            done += len(part)
+        return planes
 
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Yield planes first ... first + count - 1, at most PART at a time: (n, h, w).
@@ -87,7 +92,8 @@ class ArrayFile:
             for begin in range(first, end, PART):
                 yield whole[begin : min(begin + PART, end)]
             return
-        plane_bytes = math.prod(self.shape[1:])  # values are bytes: uint8 or bool
+        _, height, width = self.shape
+        plane_bytes = height * width  # values are bytes: uint8 or bool
         with self._opened() as file:
             file.seek(self.start + first * plane_bytes)
             for begin in range(0, count, PART):
@@ -95,24 +101,34 @@ class ArrayFile:
                 data = file.read(planes * plane_bytes)
                 if len(data) < planes * plane_bytes:
                     raise ValueError("the array is cut short")
-                yield np.frombuffer(data, self.dtype).reshape(planes, *self.shape[1:])
+                yield np.frombuffer(data, self.dtype).reshape(planes, height, width)
 
     def _kept(self) -> np.ndarray | None:
-        """Return the whole array, mapped or in memory; None if it is too large for the memory.
+        """Return the whole array, mapped or in memory, or None if the array is too large to keep.
 
-        Raises ValueError if it is too large, and its planes cannot be read one by one.
+        Raises ValueError if the array is too large to keep, and its planes cannot be read one by
+        one.
         """
         if self._whole is not None:
             return self._whole
         order: Any = "F" if self.is_fortran else "C"
         if self.member is None:
-            self._whole = np.memmap(self.path, self.dtype, "r", self.start, self.shape, order)
-        elif math.prod(self.shape) <= KEPT_BYTES:
+            # A .npy. The system reads the mapped bytes when they are used.
+            self._whole = np.memmap(
+                self.path,
+                self.dtype,
+                mode="r",
+                offset=self.start,
+                shape=self.shape,
+                order=order,
+            )
+        elif math.prod(self.shape) <= MOST_BYTES_KEPT:
             with self._opened() as file:
                 file.seek(self.start)
                 data = np.frombuffer(file.read(), self.dtype)
             self._whole = data.reshape(self.shape, order=order)
         elif self.is_fortran:
+            # The values of one plane are spread over the whole file.
             raise ValueError(
                 "its first axis varies fastest; save numpy.ascontiguousarray(array) in its place"
             )
@@ -120,7 +136,7 @@ class ArrayFile:
 
     @contextmanager
     def _opened(self) -> Generator[IO[bytes]]:
-        """Open the member of a .npz."""
+        """Open the member of a .npz, e.g. spk.npy in clip.npz."""
         with zipfile.ZipFile(self.path) as archive, archive.open(f"{self.member}.npy") as file:
             yield file
 
@@ -138,31 +154,33 @@ def find_array(path: Path, name: str) -> ArrayFile:
     if path.suffix.lower() == ".npy":
         with open(path, "rb") as file:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)
-    # {name: array}. If the expected name is there, the other arrays are not even opened.
-    found = {}
+
+    arrays = {}  # name -> array
     with zipfile.ZipFile(path) as archive:
-        members = {info.filename: info for info in archive.infolist()}
-        arrays = [member for member in members if member.endswith(".npy")]
-        if f"{name}.npy" in members:
-            arrays = [f"{name}.npy"]
-        if len(arrays) > MOST_ARRAYS:
-            raise ValueError(f"it holds {len(arrays)} arrays")
-        for member in arrays:
-            _check_compression(members[member])
-            with archive.open(member) as file:
+        infos = {info.filename: info for info in archive.infolist()}
+        # Each array is a file of the archive, such as "spk.npy". If the expected array is there,
+        # the other arrays are not even opened.
+        file_names = [file_name for file_name in infos if file_name.endswith(".npy")]
+        if f"{name}.npy" in infos:
+            file_names = [f"{name}.npy"]
+        if len(file_names) > MOST_ARRAYS:
+            raise ValueError(f"it holds {len(file_names)} arrays")
+        for file_name in file_names:
+            info = infos[file_name]
+            _check_compression(info)
+            with archive.open(file_name) as file:
                 head = file.read(HEAD_BYTES)
-            key = member.removesuffix(".npy")
-            found[key] = _array_in(path, head, members[member].file_size, key)
-    # The array of this name has been found alone, and counts whatever its shape. Without it, the
-    # arrays of three axes count.
-    if name in found:
-        fitting = [name]
-    else:
-        fitting = [key for key, array in found.items() if len(array.shape) == 3]
-    if len(fitting) != 1:
-        seen = ", ".join(f"{key} {array.shape} {array.dtype}" for key, array in found.items())
+            array_name = file_name.removesuffix(".npy")
+            arrays[array_name] = _array_in(path, head, info.file_size, array_name)
+
+    # The array of the expected name is taken, whatever its shape: the caller checks the shape.
+    if name in arrays:
+        return arrays[name]
+    with_three_axes = [array for array in arrays.values() if len(array.shape) == 3]
+    if len(with_three_axes) != 1:
+        seen = ", ".join(f"{key} {array.shape} {array.dtype}" for key, array in arrays.items())
         raise ValueError(f"it holds {seen or 'no array'}")
-    return found[fitting[0]]
+    return with_three_axes[0]
 
 
 def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> ArrayFile:
@@ -177,7 +195,8 @@ def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> 
         shape, is_fortran, dtype, start = _read_header(head)
         nbytes = math.prod(shape) * dtype.itemsize
     except Exception as e:
-        # NumPy evaluates the header as Python, so a damaged one may raise anything.
+        # NumPy evaluates the header as Python, so a damaged header may raise anything. Some texts
+        # are pages long, so only the beginning is shown.
         first_line = str(e).partition("\n")[0]
         reason = first_line[:200] or type(e).__name__
         raise ValueError(f"the header of the array is damaged: {reason}") from e
@@ -199,6 +218,7 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     else:
         shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    # NumPy accepts any tuple here. `type` and not isinstance, because True is an int too.
     if not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError("a negative length")
     return shape, is_fortran, dtype, file.tell()
@@ -209,7 +229,7 @@ def _check_compression(member: zipfile.ZipInfo) -> None:
 
     bzip2 and LZMA could unpack a few bytes to gigabytes.
     """
-    is_encrypted = member.flag_bits & 1
+    is_encrypted = member.flag_bits & 1  # bit 0 of the flags, by the definition of zip files
     if is_encrypted:
         raise ValueError("it is encrypted")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
