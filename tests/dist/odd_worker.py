@@ -1,20 +1,40 @@
-"""Training or testing with a network of one convolution in which something happens on one rank, at
-one step.
+"""A training or a test in which something goes wrong, on one rank and at one step.
 
-    odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py or main_test_vrt.py
+    odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py OR main_test_vrt.py
 
-CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says so, and goes on
-once its loader processes are stopped), "nan" (its output is NaN from then on), "once" (only then),
-"memory" (none is left for its forward pass), "shape" (its layers are of another size, whatever the
-step), "signal", "kill" (SIGTERM, SIGKILL to itself in a validation after that many training steps),
-"term" (SIGTERM to itself in that training step), "states" (it says how many checkpoints are in
-memory), "bury" (it kills its loader processes, and computes on), "noisy" (it warns and prints in
-each step), "busy" (all ranks compute, this one STEP times as long), "late" (it is long in starting
-its loaders; each rank prints {"loader": [...], "progress": [...]}: when the loader of each epoch
-had started, and its progress was shown), "peak" (prints {"peak_gb": the most memory that the
-process had}), "clips" (each rank prints the calibration of each clip that it trains on). The writer
-"hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation; "filling"
-then fills the disk under the checkpoints.
+The network is one convolution ("odd"), so some ten steps take a second. RANK and STEP say where the
+case strikes; steps count from 1. tests/helpers/train_files.py builds the command (`odd_command`).
+
+Cases that strike once, in forward pass STEP of rank RANK (`Odd.strike`):
+
+    stall    it sleeps for ten minutes
+    wait     it prints "waiting", and goes on once its loader processes are stopped (SIGSTOP)
+    bury     it kills its loader processes, and sleeps
+    memory   no memory is left
+    states   it prints how many checkpoints are in memory
+    drift    its weights change
+    once     its output is NaN
+    nan      its output is NaN from this forward pass on
+
+Cases that send a signal to rank RANK itself after STEP training steps:
+
+    term     SIGTERM, in this training step
+    signal   SIGTERM, in a validation
+    kill     SIGKILL, in a validation
+
+Cases of the whole run:
+
+    none     nothing goes wrong
+    shape    the layers of rank RANK have another size
+    busy     all ranks compute, and rank RANK computes STEP times as long
+    noisy    each step warns and prints, as libraries do
+    late     rank RANK starts its loaders late. Each rank prints two lists of times, one for each
+             epoch: when its loader had started, and when its progress was shown, as
+             {"loader": [...], "progress": [...]}
+    peak     prints {"peak_gb": the most memory that the process had}
+    clips    each rank prints the calibration of each clip on which it trains
+
+It also has three writers for `logging.writers`: "hanging", "killing" and "filling" (see below).
 """
 
 import gc
@@ -43,117 +63,199 @@ from utils.run.measure import StepTimer
 from utils.run.progress import RunProgress
 from utils.run.writers import WRITERS
 
-CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-LATE_S, PRODUCTS, MATRIX = 0.3, 40, torch.eye(256)
-# Drawing would take half of the time of such a run; runs of the real network draw their curves.
-history.draw_panels, history.encoded = (lambda histories: None), (lambda figure: b"")
+PROGRAMS = {"train": main_train_vrt, "test": main_test_vrt}
+CASE = sys.argv[1]
+RANK = int(sys.argv[2])
+STEP = int(sys.argv[3])
+
+FOREVER_S = 600  # longer than every limit of a test
+LATE_S = 0.3  # by which a loader starts late in the case "late"
+TILE_S = 0.05  # as long as a tile of a real network takes at least
+# What a rank computes in the case "busy".
+PRODUCTS = 40
+MATRIX = torch.eye(256)
+
+
+def change(owner: Any, **attributes: Any) -> None:
+    """Replace attributes of a module or class of the product in this process."""
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+
+
+# Drawing the curves would take half of the time of such a run. The runs of the real network in
+# other tests draw their curves.
+change(history, draw_panels=lambda histories: None, encoded=lambda figure: b"")
+
+
+# ---- The network ---------------------------------------------------------------------------------
+
+
+def is_struck_rank() -> bool:
+    """Return whether this process is rank RANK."""
+    return utils_dist.get_rank() == RANK
 
 
 @NETWORKS.register("odd")
 class Odd(nn.Module):
-    steps = 0
+    """One convolution, in whose forward pass the case strikes."""
+
+    # Training steps so far. A validation runs in a copy of the network, the average of its weights,
+    # so the number belongs to the class.
+    training_steps = 0
 
     def __init__(self) -> None:
         super().__init__()
-        is_odd = CASE == "shape" and utils_dist.get_rank() == RANK
-        self.conv, self.calls = nn.Conv2d(3, 3, 5, 1, 2) if is_odd else nn.Conv2d(3, 3, 3, 1, 1), 0
+        if CASE == "shape" and is_struck_rank():
+            self.conv = nn.Conv2d(3, 3, kernel_size=5, padding=2)
+        else:
+            self.conv = nn.Conv2d(3, 3, kernel_size=3, padding=1)
+        self.forward_passes = 0
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        self.calls += 1
-        Odd.steps += self.training  # of the class, for a validation runs in the average, a copy
+        """Return the frames (N, D, 3, H, W) after the convolution. The spikes are not used."""
+        self.forward_passes += 1
+        if self.training:
+            Odd.training_steps += 1
         restored = self.conv(lq.flatten(0, 1)).view_as(lq)
-        struck = utils_dist.get_rank() == RANK
-        if struck and self.calls == STEP:
-            self.strike()
-        if (
-            struck
-            and CASE in ("signal", "kill", "term")
-            and Odd.steps == STEP
-            and self.training == (CASE == "term")
-        ):
-            os.kill(os.getpid(), signal.SIGKILL if CASE == "kill" else signal.SIGTERM)
+        if is_struck_rank():
+            if self.forward_passes == STEP:
+                self.strike()
+            if Odd.training_steps == STEP:
+                self.send_signal()
         if CASE == "busy":
-            compute(STEP if struck else 1)
-        if CASE == "noisy" and self.training:  # as libraries do
-            warnings.warn("a library warns", stacklevel=2)
-            print("a library prints to stderr", file=sys.stderr)
-            print("a library prints to stdout")
-        elif CASE == "noisy":
-            time.sleep(0.05)  # as a tile of a real network takes a while
-        is_nan = struck and (
-            (CASE == "nan" and self.calls >= STEP) or (CASE == "once" and self.calls == STEP)
-        )
-        return restored * float("nan") if is_nan else restored
+            compute(STEP if is_struck_rank() else 1)
+        if CASE == "noisy":
+            self.make_noise()
+        return restored * float("nan") if self.is_nan() else restored
 
     def strike(self) -> None:
+        """Do what goes wrong once. Other cases do nothing here."""
         if CASE == "stall":
-            time.sleep(600)
+            time.sleep(FOREVER_S)
         elif CASE == "wait":
             print("waiting", flush=True)
-            while any(process_state(child) != "T" for child in descendants_of(os.getpid())):
+            loaders = descendants_of(os.getpid())
+            while any(process_state(loader) != "T" for loader in loaders):
                 time.sleep(0.02)
+                loaders = descendants_of(os.getpid())
         elif CASE == "bury":
-            for child in descendants_of(os.getpid()):
-                os.kill(child, signal.SIGKILL)
-            time.sleep(600)  # as a long step; torch's signal handler interrupts it
+            for loader in descendants_of(os.getpid()):
+                os.kill(loader, signal.SIGKILL)
+            # A long step. The signal handler of torch's loader interrupts it.
+            time.sleep(FOREVER_S)
         elif CASE == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         elif CASE == "states":
-            states = ({"model_state_dict", "optimizer"}, {"conv.weight", "conv.bias"})
-            dicts = [x.keys() for x in gc.get_objects() if isinstance(x, dict)]
-            found = sum(any(keys >= state for state in states) for keys in dicts)
-            print(
-                f"{found} checkpoints in memory",
-                flush=True,
-            )
+            print(f"{checkpoints_in_memory()} checkpoints in memory", flush=True)
         elif CASE == "drift":
-            self.conv.bias.data += 1e-6
+            bias = self.conv.bias
+            assert bias is not None
+            bias.data += 1e-6
+
+    def send_signal(self) -> None:
+        """Send a signal to this process, if the case is one of signals and this is its moment."""
+        if CASE == "term" and self.training:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if CASE == "signal" and not self.training:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if CASE == "kill" and not self.training:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def make_noise(self) -> None:
+        """Warn and print in a training step. In a validation take as long as a real network."""
+        if self.training:
+            warnings.warn("a library warns", stacklevel=2)
+            print("a library prints to stderr", file=sys.stderr)
+            print("a library prints to stdout")
+        else:
+            time.sleep(TILE_S)
+
+    def is_nan(self) -> bool:
+        """Return whether the output of this forward pass is NaN."""
+        if not is_struck_rank():
+            return False
+        if CASE == "nan":
+            return self.forward_passes >= STEP
+        return CASE == "once" and self.forward_passes == STEP
+
+
+def checkpoints_in_memory() -> int:
+    """Return the number of dictionaries that hold a whole checkpoint or all weights."""
+    keys_of_checkpoint = {"model_state_dict", "optimizer"}
+    keys_of_weights = {"conv.weight", "conv.bias"}
+    found = 0
+    for thing in gc.get_objects():
+        if isinstance(thing, dict):
+            keys = thing.keys()
+            if keys >= keys_of_checkpoint or keys >= keys_of_weights:
+                found += 1
+    return found
 
 
 def compute(times: int) -> None:
-    """What comes after a first part is waiting: on a busy machine too, it takes so many times as
-    long.
+    """Compute, then wait until `times` as much time has passed.
+
+    So one rank takes `times` as long as another, on a busy machine too.
     """
-    begin, product = time.perf_counter(), MATRIX
+    begin = time.perf_counter()
+    product = MATRIX
     for _ in range(PRODUCTS):
         product = product @ MATRIX
-    time.sleep((times - 1) * (time.perf_counter() - begin))
+    took_s = time.perf_counter() - begin
+    time.sleep((times - 1) * took_s)
 
 
+# ---- Observers of the loaders and of the progress ------------------------------------------------
+
+# Times in seconds of the cases "late": one for each epoch.
 moments: dict[str, list[float]] = {"loader": [], "progress": []}
-start, begin_epoch = TrainLoader.start, RunProgress.begin_epoch
+start_of_product = TrainLoader.start
+begin_epoch_of_product = RunProgress.begin_epoch
 
 
 def late_start(self: TrainLoader, *position: int) -> Any:
-    iterator = start(self, *position)
-    time.sleep(LATE_S if utils_dist.get_rank() == RANK else 0)
+    """Start the loader as the product does, then be late on rank RANK. Notes the time."""
+    iterator = start_of_product(self, *position)
+    time.sleep(LATE_S if is_struck_rank() else 0)
     moments["loader"].append(time.monotonic())
     return iterator
 
 
 def noted_epoch(self: RunProgress, *position: int) -> None:
+    """Show the progress of an epoch as the product does. Notes the time."""
     moments["progress"].append(time.monotonic())
-    begin_epoch(self, *position)
+    begin_epoch_of_product(self, *position)
 
 
-def told_start(self: TrainLoader, *position: int) -> Any:
-    found = {clip.name: clip.spikes.calibration for clip in self.dataset.clips}
-    print(json.dumps({name: known and known.plain() for name, known in found.items()}), flush=True)
-    return start(self, *position)
+def start_that_prints_calibrations(self: TrainLoader, *position: int) -> Any:
+    """Print {clip: its calibration or null}, then start the loader as the product does."""
+    calibrations = {}
+    for clip in self.dataset.clips:
+        calibration = clip.spikes.calibration
+        calibrations[clip.name] = calibration.plain() if calibration else calibration
+    print(json.dumps(calibrations), flush=True)
+    return start_of_product(self, *position)
+
+
+# ---- Writers -------------------------------------------------------------------------------------
 
 
 @WRITERS.register("hanging")
 class Hanging:
+    """A writer whose `close` never ends."""
+
     def scalars(self, values: dict[str, float], step: int) -> None: ...
 
     def image(self, tag: str, rgb: Any, step: int) -> None: ...
 
     def close(self) -> None:
-        time.sleep(600)
+        time.sleep(FOREVER_S)
 
 
 @WRITERS.register("killing")
 class Killing(Hanging):
+    """A writer that sends SIGKILL to its process when a validation is written."""
+
     def scalars(self, values: dict[str, float], step: int) -> None:
         if "val/psnr" in values:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -163,11 +265,14 @@ class Killing(Hanging):
 
 @WRITERS.register("filling", given=("folder", "step"))
 class Filling(Hanging):
+    """A writer that fills the disk of the checkpoints when a validation is written."""
+
     def __init__(self, folder: Path, step: int) -> None:
         self.filler = folder / "checkpoints" / "filler"
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         if "val/psnr" in values:
+            # A full disk raises OSError, which ends the loop.
             with open(self.filler, "wb", buffering=0) as file, suppress(OSError):
                 while file.write(bytes(4096)):
                     pass
@@ -175,15 +280,23 @@ class Filling(Hanging):
     def close(self) -> None: ...
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the program, and print what the case asks for. Ends the process with its exit code."""
     if CASE == "late":
-        TrainLoader.start, RunProgress.begin_epoch = late_start, noted_epoch
+        change(TrainLoader, start=late_start)
+        change(RunProgress, begin_epoch=noted_epoch)
     if CASE == "clips":
-        TrainLoader.start = told_start
-    code = {"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:])
-    if CASE in ("late", "peak"):
-        print(
-            json.dumps(moments if CASE == "late" else {"peak_gb": StepTimer().read()["memory_gb"]}),
-            flush=True,
-        )
+        change(TrainLoader, start=start_that_prints_calibrations)
+
+    program = PROGRAMS[sys.argv[4]]
+    code = program.main(sys.argv[5:])
+
+    if CASE == "late":
+        print(json.dumps(moments), flush=True)
+    if CASE == "peak":
+        print(json.dumps({"peak_gb": StepTimer().read()["memory_gb"]}), flush=True)
     process.end(code)
+
+
+if __name__ == "__main__":
+    main()

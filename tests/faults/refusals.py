@@ -1,4 +1,7 @@
-"""Trials of what cannot go well: wrong environments at the start, files that break later."""
+"""Trials of what cannot go well: launches that cannot work, and files that break during training.
+
+tests/faults/trials.py runs all of them, and tests/faults/test_startup.py a few.
+"""
 
 import os
 import socket
@@ -12,13 +15,22 @@ from pathlib import Path
 from tests.dist.launching import Ranks, free_port
 from tests.helpers.train_files import MAIN, odd_command, write_odd, write_options
 
-NO_HOST = {"MASTER_ADDR": "no-such-host.invalid"}
+# ---- Launches ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A launch that cannot work. message: the words that explain it; {port}: one where another
-    program listens.
+    """A launch that cannot work.
+
+    name: what is wrong, for the report.
+    message: words that explain it, which a rank must print.
+    ranks: number of processes.
+    env: environment variables of all processes.
+    env_of: rank -> further variables of this process. An empty value removes a variable.
+    overrides: options of the command.
+
+    In `message` and `env`, {port} stands for a port at which another program listens, and {free}
+    for a free port.
     """
 
     name: str
@@ -29,46 +41,72 @@ class Environment:
     overrides: tuple[str, ...] = ()
 
 
-NOBODY = {
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "{free}",
-}
 ENVIRONMENTS = (
-    Environment("a name that does not resolve",
-        "MASTER_ADDR does not resolve: no-such-host.invalid", env=NO_HOST),
+    Environment(
+        "a name that does not resolve",
+        "MASTER_ADDR does not resolve: no-such-host.invalid",
+        env={"MASTER_ADDR": "no-such-host.invalid"},
+    ),
     Environment("a port in use", "port {port} is in use", env={"MASTER_PORT": "{port}"}),
-    Environment("another program on the port", "is not the store of this run", 2,
-        {"MASTER_PORT": "{port}"}, {0: {"WORLD_SIZE": "1"}}),
-    Environment("nobody at the port", "waits for rank 0 at 127.0.0.1", 1, NOBODY),
-    Environment("ranks that were not started", "waiting for ranks 2, 3, 4 of 5",
-        env={"WORLD_SIZE": "5"}),
-    Environment("one rank started twice", "rank 1 arrived twice", 3, {"WORLD_SIZE": "3"},
-        {2: {"RANK": "1"}}),
+    # Rank 0 trains alone, so the other program is at the port to which rank 1 connects.
+    Environment(
+        "another program on the port",
+        "is not the store of this run",
+        env={"MASTER_PORT": "{port}"},
+        env_of={0: {"WORLD_SIZE": "1"}},
+    ),
+    Environment(
+        "nobody at the port",
+        "waits for rank 0 at 127.0.0.1",
+        ranks=1,
+        env={
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "{free}",
+        },
+    ),
+    Environment(
+        "ranks that were not started",
+        "waiting for ranks 2, 3, 4 of 5",
+        env={"WORLD_SIZE": "5"},
+    ),
+    Environment(
+        "one rank started twice",
+        "rank 1 arrived twice",
+        ranks=3,
+        env={"WORLD_SIZE": "3"},
+        env_of={2: {"RANK": "1"}},
+    ),
     Environment("a rank beyond the last", "RANK is 7, expected 0 to 1", env_of={1: {"RANK": "7"}}),
-    Environment("a port that is no number", "MASTER_PORT is 'abc', no number",
-        env_of={1: {"MASTER_PORT": "abc"}}),
+    Environment(
+        "a port that is no number",
+        "MASTER_PORT is 'abc', no number",
+        env_of={1: {"MASTER_PORT": "abc"}},
+    ),
     Environment("no address", "MASTER_ADDR is missing", env_of={1: {"MASTER_ADDR": ""}}),
     Environment("no rank", "RANK is missing", env_of={1: {"RANK": ""}}),
     Environment("time-outs in the wrong order", "the time-out of the", env={"NCCL_TIMEOUT": "200"}),
-    Environment("fewer samples than one batch", "8 training samples are fewer than one batch of 10",
-                overrides=("datasets.train.dataloader_batch_size=5",)),
-)  # fmt: skip
+    Environment(
+        "fewer samples than one batch",
+        "8 training samples are fewer than one batch of 10",
+        overrides=("datasets.train.dataloader_batch_size=5",),
+    ),
+)
 
 
 def seconds_until_explained(case: Environment, limit_s: float = 60) -> float:
-    """From the start of the processes, Python's own start included, to the words that explain what
-    is wrong.
+    """Return the seconds from the start of the processes until a rank prints the message.
+
+    The time contains the start of Python. Raises AssertionError if the message does not come within
+    `limit_s` seconds.
     """
     with tempfile.TemporaryDirectory() as folder, closing(stranger()) as other:
         ports = {"port": str(other.getsockname()[1]), "free": str(free_port())}
-        message, env = (
-            case.message.format(**ports),
-            {k: v.format(**ports) for k, v in case.env.items()},
-        )
-        command = ("--opt", str(write_options(Path(folder))), *case.overrides)
-        with Ranks(case.ranks, MAIN, *command, env=env, env_of=case.env_of) as running:
+        message = case.message.format(**ports)
+        env = {name: value.format(**ports) for name, value in case.env.items()}
+        command = (MAIN, "--opt", str(write_options(Path(folder))), *case.overrides)
+        with Ranks(case.ranks, *command, env=env, env_of=case.env_of) as running:
             while not any(message in running.output(rank) for rank in range(case.ranks)):
                 if time.monotonic() - running.start > limit_s:
                     raise AssertionError(
@@ -79,14 +117,16 @@ def seconds_until_explained(case: Environment, limit_s: float = 60) -> float:
 
 
 def stranger() -> socket.socket:
-    """Something that accepts connections and never answers."""
+    """Return the socket of a program that accepts connections and never answers."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     sock.listen()
     return sock
 
 
-# What a sample says when its file breaks; {clip} and {frame} are in the path that is named.
+# ---- Files ---------------------------------------------------------------------------------------
+
+# Kind of damage -> words of the error of a sample that reads the file.
 BROKEN = {
     "vanished frame": "No such file",
     "cut frame": "cannot read image",
@@ -95,23 +135,29 @@ BROKEN = {
 
 
 def damage(folder: Path, kind: str) -> None:
-    """Break every frame of every training clip, so that the next samples meet it whatever their
-    order.
-    """
-    for frame in (folder / "GOPRO_Large/train").glob("*/sharp/*.png"):
-        if kind == "vanished frame":
+    """Break each file of each training clip, so that the next sample meets one, whichever it is."""
+    frames = (folder / "GOPRO_Large/train").glob("*/sharp/*.png")
+    spike_files = (folder / "GOPRO_Large_spike_seq/train").glob("*/spike/*.dat")
+    if kind == "vanished frame":
+        for frame in frames:
             frame.unlink()
-        elif kind == "cut frame":
+    elif kind == "cut frame":
+        for frame in frames:
             os.truncate(frame, frame.stat().st_size // 2)
-    if kind == "cut spikes":
-        for spikes in (folder / "GOPRO_Large_spike_seq/train").glob("*/spike/*.dat"):
+    elif kind == "cut spikes":
+        for spikes in spike_files:
             os.truncate(spikes, 100)
 
 
 @dataclass
 class BrokenFile:
-    """seconds: from the damage until all ranks had gone; is_named: the file in the message, the
-    exit code 3 on all.
+    """What became of a run whose files broke.
+
+    kind: kind of the damage, a key of `BROKEN`.
+    ranks: number of ranks.
+    seconds: from the damage until all ranks had gone.
+    is_named: whether the message names a file, and all ranks ended with exit code 3.
+    text: output of the ranks.
     """
 
     kind: str
@@ -122,17 +168,16 @@ class BrokenFile:
 
 
 def break_file(kind: str, ranks: int) -> BrokenFile:
+    """Break the files of a run while it trains."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with Ranks(ranks, *odd_command(write_odd(folder), "train.total_iter=100000")) as running:
             running.wait_for("Iter: 1,", rank=0, limit_s=90)
             damage(folder, kind)
-            damaged = time.monotonic()
+            damaged_at = time.monotonic()
             result = running.wait(60)
-            seconds = time.monotonic() - damaged
-        named = BROKEN[kind] in result.text and (
-            "/train0/" in result.text or "/train1/" in result.text
-        )
-        return BrokenFile(
-            kind, ranks, seconds, named and result.exit_codes == [3] * ranks, result.text
-        )
+            seconds = time.monotonic() - damaged_at
+    says_what = BROKEN[kind] in result.text
+    says_where = "/train0/" in result.text or "/train1/" in result.text
+    has_code = result.exit_codes == [3] * ranks
+    return BrokenFile(kind, ranks, seconds, says_what and says_where and has_code, result.text)

@@ -1,5 +1,12 @@
-"""Trials on the real training: kill or signal a run at a random moment, start it again, compare the
-final weights.
+"""Strikes the real training at a random moment, then lets the same command finish the run.
+
+    interrupt             SIGKILL or a signal of a scheduler; the final weights are compared
+    suspend               SIGSTOP to all processes, longer than the watchdog waits
+    signal_launcher       a signal to launch_train.sh
+    restart_of_one_agent  a rank that dies before the ranks have met, under torchrun
+
+Each trial draws its moment and its victims from a seed, so the same seed repeats the trial.
+tests/faults/trials.py runs many of them, and tests/faults/test_interruptions.py a few.
 """
 
 import os
@@ -29,13 +36,24 @@ from tests.helpers.train_files import (
 from utils.run.history import read_history
 
 STEPS = 6
-EVERY = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", "datasets.test={}")
+NO_TEST = "datasets.test={}"
+# Options of an interrupted run: a checkpoint in every step.
+EVERY = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", NO_TEST)
+START_S = 300  # longest time of a start, on a busy machine
 
 
 @dataclass
 class Interruption:
-    """How a run was struck, and what became of it. identical: final state equals that of the
-    reference, bit for bit.
+    """How a run was struck, and what became of it.
+
+    ranks: number of ranks.
+    struck: signal and rank, in words.
+    at_iter: step at which the second start went on; 0 if there was no checkpoint yet.
+    exit_codes: of the ranks of the first start.
+    gone_s: seconds from the signal until all ranks had gone.
+    identical: whether the final state equals that of an uninterrupted run in every bit, and the
+        history has each step once.
+    text: output of both starts.
     """
 
     ranks: int
@@ -49,12 +67,13 @@ class Interruption:
 
 @cache
 def reference(ranks: int) -> dict[str, Any]:
-    """The last checkpoint of a run that was never interrupted; one run for all trials on so many
-    ranks.
+    """Return the last checkpoint of a run that was never interrupted.
+
+    All trials with this number of ranks are compared with one such run.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
-        result = train(options, *EVERY, ranks=ranks, limit_s=300)
+        result = train(options, *EVERY, ranks=ranks, limit_s=START_S)
         assert result.exit_codes == [0] * ranks, result.text
         return state_of(options)
 
@@ -62,52 +81,74 @@ def reference(ranks: int) -> dict[str, Any]:
 def interrupt(
     options: Path, ranks: int, how: str, seed: int, expected: dict[str, Any]
 ) -> Interruption:
-    """Strike a fresh run once, at a random moment from its start on, and let the same command
-    finish it.
+    """Strike a new run once, at a random moment from its start on, and let it finish.
 
-    how: "kill" (SIGKILL to a random rank), "SIGTERM", "SIGUSR1" or "SIGHUP" (to a random rank, or
-    to all). `identical` also means that the history has each step once. at_iter of the result is 0
-    where the run was struck before its first checkpoint.
+    how: "kill" sends SIGKILL to a random rank. "SIGTERM", "SIGUSR1" or "SIGHUP" goes to a random
+    rank or to all ranks. expected: the final state of a run that was not interrupted.
     """
-    rng, task = random.Random(seed), f"{how}-{ranks}-{seed}"
-    command = ("--opt", str(options), f"task={task}", *EVERY)
-    with Ranks(ranks, MAIN, *command) as running:
-        step = rng.randint(0, STEPS - 3)  # so that a signal is heard before the end
-        running.wait_for(f"Iter: {step}," if step else "starting at iter 0 of", 0, 300)
+    rng = random.Random(seed)
+    task = f"{how}-{ranks}-{seed}"
+    arguments = (f"task={task}", *EVERY)
+
+    with Ranks(ranks, MAIN, "--opt", str(options), *arguments) as running:
+        # A signal after the last steps would come too late: the run would just end.
+        step = rng.randint(0, STEPS - 3)
+        words = f"Iter: {step}," if step else "starting at iter 0 of"
+        running.wait_for(words, 0, START_S)
         time.sleep(rng.uniform(0, 0.3))
-        targets = (
-            [rng.randrange(ranks)] if how == "kill" or rng.random() < 0.5 else list(range(ranks))
-        )
-        number = signal.SIGKILL if how == "kill" else getattr(signal, how)
-        # To all ranks as torchrun does it: to their whole process groups.
-        send = os.kill if len(targets) == 1 else os.killpg
-        for rank in targets:
-            send(running.processes[rank].pid, number)
-        struck = time.monotonic()
+        victims = struck_ranks(rng, ranks, how)
+        send(running, victims, signal.SIGKILL if how == "kill" else getattr(signal, how))
+        struck_at = time.monotonic()
         first = running.wait(120)
-    gone_s = time.monotonic() - struck
-    again: RankResult = train(options, *command[2:], ranks=ranks, limit_s=300)
-    found = re.findall(r"resumed from \S+ at iter (\d+)", again.text)
-    identical = again.exit_codes == [0] * ranks and same(state_of(options, task), expected)
-    steps = [step for step, _ in read_history(experiment(options, task))["train/loss"]]
-    identical &= steps == list(range(1, STEPS + 1))
+    gone_s = time.monotonic() - struck_at
+
+    second: RankResult = train(options, *arguments, ranks=ranks, limit_s=START_S)
+    resumed_at = re.findall(r"resumed from \S+ at iter (\d+)", second.text)
+    trained_steps = [step for step, _ in read_history(experiment(options, task))["train/loss"]]
+    has_finished = second.exit_codes == [0] * ranks
+    has_same_state = has_finished and same(state_of(options, task), expected)
+    has_each_step_once = trained_steps == list(range(1, STEPS + 1))
     shutil.rmtree(experiment(options, task))
     return Interruption(
-        ranks, f"{how} to rank {', '.join(map(str, targets))}", int(found[0]) if found else 0,
-        first.exit_codes, gone_s, identical, first.text + again.text,
-    )  # fmt: skip
+        ranks=ranks,
+        struck=f"{how} to rank {', '.join(str(rank) for rank in victims)}",
+        at_iter=int(resumed_at[0]) if resumed_at else 0,
+        exit_codes=first.exit_codes,
+        gone_s=gone_s,
+        identical=has_same_state and has_each_step_once,
+        text=first.text + second.text,
+    )
+
+
+def struck_ranks(rng: random.Random, ranks: int, how: str) -> list[int]:
+    """Draw who is struck: one rank by SIGKILL; one rank or all ranks by another signal."""
+    if how == "kill" or rng.random() < 0.5:
+        return [rng.randrange(ranks)]
+    return list(range(ranks))
+
+
+def send(running: Ranks, victims: list[int], number: int) -> None:
+    """Send a signal to one rank, or to all ranks."""
+    for rank in victims:
+        pid = running.processes[rank].pid
+        if len(victims) == 1:
+            os.kill(pid, number)
+        else:
+            # torchrun sends to the whole process group of each rank.
+            os.killpg(pid, number)
 
 
 def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
-    """Stop all processes of a run for longer than what follows from `stall_s`; "" if it then goes
-    on and ends.
+    """Stop all processes of a run for longer than the limits of `stall_s` allow, then wake them.
 
-    The ranks, each with its process group, stop and wake in random orders.
+    Each rank stops and wakes with its whole process group. The ranks do so in random orders.
+    Returns "" if the run goes on and ends, else what went wrong.
     """
     rng = random.Random(seed)
-    changes = (f"task=suspend-{ranks}-{seed}", "datasets.test={}", "train.total_iter=300")
-    with Ranks(ranks, *odd_command(options, *changes, f"watchdog.stall_s={stall_s}")) as running:
-        running.wait_for(f"Iter: {rng.randint(5, 40)},", 0, 300)
+    task = f"task=suspend-{ranks}-{seed}"
+    changes = (task, NO_TEST, "train.total_iter=300", f"watchdog.stall_s={stall_s}")
+    with Ranks(ranks, *odd_command(options, *changes)) as running:
+        running.wait_for(f"Iter: {rng.randint(5, 40)},", 0, START_S)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for process in rng.sample(running.processes, ranks):
                 os.killpg(process.pid, number)
@@ -115,46 +156,52 @@ def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
             if number == signal.SIGSTOP:
                 time.sleep(stall_s + 6)
         result = running.wait(180)
-    is_right = result.exit_codes == [0] * ranks and "StallError" not in result.text
-    return "" if is_right else f"exit codes {result.exit_codes}: {result.text}"
+    if result.exit_codes == [0] * ranks and "StallError" not in result.text:
+        return ""
+    return f"exit codes {result.exit_codes}: {result.text}"
 
 
 def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
-    """launch_train.sh, sent a signal while it trains: its exit code, and the seconds until it was
-    gone.
+    """Send a signal to launch_train.sh while it trains.
+
+    Returns its exit code, and the seconds until it was gone.
     """
-    rng, task = random.Random(seed), f"launcher-{ranks}-{seed}"
-    changes = (f"task={task}", "train.total_iter=1000", "datasets.test={}")
+    rng = random.Random(seed)
+    task = f"launcher-{ranks}-{seed}"
+    changes = (f"task={task}", "train.total_iter=1000", NO_TEST)
     command = [ROOT / "launch_train.sh", str(ranks), options, *changes]
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     with tempfile.NamedTemporaryFile() as log, started(command, Path(log.name)) as process:
-        wait_for(Path(log.name), f"Iter: {rng.randint(1, 4)},", 300)
-        process.send_signal((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)[seed % 3])
-        struck = time.monotonic()
+        wait_for(Path(log.name), f"Iter: {rng.randint(1, 4)},", START_S)
+        process.send_signal(signals[seed % len(signals)])
+        struck_at = time.monotonic()
         code = process.wait(120)
     shutil.rmtree(experiment(options, task))
-    return code, time.monotonic() - struck
+    return code, time.monotonic() - struck_at
 
 
 def restart_of_one_agent(limit_s: float = 120) -> str:
-    """What went wrong, or '': rank 1 dies before it meets rank 0, and both must find each other
-    after one restart.
+    """Let rank 1 die before it meets rank 0, under torchrun with one restart.
 
-    The agent whose rank dies counts a restart; the other one, whose rank waits for it, follows and
-    counts none.
+    Each of two torchruns ("agents") has one rank. The agent whose rank dies counts a restart. The
+    rank of the other agent still waits, so this agent starts it anew too, and counts none.
+    Returns "" if both ranks find each other in their second life, else what went wrong.
     """
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder) / f"agent{i}.log" for i in range(2)]
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1",
-            "--max-restarts=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
-            "--rdzv-id=elastic", "tests/dist/helpers_worker.py", "second_life", f"{folder}/mark",
-        ]  # fmt: skip
+        logs = [Path(folder) / f"agent{number}.log" for number in range(2)]
+        agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
+        meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
+        worker = ["tests/dist/helpers_worker.py", "second_life", f"{folder}/mark"]
+        command = [*agent, "--max-restarts=1", *meeting, *worker]
+        codes: object
         with started(command, logs[0]) as first, started(command, logs[1]) as second:
             try:
-                codes: object = [agent.wait(limit_s) for agent in (first, second)]
+                codes = [first.wait(limit_s), second.wait(limit_s)]
             except subprocess.TimeoutExpired:
                 codes = f"still running after {limit_s:g} s"
         text = "".join(log.read_text(errors="replace") for log in logs)
-    lives = sorted(re.findall(r"second life of rank (\d)", text))
-    return "" if codes == [0, 0] and lives == ["0", "1"] else f"exit codes {codes}: {text[-2000:]}"
+    ranks_of_second_life = sorted(re.findall(r"second life of rank (\d)", text))
+    if codes == [0, 0] and ranks_of_second_life == ["0", "1"]:
+        return ""
+    return f"exit codes {codes}: {text[-2000:]}"

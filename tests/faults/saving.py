@@ -1,5 +1,7 @@
-"""SIGKILL while checkpoints are written back to back: the newest acknowledged one must be readable
-afterwards.
+"""Kills a process that writes checkpoints back to back, at random moments.
+
+The newest checkpoint whose save had returned must be readable afterwards. tests/faults/trials.py
+runs `kill_while_saving`.
 """
 
 import os
@@ -15,49 +17,72 @@ import torch
 from utils.errors import CheckpointError
 from utils.run import checkpoint
 
-FLOATS = 2**20  # 4 MB
+FLOATS = 2**20  # 4 MB: a write takes long enough to be hit
+LONGEST_S = 0.3  # some tens of saves
 
 
 def write_for_ever(folder: Path, acknowledge: int) -> None:
-    """Save again and again; a byte into the descriptor `acknowledge` after each save that has
-    returned.
+    """Save again and again. After each save that has returned, write a byte.
+
+    acknowledge: descriptor for the bytes.
     """
     step = 0
     while True:
         step += 1
         state = {"step": step, "weights": torch.full((FLOATS,), float(step))}
+        # keep is 0 or 1, so that both kinds of saves are struck.
         checkpoint.save(state, folder / "checkpoint_latest.pth", keep=step % 2)
         os.write(acknowledge, b".")
 
 
 def kill_while_saving(trials: int) -> dict[str, Any]:
-    """torn: killed in the middle of a write. unreadable: nothing could be loaded. lost: the loaded
-    one is older than the last save acknowledged, or its content is not what was saved.
+    """Strike so many writers. Returns the number of trials and what became of them:
+
+    torn: trials in which the writer was in the middle of a write.
+    unreadable: trials after which nothing could be loaded.
+    lost: trials after which the loaded checkpoint was older than the last save that had returned,
+        or had another content.
     """
-    torch.set_num_threads(1)  # the writers are forked: no pool of threads may exist
-    rng, unreadable, lost, torn = random.Random(0), 0, 0, 0
+    # The writers are forked, and a fork has one thread. So no pool of threads may exist.
+    torch.set_num_threads(1)
+    rng = random.Random(0)
+    unreadable = 0
+    lost = 0
+    torn = 0
     for _ in range(trials):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            receive, acknowledge = os.pipe()
-            writer = os.fork()
-            if writer == 0:
-                write_for_ever(folder, acknowledge)
-            os.close(acknowledge)
-            acknowledged = len(os.read(receive, 1))  # the first save stands
-            time.sleep(rng.uniform(0, 0.3))
-            os.kill(writer, signal.SIGKILL)
-            os.waitpid(writer, 0)
-            while byte := os.read(receive, 1):
-                acknowledged += len(byte)
-            os.close(receive)
-            torn += any(folder.glob(".*.tmp"))
+            acknowledged = saves_until_killed(folder, rng)
+            if any(folder.glob(".*.tmp")):
+                torn += 1
             try:
                 state = checkpoint.load(folder / "checkpoint_latest.pth")
             except CheckpointError:
                 unreadable += 1
                 continue
-            lost += state["step"] < acknowledged or not bool(
-                (state["weights"] == state["step"]).all()
-            )
+            is_older = state["step"] < acknowledged
+            has_own_content = bool((state["weights"] == state["step"]).all())
+            if is_older or not has_own_content:
+                lost += 1
     return {"trials": trials, "torn": torn, "unreadable": unreadable, "lost": lost}
+
+
+def saves_until_killed(folder: Path, rng: random.Random) -> int:
+    """Fork a writer, and kill it at a random moment after its first save.
+
+    Returns the number of its saves that had returned.
+    """
+    receive, acknowledge = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        write_for_ever(folder, acknowledge)
+    os.close(acknowledge)
+    acknowledged = len(os.read(receive, 1))  # waits for the first save
+    time.sleep(rng.uniform(0, LONGEST_S))
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    # The writer is gone, so the pipe ends (b"") after the bytes that are still in it.
+    while os.read(receive, 1):
+        acknowledged += 1
+    os.close(receive)
+    return acknowledged

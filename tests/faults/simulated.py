@@ -1,4 +1,9 @@
-"""Simulated ranks: the beats of many ranks in one process, against one real store."""
+"""Simulated ranks: the beats of thousands of ranks in one process, against one real store.
+
+It shows how fast a rank is named that is silent or stuck among so many, and what the beats ask of
+the store. tests/faults/trials.py runs `seconds_until_named`, and tests/faults/test_scale.py counts
+the requests.
+"""
 
 import os
 import time
@@ -14,14 +19,19 @@ from utils.dist.store_values import Failure
 
 LONG = 1e6  # seconds
 PER_HOST = 8  # ranks
-HEALTHY = float("inf")  # since when a rank is in its phase: it goes on to the next at once
+# The time at which a healthy rank has entered its phase: always later than now, because it goes on
+# to the next phase at once.
+HEALTHY = float("inf")
+EXIT_CODE = 70  # of a run that stalled
 
 
 class Counted:
-    """A store that counts requests by name, and the keys that they hold."""
+    """A store that counts the requests and the keys that they hold, by name of the method."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.requests, self.keys = store, Counter(), Counter()
+        self.store = store
+        self.requests: Counter[str] = Counter()
+        self.keys: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.store, name)
@@ -35,27 +45,46 @@ class Counted:
 
 
 class Simulated:
-    """One rank. fault: what strikes it ("silent": no beats; "stuck": it alone never enters the
-    collective).
+    """One rank.
+
+    fault: "" if the rank is healthy; "silent" if it gives no beats; "stuck" if it alone never
+        enters the collective.
+    syncs: number of collectives that the rank has entered.
+    since: time at which the rank entered its phase.
+    known_at: time at which the rank read that another rank had named a failure; 0: not yet.
     """
 
     def __init__(self, rank: int, world_size: int, store: Store) -> None:
-        self.rank, self.world_size = rank, world_size
-        # It answers as a Store does, and is none by its class.
+        self.rank = rank
+        self.world_size = world_size
+        # It answers as a Store does, but its class is another one.
         self.store: Any = Counted(store)
         self.beats = Beats(rank, world_size, self.store, machine_name=f"host{rank // PER_HOST}")
-        self.fault, self.syncs, self.since, self.known_at = "", 0, HEALTHY, 0.0
+        self.fault = ""
+        self.syncs = 0
+        self.since = HEALTHY
+        self.known_at = 0.0
         self.publish(5.0)
 
     def publish(self, stall_s: float) -> None:
-        self.beats.publish({
-            "phase": "simulated", "step": 0, "syncs": self.syncs,
-            "age": max(0.0, time.monotonic() - self.since), "budget": stall_s, "pid": os.getpid(),
+        """Give a beat. stall_s: limit of the phase in seconds."""
+        beat = {
+            "phase": "simulated",
+            "step": 0,
+            "syncs": self.syncs,
+            "age": max(0.0, time.monotonic() - self.since),
+            "budget": stall_s,
+            "pid": os.getpid(),
             "host": self.beats.machine,
-        })  # fmt: skip
+        }
+        self.beats.publish(beat)
 
     def turn(self, stall_s: float) -> dict[str, Any] | None:
-        """One beat, as Watchdog does it; the verdict, if this rank is the first to come to one."""
+        """Do what a watchdog does at each beat.
+
+        Returns the rank that is named, the kind of its fault and the time, if this rank is the
+        first one to name it. Else None.
+        """
         if self.fault == "silent" or self.known_at:
             return None
         self.publish(stall_s)
@@ -63,14 +92,17 @@ class Simulated:
             self.known_at = time.time()
             return None
         verdict = self.beats.verdict(stall_s)
-        if verdict is None or claim_failure(
-            self.store, Failure(verdict[0], 70, self.rank), self.world_size
-        ):
+        if verdict is None:
             return None
-        return {"rank": verdict[0], "kind": verdict[1], "at": time.time()}
+        named_rank, kind = verdict[0], verdict[1]
+        failure = Failure(named_rank, EXIT_CODE, self.rank)
+        was_named_before = claim_failure(self.store, failure, self.world_size)
+        if was_named_before:
+            return None
+        return {"rank": named_rank, "kind": kind, "at": time.time()}
 
     def start(self) -> None:
-        """What a rank asks of the store until training begins."""
+        """Ask of the store what a rank asks of it until training begins."""
         meet(self.store, LaunchInfo("platform", self.rank, 0, self.world_size))
         for number in range(2):
             meeting = Round(self.store, f"round/{number}", self.rank, self.world_size)
@@ -78,23 +110,36 @@ class Simulated:
             meeting.wait()
 
 
+def struck_ranks(world_size: int, fault: str) -> range:
+    """Return the ranks that a fault strikes: one in the middle, or all ranks of its host."""
+    first = world_size // 2
+    return range(first, first + (PER_HOST if fault == "host" else 1))
+
+
 def strike(ranks: list[Simulated], fault: str) -> None:
-    """All are in a phase from now on; half-way, a host or a rank is silent, or has entered one
-    collective less.
+    """Let all ranks enter a collective and stay there, except for the struck ranks.
+
+    fault: "silent" and "host" strike one rank and all ranks of a host: they give no more beats.
+    "stuck" strikes one rank, which does not enter the collective.
     """
-    first = len(ranks) // 2
     for rank in ranks:
-        rank.since, rank.syncs = time.monotonic(), 1
-    for rank in ranks[first : first + (PER_HOST if fault == "host" else 1)]:
-        rank.fault, rank.syncs = "stuck" if fault == "stuck" else "silent", 0
+        rank.since = time.monotonic()
+        rank.syncs = 1
+    for number in struck_ranks(len(ranks), fault):
+        ranks[number].fault = "stuck" if fault == "stuck" else "silent"
+        ranks[number].syncs = 0
 
 
 def new_ranks(server: TCPStore, name: str, n: int) -> list[Simulated]:
-    """Simulated ranks that have met, after their first two beats."""
+    """Return n simulated ranks that have met, after their first two beats.
+
+    name: prefix of their keys in the store.
+    """
     ranks = [Simulated(rank, n, PrefixStore(name, server)) for rank in range(n)]
     ranks[0].store.set(MET, "1")
     for _ in range(2):
         assert not any(rank.turn(LONG) for rank in ranks)
+    # Requests of the start do not count.
     for rank in ranks:
         rank.store.requests.clear()
         rank.store.keys.clear()
@@ -102,37 +147,51 @@ def new_ranks(server: TCPStore, name: str, n: int) -> list[Simulated]:
 
 
 def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> dict[str, float]:
-    """Strike one of `n` ranks that beat every `beat_s` seconds; see `strike`.
+    """Strike ranks among n that beat every `beat_s` seconds, see `strike`.
 
-    Returns the seconds until it is named, the seconds between two beats of a rank, and how many
-    verdicts were wrong: false alarms before the strike, and others than the one that is due.
+    Returns
+        named_s  seconds until one of them is named
+        beat_s   seconds between two beats of a rank
+        wrong    number of wrong verdicts: false alarms before the strike, other ranks than the
+                 struck ones, and other kinds of faults
     """
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = new_ranks(server, fault, n)
+    # A beat of all ranks takes this process long. This must not count as a suspension.
     for rank in ranks:
         rank.beats.clock.slice_s = 2 * beat_s
     wrong = 0
     for _ in range(3):
         begin = time.monotonic()
         wrong += sum(rank.turn(stall_s) is not None for rank in ranks)
-        time.sleep(max(0.0, begin + beat_s - time.monotonic()))
+        sleep_until(begin + beat_s)
+
     strike(ranks, fault)
     struck_at = time.monotonic()
-    named: list[tuple[int, str, float]] = []
+    named: list[tuple[int, str, float]] = []  # rank, kind of its fault, seconds after the strike
     rounds = 0
+    since_strike_s = 0.0
     while not named and time.monotonic() < struck_at + 3 * stall_s:
         begin = time.monotonic()
         for rank in ranks:
-            if found := rank.turn(stall_s):
+            found = rank.turn(stall_s)
+            if found:
                 named.append((found["rank"], found["kind"], time.monotonic() - struck_at))
         rounds += 1
-        between_s = time.monotonic() - struck_at
-        time.sleep(max(0.0, begin + beat_s - time.monotonic()))
-    kind = "STUCK" if fault == "stuck" else "SILENT"
-    struck = range(n // 2, n // 2 + (PER_HOST if fault == "host" else 1))
-    wrong += sum(rank not in struck or said != kind for rank, said, _ in named)
+        since_strike_s = time.monotonic() - struck_at
+        sleep_until(begin + beat_s)
+
+    expected_kind = "STUCK" if fault == "stuck" else "SILENT"
+    for named_rank, kind, _ in named:
+        if named_rank not in struck_ranks(n, fault) or kind != expected_kind:
+            wrong += 1
     return {
         "named_s": round(named[0][2], 2) if named else float("inf"),
-        "beat_s": round(between_s / max(1, rounds - 1), 2),
+        "beat_s": round(since_strike_s / max(1, rounds - 1), 2),
         "wrong": wrong,
     }
+
+
+def sleep_until(moment: float) -> None:
+    """Sleep until a time of `time.monotonic`. Returns at once if it has passed."""
+    time.sleep(max(0.0, moment - time.monotonic()))

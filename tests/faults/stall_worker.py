@@ -2,7 +2,9 @@
 
     stall_worker.py KIND RANK STEP STALL_S [MINUTES]
 
-KIND "none" trains for MINUTES instead and prints what the watchdog saw.
+KIND is a kind of fault, see `strike` and `Numbers`. RANK and STEP say where the fault strikes, and
+STALL_S is the option of the watchdog. KIND "none" trains for MINUTES instead, and prints the number
+of steps and the longest step. A fault prints "FAULT at TIME" first.
 """
 
 import json
@@ -11,9 +13,10 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,18 +26,35 @@ from utils.dist.process import die_with_parent
 from utils.errors import DataError
 from utils.options.models import WatchdogOptions
 
-KIND, RANK, STEP, STALL_S = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+KIND = sys.argv[1]
+RANK = int(sys.argv[2])
+STEP = int(sys.argv[3])
+STALL_S = float(sys.argv[4])
 MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
+
+FOREVER_S = 3600
+STEPS = 100  # of a run that is not limited by MINUTES
+STEP_S = 0.02  # least time of such a step
+
+
+def say_fault() -> None:
+    """Print the time of the fault at once, without the buffer of stdout."""
+    os.write(1, f"FAULT at {time.time()}\n".encode())
 
 
 def strike(kind: str, step: int) -> None:
+    """Let the fault of this kind happen, if this trial is about it, on this rank, in this step.
+
+    The name of this function is in the stack that the watchdog prints, and the trials look for it.
+    """
     if kind != KIND or utils_dist.get_rank() != RANK or step != STEP:
         return
-    os.write(1, f"FAULT at {time.time()}\n".encode())
+    say_fault()
     if kind in ("barrier", "forward", "rank0"):
-        time.sleep(3600)
+        time.sleep(FOREVER_S)
     elif kind == "gil":
-        re.match(r"(a+)+$", "a" * 64 + "b")  # C code that never lets go
+        # The search takes years, in C code that holds Python's lock.
+        re.match(r"(a+)+$", "a" * 64 + "b")
     elif kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif kind == "kill":
@@ -44,34 +64,50 @@ def strike(kind: str, step: int) -> None:
 
 
 class Numbers(Dataset):
+    """Samples of eight equal numbers. The kind "worker" sleeps in a loader, at index STEP."""
+
     def __len__(self) -> int:
         return 10**6
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if KIND == "worker" and os.environ.get("RANK", "0") == str(RANK) and index == STEP:
-            os.write(1, f"FAULT at {time.time()}\n".encode())
-            time.sleep(3600)
+    def __getitem__(self, index: int) -> Tensor:
+        # A loader process has no rank of its own but the environment of its rank.
+        is_struck_rank = os.environ.get("RANK", "0") == str(RANK)
+        if KIND == "worker" and is_struck_rank and index == STEP:
+            say_fault()
+            time.sleep(FOREVER_S)
         return torch.full((8,), float(index % 7))
 
 
 def main() -> None:
+    """Train under the watchdog, as main_train_vrt.py does."""
     with utils_dist.ranks(log=False):
-        utils_dist.begin(WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1), 600)
+        budgets = WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1)
+        utils_dist.begin(budgets, 600)
         train()
 
 
-def train() -> None:
-    net: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-    net = DistributedDataParallel(net) if utils_dist.get_world_size() > 1 else net
-    # Its process goes with its rank, as those of data/loader.py do.
-    loader = iter(
-        DataLoader(
-            Numbers(), num_workers=1, prefetch_factor=1, worker_init_fn=lambda _: die_with_parent()
-        )
+def batches() -> Iterator[Tensor]:
+    """Return batches of one loader process, which ends with its rank as those of the product do."""
+    loader = DataLoader(
+        Numbers(), num_workers=1, prefetch_factor=1, worker_init_fn=lambda _: die_with_parent()
     )
-    started, longest, last = time.monotonic(), 0.0, time.monotonic()
+    return iter(loader)
+
+
+def train() -> None:
+    """Train for STEPS steps, or for MINUTES. Prints the number of steps and the longest step."""
+    net: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    if utils_dist.get_world_size() > 1:
+        net = DistributedDataParallel(net)
+    loader = batches()
+    begun_at = time.monotonic()
+    last_at = begun_at
+    longest_s = 0.0
     step = 0
-    while (time.monotonic() - started < 60 * MINUTES) if MINUTES else step < 100:
+    while True:
+        is_over = time.monotonic() - begun_at >= 60 * MINUTES if MINUTES else step >= STEPS
+        if is_over:
+            break
         watchdog.phase("data", step)
         batch = next(loader)
         watchdog.phase("forward", step)
@@ -88,12 +124,15 @@ def train() -> None:
             strike("barrier", step)
             utils_dist.barrier()
         if MINUTES:
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-            if any(utils_dist.gather_objects(time.monotonic() - started >= 60 * MINUTES)):
+            now = time.monotonic()
+            longest_s = max(longest_s, now - last_at)
+            last_at = now
+            # All ranks leave together: a rank whose time is over would leave the others waiting.
+            if any(utils_dist.gather_objects(time.monotonic() - begun_at >= 60 * MINUTES)):
                 break
         else:
-            time.sleep(0.02)
-    print(json.dumps({"steps": step, "longest_step_s": round(longest, 2)}), flush=True)
+            time.sleep(STEP_S)
+    print(json.dumps({"steps": step, "longest_step_s": round(longest_s, 2)}), flush=True)
 
 
 if __name__ == "__main__":

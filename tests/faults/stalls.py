@@ -1,5 +1,8 @@
-"""Stall trials: strike one rank of a small training, and measure who is named, how fast, and when
-all are gone.
+"""Strikes one rank of a small training, and measures who is named, how fast, and when all are gone.
+
+`run_stall` starts tests/faults/stall_worker.py on several ranks, watches their output and their
+processes, and returns a `Trial`. tests/faults/test_stalls.py runs a few trials, and
+tests/faults/trials.py runs many.
 """
 
 import math
@@ -7,30 +10,51 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.dist.launching import Ranks
 from utils.dist.process import process_state
 
 WORKER = "tests/faults/stall_worker.py"
-# kind -> (verdict, text that the message must show besides the rank)
-VERDICTS = (
+
+
+class Expected(NamedTuple):
+    """What the ranks must say of a fault."""
+
+    verdict: str  # "STUCK", "SILENT" or "DEAD", as in "rank 1 is STUCK"; or the name of an error
+    words: str  # text that must be in the output as well, e.g. a line of the stack
+
+
+# Kind of fault, see `strike` of the worker -> what the ranks must say.
+KINDS = {
+    "barrier": Expected("STUCK", "in strike"),
+    "forward": Expected("STUCK", "in strike"),
+    "rank0": Expected("STUCK", "in strike"),
+    "worker": Expected("STUCK", "in __getitem__"),  # of a loader process
+    "gil": Expected("SILENT", "in strike"),  # C code that holds Python's lock
+    "stop": Expected("SILENT", "the process is stopped"),
+    "kill": Expected("DEAD", "is gone"),
+    "exception": Expected("DataError", "clip 7 is short"),
+}
+# Everything by which a rank blames somebody. The output of all ranks must hold it once.
+BLAME = re.compile(
     r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback"
 )
-KINDS = {
-    **dict.fromkeys(("barrier", "forward", "rank0"), ("STUCK", "in strike")),
-    "worker": ("STUCK", "in __getitem__"), "gil": ("SILENT", "in strike"),
-    "stop": ("SILENT", "the process is stopped"), "kill": ("DEAD", "is gone"),
-    "exception": ("DataError", "clip 7 is short"),
-}  # fmt: skip
 
 
 @dataclass
 class Trial:
-    """detected_s: from the fault to the first word; gone_s: to the end of the last process, loader
-    workers included.
+    """What became of a training whose rank was struck.
 
-    Both infinite where it never came. left: processes still there at the limit. blamed: all "rank N
-    is X" that any rank printed, and errors.
+    kind: kind of the fault, a key of `KINDS`.
+    ranks, rank: number of ranks, and the rank that was struck.
+    detected_s: seconds from the fault to the first message; infinite if none came.
+    gone_s: seconds from the fault to the end of the last process, loader processes included;
+        infinite if a process stayed.
+    left: processes that were still there at the limit, in words.
+    blamed: every text that fits `BLAME`, of all ranks.
+    has_stack: whether the words of `Expected` are in the output.
+    exit_codes, text: of the ranks.
     """
 
     kind: str
@@ -46,70 +70,83 @@ class Trial:
 
     @property
     def is_right(self) -> bool:
-        """Named once, rightly, with the stack where there can be one, nobody ended with 0, nobody
-        stayed.
-        """
-        verdict, _ = KINDS[self.kind]
-        expected = verdict if verdict == "DataError" else f"rank {self.rank} is {verdict}"
-        return (
-            self.blamed == [expected]
-            and self.has_stack
-            and 0 not in self.exit_codes
-            and not self.left
-        )
+        """Whether the struck rank alone was named, once, and all processes ended with an error."""
+        verdict = KINDS[self.kind].verdict
+        is_error = verdict == "DataError"
+        blame = verdict if is_error else f"rank {self.rank} is {verdict}"
+        is_named_once = self.blamed == [blame]
+        return is_named_once and self.has_stack and 0 not in self.exit_codes and not self.left
 
     def __str__(self) -> str:
-        said, left = (
-            ", ".join(self.blamed) or "nothing",
-            f", left behind: {', '.join(self.left)}" if self.left else "",
-        )
+        said = ", ".join(self.blamed) if self.blamed else "nothing"
         times = f"{said} after {self.detected_s:.2f} s, all gone after {self.gone_s:.2f} s"
+        left = f", left behind: {', '.join(self.left)}" if self.left else ""
         return f"{self.kind}, rank {self.rank} of {self.ranks}: {times}{left}"
 
 
 def run_stall(
     kind: str, ranks: int, rank: int, step: int = 10, stall_s: float = 5.0, limit_s: float = 60.0
 ) -> Trial:
+    """Run one trial.
+
+    kind: kind of the fault. rank, step: where it strikes. stall_s: option of the watchdog.
+    limit_s: seconds after the start of the ranks (60 s) until which all processes must be gone.
+    """
     with Ranks(ranks, WORKER, kind, str(rank), str(step), str(stall_s)) as running:
-        sessions = [p.pid for p in running.processes]
-        deadline = time.time() + limit_s + 60
+        # Each rank leads a session, so the number of its session is its pid.
+        sessions = [process.pid for process in running.processes]
+        deadline = time.time() + 60 + limit_s
+        # Times of the three events; NaN as long as they have not come.
         fault = detected = gone = math.nan
         while time.time() < deadline and math.isnan(gone):
-            outputs = [running.output(r) for r in range(ranks)]
+            output = "".join(running.output(number) for number in range(ranks))
             now = time.time()
-            if math.isnan(fault) and (found := re.search(r"FAULT at ([\d.]+)", "".join(outputs))):
-                fault = float(found[1])
-            if math.isnan(detected) and re.search(r"StallError|DataError", "".join(outputs)):
+            fault_line = re.search(r"FAULT at ([\d.]+)", output)
+            if math.isnan(fault) and fault_line:
+                fault = float(fault_line[1])
+            if math.isnan(detected) and re.search(r"StallError|DataError", output):
                 detected = now
-            if all(process_state(pid) in (None, "Z") for pid in sessions):
-                gone = math.nan if processes_of(sessions) else now
+            # Searching all processes takes long, so search once the ranks themselves have ended.
+            have_ranks_ended = all(process_state(pid) in (None, "Z") for pid in sessions)
+            if have_ranks_ended and not processes_of(sessions):
+                gone = now
             time.sleep(0.02)
         left = processes_of(sessions) if math.isnan(gone) else []
         result = running.wait(1)
-    text = result.text
-    seconds = [
-        math.inf if math.isnan(event - fault) else event - fault for event in (detected, gone)
-    ]
     return Trial(
-        kind, ranks, rank, *seconds, left,
-        re.findall(VERDICTS, text),
-        KINDS[kind][1] in text, result.exit_codes, text,
-    )  # fmt: skip
+        kind=kind,
+        ranks=ranks,
+        rank=rank,
+        detected_s=seconds_between(fault, detected),
+        gone_s=seconds_between(fault, gone),
+        left=left,
+        blamed=BLAME.findall(result.text),
+        has_stack=KINDS[kind].words in result.text,
+        exit_codes=result.exit_codes,
+        text=result.text,
+    )
+
+
+def seconds_between(fault: float, event: float) -> float:
+    """Return the seconds from the fault to an event, infinite if one of them never came (NaN)."""
+    seconds = event - fault
+    return math.inf if math.isnan(seconds) else seconds
 
 
 def processes_of(sessions: list[int]) -> list[str]:
-    """The living processes of these ranks' sessions: the ranks themselves and all that they
-    started.
-    """
+    """Return the living processes of the ranks, in words: the ranks and all that they started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
+        # pid (name) state parent group session ...; the name may contain spaces.
         try:
-            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
-        except (OSError, ValueError):  # it went meanwhile
-            continue
-        if int(session) in sessions and state not in ("Z", "X"):
-            who = (
-                "the rank itself" if stat.parent.name == session else f"process {stat.parent.name}"
-            )
-            found.append(f"{who} of rank {sessions.index(int(session))} (state {state})")
+            values = stat.read_text().rpartition(")")[2].split()
+            state = values[0]
+            session = int(values[3])
+        except (OSError, ValueError, IndexError):
+            continue  # the process has ended meanwhile
+        is_living = state not in ("Z", "X")
+        if session in sessions and is_living:
+            pid = int(stat.parent.name)
+            who = "the rank itself" if pid == session else f"process {pid}"
+            found.append(f"{who} of rank {sessions.index(session)} (state {state})")
     return found

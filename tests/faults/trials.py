@@ -43,7 +43,7 @@ from tests.helpers.train_files import odd_command, write_odd, write_options
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
 PAGE = ROOT / "docs/reliability.md"
-STALL_KINDS = [kind for kind, (verdict, _) in KINDS.items() if verdict in ("STUCK", "SILENT")]
+STALL_KINDS = [kind for kind, each in KINDS.items() if each.verdict in ("STUCK", "SILENT")]
 STALL_S = 5.0
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")
 
