@@ -12,8 +12,9 @@ The network calls the four hooks of an operator in this order, see network_vrt.V
 
 Shapes: B clips, T frames, C image channels, S spike channels, E channels of features, H x W pixels.
 
-Names of modules are names of tensors in weights files, and the order in which layers are built
-decides their random initial weights. So neither may change.
+What must stay: the names of modules, because they are the names of tensors in weights files; and
+the order in which layers are built, because it decides their random initial weights. The hooks are
+part of docs/extending.md: operators of other projects override them.
 
 Tests: tests/parts/models/test_fusion.py, test_exact_step.py, tests/stories/test_extending.py
 """
@@ -30,6 +31,8 @@ from utils.options.models import Positive
 from utils.options.section import Registry, import_parts
 
 FUSIONS = Registry("fusion operator")
+# The frame to which the network adds its output: the blurry frame, or the frame that the operator
+# has made of it.
 Base = Literal["blurry", "fused"]
 
 
@@ -38,24 +41,25 @@ class Fusion(nn.Module):
 
     Each hook returns its input unchanged unless an operator overrides it.
 
-    A constructor may take `spike_channels` (S of the data) and `feature_channels` (width of the
-    first features, then of stages 1 to 7). An operator names those that it takes in
-    `register(..., given=...)`.
+    Two arguments of a constructor come from the network: `spike_channels` (S of the data) and
+    `feature_channels` (channels of the first features, then of stages 1 to 7). If a constructor
+    takes one of them, its class says so in `register(..., given=...)`.
     """
 
     # Whether the network must be given spikes.
     needs_spikes = True
-    # The only spike representation whose channels the operator understands. None: any.
+    # The only spike representation whose channels the operator understands, e.g. "relative". None
+    # if it takes any channels.
     representation: str | None = None
 
     @classmethod
     def trunk_channels(cls, spike_channels: int) -> int:
-        """Return the channels per frame that `on_input` returns for 3 RGB channels."""
+        """Return the number of channels per frame that `on_input` returns for RGB frames."""
         return 3
 
     @classmethod
     def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
-        """Return the image channels per frame, and the channels per frame that `on_input` returns.
+        """Return two numbers of channels per frame: of the image, and of the result of `on_input`.
 
         in_chans: netG.in_chans, or None if the option file leaves it out.
 
@@ -105,10 +109,9 @@ class Fusion(nn.Module):
 class ImageFusion(Fusion):
     """Base class of operators whose `on_input` returns a better frame.
 
-    They have a small residual conv net, `features_of`.
+    They have a small residual conv net, `features_of`, whose modules are `head` and `body`.
 
-    base: the frame to which the network adds its output: "blurry", the frame of the input, or
-    "fused", the better frame.
+    base: see `Base`.
     inputs, features: channels before and after the conv net. layers: number of its residual
     convolutions.
     """
@@ -199,10 +202,13 @@ class GatedFusion(ImageFusion):
 
 
 def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
-    """Return `spike` if it has the shape (B, T, channels, H, W) for `rgb`, else raise DataError."""
-    b, t, _, h, w = rgb.shape
-    shape = (b, t, channels, h, w)
-    if spike is not None and tuple(spike.shape) == shape:
+    """Return `spike` if it fits the frames. Raises DataError otherwise.
+
+    rgb: the frames (B, T, 3, H, W). spike: must be (B, T, channels, H, W).
+    """
+    clips, frames, _, height, width = rgb.shape
+    wanted = (clips, frames, channels, height, width)
+    if spike is not None and tuple(spike.shape) == wanted:
         return spike
     if spike is None:
         got = "no spike tensor"
@@ -211,22 +217,25 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
     raise DataError(
         what=f"the network was given {got}",
         where="forward(lq, spike)",
-        expected=f"shape (B, T, S, H, W) = {shape}, as the network was built for S = {channels}",
+        expected=f"shape (B, T, S, H, W) = {wanted}, as the network was built for S = {channels}",
         do="pass batch['spike'] to it",
     )
 
 
 # ---- Mixing with estimates from the exposure -------------------------------------------------
 
-LUMA = (0.299, 0.587, 0.114)  # weights of R, G, B (Rec. 601): what a grey sensor sees of them
-# Added to the variance of luma in a window, in squared display values. Where luma varies less than
-# this, as it does by noise alone, a fitted colour follows the mean colour of the window.
-FLAT = 3e-4
-# Least luma by which a colour is divided. A smaller one would amplify noise.
-DARK = 1e-3
-# Pixels at a time on a CPU. 4 frames of 256 x 256 at once take three times as long as one by one,
-# because they do not fit the cache.
-CACHED = 2**16
+# Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
+LUMA = (0.299, 0.587, 0.114)
+# Added to the variance of luma in a window, in squared display values. In a flat window, luma
+# varies less than this, by noise alone. Then a fitted colour follows the mean colour of the window.
+# A larger value would ignore weak edges, a smaller value would fit lines to noise.
+VARIANCE_OF_FLAT_WINDOW = 3e-4
+# Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
+# would amplify noise.
+LEAST_LUMA = 1e-3
+# Pixels that are computed at a time on a CPU. 4 frames of 256 x 256 pixels at once take three times
+# as long as one frame after the other, because they do not fit the cache.
+PIXELS_AT_A_TIME = 2**16
 
 
 @FUSIONS.register("exposure", given=("spike_channels",))
@@ -234,13 +243,15 @@ class ExposureFusion(ImageFusion):
     """Mixes the blurry frame and its estimates of the sharp one, pixel by pixel, and adds a
     correction.
 
-    Luma x ratio is the luma of the scene around the sharp instant, up to noise (short windows) and
-    motion (long ones). The spikes are those of "relative" in the domain of the frames: S - 1 ratios
-    and a confidence. They do not see
-    colour: where objects of two colours are blurred together, the mixtures lie on a line between
-    them, whose slope over luma is fitted to the frame in windows of 2 colour_radius + 1 pixels on a
-    side. A small conv net gives the weights of the mixture, which sum to 1, and the correction,
-    which starts at 0.
+    The spikes come in the representation "relative", in the domain of the frames: S - 1 ratios and
+    a confidence. A ratio is the light in a part of the exposure over the light of the whole
+    exposure. So the luma of the frame times a ratio estimates the luma of the scene around the
+    sharp instant. Over a short part the estimate is noisy, over a long part motion blurs it.
+
+    Spikes do not see colour. Where objects of two colours are blurred together, the mixed colours
+    lie on a line between the two colours. The slope of the line over luma is fitted to the frame,
+    in windows of 2 colour_radius + 1 pixels on a side. A small conv net gives the weights of the
+    mixture, which sum to 1, and the correction, which starts at 0.
 
     estimates: so many of the ratios, from the first, are around the sharp instant (null: all).
     features: width of the conv net; layers: number of its residual convolutions. colour_radius:
@@ -262,20 +273,21 @@ class ExposureFusion(ImageFusion):
         base: Base = "fused",
         spike_channels: int = 0,
     ) -> None:
-        # The last spike channel is the confidence, all others are ratios.
-        count = spike_channels - 1 if estimates is None else estimates
-        if not 1 <= count < spike_channels:
+        # The last spike channel is the confidence, all other channels are ratios.
+        estimate_count = spike_channels - 1 if estimates is None else estimates
+        is_valid = 1 <= estimate_count < spike_channels
+        if not is_valid:
             key = "netG.fusion.estimates"
             raise OptionError(
-                what=f"{count} estimates from {spike_channels} spike channels",
+                what=f"{estimate_count} estimates from {spike_channels} spike channels",
                 where=key,
                 expected="a ratio for each and a confidence, as the representation relative gives",
                 do=f"set spike.representation to relative, or correct {key}",
             )
-        pictures = 1 + count  # the blurry frame and its estimates
+        pictures = 1 + estimate_count  # the blurry frame and its estimates
         super().__init__(base, 3 * pictures + spike_channels, features, layers)
         self.spike_channels = spike_channels
-        self.estimates = count
+        self.estimates = estimate_count
         self.colour_radius = colour_radius
         self.weight = nn.Conv2d(features, pictures, 3, 1, 1)
         self.value = nn.Conv2d(features, 3, 3, 1, 1)
@@ -286,44 +298,52 @@ class ExposureFusion(ImageFusion):
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         spike = checked_spike(image, spike, self.spike_channels)
-        # Each frame is computed alone, so any number of frames can be a batch. On a CPU take a few
-        # at a time, so that they stay in the cache.
-        frames = image.flatten(0, 1)
-        spikes = spike.flatten(0, 1)
-        count = len(frames)
+        # Each frame is computed alone, so any number of frames can be a batch. On a CPU a batch has
+        # a few frames, so that they stay in the cache.
+        frames = image.flatten(0, 1)  # (B T, 3, H, W)
+        spikes = spike.flatten(0, 1)  # (B T, S, H, W)
+        batch = len(frames)
         if in_cpu_form(image):
             pixels = image.shape[-2] * image.shape[-1]
-            count = max(1, CACHED // pixels)
-        parts = []
-        for some_frames, some_spikes in zip(frames.split(count), spikes.split(count), strict=True):
-            parts.append(self.mixture(some_frames, some_spikes))
-        return torch.cat(parts).view_as(image)
+            batch = max(1, PIXELS_AT_A_TIME // pixels)
+        mixtures = []
+        for some_frames, some_spikes in zip(frames.split(batch), spikes.split(batch), strict=True):
+            mixtures.append(self.mixture(some_frames, some_spikes))
+        return torch.cat(mixtures).view_as(image)
 
     def mixture(self, image: Tensor, spike: Tensor) -> Tensor:
         """Return the sharp estimates (N, 3, H, W) of frames (N, 3, H, W) with their spikes
         (N, S, H, W).
         """
-        # The pictures: the frame, and for each ratio an estimate. Where luma changes by the factor
-        # `ratio`, each colour changes by colour_changes * (ratio - 1).
+        # The pictures are the frame, and an estimate for each ratio. If luma changes by the factor
+        # `ratio`, each colour changes by colour_changes * (ratio - 1):
+        #     estimate = frame + colour_changes * (ratio - 1)
         frame = image.unsqueeze(1)  # (N, 1, 3, H, W)
-        changes = self.colour_changes(image).unsqueeze(1)
+        changes = self.colour_changes(image).unsqueeze(1)  # (N, 1, 3, H, W)
         ratios = spike[:, : self.estimates].unsqueeze(2)  # (N, estimates, 1, H, W)
-        estimates = (frame + changes * (ratios - 1)).clamp(0, 1)
-        pictures = torch.cat((frame, estimates), dim=1)
+        estimates = (frame + changes * (ratios - 1)).clamp(0, 1)  # (N, estimates, 3, H, W)
+        pictures = torch.cat((frame, estimates), dim=1)  # (N, pictures, 3, H, W)
 
         # The conv net sees all pictures and spikes. It gives a weight for each picture, and a
         # correction.
-        x = self.features_of(torch.cat((pictures.flatten(1, 2), spike), dim=1))
-        weights = torch.softmax(self.weight(x), dim=1).unsqueeze(2)  # they sum to 1
-        return (weights * pictures).sum(dim=1) + self.value(x)
+        inputs = torch.cat((pictures.flatten(1, 2), spike), dim=1)  # (N, 3 pictures + S, H, W)
+        x = self.features_of(inputs)
+        weights = torch.softmax(self.weight(x), dim=1)  # (N, pictures, H, W); they sum to 1
+        weighted = weights.unsqueeze(2) * pictures
+        return weighted.sum(dim=1) + self.value(x)
 
     def colour_changes(self, image: Tensor) -> Tensor:
         """Return how much each colour changes where luma doubles, (N, 3, H, W).
 
-        Within a window, each colour is fitted by a line over luma. The slope of the line is
-        covariance(colour, luma) / variance(luma). If luma doubles, it grows by luma, and the colour
-        by luma x slope. Near a flat window, where the variance is about FLAT or less, the slope
-        comes near colour / luma, as if the whole window became brighter.
+        Within a window, each colour is fitted by a line over luma. If luma doubles, it grows by
+        luma, and the colour grows by luma x slope. The slope of the line is
+
+            slope = covariance(colour, luma) / variance(luma)
+
+        In a flat window both are noise. So the ratio of the mean colour to the mean luma is mixed
+        in, as if the whole window became brighter. With f = VARIANCE_OF_FLAT_WINDOW:
+
+            slope = (covariance + f mean(colour) / mean(luma)) / (variance + f)
 
         image: (N, 3, H, W).
         """
@@ -331,19 +351,24 @@ class ExposureFusion(ImageFusion):
         for weight, channel in zip(LUMA, image.split(1, dim=1), strict=True):
             luma = luma + weight * channel
 
-        # Means over the window around each pixel, along the rows and then along the columns. What
-        # lies outside the image does not count.
-        means = torch.cat((image, image * luma, luma, luma * luma), dim=1)
+        # Means over the window around each pixel: first along the columns, then along the rows.
+        # Pixels outside the image do not count.
+        channels = torch.cat((image, image * luma, luma, luma * luma), dim=1)  # (N, 8, H, W)
         radius = self.colour_radius
         side = 2 * radius + 1
-        means = F.avg_pool2d(means, (side, 1), 1, (radius, 0), count_include_pad=False)
-        means = F.avg_pool2d(means, (1, side), 1, (0, radius), count_include_pad=False)
-        colour, colour_luma, grey, squared_luma = means.split((3, 3, 1, 1), dim=1)
+        means = F.avg_pool2d(
+            channels, kernel_size=(side, 1), stride=1, padding=(radius, 0), count_include_pad=False
+        )
+        means = F.avg_pool2d(
+            means, kernel_size=(1, side), stride=1, padding=(0, radius), count_include_pad=False
+        )
+        mean_colour, mean_product, mean_luma, mean_square = means.split((3, 3, 1, 1), dim=1)
 
-        proportional = colour / grey.clamp(min=DARK)
-        covariance = colour_luma - colour * grey
-        variance = squared_luma - grey * grey
-        slope = (covariance + FLAT * proportional) / (variance + FLAT)
+        ratio = mean_colour / mean_luma.clamp(min=LEAST_LUMA)
+        covariance = mean_product - mean_colour * mean_luma
+        variance = mean_square - mean_luma * mean_luma
+        f = VARIANCE_OF_FLAT_WINDOW
+        slope = (covariance + f * ratio) / (variance + f)
         return luma * slope
 
 

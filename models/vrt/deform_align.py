@@ -1,13 +1,15 @@
 """Parallel warping: aligns the features of neighbouring frames to each frame of a clip.
 
-A deformable convolution samples the neighbour at shifted places. A place is the optical flow plus a
-small correction, which a conv net estimates. `align_clip` does this for all frames of a clip,
-`DeformAlign` for a batch of frames, and `deform_conv` is the convolution itself.
+A deformable convolution samples the neighbour at shifted positions. The shift (offset) is the
+optical flow plus a small correction, which a conv net estimates. `align_clip` does this for all
+frames of a clip, `DeformAlign` for a batch of frames, and `deform_conv` is the convolution itself.
 
 Layout of the offsets of a deformable convolution: the input channels are divided into g offset
-groups. Each group has nine taps (places of a 3x3 kernel, row by row), and each tap an offset
+groups. Each group has nine taps (positions of a 3x3 kernel, row by row), and each tap has an offset
 (dy, dx). Channel 2 * (group * 9 + tap) is dy, the next channel is dx, in pixels. E.g. channels 0
-and 1 shift the upper left tap of group 0. The released weights rely on this layout.
+and 1 shift the upper left tap of group 0.
+
+What must stay: this layout and the names of modules, because the released weights rely on them.
 
 Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_fake_gpu.py (memory)
 """
@@ -23,27 +25,27 @@ from models.vrt.flow import flow_warp
 from models.vrt.forms import has_deform_conv, in_cpu_form
 from models.vrt.layers import compute_dtype, recomputed
 
-TAPS = 9  # places of a 3x3 kernel
+TAPS = 9  # positions of a 3x3 kernel
 
 # ---- Deformable convolution ------------------------------------------------------------------
 
 
 def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute a 3x3 convolution that samples x at shifted places.
+    """Compute a 3x3 convolution that samples x at shifted positions.
 
     x: (n, c, h, w). Outside the image it is zero.
-    offset: shift of each sample, (n, 18 g, h, w), float32 or float64 whatever x is. For its layout
-        see the top of this file.
+    offset: shift of each sample, (n, 18 g, h, w), float32 or float64, whatever the dtype of x is.
+        For the layout see the top of this file.
     mask: factor of each sample, (n, 9 g, h, w).
     weight: (c', c / k, 3, 3), with k weight groups. bias: (c',).
 
-    Returns (n, c', h, w), under autocast in the dtype of autocast. Differentiable in all tensors.
+    Returns (n, c', h, w), under autocast in the dtype of autocast. All tensors get gradients.
     """
     dtype = compute_dtype(x)
     if not has_deform_conv(x):
         return _deform_conv_by_sampling(x, offset, mask, weight, bias).to(dtype)
 
-    from torchvision.ops import deform_conv2d  # takes seconds to import, so only when it is needed
+    from torchvision.ops import deform_conv2d  # here, because the import takes seconds
 
     # torchvision needs one dtype for all tensors, and computes in float32 under autocast. In
     # bfloat16 an offset of 20 pixels would be off by 1/16.
@@ -68,37 +70,44 @@ def _deform_conv_by_sampling(
     groups = mask.shape[1] // TAPS
     mask = mask.to(offset.dtype)  # a product of two dtypes is five times as slow
 
-    # The places of the samples. grid_sample counts from -1 (first pixel) to 1 (last pixel). An axis
-    # of one pixel has no length, so divide by at least 1.
-    dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)
+    # Positions of the samples. grid_sample counts from -1 (first pixel) to 1 (last pixel). So
+    # multiply pixels by 2 / (pixels - 1), and subtract 1. An axis of one pixel has no length, so
+    # divide by at least 1.
+    dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)  # (n groups, TAPS, h, w) each
     base_y, base_x = _tap_positions(h, w, offset.dtype, x.device)
     scale_y = 2.0 / max(h - 1, 1)
     scale_x = 2.0 / max(w - 1, 1)
-    # Write all x, then all y, and permute to the pairs (x, y) that grid_sample takes. Writing the
-    # pairs directly is slower, and grid_sample reads any layout.
-    grid = torch.stack(((dx + base_x) * scale_x - 1.0, (dy + base_y) * scale_y - 1.0), dim=1)
-    grid = grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
+    sample_x = (dx + base_x) * scale_x - 1.0
+    sample_y = (dy + base_y) * scale_y - 1.0
+    # grid_sample takes pairs (x, y), in any layout in memory. Writing the pairs side by side is
+    # slower, so write all x, then all y, and permute.
+    grid = torch.stack((sample_x, sample_y), dim=1)
+    del sample_x, sample_y  # they are as large as the offsets
+    grid = grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)  # (n groups, TAPS h, w, 2)
 
-    # Each offset group is an image of its own. Its nine taps are sampled below one another.
+    # Each offset group is one image for grid_sample. Its nine taps are sampled below one another.
     images = x.reshape(n * groups, -1, h, w).to(grid.dtype)
     samples = nn.functional.grid_sample(images, grid, align_corners=True)
-    samples = samples.view(n, groups, -1, TAPS, h * w)
+    samples = samples.view(n, groups, -1, TAPS, h * w)  # (n, groups, c / groups, TAPS, h w)
     factors = mask.view(n, groups, 1, TAPS, h * w)
     if torch.is_grad_enabled():
         columns = samples * factors
     else:
-        columns = samples.mul_(factors)
+        columns = samples.mul_(factors)  # in place: without a graph nobody needs the samples
 
-    # (k, c'/k, 9 c/k) @ (n, k, 9 c/k, h w)
+    # The convolution is a matrix product: (k, c'/k, 9 c/k) @ (n, k, 9 c/k, h w).
     weight_groups = c // weight.shape[1]
     columns = columns.view(n, weight_groups, -1, h * w)
     outputs_of_group = len(weight) // weight_groups
-    out = weight.view(weight_groups, outputs_of_group, -1) @ columns
+    matrices = weight.view(weight_groups, outputs_of_group, -1)
+    out = matrices @ columns  # (n, k, c'/k, h w)
     return out.view(n, -1, h, w) + bias.view(-1, 1, 1)
 
 
+# 32 results: training and validation together have a few sizes of frames, each at four scales.
 @lru_cache(maxsize=32)
-# Tensors made in inference mode cannot be saved for backward, and the cache outlives that mode.
+# The tensors are saved for backward. torch does not save tensors that are made in inference mode,
+# so this mode is off here.
 @torch.inference_mode(False)
 def _tap_positions(
     h: int, w: int, dtype: torch.dtype, device: torch.device
@@ -117,16 +126,17 @@ def _tap_positions(
 
 # ---- Alignment of frames ---------------------------------------------------------------------
 
-# Frames that torchvision's kernel for GPUs samples at a time, at most (kMaxParallelImgs). It takes
-# the largest divisor of the number of frames up to this limit.
-TORCHVISION_FRAMES = 32
+# torchvision's kernel for GPUs samples at most this many frames at a time (kMaxParallelImgs). It
+# takes the largest divisor of the number of frames up to this limit, e.g. 20 of 40 frames.
+MOST_FRAMES_OF_TORCHVISION = 32
 
 
 class DeformAlign(nn.Module):
     """Flow-guided deformable convolution: offsets are the flow plus a correction.
 
-    sources: number of source frames that are aligned to a target. Each has its own weight group and
-        an equal share of the offset groups.
+    dim: channels of a frame. deformable_groups: number of offset groups, see the top of this file.
+    sources: number of source frames that are aligned to a target. Each source has one weight group
+        and an equal number of the offset groups.
     max_residual: largest correction, in pixels.
     """
 
@@ -137,7 +147,9 @@ class DeformAlign(nn.Module):
         self.max_residual = max_residual
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3))
         self.bias = nn.Parameter(torch.zeros(dim))
-        limit = 1.0 / math.sqrt(9 * dim)  # 9 dim inputs for each output
+        # The published initial weights, as torch's convolutions have them: 9 dim inputs for each
+        # output.
+        limit = 1.0 / math.sqrt(9 * dim)
         nn.init.uniform_(self.weight, -limit, limit)
 
         # The conv net takes the warped sources, the target, and the flows. For each group and tap
@@ -145,18 +157,19 @@ class DeformAlign(nn.Module):
         inputs = (1 + sources) * dim + 2 * sources
         outputs = 3 * TAPS * deformable_groups
         self.conv_offset = nn.Sequential(
-            nn.Conv2d(inputs, dim, 3, 1, 1),
+            nn.Conv2d(inputs, dim, kernel_size=3, padding=1),
             nn.LeakyReLU(0.1, inplace=True),
-            nn.Conv2d(dim, dim, 3, 1, 1),
+            nn.Conv2d(dim, dim, kernel_size=3, padding=1),
             nn.LeakyReLU(0.1, inplace=True),
-            nn.Conv2d(dim, dim, 3, 1, 1),
+            nn.Conv2d(dim, dim, kernel_size=3, padding=1),
             nn.LeakyReLU(0.1, inplace=True),
-            nn.Conv2d(dim, outputs, 3, 1, 1),
+            nn.Conv2d(dim, outputs, kernel_size=3, padding=1),
         )
-        # With a last layer of zeros, the offsets are the flow at first, and the factors are 0.5.
-        last: Any = self.conv_offset[-1]
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+        # With a last layer of zeros, the offsets are the flow at first, and the factors are
+        # sigmoid(0) = 0.5.
+        last_layer: Any = self.conv_offset[-1]
+        nn.init.zeros_(last_layer.weight)
+        nn.init.zeros_(last_layer.bias)
 
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
         """Align the sources to the target, and combine them: (n, d, h, w).
@@ -164,18 +177,18 @@ class DeformAlign(nn.Module):
         sources: nearest first, each (n, d, h, w). target: (n, d, h, w). flows: for each source the
         flow that warps it to the target, (n, 2, h, w).
         """
-        # Autograd sees tensors only if they are arguments of their own, so no lists from here.
+        # From here each tensor is one argument, because autograd finds no tensors within lists.
         others = (*sources, *flows)
         is_compiling = torch.compiler.is_compiling()
         if not in_cpu_form(target) and not is_compiling:
-            # On a GPU recompute both halves, because a GPU has time for the convolutions, but no
+            # On a GPU recompute both steps, because a GPU has time for the convolutions, but no
             # memory for their inputs.
-            return recomputed(
-                lambda x, *rest: self._sampled(self._estimated(x, *rest), *rest), target, *others,
-                weights=self.parameters(),
-            )  # fmt: skip
-        # On a CPU recompute the second half alone. Offsets are three times as large as the input,
-        # samples nine times, and both cost little to recompute.
+            def both_steps(x: Tensor, *rest: Tensor) -> Tensor:
+                return self._sampled(self._estimated(x, *rest), *rest)
+
+            return recomputed(both_steps, target, *others, weights=self.parameters())
+        # On a CPU recompute the second step alone. Its offsets are three times as large as the
+        # input, and its samples nine times, and both cost little to recompute.
         estimated = self._estimated(target, *others)
         weights = (self.weight, self.bias)
         return recomputed(self._sampled, estimated, *others, weights=weights, when=not is_compiling)
@@ -187,16 +200,18 @@ class DeformAlign(nn.Module):
         """
         sources = others[: self.sources]
         flows = others[self.sources :]
-        guide = []
+        # The input of the conv net: warped sources, target, flows. The order is part of the
+        # released weights.
+        inputs = []
         for source, flow in zip(sources, flows, strict=True):
-            guide.append(flow_warp(source, flow))
-        guide.append(target)
+            inputs.append(flow_warp(source, flow))
+        inputs.append(target)
         for flow in flows:
-            guide.append(flow.to(target.dtype))
-        x = torch.cat(guide, dim=1)
-        del guide
+            inputs.append(flow.to(target.dtype))
+        x = torch.cat(inputs, dim=1)
+        del inputs  # frees the tensors before the convolutions
         # channels_last is the fastest layout for convolutions, on a CPU and on tensor cores. The
-        # sampling needs planes again.
+        # sampling needs the usual layout again.
         x = x.contiguous(memory_format=torch.channels_last)
         return self.conv_offset(x).contiguous()
 
@@ -211,54 +226,59 @@ class DeformAlign(nn.Module):
         n, _, h, w = estimated.shape
         corrections, factors = estimated.split((18 * self.groups, 9 * self.groups), dim=1)
 
-        # Offset = flow + max_residual * tanh(correction). It is float32 or float64, also under
+        # offset = flow + max_residual * tanh(correction), in float32 or float64, also under
         # autocast. The taps and groups of a source share its flow.
         precise = torch.promote_types(estimated.dtype, torch.float32)
         residual = torch.tanh(corrections.to(precise))
-        residual = residual.view(n, self.sources, -1, 2, h, w)  # (n, source, group and tap, dy dx)
+        residual = residual.view(n, self.sources, -1, 2, h, w)  # (n, source, tap, dy dx, h, w)
         flow = torch.stack(flows, dim=1)  # (n, source, x y, h, w)
-        flow = flow.flip(2).unsqueeze(2)  # (n, source, 1, y x, h, w)
-        offset = torch.add(flow, residual, alpha=self.max_residual).view(n, -1, h, w)
+        flow = flow.flip(2).unsqueeze(2)  # (n, source, 1, y x, h, w): the order of dy and dx
+        offset = torch.add(flow, residual, alpha=self.max_residual)
+        offset = offset.view(n, -1, h, w)  # (n, 18 g, h, w)
         mask = torch.sigmoid(factors)
         return deform_conv(x, offset, mask, self.weight, self.bias)
 
     def transient(self, target: Tensor) -> int:
-        """Estimate the memory of the backward pass on a GPU, in bytes.
+        """Estimate the memory that the backward pass takes on a GPU, in bytes.
 
-        This is the peak without the tensors saved in forward. target: (n, d, h, w).
+        The tensors that forward saves are not counted: the caller, fit_memory.py, counts them. The
+        result was compared with counts on fake tensors (tests/helpers/fake_gpu.py). It is 2 to 10 %
+        above the counts.
 
-        The result was compared with counts on fake tensors (tests/helpers/fake_gpu.py). It is 2 to
-        10 % above the counts.
+        target: see `forward`, (n, d, h, w).
         """
         if in_cpu_form(target):
             return 0  # a CPU takes a few frames at a time, so the tensors are small
         n, d, h, w = target.shape
         # Numbers per pixel of a frame.
-        offsets = 27 * self.groups  # offsets and factors
+        offsets = 27 * self.groups  # 18 offsets and 9 factors of each group
         inputs = (1 + self.sources) * d  # of the conv net
         samples = TAPS * self.sources * d
+        # Frames whose samples are in memory at a time.
         if has_deform_conv(target):
             # The largest divisor of n up to the limit.
             frames_at_once = 1
-            for count in range(1, TORCHVISION_FRAMES + 1):
+            for count in range(1, MOST_FRAMES_OF_TORCHVISION + 1):
                 if n % count == 0:
                     frames_at_once = count
         else:
-            # Samples, their products with the factors, and the gradients of both.
+            # All frames, four times: the samples, their products with the factors, and the
+            # gradients of both.
             frames_at_once = 4 * n
-        # Bytes per pixel, in float32. Offsets and factors, their gradients, and a float32 form of
-        # them: 3 x 4. The input of the conv net in several copies: 4 x 4. The gradient of the
-        # result: 4.
-        of_frames = n * (12 * offsets + 16 * inputs + 4 * d)
-        of_samples = 4 * frames_at_once * samples  # in float32
-        return h * w * (of_frames + of_samples)
+        # Bytes per pixel, 4 for each number in float32:
+        #     3 x 4   offsets and factors, their gradients, and a float32 form of them
+        #     4 x 4   the input of the conv net in several copies
+        #     4       the gradient of the result
+        bytes_of_frames = n * (12 * offsets + 16 * inputs + 4 * d)
+        bytes_of_samples = 4 * frames_at_once * samples
+        return h * w * (bytes_of_frames + bytes_of_samples)
 
 
 # ---- Alignment of a clip ---------------------------------------------------------------------
 
-# Largest number of pixels in one batch of a deformable convolution on a CPU, because larger batches
-# do not fit the cache. A batch has at least one frame. A GPU takes all frames at once.
-CPU_PIXELS = 1024
+# Most pixels in one batch of a deformable convolution on a CPU, because larger batches do not fit
+# the cache. A batch has at least one frame. A GPU takes all frames at once.
+MOST_PIXELS_ON_CPU = 1024
 
 
 def align_clip(
@@ -268,8 +288,10 @@ def align_clip(
 
     x: (B, N, C, H, W). backward, forward: flows of the distances 1, 2, ..., see flow.Flows.
 
-    Returns two clips of the shape of x. A neighbour outside the clip counts as zero with zero flow.
-    The last frame has no later neighbour and the first no earlier one: there the result is zero.
+    Returns two clips of the shape of x: the aligned later neighbours, the aligned earlier
+    neighbours. A neighbour outside the clip counts as zero with zero flow. If all neighbours on a
+    side are outside, the result is zero: later neighbours of the last frame, earlier neighbours of
+    the first frame.
     """
     frames = x.transpose(0, 1)  # (N, B, C, H, W): consecutive frames form a batch without a copy
     backward = [flow.transpose(0, 1) for flow in backward]
@@ -282,14 +304,15 @@ def align_clip(
 def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later: bool) -> Tensor:
     """Align the neighbours on one side to each frame: (N, B, C, H, W) -> the same shape.
 
-    flows: those of the distances 1, 2, ..., each (N - distance, B, 2, H, W).
-    is_later: whether the neighbours are later, or earlier than the frame.
+    flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
+    is_later: whether the neighbours are later than the frame, or earlier.
     """
     n, b, _, h, w = frames.shape
 
     # Targets are all frames with a neighbour on this side. For each distance, find the neighbour of
-    # each target, and the flow to it. Near the end of the clip, where a far neighbour is missing,
-    # the source and its flow are zeros.
+    # each target, and the flow to it. If a far neighbour is missing near the end of the clip, the
+    # source and its flow are zeros. E.g. 4 frames, later neighbours at distance 2: the targets
+    # 0 1 2 have the sources 2 3 and zero.
     targets = frames[:-1] if is_later else frames[1:]
     sources = []
     source_flows = []
@@ -303,17 +326,19 @@ def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later:
             sources.append(_with_zeros_before(source, distance - 1))
             source_flows.append(_with_zeros_before(flow, distance - 1))
 
-    # Align some targets at a time.
-    step = n
+    # Align some targets at a time: (targets, B, C, H, W) -> one batch (targets B, C, H, W).
+    targets_at_a_time = n
     if in_cpu_form(frames):
-        step = max(1, CPU_PIXELS // (b * h * w))
-    parts = []
-    for first in range(0, n - 1, step):
-        some = slice(first, first + step)
-        some_sources = [source[some].flatten(0, 1) for source in sources]
-        some_flows = [flow[some].flatten(0, 1) for flow in source_flows]
-        parts.append(module(some_sources, targets[some].flatten(0, 1), some_flows))
-    aligned = torch.cat(parts).view(n - 1, *frames.shape[1:])
+        targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // (b * h * w))
+    results = []
+    for first in range(0, n - 1, targets_at_a_time):
+        now = slice(first, first + targets_at_a_time)
+        sources_now = [source[now].flatten(0, 1) for source in sources]
+        flows_now = [flow[now].flatten(0, 1) for flow in source_flows]
+        targets_now = targets[now].flatten(0, 1)
+        results.append(module(sources_now, targets_now, flows_now))
+    aligned = torch.cat(results).view(n - 1, *frames.shape[1:])
+    # Add zeros for the frame without a neighbour on this side.
     if is_later:
         return _with_zeros_behind(aligned, 1)
     return _with_zeros_before(aligned, 1)
