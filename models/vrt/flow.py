@@ -1,17 +1,23 @@
 """Optical flow between frames, and sampling of images along it.
 
-`SpyNet` estimates the flow of a pair of frames, `estimate_flows` that of all neighbours in a clip.
-`flow_warp` and `nearest4` sample an image at each pixel plus its flow. `aligned_input` uses them
-to put the neighbours of each frame beside it.
+    SpyNet            a network that estimates the flow of a pair of frames
+    estimate_flows    the flows between all neighbours of a clip
+    flow_warp         samples an image at each pixel plus its flow
+    nearest4          the same, but gives the four pixels around the position
+    aligned_input     puts the warped neighbours of each frame beside the frame
 
-A flow has the shape (n, 2, h, w), in pixels of its own resolution. Channel 0 is the horizontal
-shift x (columns), channel 1 the vertical shift y (rows). The flow that warps frame b to frame a
-says for each pixel of a where it lies in b. E.g. the flow (3, 0) at a pixel of a: the same point of
-the scene lies 3 pixels further right in b.
+A flow has the shape (n, 2, h, w), in pixels at its resolution. Channel 0 is the horizontal shift x
+(columns), channel 1 the vertical shift y (rows). The flow that warps frame b to frame a gives for
+each pixel of a the position of the same point of the scene in b. E.g. the flow (3, 0) at a pixel of
+a: in b the point lies 3 pixels further right.
+
+What must stay: the names of modules, because they are names in the weights files; and the order of
+the sums in `estimate_flows`, because it decides the last bits of gradients.
 
 Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_network_vrt.py
 """
 
+import math
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -25,8 +31,10 @@ from models.vrt.forms import in_cpu_form, lacks_border_padding
 # ---- Sampling along a flow -------------------------------------------------------------------
 
 
+# 32 results: training and validation together have a few sizes of frames, each at several scales.
 @lru_cache(maxsize=32)
-# Tensors made in inference mode cannot be saved for backward, and the cache outlives that mode.
+# The tensors are saved for backward. torch does not save tensors that are made in inference mode,
+# so this mode is off here.
 @torch.inference_mode(False)
 def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the coordinates of each pixel, (1, 2, height, width). Channel 0 is x, channel 1 y.
@@ -44,7 +52,7 @@ def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device
 def _positions(flow: Tensor) -> Tensor:
     """Return each pixel plus its flow, (n, 2, h, w), in float32 or float64.
 
-    Not in bfloat16, because bfloat16 cannot represent the pixel numbers of a row.
+    bfloat16 would not do: it cannot represent each pixel number of a row, e.g. 257.
     """
     if flow.dtype != torch.float64:
         flow = flow.float()
@@ -55,25 +63,25 @@ def _positions(flow: Tensor) -> Tensor:
 def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
     """Sample x at each pixel plus `flow`: (n, c, h, w) -> the same shape.
 
-    mode, padding: see torch's grid_sample. "zeros": pixels outside the image are 0. "border": they
-    have the value of the nearest border pixel.
+    mode: "bilinear" or "nearest", see torch's grid_sample. padding: with "zeros" pixels outside the
+    image are 0, with "border" they have the value of the nearest border pixel.
 
-    Differentiable in x and in the flow, but mode "nearest" gives the flow no gradient.
+    x and the flow get gradients, but in mode "nearest" the flow gets none.
     """
     height, width = x.shape[-2:]
     columns, rows = _positions(flow).unbind(1)
 
-    # grid_sample counts from -1 (first pixel) to 1 (last pixel). An axis of one pixel has no
-    # length, so divide by at least 1. The factors are Python numbers, because a tensor of them
-    # would be copied to the GPU.
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel). So multiply pixels by
+    # 2 / (pixels - 1), and subtract 1. An axis of one pixel has no length, so divide by at least 1.
+    # The factors are Python numbers, because a tensor would have to be copied to the GPU.
     columns = columns * (2.0 / max(width - 1, 1)) - 1.0
     rows = rows * (2.0 / max(height - 1, 1)) - 1.0
-    grid = torch.stack((columns, rows), dim=3)
+    grid = torch.stack((columns, rows), dim=3)  # (n, h, w, 2)
 
     if padding == "border" and in_cpu_form(grid):
         # If a coordinate is NaN, torch's backward writes to a random address, which ends the
-        # process (pytorch issue 24823). The flow itself stays NaN. So the loss is NaN as well, and
-        # the step is skipped.
+        # process (pytorch issue 24823). So sample such a pixel elsewhere. The flow itself stays
+        # NaN. So the loss is NaN as well, and the step is skipped.
         grid = torch.where(grid.isnan(), 0.0, grid)
     if padding == "border" and lacks_border_padding(grid):
         # Move positions outside the image onto its border. Then no position meets the zeros.
@@ -89,25 +97,26 @@ def nearest4(x: Tensor, flow: Tensor) -> Tensor:
     """Return the four pixels around each pixel plus `flow`, without weights: (n, c, h, w) ->
     (n, 4c, h, w).
 
-    Order: (floor x, floor y), (floor x, ceil y), (ceil x, floor y), (ceil x, ceil y). Pixels
-    outside the image are 0. The gradient reaches x only.
+    The order is part of the released weights: (floor x, floor y), (floor x, ceil y),
+    (ceil x, floor y), (ceil x, ceil y). Pixels outside the image are 0. Only x gets a gradient.
     """
     n, c, height, width = x.shape
-    position = _positions(flow.detach())
+    positions = _positions(flow.detach())
     # Clamp the positions, so that their integers cannot overflow. One pixel beyond the border
     # already counts as outside.
-    px = position[:, 0].clamp(-1, width)
-    py = position[:, 1].clamp(-1, height)
-    flat = x.flatten(2)  # (n, c, h w)
+    positions_x = positions[:, 0].clamp(-1, width)
+    positions_y = positions[:, 1].clamp(-1, height)
+    pixels = x.flatten(2)  # (n, c, h w)
     corners = []
-    for column in (px.floor().long(), px.ceil().long()):
-        for row in (py.floor().long(), py.ceil().long()):
+    for column in (positions_x.floor().long(), positions_x.ceil().long()):
+        for row in (positions_y.floor().long(), positions_y.ceil().long()):
             is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            # `gather` needs valid indices, also where the pixel is outside.
-            index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-            index = index.view(n, 1, -1).expand(-1, c, -1)
-            picked = flat.gather(2, index).view(n, c, height, width)
-            corners.append(picked * is_inside.unsqueeze(1))
+            # `gather` needs valid indices. So take a border pixel for a pixel outside, and set it
+            # to 0 afterwards.
+            index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)  # (n, h, w)
+            index = index.view(n, 1, -1).expand(-1, c, -1)  # (n, c, h w)
+            corner = pixels.gather(2, index).view(n, c, height, width)
+            corners.append(corner * is_inside.unsqueeze(1))
     return torch.cat(corners, dim=1)
 
 
@@ -124,8 +133,8 @@ class SpyNet(nn.Module):
     """SpyNet: coarse-to-fine optical flow, 1.44 M parameters (Ranjan and Black, CVPR 2017).
 
     At each of six scales, coarsest first, a small conv net takes the reference frame, the neighbour
-    warped by the flow so far, and this flow. It returns a correction of the flow. The flows of the
-    four finest scales are used: full resolution, 1/2, 1/4 and 1/8.
+    warped by the flow so far, and the flow so far. It returns a correction of the flow. The flows
+    of the four finest scales are used: full resolution, 1/2, 1/4 and 1/8.
     """
 
     mean: Tensor
@@ -139,8 +148,8 @@ class SpyNet(nn.Module):
         self.basic_module = nn.ModuleList()
         for _ in range(LEVELS):
             layers: list[nn.Module] = []
-            for inputs, outputs in pairwise(WIDTHS):
-                layers.append(nn.Conv2d(inputs, outputs, 7, stride=1, padding=3))
+            for inputs, outputs in pairwise(WIDTHS):  # (8, 32), (32, 64), ...
+                layers.append(nn.Conv2d(inputs, outputs, kernel_size=7, stride=1, padding=3))
                 layers.append(nn.ReLU())
             del layers[-1]  # no ReLU behind the last convolution, because a flow has both signs
             # The weights files name each tensor basic_module.<level>.basic_module.<layer>.
@@ -148,67 +157,68 @@ class SpyNet(nn.Module):
             self.basic_module.append(level)
 
     def pyramid(self, frames: Tensor) -> list[Tensor]:
-        """Return the normalised frames at six scales, coarsest first.
+        """Return the normalised frames at six scales, coarsest first, (n, 3, h / s, w / s) each.
 
-        frames: (n, 3 or 1, h, w) in [0, 1]. A gray frame counts for all three colours. The result
-        has three channels.
+        frames: (n, 3 or 1, h, w) in [0, 1]. A gray frame counts for all three colours.
         """
         # The sides are halved five times and must stay whole numbers. So enlarge the frames to
-        # multiples of 32, e.g. 180 -> 192. (-(-a // b) rounds a / b up.)
+        # multiples of 32, e.g. 180 -> 192.
         height, width = frames.shape[-2:]
-        full_height = -(-height // 32) * 32
-        full_width = -(-width // 32) * 32
+        full_height = math.ceil(height / 32) * 32
+        full_width = math.ceil(width / 32) * 32
         if (full_height, full_width) != (height, width):
             frames = F.interpolate(
                 frames, (full_height, full_width), mode="bilinear", align_corners=False
             )
         levels = [(frames - self.mean) / self.std]
         for _ in range(LEVELS - 1):
-            levels.append(F.avg_pool2d(levels[-1], 2, 2))
+            levels.append(F.avg_pool2d(levels[-1], kernel_size=2, stride=2))
         levels.reverse()
         return levels
 
     def estimate(
-        self, ref: list[Tensor], supp: list[Tensor], size: tuple[int, int]
+        self, references: list[Tensor], neighbours: list[Tensor], size: tuple[int, int]
     ) -> list[Tensor]:
-        """Estimate the flows that warp the frames `supp` to the frames `ref`.
+        """Estimate the flows that warp n neighbours to n reference frames.
 
-        ref, supp: their pyramids. size: height and width of the original frames.
+        references, neighbours: the pyramids of these frames. size: height and width of the original
+        frames.
 
         Returns one flow (n, 2, h / s, w / s) for each of the four finest scales s, finest first.
         """
-        # At the coarsest scale the flow starts at zero. `up` is the flow so far, at the present
-        # scale.
-        up = torch.zeros_like(ref[0][:, :2])
-        flow = up
+        # At the coarsest scale the flow starts at zero. `flow_so_far` is at the present scale.
+        flow_so_far = torch.zeros_like(references[0][:, :2])
+        flow = flow_so_far
         flows = []
         modules: Any = self.basic_module
         for level, module in enumerate(modules):
             if level > 0:
-                # The next scale has twice as many pixels, so the same shift is twice as long.
-                up = 2.0 * F.interpolate(flow, scale_factor=2, mode="bilinear", align_corners=True)
-            warped = flow_warp(supp[level], up, padding="border")
-            inputs = torch.cat((ref[level], warped, up), dim=1)
-            flow = module["basic_module"](inputs) + up
+                # This scale has twice as many pixels along an axis as the scale before. So the same
+                # shift is twice as many pixels.
+                flow_so_far = 2.0 * F.interpolate(
+                    flow, scale_factor=2, mode="bilinear", align_corners=True
+                )
+            warped = flow_warp(neighbours[level], flow_so_far, padding="border")
+            inputs = torch.cat((references[level], warped, flow_so_far), dim=1)
+            flow = module["basic_module"](inputs) + flow_so_far
             if level >= LEVELS - 4:  # one of the four finest scales
-                halvings = LEVELS - 1 - level
+                scale = 2 ** (LEVELS - 1 - level)  # 8, 4, 2, 1
                 height, width = size
-                # x >> k is x / 2^k, rounded down.
-                flows.append(_resized(flow, height >> halvings, width >> halvings))
+                flows.append(_resized(flow, height // scale, width // scale))
         flows.reverse()
         return flows
 
     def forward(self, ref: Tensor, supp: Tensor) -> list[Tensor]:
-        """Estimate the flows that warp `supp` to `ref`, both (n, 3, h, w) in [0, 1].
+        """Estimate the flows that warp the neighbours `supp` to the reference frames `ref`.
 
-        Returns them as `estimate` does.
+        Both are (n, 3, h, w) in [0, 1]. Returns the flows as `estimate` does.
         """
         height, width = ref.shape[-2:]
         return self.estimate(self.pyramid(ref), self.pyramid(supp), (height, width))
 
 
 def _resized(flow: Tensor, height: int, width: int) -> Tensor:
-    """Bring a flow to another size. Its shifts are then pixels of the new size."""
+    """Return a flow at another size, with its shifts in pixels of the new size."""
     full_height, full_width = flow.shape[-2:]
     if (height, width) == (full_height, full_width):
         return flow
@@ -220,18 +230,19 @@ def _resized(flow: Tensor, height: int, width: int) -> Tensor:
 
 # ---- The flows of a clip ---------------------------------------------------------------------
 
-# One pair (backward, forward) for each level: flows[k] has 1 / 2^k of the resolution. Both are
-# lists over the distance between two frames: entry d is for frames d + 1 apart.
+# The flows of a clip: flows[level] is a pair (backward, forward) at 1 / 2^level of the resolution.
+# `backward` and `forward` are lists over the distance between two frames. Entry d is for frames
+# that are d + 1 apart:
 #   backward[d][:, i] warps frame i + d + 1 to frame i
 #   forward[d][:, i] warps frame i to frame i + d + 1
-# Each tensor is (B, N - 1 - d, 2, H / 2^k, W / 2^k).
+# Each tensor is (B, N - 1 - d, 2, H / 2^level, W / 2^level).
 Flows = list[tuple[list[Tensor], list[Tensor]]]
 
 
 def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     """Estimate the flows of a clip (B, N, 1 or 3, H, W) in [0, 1].
 
-    distance: how many frames the farthest neighbour is away.
+    distance: distance of the farthest neighbour, in frames.
 
     SpyNet runs once, on a batch of all pairs of adjacent frames in both directions. It builds the
     pyramid of each frame once.
@@ -239,24 +250,28 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     b, n, _, height, width = frames.shape
     levels = []
     for level in spynet.pyramid(frames.flatten(0, 1)):
-        levels.append(level.view(b, n, *level.shape[1:]))
-    # Backward flows warp the second frame of a pair to the first, forward flows the reverse. Both
-    # are one batch, (2 B (N - 1), 3, h, w). All slices are taken anew, and `ref` is complete before
-    # `supp`, because autograd sums the gradients of a frame in this order: in another order the
-    # last bits of the gradients would change.
-    ref = []
+        levels.append(level.view(b, n, *level.shape[1:]))  # (B, N, 3, h, w)
+    # Backward flows warp the second frame of a pair to the first frame, forward flows the first
+    # frame to the second. Both are one batch, (2 B (N - 1), 3, h, w). Do not share slices between
+    # the two loops, and do not join the loops: autograd sums the gradients of a frame in this
+    # order, and another order changes the last bits.
+    references = []
     for level in levels:
-        ref.append(torch.stack((level[:, :-1], level[:, 1:])).flatten(0, 2))
-    supp = []
+        first_then_second = torch.stack((level[:, :-1], level[:, 1:]))  # (2, B, N - 1, 3, h, w)
+        references.append(first_then_second.flatten(0, 2))
+    neighbours = []
     for level in levels:
-        supp.append(torch.stack((level[:, 1:], level[:, :-1])).flatten(0, 2))
+        second_then_first = torch.stack((level[:, 1:], level[:, :-1]))
+        neighbours.append(second_then_first.flatten(0, 2))
+
     flows: Flows = []
-    for both in spynet.estimate(ref, supp, (height, width)):
+    for both in spynet.estimate(references, neighbours, (height, width)):
+        # (B, N - 1, 2, h, w) each, for adjacent frames.
         backward, forward = both.view(2, b, n - 1, *both.shape[1:])
         far_backward = [backward]
         far_forward = [forward]
-        # The flow to a farther neighbour, step by step. E.g. from frame i to i + 2: follow the flow
-        # from i to i + 1, and add the flow from i + 1 to i + 2 at the place that is reached.
+        # Extend the flows by one frame at a time. E.g. from frame i to i + 2: follow the flow from
+        # i to i + 1, and add the flow from i + 1 to i + 2 at the position that is reached.
         for reach in range(1, distance):
             last = far_backward[-1][:, :-1]
             far_backward.append(_chained(last, backward[:, reach:]))
@@ -277,15 +292,15 @@ def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
 
     frames: (B, N, C, H, W). backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).
 
-    Returns (B, N, 9C, H, W): the frame (C), the next frame (4C), the frame before (4C). Where the
-    clip has no such neighbour, it is zero.
+    Returns (B, N, 9C, H, W): the frame (C channels), the next frame (4C), the frame before (4C). A
+    missing neighbour, before the first or behind the last frame, is zero.
     """
     b, n, c, height, width = frames.shape
     # Both directions are one batch: the next frames first, then the frames before.
     neighbours = torch.stack((frames[:, 1:], frames[:, :-1])).flatten(0, 2)
     flows = torch.stack((backward, forward)).flatten(0, 2)
     warped = nearest4(neighbours, flows).view(2, b, n - 1, 4 * c, height, width)
-    missing = warped.new_zeros(b, 1, 4 * c, height, width)
-    after = torch.cat((warped[0], missing), dim=1)  # the last frame has no next frame
-    before = torch.cat((missing, warped[1]), dim=1)  # the first frame has none before
-    return torch.cat((frames, after, before), dim=2)
+    zeros = warped.new_zeros(b, 1, 4 * c, height, width)
+    next_frames = torch.cat((warped[0], zeros), dim=1)  # the last frame has no next frame
+    frames_before = torch.cat((zeros, warped[1]), dim=1)  # the first frame has no frame before
+    return torch.cat((frames, next_frames, frames_before), dim=2)
