@@ -1,16 +1,16 @@
-"""Chooses the form of each computation for a device. No other file of the network asks for the kind
-of a device.
+"""Chooses the form of each computation for a device.
 
-The same layer can have several forms:
+No other file of the network asks for the kind of a device. A layer can have several forms:
 
-    on a CPU          small chunks that stay in the cache, and our own attention
-    our kernels       in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30, A100)
-                      where Triton compiles, outside of torch.compile
-    torch's operators everywhere else, and for windows of a size that our kernels do not know
+    the CPU form        on a CPU: small chunks that stay in the cache, and our own attention
+    our kernels         in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30, A100),
+                        if Triton compiles there, but not under torch.compile
+    torch's operators   in all other cases, e.g. for windows of a size that our kernels do not know
 
 The log says once which form runs. If torch's operators run, the log says why.
 
-All forms compute the same function, up to rounding. A new form must give the same gradients too.
+What must stay: all forms compute the same function, up to rounding, and the same gradients. For a
+new kind of device, look at each of the constants below.
 
 Tests: tests/parts/models/test_fake_gpu.py, test_triton.py, test_cuda.py (on a GPU)
 """
@@ -34,44 +34,44 @@ logger = logging.getLogger(__name__)
 CPU_FORM = ("cpu",)
 # Device types that our kernels are written for.
 KERNEL_DEVICES = ("cuda",)
-# Device types that use torchvision's deformable convolution. On mps, torchvision 0.23 has its
-# forward pass, but no backward pass.
+# Device types that use torchvision's deformable convolution. On mps (GPUs of Apple), torchvision
+# 0.23 has the forward pass of this convolution, but no backward pass.
 DEFORM_CONV = ("cuda",)
 # Device types whose grid_sample lacks padding_mode "border".
 NO_BORDER_PADDING = ("mps",)
-# Dtypes that our kernels compute in.
-HALF = (torch.bfloat16, torch.float16)
-# The oldest GPU that our kernels run on: compute capability 8.0, which is Ampere.
-OLDEST = (8, 0)
+# Dtypes in which our kernels compute.
+KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+# Compute capability of the oldest GPU on which our kernels run: 8.0, which is Ampere.
+OLDEST_CAPABILITY = (8, 0)
 # torch's fused attention on a GPU takes heads whose size in bytes is a multiple of this number. For
 # other heads, such as 20 channels in bfloat16 (40 bytes), torch takes a slow form, which writes the
 # T x T matrix of each window of T tokens in float32.
 HEAD_BYTES = {"cuda": 16}
-# Forms of torch's attention on a GPU. cuDNN's form is left out, because its gradients are reported
-# to be NaN for windows of 64 tokens with a mask.
+# Kinds of torch's attention that may run on a GPU. cuDNN's kind is left out, because its gradients
+# are reported to be NaN for windows of 64 tokens with a mask.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def in_cpu_form(x: Tensor) -> bool:
-    """Whether tensors like x are computed in the form of a CPU."""
+    """Say whether tensors like x are computed in the CPU form."""
     return x.device.type in CPU_FORM
 
 
 def has_deform_conv(x: Tensor) -> bool:
-    """Whether torchvision's deformable convolution computes tensors like x, and their gradients."""
+    """Say whether torchvision's deformable convolution takes tensors like x, with gradients."""
     return x.device.type in DEFORM_CONV
 
 
 def lacks_border_padding(x: Tensor) -> bool:
-    """Whether torch's grid_sample takes no padding_mode "border" on the device of x."""
+    """Say whether torch's grid_sample lacks padding_mode "border" on the device of x."""
     return x.device.type in NO_BORDER_PADDING
 
 
 def head_multiple(x: Tensor) -> int:
     """Return the number of which the channels of a head must be a multiple.
 
-    torch's fused attention needs this, e.g. a multiple of 8 in bfloat16 on a GPU. Returns 1 if any
-    number of channels will do.
+    torch's fused attention requires this, e.g. a multiple of 8 in bfloat16 on a GPU (16 bytes).
+    Returns 1 if any number of channels will do.
     """
     multiple_in_bytes = HEAD_BYTES.get(x.device.type, 0)
     return max(1, multiple_in_bytes // x.element_size())
@@ -88,10 +88,8 @@ def fused_attention(x: Tensor) -> AbstractContextManager[None]:
 
 
 def log_device(device: torch.device) -> None:
-    """Log the device on which the network computes, and which operations are replaced on it.
-
-    All in one line. The notes also depend on the number of processes.
-    """
+    """Log in one line on which device the network computes, and which operations are replaced."""
+    # The notes also depend on the number of processes.
     notes = devices.notes(device, utils_dist.get_world_size(), stand_ins(device))
     logger.info("device: %s", "; ".join([devices.name(device), *notes]))
 
@@ -99,29 +97,29 @@ def log_device(device: torch.device) -> None:
 def stand_ins(device: torch.device) -> list[str]:
     """Return what runs in another form than on NVIDIA's GPUs, one sentence per operation.
 
-    Returns [] for a CPU, because its own form is the normal one there.
+    Returns [] for a CPU, because there the CPU form is the normal form.
     """
     if device.type == "cpu":
         return []
-    found = []
+    sentences = []
     if device.type not in KERNEL_DEVICES:
-        found.append("torch's operators stand in for our kernels, which are for NVIDIA's GPUs")
+        sentences.append("torch's operators stand in for our kernels, which are for NVIDIA's GPUs")
     if device.type not in DEFORM_CONV:
-        found.append("our own sampling stands in for torchvision's deformable convolution")
-    return found
+        sentences.append("our own sampling stands in for torchvision's deformable convolution")
+    return sentences
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether our kernels compute with tensors like x."""
-    if x.device.type not in KERNEL_DEVICES or x.dtype not in HALF:
+    """Say whether our kernels compute with tensors like x."""
+    if x.device.type not in KERNEL_DEVICES or x.dtype not in KERNEL_DTYPES:
         return False
-    if torch.compiler.is_compiling():  # torch.compile takes the plain form, see the top
+    if torch.compiler.is_compiling():  # torch.compile uses torch's operators, see the top
         return False
     return _kernels_run_on(x.device)
 
 
 def attention_has_kernel(x: Tensor, tokens: int, channels: int) -> bool:
-    """Whether our kernel computes the attention of windows.
+    """Say whether our kernel computes the attention of windows.
 
     x: a tensor of the device and dtype. tokens: number of tokens in a window. channels: number of
     channels of a head.
@@ -136,7 +134,7 @@ def attention_has_kernel(x: Tensor, tokens: int, channels: int) -> bool:
 
 @cache
 def _kernels_run_on(device: torch.device) -> bool:
-    """Whether our kernels run on the device. Logs the answer, once per device and process."""
+    """Say whether our kernels run on the device. Logs the answer once per device and process."""
     reason = _reason_against(device)
     if reason:
         logger.info("attention on %s by torch's operators, because %s", device, reason)
@@ -150,9 +148,9 @@ def _reason_against(device: torch.device) -> str:
     if torch.version.hip:
         return "the kernels were not tried with ROCm"
     if device.type == "cuda" and not torch.cuda.is_available():
-        # E.g. fake tensors of a test that counts memory: they say "cuda", and there is no GPU.
+        # E.g. a test that counts memory has fake tensors, which say "cuda" without a GPU.
         return "torch sees no GPU"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
         return "the GPU is older than Ampere"
     try:
         from models.vrt import triton_rows
@@ -161,8 +159,9 @@ def _reason_against(device: torch.device) -> str:
     # Try the smallest kernel, because only a compilation shows whether Triton works here.
     ones: Any = torch.ones(1, 16, device=device)
     try:
-        triton_rows.layer_norm(ones.half(), ones[0], ones[0], 1e-5)
+        triton_rows.layer_norm(ones.half(), weight=ones[0], bias=ones[0], eps=1e-5)
     except Exception as e:  # a missing C compiler, a driver that is too old, ...
-        text = str(e).strip().splitlines()
-        return f"Triton does not compile here ({text[-1] if text else type(e).__name__})"
+        lines = str(e).strip().splitlines()
+        cause = lines[-1] if lines else type(e).__name__  # the last line says most
+        return f"Triton does not compile here ({cause})"
     return ""

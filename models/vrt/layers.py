@@ -1,8 +1,11 @@
 """Small layers and tools that all parts of the network share.
 
-`LayerNorm` and `compute_dtype` say in which dtype a layer computes. `tf32` switches the TF32
-arithmetic of NVIDIA's GPUs. `recomputed` is activation checkpointing: backward computes a function
-again instead of keeping its intermediate tensors. `FrameConv` is a convolution of single frames.
+    compute_dtype, LayerNorm   in which dtype a layer computes
+    tf32                       switches the TF32 arithmetic of NVIDIA's GPUs
+    recomputed                 activation checkpointing: backward computes a function again, so that
+                               its intermediate tensors need not be kept
+    Seed                       starts a backward pass from given gradients
+    FrameConv                  a convolution of single frames
 
 Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_block.py
 """
@@ -24,11 +27,11 @@ from models.vrt.forms import has_kernels, in_cpu_form
 def compute_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which a layer computes x.
 
-    Under autocast this is the dtype of autocast, e.g. bfloat16. Else it is the dtype of x.
+    Under autocast this is the dtype of autocast, e.g. bfloat16. Otherwise it is the dtype of x.
     """
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
     return x.dtype
 
 
@@ -39,15 +42,15 @@ def layer_norm(
 
     Mean and variance are computed in float32 or float64, whatever the dtype of x is.
 
-    is_plain: use torch's operator on every device.
+    is_plain: whether torch's operator is used on every device.
     """
     if not is_plain and has_kernels(x):
         # Imported here, because Triton is not installed everywhere.
         from models.vrt import triton_rows
 
         return triton_rows.layer_norm(x, weight, bias, eps)
-    # On a CPU weight and bias keep float32, because their gradients are summed in their dtype:
-    # in bfloat16 these sums would be 40 % off. Elsewhere they take the dtype of x.
+    # On a CPU weight and bias keep float32, because their gradients are summed in their dtype.
+    # In bfloat16 these sums would be wrong by 40 %. On other devices they take the dtype of x.
     if not in_cpu_form(x):
         weight = weight.to(x.dtype)
         bias = bias.to(x.dtype)
@@ -55,10 +58,11 @@ def layer_norm(
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm over the last axis. Its result has the dtype of autocast, like a linear layer's.
+    """Layer norm over the last axis. Under autocast its result has the dtype of autocast.
 
-    torch's own layer norm returns float32 on a GPU under autocast. So the sums of the residual
-    branches in the first stage would be float32, and each linear layer would have to cast them.
+    torch's own layer norm returns float32 on a GPU under autocast. With it, the sums of the
+    residual branches in the first stage would be float32, and each linear layer would have to
+    convert them.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -69,19 +73,20 @@ class LayerNorm(nn.LayerNorm):
 
 @contextmanager
 def tf32(is_on: bool) -> Generator[None]:
-    """Use TF32, or do not, for float32 convolutions and matrix products within this context.
+    """Switch TF32 on or off for float32 convolutions and matrix products within this context.
 
-    TF32 is a faster, less exact arithmetic of NVIDIA's GPUs. The former settings come back at the
-    end.
+    TF32 is a faster, less exact arithmetic of NVIDIA's GPUs. At the end of the context, the former
+    settings come back.
     """
     matmul = torch.backends.cuda.matmul
     value: str | bool
+    # torch has two kinds of settings for this, which may not be mixed. torch 2.8 has the old kind
+    # alone. Later versions warn if the old kind is used.
     if hasattr(torch.backends.cudnn, "conv"):
         settings = (torch.backends.cudnn.conv, matmul)
         key = "fp32_precision"
         value = "tf32" if is_on else "ieee"
     else:
-        # torch 2.8. Later versions warn of this setting, and the two may not be mixed.
         settings = (torch.backends.cudnn, matmul)
         key = "allow_tf32"
         value = is_on
@@ -106,13 +111,14 @@ def recomputed(
     Backward computes the function again, with the same autocast settings.
 
     function: must draw no random numbers, because the second run would draw others.
-    weights: the tensors that the function uses beside `args`. They get gradients too.
-    when: whether to recompute. If false, autograd keeps everything, as usual.
+    weights: the tensors that the function uses beside `args`. They get gradients, too. A tensor
+        that is missing here gets no gradient, without an error.
+    when: whether to recompute. If false, autograd keeps the intermediate tensors, as usual.
     """
     if not when or not torch.is_grad_enabled():
         return function(*args)
-    # Only torch.compile uses torch's own checkpoint, because that one imports the compiler, which
-    # takes two seconds in each process.
+    # torch's own `checkpoint` imports the compiler, which takes two seconds in each process. So use
+    # it only if torch.compile is at work and has imported the compiler already.
     if torch.compiler.is_compiling():
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return Recomputed.apply(function, len(args), *args, *weights)
@@ -121,43 +127,46 @@ def recomputed(
 class Seed(torch.autograd.Function):
     """Starts a backward pass from given gradients.
 
-    Seed.apply(*outputs, *gradients) returns a scalar 0. Its backward hands each output the gradient
-    at the same place. torch.autograd.grad(outputs, inputs, gradients) does the same, but it imports
-    sympy, which takes a quarter of a second.
+    Seed.apply(*outputs, *gradients) returns a scalar 0. The backward pass of this scalar hands the
+    first gradient to the first output, the second gradient to the second output, and so on.
+    torch.autograd.grad(outputs, inputs, gradients) does the same, but it imports sympy, which takes
+    a quarter of a second.
     """
 
     @staticmethod
     def forward(ctx, *tensors: Tensor) -> Tensor:
-        count = len(tensors) // 2  # as many gradients as outputs
-        ctx.gradients = tensors[count:]
+        output_count = len(tensors) // 2  # as many gradients as outputs
+        ctx.gradients = tensors[output_count:]
         return tensors[0].new_zeros(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx, _: Tensor) -> tuple[Tensor | None, ...]:
-        of_gradients = [None] * len(ctx.gradients)  # they are data and get no gradient themselves
-        return (*ctx.gradients, *of_gradients)
+        # One result for each argument of forward. The given gradients are data, so they get none.
+        nothing = [None] * len(ctx.gradients)
+        return (*ctx.gradients, *nothing)
 
 
 class Recomputed(torch.autograd.Function):
     """Computes a function in forward, and again in backward. See `recomputed`.
 
     Recomputed.apply(function, count, *tensors): the first `count` tensors are the arguments of the
-    function, the rest are weights that it uses. Autograd must see the weights as arguments, so that
-    it asks for their gradients. Only these tensors are saved.
+    function, the other tensors are weights that the function uses. The weights must be arguments of
+    `apply`, too, or autograd would not ask for their gradients. Only these tensors are saved.
     """
 
     @staticmethod
     def forward(ctx, function: Callable[..., Tensor], count: int, *tensors: Tensor) -> Tensor:
         ctx.function = function
         ctx.count = count
-        kind = tensors[0].device.type
-        # Autocast can cache the weights that it casts. The cache is off here, because its entries
-        # would have no graph, and would live on after backward.
+        device_type = tensors[0].device.type
+        # The settings of autocast, for the second run. Autocast can cache the weights that it
+        # converts. The cache is off, because its entries would have no graph here, and would stay
+        # in memory after backward.
         ctx.autocast = {
-            "device_type": kind,
-            "dtype": torch.get_autocast_dtype(kind),
-            "enabled": torch.is_autocast_enabled(kind),
+            "device_type": device_type,
+            "dtype": torch.get_autocast_dtype(device_type),
+            "enabled": torch.is_autocast_enabled(device_type),
             "cache_enabled": False,
         }
         ctx.save_for_backward(*tensors)
@@ -168,24 +177,28 @@ class Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        needed = ctx.needs_input_grad[2:]  # of the tensors; function and count come before them
+        # Which of the tensors need a gradient. The arguments before them are function and count.
+        needed = ctx.needs_input_grad[2:]
 
-        # The arguments are new leaves, so that the graph of this second run ends at them. The
-        # weights are leaves of the function already.
+        # The arguments of the function are new leaves, so that the graph of this second run ends at
+        # them. The function finds the weights by itself.
         args = []
         for tensor, is_needed in zip(saved[: ctx.count], needed[: ctx.count], strict=True):
             args.append(tensor.detach().requires_grad_(is_needed))
-        inputs = [*args, *saved[ctx.count :]]
+        weights = saved[ctx.count :]
+        inputs = [*args, *weights]
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
-            # The output has no name here, so that it is freed early.
+            # The output of the function has no name here, so that it is freed early.
             seed = Seed.apply(ctx.function(*args), grad)
 
-        # Ask autograd for the needed gradients alone, and put each one at the place of its tensor.
-        places = [place for place, is_needed in enumerate(needed) if is_needed]
-        found = torch.autograd.grad(seed, [inputs[place] for place in places], allow_unused=True)
+        # Ask autograd for the needed gradients alone, and put each gradient at the index of its
+        # tensor. The other gradients are None.
+        indices = [index for index, is_needed in enumerate(needed) if is_needed]
+        wanted = [inputs[index] for index in indices]
+        found = torch.autograd.grad(seed, wanted, allow_unused=True)
         gradients: list[Tensor | None] = [None] * len(inputs)
-        for place, gradient in zip(places, found, strict=True):
-            gradients[place] = gradient
+        for index, gradient in zip(indices, found, strict=True):
+            gradients[index] = gradient
         return (None, None, *gradients)
 
 
@@ -195,11 +208,12 @@ class Recomputed(torch.autograd.Function):
 class FrameConv(nn.Conv3d):
     """3x3 convolution of frames (n, C, H, W).
 
-    It is a Conv3d because the published weights files hold (C', C, 1, 3, 3) for it.
+    The class is a Conv3d, because the weights in the published files are (C', C, 1, 3, 3).
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, (1, 3, 3), padding=(0, 1, 1))
+        super().__init__(inputs, outputs, kernel_size=(1, 3, 3), padding=(0, 1, 1))
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.conv2d(input, self.weight[:, :, 0], self.bias, padding=1)
+        weight = self.weight[:, :, 0]  # (C', C, 3, 3)
+        return F.conv2d(input, weight, self.bias, padding=1)
