@@ -1,14 +1,21 @@
 """Passes over rows of channels on an NVIDIA GPU, in Triton: LayerNorm and GEGLU, with gradients.
 
 torch's LayerNorm gives one row to a block of threads, which is slow for 96 channels. Here a program
-has a tile of several rows. Statistics and the gradients of weights and biases are float32. Each
-program sums these gradients over its own rows, and the last sum over the programs has a fixed
-order. So a step gives the same numbers each time. Another order of these sums would change the last
-bits of a training.
+(one instance of a kernel) computes a tile of several rows. Statistics and the gradients of weights
+and biases are float32. In backward each program sums these gradients over its rows, and then the
+sums of the programs are added in a fixed order. So a step gives the same numbers each time.
 
-Names in the kernels: n rows of C (or H) channels, padded to PAD, a power of two; ROWS rows of a
-tile. `inside` is false for padding and for rows beyond n. A program is one instance of a kernel.
+Names in the kernels:
+
+    n              number of rows
+    C or H, PAD    channels of a row; the same, padded to a power of two
+    ROWS           rows of a tile
+    inside         false for padding and for rows beyond n
+    at             numbers of the values of a tile in memory, (ROWS, PAD)
+
 Forward has one program per tile. In backward, program p of P takes the tiles p, p + P, p + 2 P, ...
+
+What must stay: the order of the sums, because another order changes the last bits of a training.
 
 Tests: tests/parts/models/test_triton.py (on a CPU, by Triton's interpreter), test_cuda.py (a GPU)
 """
@@ -23,13 +30,13 @@ import triton.language
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Triton translates a kernel from its own language, which only looks like Python. So Python's types
-# are not true in it, and these two have none.
+# The bodies of kernels are in Triton's own language, which only looks like Python. So the type
+# checker must not check them: Any.
 tl: Any = triton.language
 jit: Any = triton.jit
-# Number of programs of a backward pass: 4 for each of the 132 multiprocessors of an H100.
+# Largest number of programs of a backward pass: 4 for each of the 132 multiprocessors of an H100.
 PROGRAMS = 528
-# Numbers in a tile, which must fit into the registers of a program.
+# Values in a tile. They must fit into the registers of a program.
 ELEMENTS = 4096
 INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
@@ -38,7 +45,7 @@ INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
 def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
     """Return the tile of a kernel: {"PAD": padded channels, "ROWS": rows of a tile}.
 
-    elements: numbers of a tile. E.g. 96 channels -> PAD 128, ROWS 32.
+    elements: values of a tile. E.g. 96 channels -> PAD 128, ROWS 32.
     """
     padded = 1 << (channels - 1).bit_length()  # the next power of two
     return {"ROWS": max(1, elements // padded), "PAD": padded}
@@ -59,7 +66,7 @@ def _normalized(x, C: tl.constexpr, inside, eps):
 def _norm_forward(
     x, weight, bias, y, n, eps, C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
-    """Compute y = u weight + bias of one tile, with the normalized rows u. x, y: (n, C)."""
+    """Compute y = u weight + bias of one tile, where u are the normalized rows. x, y: (n, C)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
     known = channel < C
@@ -67,10 +74,10 @@ def _norm_forward(
     at = row[:, None].to(tl.int64) * C + channel[None, :]
 
     values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    normal, _ = _normalized(values, C, inside, eps)
+    u, _ = _normalized(values, C, inside, eps)
     w = tl.load(weight + channel, mask=known, other=0.0)
     b = tl.load(bias + channel, mask=known, other=0.0)
-    result = normal * w[None, :] + b[None, :]
+    result = u * w[None, :] + b[None, :]
     tl.store(y + at, result.to(y.dtype.element_ty), mask=inside)
 
 
@@ -78,10 +85,14 @@ def _norm_forward(
 def _norm_backward(
     x, weight, grad, grad_x, partial, n, eps, C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
-    """Compute dx = (g - mean(g) - u mean(g u)) factor, with g = grad weight and normalized rows u.
+    """Compute the gradients of x, and of weight and bias, with the normalized rows u:
 
-    partial: (programs, 2, C), the sums of each program for the gradients of weight and bias. The
-    statistics of a row are computed again, because the row is read anyway.
+        g = grad weight
+        dx = (g - mean(g) - u mean(g u)) factor      factor: see `_normalized`
+        dweight = sum of grad u over the rows,   dbias = sum of grad over the rows
+
+    partial: (programs, 2, C), the sums of each program for dweight and dbias. The statistics of a
+    row are computed again, because the row is read anyway.
     """
     channel = tl.arange(0, PAD)
     known = channel < C
@@ -102,9 +113,9 @@ def _norm_backward(
         mean_gu = tl.sum(g * u, 1) / C
         result = (g - mean_g[:, None] - u * mean_gu[:, None]) * factor[:, None]
         tl.store(grad_x + at, result.to(grad_x.dtype.element_ty), mask=inside)
-    own = partial + tl.program_id(0) * 2 * C + channel
-    tl.store(own, tl.sum(grad_w, 0), mask=known)
-    tl.store(own + C, tl.sum(grad_b, 0), mask=known)
+    sums_of_program = partial + tl.program_id(0) * 2 * C + channel
+    tl.store(sums_of_program, tl.sum(grad_w, 0), mask=known)
+    tl.store(sums_of_program + C, tl.sum(grad_b, 0), mask=known)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -117,10 +128,8 @@ class _LayerNorm(torch.autograd.Function):
         channels = x.shape[-1]
         n = x.numel() // channels
         shape = tile(channels)
-        # One program for each tile of rows.
-        _norm_forward[(math.ceil(n / shape["ROWS"]),)](
-            x, weight, bias, y, n, eps, C=channels, **shape
-        )
+        tiles = math.ceil(n / shape["ROWS"])  # one program for each
+        _norm_forward[(tiles,)](x, weight, bias, y, n, eps, C=channels, **shape)
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
         return y
@@ -134,8 +143,9 @@ class _LayerNorm(torch.autograd.Function):
         shape = tile(channels)
         grad = grad.contiguous()
         grad_x = torch.empty_like(x)
-        # No more programs than tiles. Each writes its sums to its own row of `partial`.
-        programs = min(PROGRAMS, math.ceil(n / shape["ROWS"]))
+        # No more programs than tiles. Each program writes its sums to one row of `partial`.
+        tiles = math.ceil(n / shape["ROWS"])
+        programs = min(PROGRAMS, tiles)
         partial = x.new_empty(programs, 2, channels, dtype=torch.float32)
         _norm_backward[(programs,)](
             x, weight, grad, grad_x, partial, n, ctx.eps, C=channels, **shape
@@ -173,12 +183,17 @@ def _geglu_forward(z, y, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constex
 def _geglu_backward(
     z, grad, grad_z, partial, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
-    """Compute da = grad b (Phi(a) + a phi(a)) and db = grad a Phi(a).
+    """Compute the gradients of a and b in y = gelu(a) b:
 
-    gelu(a) = a Phi(a), where Phi and phi are distribution and density of the normal distribution.
-    grad: of y, (n, H). grad_z: da, then db, (n, 2 H).
-    partial: (programs, 2 H), the sums of each program over its rows of grad_z. Their total is the
-    gradient of the two biases.
+        da = grad b (Phi(a) + a phi(a))
+        db = grad a Phi(a)
+
+    where gelu(a) = a Phi(a), and Phi and phi are distribution function and density of the normal
+    distribution.
+
+    grad: the gradient of y, (n, H). grad_z: the result, da, then db, (n, 2 H).
+    partial: (programs, 2 H), the sum of each program over its rows of grad_z. The sum over the
+    programs is the gradient of the two biases.
     """
     channel = tl.arange(0, PAD)
     known = channel < H
@@ -200,9 +215,9 @@ def _geglu_backward(
         sum_b += of_b
         tl.store(grad_z + at, of_a.to(grad_z.dtype.element_ty), mask=inside)
         tl.store(grad_z + at + H, of_b.to(grad_z.dtype.element_ty), mask=inside)
-    own = partial + tl.program_id(0) * (2 * H) + channel
-    tl.store(own, tl.sum(sum_a, 0), mask=known)
-    tl.store(own + H, tl.sum(sum_b, 0), mask=known)
+    sums_of_program = partial + tl.program_id(0) * (2 * H) + channel
+    tl.store(sums_of_program, tl.sum(sum_a, 0), mask=known)
+    tl.store(sums_of_program + H, tl.sum(sum_b, 0), mask=known)
 
 
 class _GatedLinear(torch.autograd.Function):
@@ -211,11 +226,14 @@ class _GatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
         weight = torch.cat((w11, w12))
-        z = F.linear(x, weight, torch.cat((b11, b12)))  # (n, 2 H)
-        hidden = len(w11)
-        y = x.new_empty(len(x), hidden)
+        bias = torch.cat((b11, b12))
+        z = F.linear(x, weight, bias)  # (n, 2 H): a, then b
+        n = len(x)
+        hidden = len(w11)  # H
+        y = x.new_empty(n, hidden)
         shape = tile(hidden)
-        _geglu_forward[(math.ceil(len(x) / shape["ROWS"]),)](z, y, len(x), H=hidden, **shape)
+        tiles = math.ceil(n / shape["ROWS"])  # one program for each
+        _geglu_forward[(tiles,)](z, y, n, H=hidden, **shape)
         ctx.save_for_backward(x, weight, z)
         return y
 
@@ -226,14 +244,18 @@ class _GatedLinear(torch.autograd.Function):
         n, hidden = grad.shape
         grad = grad.contiguous()
         grad_z = torch.empty_like(z)
-        # Half the tile of the forward pass. Backward holds more tensors at a time.
+        # Half the tile of the forward pass, because backward holds more values at a time.
         shape = tile(hidden, ELEMENTS // 2)
-        programs = min(PROGRAMS, math.ceil(n / shape["ROWS"]))
+        tiles = math.ceil(n / shape["ROWS"])
+        programs = min(PROGRAMS, tiles)
         partial = z.new_empty(programs, 2 * hidden, dtype=torch.float32)
         _geglu_backward[(programs,)](z, grad, grad_z, partial, n, H=hidden, **shape)
-        grad_w11, grad_w12 = (grad_z.t() @ x).chunk(2)
-        grad_b11, grad_b12 = partial.sum(0).to(weight.dtype).chunk(2)
-        return grad_z @ weight, grad_w11, grad_b11, grad_w12, grad_b12
+        grad_weight = grad_z.t() @ x  # (2 H, C)
+        grad_bias = partial.sum(0).to(weight.dtype)  # (2 H,)
+        grad_w11, grad_w12 = grad_weight.chunk(2)
+        grad_b11, grad_b12 = grad_bias.chunk(2)
+        grad_x = grad_z @ weight
+        return grad_x, grad_w11, grad_b11, grad_w12, grad_b12
 
 
 def gated(x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
