@@ -1,7 +1,7 @@
-"""Two training steps in float64 on fixed batches: gradients of the first, weights after the second,
+"""Training steps in float64 on fixed batches: gradients of the first, weights after the last,
 written by rank 0.
 
-Arguments: option file, output file, samples per rank, accumulation steps.
+Arguments: option file, output file, samples per rank, accumulation steps, training steps.
 """
 
 import sys
@@ -14,7 +14,8 @@ from utils import utils_dist
 from utils.dist import process
 from utils.dist.state import RUN
 
-options, out, per_rank, parts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+options, out = sys.argv[1:3]
+per_rank, parts, steps = map(int, sys.argv[3:])
 
 with utils_dist.ranks(log=False):
     opt, launch = read_options(["--opt", options]), RUN.launch
@@ -27,7 +28,7 @@ with utils_dist.ranks(log=False):
         parameter.data = 0.05 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
     model.init_train()
     gradients = {}
-    for step in (1, 2):
+    for step in range(1, steps + 1):
         # Samples 0 ... 3 of the step, shared out as the sampler does: rank, rank + world, ...
         draw = torch.Generator().manual_seed(step)
         sizes = {

@@ -14,10 +14,13 @@ from tests.helpers.train_files import network, write_options
 WORKER = "tests/dist/gradient_worker.py"
 
 
-def steps(options, out, ranks, per_rank, parts=1):
-    result = run_ranks(
-        ranks, WORKER, str(options), str(out), str(per_rank), str(parts), limit_s=120
-    )
+def steps(options, out, ranks, per_rank, parts=1, count=1):
+    """Train for `count` steps. Returns the gradients of the first, and the weights after the last.
+
+    per_rank: samples of a micro-batch on each rank. parts: micro-batches of a step.
+    """
+    numbers = [str(number) for number in (per_rank, parts, count)]
+    result = run_ranks(ranks, WORKER, str(options), str(out), *numbers, limit_s=120)
     assert result.exit_codes == [0] * ranks, result.text
     return torch.load(out, weights_only=True)
 
@@ -40,7 +43,7 @@ def assert_close(found, expected):
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
-    """Options without randomness in the network, and the steps of one process on batches of 2."""
+    """Options without randomness in the network, and the step of one process on a batch of 2."""
     folder = tmp_path_factory.mktemp("gradients")
     options = write_options(folder, netG=network(drop_path_rate=0.0))
     return options, steps(options, folder / "one.pth", ranks=1, per_rank=2)
@@ -70,9 +73,9 @@ def frozen(one_rank, tmp_path_factory):
     """Options that freeze parts for one step, and the steps of one process with them."""
     freeze = {"fix_iter": 2, "fix_keys": ["spynet", "deform"]}
     folder = tmp_path_factory.mktemp("frozen")
-    return freeze, steps(
-        changed(one_rank[0], train=freeze), folder / "one.pth", ranks=1, per_rank=2
-    )
+    options = changed(one_rank[0], train=freeze)
+    # The parts are released in the second step.
+    return freeze, steps(options, folder / "one.pth", ranks=1, per_rank=2, count=2)
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -80,7 +83,7 @@ def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(one_rank, frozen,
     # DDP forgets, without an error, what was frozen when it was built.
     freeze, single = frozen
     options = changed(one_rank[0], train=freeze, use_static_graph=static)
-    double = steps(options, tmp_path / "two.pth", ranks=2, per_rank=1)
+    double = steps(options, tmp_path / "two.pth", ranks=2, per_rank=1, count=2)
     assert not any("deform" in name for name in single["gradients"])
     assert double["same_on_all_ranks"]
     assert_close(double["weights"], single["weights"])
