@@ -194,8 +194,11 @@ def assert_stopped_and_saved(options: Path, log: Path) -> None:
     ("prefix", "name"),
     [
         pytest.param([], "SIGUSR1", id="SIGUSR1"),
-        # The tests may run under nohup, which ignores SIGHUP, so set it back to its default.
-        pytest.param(["env", "--default-signal=HUP"], "SIGHUP", id="SIGHUP"),
+        # The tests may run under nohup, which ignores SIGHUP, so set it back to its default. The
+        # launcher hands both signals on alike, so `make slow` has this one.
+        pytest.param(
+            ["env", "--default-signal=HUP"], "SIGHUP", id="SIGHUP", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log, prefix, name):
@@ -214,6 +217,8 @@ def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log,
     assert_stopped_and_saved(options, log)
 
 
+# Of a run that ignores SIGHUP, tests/faults/test_interruptions.py has a case for `make test`.
+@pytest.mark.slow
 def test_a_run_under_nohup_trains_on_after_a_logout(tmp_path, log):
     options = write_options(tmp_path)
     command = ("nohup", LAUNCHER, "2", options, ENDLESS, NO_TEST)

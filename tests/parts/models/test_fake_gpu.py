@@ -58,6 +58,8 @@ def test_the_form_for_gpus_mixes_no_devices_and_keeps_little_as_the_page_on_memo
         assert page == pytest.approx(kept[case]["kept_gb"] + besides, rel=0.05)
 
 
+# Fake tensors of a forward and a backward pass take nine seconds of a core.
+@pytest.mark.slow
 def test_a_step_holds_little_more_than_it_keeps_and_copies_nothing_from_the_host():
     step = counted("--shallow", "auto, bfloat16")["auto, bfloat16"]
     # The emulated autocast keeps what torch's own keeps: `held` has the flows and the loss besides.
