@@ -23,6 +23,7 @@ simulate INPUT OUT.dat
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -67,38 +68,51 @@ from utils.video import VIDEO_SUFFIXES, VideoWriter
 # Methods of data/reconstruct.py that make a grey image from the spikes alone.
 GREY_METHODS = ("tfp", "tfi", "tfstp")
 
-# Smaller images are enlarged to this height by repetition, so that single pixels can be seen.
+# Images that are lower than this number of pixels are enlarged by a whole factor, so that single
+# pixels can be seen.
 LEAST_HEIGHT = 320
-# Planes on either side of the center that a method without `half_window` (tfstp) gets.
+# tfstp has no option `half_window`, because it remembers all planes before the center. It gets this
+# number of planes on either side. More planes take more time, and change the image less and less.
 HISTORY = 128
-# `play` makes at most this many video frames, unless --step is given: 20 s at 25 frames a second.
-LONGEST = 500
+# `play` makes at most this number of video frames, unless --step is given: 20 s at 25 frames a
+# second.
+MOST_FRAMES = 500
 
 # Suffix of the file that a command writes if --out is not given.
-SUFFIXES = {
+DEFAULT_SUFFIX = {
     "view": ".png",
     "recon": ".png",
     "play": ".mp4",
 }
-# Suffixes that --out may have. "" is a folder.
-ALLOWED = {
+# Suffixes that --out may have. "" is a folder. A command that is missing here takes any suffix.
+ALLOWED_SUFFIXES = {
     "recon": ("", *IMAGE_SUFFIXES, *VIDEO_SUFFIXES),
     "play": VIDEO_SUFFIXES,
     "convert": formats.FORMATS,
 }
 
-# `info` averages this many planes in the middle of the file.
-SHOWN_PLANES = 64
-# `info` lists this many derived sizes with what speaks against them, and names this many others.
-LISTED = 8
-NAMED = 40
-# The smoothest size is taken for the right one only if its correlation of neighbouring pixels is
-# larger than that of each other size by more than this.
+# `info` judges a size by the mean of this number of planes in the middle of the file. More planes
+# make the mean less noisy, and blur what moves.
+AVERAGED_PLANES = 64
+# Smoothness is the correlation of neighbouring pixels, from -1 to 1 (scripts/parts/spike_sizes.py).
+# The smoothest size is taken for the right one only if its smoothness is larger than the smoothness
+# of each other size by more than this.
 CLEAR_LEAD = 0.05
-# The same for two bit orders. A wrong bit order changes the correlation along the rows only.
+# The same for two bit orders. The difference is smaller, because a wrong bit order changes the
+# correlation along the rows only.
 CLEAR_ORDER = 0.01
+# Below this smoothness an image is hardly better than noise.
+LEAST_SMOOTHNESS = 0.3
+# Real streams fire in this range: mean spikes per plane and pixel. A wrong geometry may read a
+# header or an array of other numbers as spikes.
+USUAL_RATES = (0.001, 0.98)
+# The sizes that are derived from the length of the file: the smoothest ones are shown as rows with
+# what speaks against them. Of the others this number is named.
+SHOWN_DERIVED = 8
+MOST_NAMED = 40
 
-BITS = {
+# Value of --bit-order -> its meaning, for sentences that are printed.
+BIT_ORDERS = {
     "little": "the least significant bit is the first pixel",
     "big": "the most significant bit is the first pixel",
 }
@@ -109,6 +123,9 @@ BITS = {
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Run one command, e.g. `info`. Returns the exit code 0; errors give the codes of
+    utils/errors.py.
+    """
     command = parse(arguments)
     with spike_errors_as_data_errors():
         if "out" in command:  # `info` writes no file
@@ -124,10 +141,10 @@ def check_output(command: argparse.Namespace) -> None:
     """
     action = command.action
     if command.out is None:
-        command.out = default_output(f"{command.file.stem}_{action}{SUFFIXES[action]}")
+        command.out = default_output(f"{command.file.stem}_{action}{DEFAULT_SUFFIX[action]}")
     refuse_existing(command.out, "the output")
 
-    allowed = ALLOWED.get(action)
+    allowed = ALLOWED_SUFFIXES.get(action)
     suffix = command.out.suffix.lower()
     if allowed is None or suffix in allowed:
         return
@@ -137,7 +154,12 @@ def check_output(command: argparse.Namespace) -> None:
     do = "choose one of them"
     if action == "play":
         do = "choose one, or use spike_tool.py recon for images"
-    raise OptionError(f"the suffix of the output is {suffix!r}", str(command.out), expected, do)
+    raise OptionError(
+        what=f"the suffix of the output is {suffix!r}",
+        where=str(command.out),
+        expected=expected,
+        do=do,
+    )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -184,7 +206,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     action.add_argument(
         "--step",
         type=int,
-        help=f"planes per video frame; default: 1, or more for at most {LONGEST} frames",
+        help=f"planes per video frame; default: 1, or more for at most {MOST_FRAMES} frames",
     )
 
     action = actions.add_parser("convert")
@@ -218,7 +240,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_geometry(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `geometries` reads."""
+    """Add the options that `geometries` reads. The page of app.py sets the same names."""
     parser.add_argument(
         "--size",
         type=int,
@@ -249,8 +271,8 @@ def add_output(parser: argparse.ArgumentParser, name: str, output: str) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help=f"{output}; default: FILE's name with _{name}{SUFFIXES[name]}, in this folder, in the "
-        "repository a temporary one",
+        help=f"{output}; default: FILE's name with _{name}{DEFAULT_SUFFIX[name]}, in this folder, "
+        "in the repository a temporary one",
     )
     parser.add_argument(
         "--rate",
@@ -311,6 +333,12 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 
 
 # ---- Geometry of a file: height, width and storage of its planes ------------------------------
+#
+# Who knows the geometry, in the order in which they are asked:
+#
+#     given_geometry     the array itself, else the options, else dataset.json, else None
+#     known_geometries   the cameras whose planes fit the length of the file
+#     Ranking._derived   any size that fits the length of the file (`info` only)
 
 
 def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
@@ -369,7 +397,7 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
         height, width = command.size or shape[1:]
         return SpikeGeometry(height, width, head_columns=command.head_columns)
 
-    # A packed file: the option, else the only size of this layout, else dataset.json.
+    # A packed file: the option, else the only size of the layout "sps100", else dataset.json.
     if command.size:
         height, width = command.size
     elif command.layout == "sps100":
@@ -392,7 +420,7 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
 def is_flipped(path: Path, command: argparse.Namespace) -> bool:
     """Return whether the bottom row of a packed plane comes first in the file.
 
-    This is so for all known files, except for those of the SPS100 camera. --no-flip and
+    This is so for all known files, except for the files of the SPS100 camera. --no-flip and
     dataset.json can deny it.
     """
     if command.no_flip or command.layout != "raster":
@@ -412,12 +440,12 @@ def known_geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeome
     side = formats.SPS100_SIDE
     known.append(SpikeGeometry(side, side, flipud=False, layout="sps100"))
 
-    found = []
+    fitting = []
     for geometry in known:
         with suppress(formats.SpikeFileError):  # raised if the geometry does not fit
             formats.open_spikes(path, geometry)
-            found.append(geometry)
-    return found
+            fitting.append(geometry)
+    return fitting
 
 
 def no_geometry(path: Path) -> DataError:
@@ -441,7 +469,7 @@ def no_geometry(path: Path) -> DataError:
         plane_bytes = height * (width + head_columns) // 8  # a byte holds 8 pixels
         planes, left = divmod(size, plane_bytes)
         head_text = f" + {head_columns} head columns" if head_columns else ""
-        if planes:
+        if planes:  # a file that is shorter than a plane says nothing about this size
             expected += (
                 f"\n    {height} x {width}{head_text}: {planes} planes, {left} bytes left over"
             )
@@ -457,7 +485,7 @@ def in_words(geometry: SpikeGeometry) -> str:
     """Return size and storage of packed planes, e.g. "250 x 400, bottom row first, the ..."."""
     head = f" + {geometry.head_columns} head columns" if geometry.head_columns else ""
     rows = "bottom" if geometry.flipud else "top"
-    bit = BITS[geometry.bit_order]
+    bit = BIT_ORDERS[geometry.bit_order]
     layout = ", lines of an SPS100" if geometry.layout == "sps100" else ""
     return f"{geometry.height} x {geometry.width}{head}, {rows} row first, {bit}{layout}"
 
@@ -468,18 +496,21 @@ def in_words(geometry: SpikeGeometry) -> str:
 class Candidate:
     """One geometry that a file may have, and how smooth its images would be.
 
-    A wrong width or height shears or mixes the rows. Then neighbouring pixels resemble one another
-    less than in the right image.
+    With a wrong width each row begins at a wrong pixel, and with a wrong height the planes begin at
+    wrong rows. Then neighbouring pixels resemble one another less than in the right image.
+
+    file: the open spike file. spikes: some planes (planes, h, w), 0 or 1. rates: (h, w), spikes per
+    plane of each pixel. smooth: "columns" or "rows" -> correlation of each column (row) with the
+    next. score: the smaller of the two, by which candidates are ranked. name: e.g. "250 x 400".
     """
 
     def __init__(self, path: Path, geometry: SpikeGeometry) -> None:
         self.file = formats.open_spikes(path, geometry)
-        # The planes in the middle of the file: (at most SHOWN_PLANES, h, w), 0 or 1.
-        count = min(self.file.planes, SHOWN_PLANES)
+        # The planes in the middle of the file.
+        count = min(self.file.planes, AVERAGED_PLANES)
         first = (self.file.planes - count) // 2
         self.spikes = self.file.read(first, count)
-        self.rates = self.spikes.mean(axis=0)  # (h, w): spikes per plane of each pixel
-        # "columns" and "rows" -> correlation of each column (row) with the next.
+        self.rates = self.spikes.mean(axis=0)
         self.smooth = smoothness(self.rates)
         self.score = min(self.smooth.values())
 
@@ -495,6 +526,9 @@ class Candidate:
     def doubts(self, best: "Candidate") -> list[str]:
         """Return what speaks against this candidate, a text for each reason.
 
+        `Ranking.is_clear` trusts the best candidate only if it has no doubts, so a new doubt makes
+        more files unclear.
+
         best: the candidate with the smoothest image; it may be this one
         """
         planes = self.file.planes
@@ -503,34 +537,38 @@ class Candidate:
         known_sizes = {(h, w) for h, w, _ in formats.KNOWN_GEOMETRIES}
         # The direction in which the image is least smooth: "columns" or "rows".
         direction = min(self.smooth, key=lambda name: self.smooth[name])
-        least = self.smooth[direction]
+        smoothness_there = self.smooth[direction]
+        best_smoothness_there = best.smooth[direction]
 
-        found = []
+        doubts = []
+        # E.g. an array of shape (250, 400, 1000), whose last axis is the planes.
         if (planes, height) in known_sizes and (height, width) not in known_sizes:
-            found.append(
+            doubts.append(
                 f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), "
                 "but (planes, h, w) is expected"
             )
-        if least < best.smooth[direction] - CLEAR_LEAD:
-            found.append(
-                f"neighbouring {direction} resemble one another less ({least:.2f}, not "
-                f"{best.smooth[direction]:.2f})"
+        if smoothness_there < best_smoothness_there - CLEAR_LEAD:
+            doubts.append(
+                f"neighbouring {direction} resemble one another less ({smoothness_there:.2f}, not "
+                f"{best_smoothness_there:.2f})"
             )
-        # A correlation below 0.3 is nearly that of noise.
-        if self.score < 0.3:
-            found.append(f"neighbouring {direction} do not resemble one another")
+        if self.score < LEAST_SMOOTHNESS:
+            doubts.append(f"neighbouring {direction} do not resemble one another")
         if planes == 1:
-            found.append("a single plane")
-        # Real streams fire less than always and more than never.
-        if not 0.001 < rate < 0.98:
-            found.append(f"{100 * rate:.0f} % of the pixels fire in each plane")
-        return found
+            doubts.append("a single plane")
+        lowest_rate, highest_rate = USUAL_RATES
+        if not lowest_rate < rate < highest_rate:
+            doubts.append(f"{100 * rate:.0f} % of the pixels fire in each plane")
+        return doubts
 
 
 class Ranking:
-    """The candidates for the geometry of a file, the smoothest image first.
+    """The candidates for the geometry of a file.
 
-    The page of app.py uses it, too: `shown`, `is_given` and `is_clear`.
+    shown: the candidates, the smoothest image first. others: sizes (h, w) that fit the length of
+    the file too, but are less smooth; their images are not made. is_given: whether the file, the
+    options or dataset.json say the geometry. The page of app.py uses `shown`, `is_given` and
+    `is_clear`, too.
 
     command: has the options of `add_geometry` and the file
     picture: height and width of a frame of the same view. Only sizes with its ratio of height to
@@ -540,9 +578,7 @@ class Ranking:
     def __init__(self, command: argparse.Namespace, picture: tuple[int, int] | None) -> None:
         path = command.file
         self.picture = picture
-        # Sizes that fit the length of the file, but are less smooth than the LISTED ones. Their
-        # images are not made, they are only named.
-        self.others: list[tuple[int, int]] = []
+        self.others: list[tuple[int, int]] = []  # filled by `_derived`
 
         given = given_geometry(path, command)
         self.is_given = given is not None
@@ -554,7 +590,7 @@ class Ranking:
         if picture is not None:
             geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
         # The camera SPS100 stores lines with a pattern that no other file has. If the file has this
-        # pattern, its size is known, and no other size need be tried.
+        # pattern, its size is known, so no other size is tried.
         has_sps100_lines = any(geometry.layout == "sps100" for geometry in geometries)
         if not has_sps100_lines:
             geometries += self._derived(command, geometries)
@@ -569,11 +605,15 @@ class Ranking:
         if self.is_given:
             return True
         best, *others = self.shown
-        leads = not others or best.score > others[0].score + CLEAR_LEAD
+        is_only_one = not others
+        leads = is_only_one or best.score > others[0].score + CLEAR_LEAD
         return leads and not best.doubts(best)
 
     def print_verdict(self) -> None:
-        """Print which size it is, or between which sizes it is not clear; and what was tried."""
+        """Print the most likely size, or the sizes that may be right, and which were tried.
+
+        Prints nothing if the size is given.
+        """
         if self.is_given:
             return
         best, *others = self.shown
@@ -581,53 +621,59 @@ class Ranking:
             print(f"  most likely {best.name}: neighbouring pixels resemble one another")
         else:
             if best.doubts(best):
-                said = "none of them gives an image without doubt"
+                reason = "none of them gives an image without doubt"
             else:
-                near = [one.name for one in others if one.score >= best.score - CLEAR_LEAD]
-                said = f"it may be {' or '.join([best.name, *near])}"
+                names = [best.name]
+                for other in others:
+                    if other.score >= best.score - CLEAR_LEAD:
+                        names.append(other.name)
+                reason = f"it may be {' or '.join(names)}"
             do = "--size H W" if self.picture else "--size H W, or --picture FRAME for its shape"
-            print(f"  the size is not clear: {said}; give {do}")
+            print(f"  the size is not clear: {reason}; give {do}")
 
         print(f"  tried: {self.tried()}")
         if self.others:
-            names = [f"{height} x {width}" for height, width in self.others[:NAMED]]
-            more = len(self.others) - len(names)
-            more_text = f" and {more} more" if more else ""
-            print(f"  fit too: {', '.join(names)}{more_text}")
+            names = [f"{height} x {width}" for height, width in self.others[:MOST_NAMED]]
+            unnamed = len(self.others) - len(names)
+            more = f" and {unnamed} more" if unnamed else ""
+            print(f"  fit too: {', '.join(names)}{more}")
 
     def tried(self) -> str:
         """Return in words which sizes were tried."""
         if self.picture is None:
             return f"the known cameras; {TRIED}"
         height, width = self.picture
-        # TRIED ends with the shapes that are tried without a picture: leave these out.
+        # TRIED says the limits of the sizes, and after ", not" the shapes that are tried without a
+        # picture. The shapes do not hold here.
         limits = TRIED.split(", not")[0]
         return f"the sizes of the shape of the picture, {height} x {width}; {limits}"
 
     def _derived(
         self, command: argparse.Namespace, known: Sequence[SpikeGeometry]
     ) -> list[SpikeGeometry]:
-        """Return the LISTED smoothest sizes that the length of the file allows.
+        """Return the smoothest sizes that the length of the file allows.
 
-        Sizes of `known` are left out. Sizes beyond the first LISTED go to `self.others`.
+        Sizes of `known` are left out. The first SHOWN_DERIVED sizes are returned, and the others go
+        to `self.others`.
         """
         path = command.file
+        # A file of another format, e.g. a picture, is refused by its first bytes.
         with open(path, "rb") as file:
             formats.refuse_header(file.read(64), path)
         length = path.stat().st_size
-        # Derived sizes have no head columns. So nothing can be derived if the user gave some.
+        # Derived sizes have no head columns, so nothing can be derived if the user gave some.
         if command.head_columns or not length:
             return []
         known_sizes = {(g.height, g.width + g.head_columns) for g in known}
         sizes = sizes_that_fit(length, self.picture)
         new_sizes = [size for size in sizes if size not in known_sizes]
         ranked = smoothest_first(path, new_sizes, command.bit_order)
-        self.others = ranked[LISTED:]
+        self.others = ranked[SHOWN_DERIVED:]
         flip = is_flipped(path, command)
-        return [
-            SpikeGeometry(height, width, flip, head_columns=0, bit_order=command.bit_order)
-            for height, width in ranked[:LISTED]
-        ]
+        derived = []
+        for height, width in ranked[:SHOWN_DERIVED]:
+            derived.append(SpikeGeometry(height, width, flip, bit_order=command.bit_order))
+        return derived
 
     def _nothing_fits(self, path: Path) -> DataError:
         """Return the error for a file that no size fits."""
@@ -646,19 +692,24 @@ def info(command: argparse.Namespace) -> None:
     path = command.file
     shape = formats.array_shape(path)  # None for a packed file
     grey = None
+    picture_size = None
     if command.picture:
-        picture = read_bgr(str(command.picture))[..., ::-1]  # (h, w, RGB)
-        grey = simulate.to_grey(picture) / 255.0  # (h, w) in [0, 1]
+        bgr = read_bgr(str(command.picture))  # (h, w, 3), blue first
+        rgb = bgr[..., ::-1]
+        grey = simulate.to_grey(rgb) / 255.0  # (h, w) in [0, 1]
+        picture_size = grey.shape
 
-    ranking = Ranking(command, None if grey is None else grey.shape)
-    best = ranking.shown[0]
+    ranking = Ranking(command, picture_size)
     form = f"an array {shape}" if shape else "packed planes"
     print(f"{path}: {path.stat().st_size} bytes, {form}")
     print_candidates(ranking.shown)
     ranking.print_verdict()
+    # What follows needs the right geometry.
     if not ranking.is_clear:
         return
 
+    best = ranking.shown[0]
+    # An array has no bits, and an SPS100 file has one known bit order.
     if not shape and best.file.geometry.layout == "raster":
         print_bit_order(path, best.file.geometry)
     print_intervals(best.spikes)
@@ -670,15 +721,17 @@ def info(command: argparse.Namespace) -> None:
 
 def print_candidates(shown: Sequence[Candidate]) -> None:
     """Print a row for each candidate, and below it what speaks against it."""
+    best = shown[0]
     print("  smoothness  height x width  planes  spikes per plane and pixel")
-    for one in shown:
-        pixels = f"{one.rates.min():.3f} to {one.rates.max():.3f}"
+    for candidate in shown:
+        rates = candidate.rates
         print(
-            f"  {one.score:10.3f}  {one.name:>14}  {one.file.planes:6}  {one.rates.mean():.4f} "
-            f"(pixels {pixels})"
+            f"  {candidate.score:10.3f}  {candidate.name:>14}  {candidate.file.planes:6}  "
+            f"{rates.mean():.4f} (pixels {rates.min():.3f} to {rates.max():.3f})"
         )
-        for text in one.doubts(shown[0]):
-            print(f"  {'':10}  {'':>14}  {'':6}  against it: {text}")
+        # Below the last column: the widths are those of the first three.
+        for doubt in candidate.doubts(best):
+            print(f"  {'':10}  {'':>14}  {'':6}  against it: {doubt}")
 
 
 def print_bit_order(path: Path, geometry: SpikeGeometry) -> None:
@@ -690,10 +743,10 @@ def print_bit_order(path: Path, geometry: SpikeGeometry) -> None:
     little = Candidate(path, replace(geometry, bit_order="little")).smooth["columns"]
     big = Candidate(path, replace(geometry, bit_order="big")).smooth["columns"]
     order = "little" if little >= big else "big"
-    said = "the bit order cannot be judged"
+    verdict = "the bit order cannot be judged"
     if abs(little - big) >= CLEAR_ORDER:
-        said = f"bit order {order}: {BITS[order]}"
-    print(f"  {said} (smoothness along rows: little {little:.3f}, big {big:.3f})")
+        verdict = f"bit order {order}: {BIT_ORDERS[order]}"
+    print(f"  {verdict} (smoothness along rows: little {little:.3f}, big {big:.3f})")
 
 
 def print_intervals(spikes: np.ndarray) -> None:
@@ -701,9 +754,10 @@ def print_intervals(spikes: np.ndarray) -> None:
 
     spikes: (planes, h, w), 0 or 1
     """
-    of_pixels = spikes.reshape(len(spikes), -1).T  # (pixels, planes)
-    # The spikes of pixel 0 in the order of time, then the spikes of pixel 1, ...
-    pixels, times = np.nonzero(of_pixels)
+    spikes_of_pixels = spikes.reshape(len(spikes), -1).T  # (pixels, planes)
+    # The spikes of pixel 0 in the order of time, then the spikes of pixel 1, and so on. An interval
+    # lies between two spikes in a row, unless the second one is the first of the next pixel.
+    pixels, times = np.nonzero(spikes_of_pixels)
     is_same_pixel = np.diff(pixels) == 0
     intervals = np.diff(times)[is_same_pixel]
     if intervals.size:
@@ -753,9 +807,12 @@ class Rendering:
     comes from the rate at full light and from the light that the sensor integrates. If the rate is
     not known, the brightest half percent of the pixels is white.
 
+    name: of the method, e.g. "tfp". label: the name with its options. file: the open spike file.
+    size: of a plane in words. last: the last plane that has an image.
+
     command: the parsed command line of view, recon or play
-    method: the options of the method. If there are none, the method is `command.method`, that is
-        --method
+    method: the options of the method, e.g. type="tfp". If there are none, the method is
+        `command.method`, the value of --method
     """
 
     def __init__(self, command: argparse.Namespace, **method: object) -> None:
@@ -779,8 +836,8 @@ class Rendering:
 
         # The brightness: the options, else dataset.json, else a guess from the spikes.
         about = nearest_info(command.file)
-        bright = float(np.percentile(best.rates, 99.5))
-        white = max(bright, 1e-6)  # above 0, because the rates are divided by it
+        brightest_rate = float(np.percentile(best.rates, 99.5))
+        white = max(brightest_rate, 1e-6)  # above 0, because the rates are divided by it
         self.how: dict[str, Any] = {  # arguments of `represent`
             "rate": command.rate or about.rate or white,
             "light": command.light or about.light or "linear",
@@ -788,8 +845,8 @@ class Rendering:
             **self.options,
         }
 
-        # The last plane that has an image. The image of some methods lies half a plane later
-        # (their lag is above 0): such an image needs the next plane, too.
+        # The image of some methods shows the time half a plane after the center (their lag is above
+        # 0). Such an image needs the next plane, too.
         needs_next = REPRESENTATIONS[self.name].lag(**self.options) > 0
         self.last = self.file.planes - 1
         if needs_next:
@@ -802,29 +859,30 @@ class Rendering:
         """Yield for each center: the center, its plane (h, w) in {0, 1}, its image (h, w) uint8.
 
         The file is read once, from the first to the last plane needed. Only the planes around the
-        current center are in memory.
+        current center are in memory, because a long file does not fit.
 
         centers: numbers of planes, rising
         """
         # A method without `half_window` (tfstp) gets HISTORY planes on either side.
         half = self.options.get("half_window", HISTORY)
-        first = max(centers[0] - half, 0)
-        stop = min(centers[-1] + half + 1, self.file.planes)
-        parts = self.file.parts(first, stop - first)  # arrays of some planes each
-        # The planes in memory. `first` is the number of the first of them, and moves along.
-        held = np.empty((0, *self.file.size), np.uint8)
+        first_needed = max(centers[0] - half, 0)
+        end_needed = min(centers[-1] + half + 1, self.file.planes)
+        blocks = self.file.parts(first_needed, end_needed - first_needed)  # some planes each
+        # The planes in memory: in_memory[i] is the plane first_in_memory + i of the file.
+        in_memory = np.empty((0, *self.file.size), np.uint8)
+        first_in_memory = first_needed
         for center in centers:
-            # The window of this center: planes low ... end - 1.
-            low = max(center - half, 0)
-            end = min(center + half + 1, stop)
-            # Read on until the window is complete, and forget the planes before it.
-            while first + len(held) < end:
-                gone = min(max(low - first, 0), len(held))
-                held = np.concatenate((held[gone:], next(parts)))
-                first += gone
-            window = held[low - first : end - first]
+            # The window of this center: planes begin ... end - 1 of the file.
+            begin = max(center - half, 0)
+            end = min(center + half + 1, end_needed)
+            # Read on until the window is complete, and forget the planes before the window.
+            while first_in_memory + len(in_memory) < end:
+                too_early = min(max(begin - first_in_memory, 0), len(in_memory))
+                in_memory = np.concatenate((in_memory[too_early:], next(blocks)))
+                first_in_memory += too_early
+            window = in_memory[begin - first_in_memory : end - first_in_memory]
             try:
-                values = represent(self.name, window, center - low, **self.how)
+                values = represent(self.name, window, center - begin, **self.how)
             except ValueError as e:
                 raise DataError(
                     what=f"no {self.name} of these planes: {e}",
@@ -832,7 +890,8 @@ class Rendering:
                     expected="planes on both sides",
                     do="choose others",
                 ) from e
-            yield center, held[center - first], simulate.to_uint8(values[0])
+            plane = in_memory[center - first_in_memory]
+            yield center, plane, simulate.to_uint8(values[0])
 
 
 def view(command: argparse.Namespace) -> None:
@@ -869,7 +928,7 @@ def recon(command: argparse.Namespace) -> None:
         side_by_side = {moment(plane, command.tick_hz): image for plane, _, image in images}
         imwrite_rgb(command.out, panels(side_by_side))
     elif suffix:
-        for _, _, image in images:  # a single one
+        for _, _, image in images:  # there is one plane
             imwrite_rgb(command.out, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
     else:
         # A folder appears under its name only when it is complete.
@@ -899,8 +958,11 @@ def play(command: argparse.Namespace) -> None:
             expected=f"planes within 0 to {last}, a step of at least 1",
             do="correct them",
         )
-    # Without --step (or with 0), take the smallest step with at most LONGEST frames.
-    step = command.step or -(-(stop - first) // LONGEST)  # rounded up
+    # Without --step (or with 0), take the smallest step with at most MOST_FRAMES frames, e.g. step
+    # 3 for 1001 planes.
+    step = command.step
+    if not step:
+        step = math.ceil((stop - first) / MOST_FRAMES)
     centers = range(first, stop, step)
 
     images = tracked(rendering.images(centers), len(centers), "video", "frames")
@@ -909,14 +971,14 @@ def play(command: argparse.Namespace) -> None:
             title = f"spikes  {moment(center, command.tick_hz)}"
             video.write(panels({title: 255 * plane, label: image}))
 
-    slow = ""
+    slowness = ""
     if command.tick_hz:
-        planes_per_second = step * command.fps  # of the video
-        slow = f", {command.tick_hz / planes_per_second:.4g} x slower"
+        planes_per_second_of_video = step * command.fps
+        slowness = f", {command.tick_hz / planes_per_second_of_video:.4g} x slower"
     planes = "planes" if step > 1 else "plane"
     print(
         f"{command.out}: {len(centers)} video frames of {rendering.size}, planes {centers[0]} to "
-        f"{centers[-1]}, {step} {planes} per video frame{slow}; right: {label}"
+        f"{centers[-1]}, {step} {planes} per video frame{slowness}; right: {label}"
     )
 
 
@@ -944,13 +1006,19 @@ def panels(images: dict[str, np.ndarray]) -> np.ndarray:
 
 def convert(command: argparse.Namespace) -> None:
     """Write some planes of a spike file in another format."""
+    # The geometry of the file that is read, and of the file that is written.
     stored = the_geometry(command.file, command)
-    found = Candidate(command.file, stored)
-    planes = found.file.planes
-    count = planes - command.first if command.count is None else command.count
-    made = SpikeGeometry(
-        stored.height, stored.width, not command.out_no_flip, bit_order=command.out_bit_order
+    written = SpikeGeometry(
+        stored.height,
+        stored.width,
+        flipud=not command.out_no_flip,
+        bit_order=command.out_bit_order,
     )
+    candidate = Candidate(command.file, stored)
+    planes = candidate.file.planes
+    count = command.count
+    if count is None:
+        count = planes - command.first
 
     # Say how the file is read, because a wrong size would be stored for good.
     if formats.is_array(command.file):
@@ -961,15 +1029,17 @@ def convert(command: argparse.Namespace) -> None:
         form = in_words(stored)
         form += " (no --size: from dataset.json, or the only known size that fits)"
     print(f"{command.file}: {planes} planes of {form}")
-    for text in found.doubts(found):
-        print(f"  warning: {text}")
+    for doubt in candidate.doubts(candidate):
+        print(f"  warning: {doubt}")
 
-    parts = tracked(found.file.parts(command.first, count), count, "converting", "planes", len)
-    formats.write_spikes(command.out, parts, made)
+    # Some planes at a time, with a line that says how many are written.
+    blocks = candidate.file.parts(command.first, count)
+    blocks = tracked(blocks, count, "converting", "planes", len)
+    formats.write_spikes(command.out, blocks, written)
     if formats.is_array(command.out):
-        form = f"{made.height} x {made.width}, an array of uint8"
+        form = f"{written.height} x {written.width}, an array of uint8"
     else:
-        form = in_words(made)
+        form = in_words(written)
     print(f"{command.out}: {count} planes of {form}")
 
 
@@ -980,7 +1050,7 @@ def simulate_stream(command: argparse.Namespace) -> None:
     frame_height, frame_width = frames.size
     height = frame_height // command.ratio
     width = frame_width // command.ratio
-    if height * width % 8:
+    if height * width % 8:  # a byte of a packed plane holds 8 pixels
         raise DataError(
             what=f"spike planes of {height} x {width} do not fill whole bytes",
             where=str(command.input),
@@ -1016,11 +1086,17 @@ def refuse_simulation(command: argparse.Namespace) -> None:
     # A pixel fires at most once in a plane.
     if not 0 < command.rate <= 1:
         raise OptionError(
-            f"--rate is {command.rate}", "--rate", "above 0, at most 1 spike a plane", "correct it"
+            what=f"--rate is {command.rate}",
+            where="--rate",
+            expected="above 0, at most 1 spike a plane",
+            do="correct it",
         )
     if command.planes_per_frame < 1 or command.ratio < 1:
         raise OptionError(
-            "--planes-per-frame and --ratio", "command line", "at least 1", "correct them"
+            what="--planes-per-frame and --ratio",
+            where="command line",
+            expected="at least 1",
+            do="correct them",
         )
 
 
