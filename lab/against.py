@@ -30,8 +30,11 @@ from lab.tools import NAMED, ROOT
 
 # ---- The programs ----------------------------------------------------------------------------
 
-# The begin of each program. `least` gives the least CPU seconds of a function. A program gets the
-# arguments of main_train_vrt.py, and the last line that it prints is its figures as JSON.
+# The texts below are programs that `figures_of` runs with `python -c`, in either checkout. So they
+# may only use names that both checkouts have. A program gets the arguments of `training_arguments`,
+# and the last line that it prints is its figures as JSON.
+
+# The begin of each program. `least` gives the least CPU seconds of a function.
 HEAD = """
 import json, os, sys, time
 sys.path.insert(0, "")  # the checkout in which the program is started
@@ -113,6 +116,7 @@ PROGRAMS = {"network": NETWORK, "samples": SAMPLES, "start": START}
 
 
 def main() -> None:
+    """Run the programs in both checkouts, and print a line for each figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -123,16 +127,16 @@ def main() -> None:
 
     names = [args.only] if args.only else list(PROGRAMS)
     for name in names:
-        # In turn, so that both checkouts have the same load on a shared machine.
-        of_other = []
-        of_this = []
+        # The checkouts take turns, so that both have the same load on a shared machine.
+        rounds_of_other = []
+        rounds_of_this = []
         for _ in range(args.rounds):
-            of_other.append(figures_of(name, args.other))
-            of_this.append(figures_of(name, ROOT))
+            rounds_of_other.append(figures_of(name, args.other))
+            rounds_of_this.append(figures_of(name, ROOT))
 
-        for key in of_other[0]:
-            other = min(figures[key] for figures in of_other)
-            this = min(figures[key] for figures in of_this)
+        for key in rounds_of_other[0]:
+            other = min(figures[key] for figures in rounds_of_other)
+            this = min(figures[key] for figures in rounds_of_this)
             ratio = this / other
             print(f"{key}: other {other:.4g}, this {this:.4g}, ratio {ratio:.4f}", flush=True)
 

@@ -47,13 +47,15 @@ ABOVE_ALL = 9  # no property of a rig is as large
 
 
 def main() -> None:
+    """Make 50 trials, and print them and their summaries."""
     trials = [trial(number) for number in range(50)]
     for result in trials:
         print(json.dumps(result))
 
     print_summary(trials, "all")
-    for key, (first, second) in GROUPS.items():
-        for low, high in ((0, first), (first, second), (second, ABOVE_ALL)):
+    for key, (first_limit, second_limit) in GROUPS.items():
+        ranges = ((0, first_limit), (first_limit, second_limit), (second_limit, ABOVE_ALL))
+        for low, high in ranges:
             group = [result for result in trials if low <= result["rig"][key] < high]
             if group:
                 print_summary(group, f"{key} {low} to {high}")
@@ -64,7 +66,8 @@ def trial(number: int) -> dict[str, Any]:
 
     number: seed of the rig and of the scene.
     """
-    # Another first number would give 50 other rigs.
+    # 26 is arbitrary: another number would give 50 other rigs, and other figures in
+    # docs/benchmarks/calibration.
     rng = np.random.default_rng([26, number])
     rig = Rig.random(rng)
     layers = make_layers(rng, PLANES * FRAMES, SIDE)
@@ -72,12 +75,14 @@ def trial(number: int) -> dict[str, Any]:
     clip = list(rig.record(pictures, PLANES, SPIKE))  # (blurry, sharp, spikes) of each frame
     stream = np.concatenate([spikes for _, _, spikes in clip])  # spikes (T, h, w) of the clip
 
+    # A view is a frame with the planes of its interval and AROUND it.
     views = []
-    for index, (blurry, _, _) in enumerate(clip):
-        begin = index * PLANES  # of the interval of this frame, in planes of the clip
+    for frame_index, (blurry, _, _) in enumerate(clip):
+        begin = frame_index * PLANES  # of the interval of this frame, in planes of the clip
         end = begin + PLANES
         first = max(0, begin - AROUND)  # the first frame has no planes before it
-        views.append(View(blurry, stream[first : end + AROUND], before=begin - first, count=PLANES))
+        planes = stream[first : end + AROUND]
+        views.append(View(blurry, planes, before=begin - first, count=PLANES))
     found = fit(views, nominal(SPIKE, RGB), rig.light)
 
     errors = {
@@ -92,8 +97,9 @@ def trial(number: int) -> dict[str, Any]:
 
 def mean_distance(found: np.ndarray, true: np.ndarray) -> float:
     """Return the mean distance between where two matrices (2 or 3 rows, 3) map a spike pixel."""
-    y, x = np.indices(SPIKE).reshape(2, -1)
+    y, x = np.indices(SPIKE).reshape(2, -1)  # of all spike pixels
     pixels = np.stack((x, y, np.ones_like(x)))  # (3, pixels): homogeneous coordinates
+    # found p - true p = (found - true) p
     offsets = (found - true) @ pixels
     return np.hypot(offsets[0], offsets[1]).mean()
 
@@ -104,13 +110,15 @@ def print_summary(trials: list[dict[str, Any]], title: str) -> None:
     "92% (45 of 46 sure)": 92 % of all trials are right; the registration was sure of 46 trials, and
     45 of these are right.
     """
-    line = [f"{title} ({len(trials)})"]
-    for position, (key, limit) in enumerate(LIMITS.items()):
+    cells = [f"{title} ({len(trials)})"]
+    for error_index, (key, limit) in enumerate(LIMITS.items()):
         are_right = np.array([abs(result[key]) <= limit for result in trials])
-        are_sure = np.array([result["sure"][position] for result in trials])
-        both = are_right & are_sure
-        line.append(f"{are_right.mean():.0%} ({both.sum()} of {are_sure.sum()} sure)")
-    print(" | ".join(line))
+        are_sure = np.array([result["sure"][error_index] for result in trials])
+        are_right_and_sure = are_right & are_sure
+        cells.append(
+            f"{are_right.mean():.0%} ({are_right_and_sure.sum()} of {are_sure.sum()} sure)"
+        )
+    print(" | ".join(cells))
 
 
 if __name__ == "__main__":

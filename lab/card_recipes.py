@@ -6,9 +6,10 @@ Every recipe trains the published batch of 8 clips per step: GPUs x clips at onc
 with little memory takes few clips at once, and sums the gradients of several passes.
 
 The memory of a step is computed from the memory of one clip, which docs/ddp.md says ("A = 4.47 GB
-for each clip"). A step takes at most half of what it may use of a card (HALF), so there is a large
-reserve. Fewer clips at once cost little, because several passes compute nothing twice. If the
-memory were short, blocks would be computed again in the backward pass (netG.checkpoint).
+for each clip"). A step takes at most half of the memory that it may use of a card, so there is a
+large reserve. The reserve costs little: fewer clips at once need more passes, but several passes
+compute nothing twice. Without the reserve, blocks might have to be computed again in the backward
+pass (netG.checkpoint).
 
 The computed memory is more than the memory that is used. An H200 took 34.3 GB for 8 clips where
 39.7 GB are computed, and 5.1 GB for one clip (docs/gpu.md).
@@ -28,8 +29,8 @@ BATCH = 8  # clips of a step on all GPUs, as published
 CLIPS_AT_ONCE = (1, 2, 4, 8)  # the divisors of BATCH
 GPUS = (8, 4, 1)
 CARDS = (24, 40, 80, 141)  # memory of a card in GB
-SHARE = 0.9  # of a card's memory may be used; CUDA itself needs some
-HALF = 0.5  # of the usable memory that a step takes at most
+USABLE_SHARE = 0.9  # of a card's memory; CUDA itself needs the rest
+STEP_SHARE = 0.5  # of the usable memory, which a step takes at most
 PARAMETERS = 20e6  # network 006 with its fusion has 18.3 million; a little more, to be safe
 CROP = 192  # pixels along a side of a training clip; docs/ddp.md says the memory of this size
 
@@ -50,8 +51,8 @@ def step_gb(clips: int, activations_gb: float) -> float:
     clips: number of clips at once. activations_gb: GB of activations of one clip.
     """
     # Weights, gradients and moments of Adam.
-    of_parameters = PARAMETERS * BYTES_PER_PARAMETER / GB
-    return MARGIN * (of_parameters + clips * activations_gb)
+    parameters_gb = PARAMETERS * BYTES_PER_PARAMETER / GB
+    return MARGIN * (parameters_gb + clips * activations_gb)
 
 
 def clips_at_once(gpus: int, card: int) -> int:
@@ -60,7 +61,7 @@ def clips_at_once(gpus: int, card: int) -> int:
     gpus: number of GPUs. card: memory of a GPU in GB.
     """
     clips_of_gpu = BATCH // gpus  # in a step
-    limit_gb = HALF * SHARE * card
+    limit_gb = STEP_SHARE * USABLE_SHARE * card
     most = 1
     for clips in CLIPS_AT_ONCE:
         if clips <= clips_of_gpu and step_gb(clips, counted_gb()) <= limit_gb:
@@ -95,7 +96,8 @@ def table() -> Iterator[str]:
         for file, cards in cards_of_file.items():
             names = ", ".join(f"{card} GB" for card in cards)
             clips = clips_at_once(gpus, cards[0])
-            passes = BATCH // gpus // clips
+            clips_of_gpu = BATCH // gpus  # in a step
+            passes = clips_of_gpu // clips
             gb = step_gb(clips, counted_gb())
             path = file.relative_to(ROOT)
             yield f"| {gpus} | {names} | `{path}` | {clips} x {passes} | {gb:.1f} |"
@@ -114,7 +116,7 @@ def small_table() -> Iterator[str]:
         activations_gb = counted_gb() * (crop / CROP) ** 2
         gb = step_gb(1, activations_gb)
         options = [
-            f"netG.memory_budget_gb={SHARE * card:.1f}",
+            f"netG.memory_budget_gb={USABLE_SHARE * card:.1f}",
             f"train.accumulation_steps={BATCH // gpus}",
         ]
         if crop < CROP:

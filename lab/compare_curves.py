@@ -25,6 +25,7 @@ from utils.run.history import read_history, run_names
 
 
 def main(argv: list[str]) -> int:
+    """Compare the curves, and write the figures and the plot. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -39,26 +40,27 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args(argv)
 
-    # The first curve is the reference. The second is compared with it. The others are of seeds.
+    # The first curve is the reference. The second curve is compared with it. The others are those
+    # of other seeds.
     names = run_names(args.runs)
     steps, curves = read_curves([*args.runs, *args.noise], args.tag, args.smooth)
 
     reference = curves[0]
     differences = [difference(curve, reference) for curve in curves[1:]]
-    of_runs = differences[0]
-    of_seeds = differences[1:]
+    difference_of_runs = differences[0]
+    differences_of_seeds = differences[1:]
     # Of several seeds, the largest difference counts.
     noise = {}
-    for key in of_runs:
-        noise[key] = max(of_seed[key] for of_seed in of_seeds)
+    for key in difference_of_runs:
+        noise[key] = max(of_seed[key] for of_seed in differences_of_seeds)
 
     result = {
         "tag": args.tag,
         "runs": names,
         "smooth": args.smooth,
-        "difference": of_runs,
+        "difference": difference_of_runs,
         "noise": noise,
-        "is_within_noise": of_runs["rms"] <= noise["rms"],
+        "is_within_noise": difference_of_runs["rms"] <= noise["rms"],
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")

@@ -1,9 +1,8 @@
-"""Make the pictures of the documents, in docs/images, from the results of `make demo` and `make
-sample`.
+"""Make the pictures of the documents in docs/images, after `make demo` and `make sample`.
 
     python -m lab.demo_picture
 
-Needs Chromium and its driver, and requirements-test.txt.
+The program needs Chromium and its driver, and requirements-test.txt.
 
     demo.webp                the two restored clips, moving
     training_report.webp     the page of a run
@@ -41,7 +40,7 @@ OUT = Path("docs/images")
 
 # What `make demo` has made.
 DEMO_RESULTS = Path("experiments/demo")
-DEMO_CLIPS = ("DEMO01_test", "DEMO00_test")  # the upper one and the lower one
+DEMO_CLIPS = ("DEMO01_test", "DEMO00_test")  # the upper clip and the lower clip of the animation
 DEMO_SPIKES = "trainsets/demo/GOPRO_Large_spike_seq/test/DEMO01_test/spike/000004.dat"
 # The pictures beside one another in a frame of the demo's videos.
 PANELS = ("blurry", "spikes", "restored", "sharp")
@@ -53,24 +52,26 @@ SAMPLE_STRIP = SAMPLE_RUN / "images/SAMPLE00_test/500.png"
 
 
 def main() -> None:
+    """Make all pictures. They replace those in docs/images."""
     make_demo_animation(OUT / "demo.webp")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
         report = folder / "training_report.html"
         compare_runs.main([str(SAMPLE_RUN), "--out", str(report)])
-        save_screenshot(report, 1700)
+        save_screenshot(report, height=1700)
 
         sample = folder / "sample_page.html"
         show_sample.main(["--opt", SAMPLE_OPTIONS, "--index", "20", "--out", str(sample)])
-        save_screenshot(sample, 1400)
+        save_screenshot(sample, height=1400)
 
         video = folder / "play.mp4"
         spike_tool.main(["play", DEMO_SPIKES, "--out", str(video)])
         middle_plane = VideoReader(video).read(44)  # of 88
-        save_enlarged(middle_plane, 3, folder / "spike_player.png")
+        save_enlarged(middle_plane, factor=3, path=folder / "spike_player.png")
 
-        save_enlarged(imread_rgb(SAMPLE_STRIP), 2, folder / "sample_strip.png")
+        strip = imread_rgb(SAMPLE_STRIP)
+        save_enlarged(strip, factor=2, path=folder / "sample_strip.png")
         save_tensorboard(SAMPLE_RUN, folder / "tensorboard.png")
         save_terminal(SAMPLE_OPTIONS, folder / "bar.png")
 
@@ -92,8 +93,8 @@ def make_demo_animation(path: Path) -> None:
         rows = (without_sharp(upper), without_sharp(lower))
         pictures.append(Image.fromarray(np.concatenate(rows)))
 
-    # Play forwards, then backwards, so that nothing jumps. The first and the last picture are shown
-    # once in each round.
+    # Play forwards, then backwards, so that nothing jumps. Pictures 0 1 2 3 become 0 1 2 3 2 1, and
+    # then the animation begins again.
     first = pictures[0]
     forwards = pictures[1:]
     backwards = pictures[-2:0:-1]
@@ -117,7 +118,8 @@ def read_frames(clip: str) -> list[np.ndarray]:
 def without_sharp(strip: np.ndarray) -> np.ndarray:
     """Return a frame of a comparison video without the last of its PANELS, the sharp frame."""
     # A video may be a few pixels wider than its panels. All panels have the same width.
-    width = strip.shape[1] // len(PANELS) * len(PANELS)
+    width_of_panel = strip.shape[1] // len(PANELS)
+    width = width_of_panel * len(PANELS)
     panels = panels_of(strip[:, :width], PANELS)
     return comparison_strip({name: panels[name] for name in PANELS[:3]})
 
@@ -205,7 +207,8 @@ def save_terminal(options: str, picture: Path) -> None:
         if code != 0:
             raise SystemExit(written.decode())
 
-        # What the program had written when it drew that bar. A carriage return ends a bar.
+        # What the program had written when it drew the last bar that is nearly done. A carriage
+        # return ends a bar.
         bars = list(re.finditer(NEARLY_DONE, written))
         end = written.index(b"\r", bars[-1].start())
         rows = screen(written[:end])

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""How much could spikes gain at most? Restore with a grey camera that has no noise.
+"""Measure how much spikes could gain at most: restore with a grey camera that has no noise.
 
     python lab/grey_limit.py CLIP ...      each a folder with blur/ and sharp/
 
 A spike camera sees the scene in grey, at half the resolution of the frames. This program puts a
 perfect grey camera in its place: it makes the grey picture from the sharp frame. The colours are
-restored as the fusion "exposure" does. Prints the mean gain of PSNR over the blurry frames in dB,
-for two ways to enlarge the grey picture (docs/benchmarks/quality.md):
+restored as the fusion "exposure" does. The program prints the mean gain of PSNR over the blurry
+frames in dB, for two ways to enlarge the grey picture (docs/benchmarks/quality.md):
 
     bilinear +7.55
     bicubic +8.21
+
+How a frame is restored:
 
     light = linear grey of a frame, reduced to half the size    (of the sharp and the blurry frame)
     ratio = sharp light / blurry light, enlarged to the size of the frame
@@ -35,6 +37,7 @@ WAYS = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 
 
 def main(clips: list[str]) -> None:
+    """Restore all frames of the clips in both ways, and print the mean gains."""
     gains: dict[str, list[float]] = {way: [] for way in WAYS}
     for clip in clips:
         for sharp_file in sorted(Path(clip, "sharp").iterdir()):
@@ -44,8 +47,8 @@ def main(clips: list[str]) -> None:
             for way, interpolation in WAYS.items():
                 restored = restore(blurry, sharp, interpolation)
                 gains[way].append(psnr(restored, sharp) - psnr_before)
-    for way, of_way in gains.items():
-        print(f"{way} {np.mean(of_way):+.2f}")
+    for way, gains_of_frames in gains.items():
+        print(f"{way} {np.mean(gains_of_frames):+.2f}")
 
 
 def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.ndarray:
@@ -60,7 +63,8 @@ def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.nda
     # How a display value of each colour changes if the light changes: (H, W, 3).
     values = blurry / np.float32(255)
     frame = torch.from_numpy(values).permute(2, 0, 1)[None]  # (1, 3, H, W)
-    changes = ExposureFusion(spike_channels=2).colour_changes(frame)[0].permute(1, 2, 0).numpy()
+    changes = ExposureFusion(spike_channels=2).colour_changes(frame)[0]  # (3, H, W)
+    changes = changes.permute(1, 2, 0).numpy()
 
     restored = np.clip(values + changes * (ratio[..., None] - 1), 0, 1)
     return (255 * restored + 0.5).astype(np.uint8)  # + 0.5 rounds

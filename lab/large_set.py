@@ -36,6 +36,7 @@ from tests.helpers.train_files import network
 
 FRAMES = 8  # of a clip
 FILES_OF_CLIP = 3 * FRAMES
+# The sizes are small, because a start reads no frames: its time depends on the number of files.
 SIDE = 128  # of a frame, in pixels
 SPIKE_SIDE = 64  # of a spike plane, in spike pixels
 PLANES = 24  # spike planes of a frame
@@ -75,7 +76,10 @@ def make_set(folder: Path, clips: int) -> Path:
 
 
 def _write_clip(folder: Path) -> None:
-    """Write the clip that all others are links of: a texture that moves to the right."""
+    """Write the original clip, to which the files of all clips are links.
+
+    It shows a texture that moves to the right.
+    """
     rng = np.random.default_rng(0)
     picture = (255 * texture(rng, SIDE)).astype(np.uint8)
     for kind in ("blur", "sharp", "spike"):
@@ -146,8 +150,8 @@ CALLS = {
 }
 LATENCY_US = 500  # microseconds of a call on a network file system
 
-# A training on the set is measured twice. The first one ends after 4 steps. The second one repeats
-# the command and resumes, so that it needs a larger number of steps.
+# A training on the set is measured twice. The first training ends after 4 steps. The second
+# training repeats the command and resumes, so it needs a larger number of steps.
 STEPS_OF_START = {"first": 4, "again": 6}
 
 
@@ -160,18 +164,18 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
     "lists": ..., "slow_seconds": ...}, "again": ...}, see `start`, `counted` and `slowed`. The
     last four are missing if strace is not installed.
     """
-    found: dict[str, dict[str, float]] = {"first": {}, "again": {}}
+    costs_of_starts: dict[str, dict[str, float]] = {"first": {}, "again": {}}
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         options = make_set(Path(temporary), clips)
-        # Each measure has its own pair of starts, because strace makes a start slower.
+        # Each measure has a pair of starts for itself, because strace makes a start slower.
         for measure in (start, counted, slowed):
-            # The run of the measure before would make the first start a second one.
+            # Remove the run of the measure before, because the first start would resume it.
             shutil.rmtree(Path(temporary, "experiments"), ignore_errors=True)
             for name, steps in STEPS_OF_START.items():
-                found[name].update(measure(options, steps))
-    return found
+                costs_of_starts[name].update(measure(options, steps))
+    return costs_of_starts
 
 
 def start(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
@@ -210,7 +214,7 @@ def counted(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]
     command = strace + _command(options, steps)
     subprocess.run(command, cwd=program, env=_environment(), check=True)
 
-    # A line of the table is "openat 1234". There are also headings and rules.
+    # A line of the table is e.g. "openat 1234". Headings and rules have no number.
     count_of_call = {}
     for line in table.read_text().splitlines():
         name, _, count = line.strip().partition(" ")

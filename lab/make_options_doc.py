@@ -1,14 +1,14 @@
-"""Write docs/options.md, docs/zh/options.md and options/schema.json from the option models and the
-registered parts.
+"""Write the documents of all options: docs/options.md, docs/zh/options.md, options/schema.json.
 
-python lab/make_options_doc.py
+    python lab/make_options_doc.py
+
+They are made from the option models (utils/options/models.py) and from the registered parts. A part
+is a network, a dataset or another class that an option file names. Its section then has the
+parameters of the part as keys, see utils/options/section.py.
 
 docs/zh/options.json has the translations: English text -> Chinese text, for each paragraph of a
 docstring and each description of a key. An option file names the JSON Schema with "$schema".
 Editors then complete and check keys, and show their meaning.
-
-A part is a network, a dataset or another class that an option file names. Its section then has the
-parameters of the part as keys, see utils/options/section.py.
 """
 
 import inspect
@@ -37,10 +37,11 @@ from utils.files import write_whole
 from utils.options.models import KAIR_ONLY, LoaderOptions, Options
 from utils.options.section import Registry, Section, describe
 
+# The first line of the files, for whoever wants to edit them.
 MARK = "Written by lab/make_options_doc.py; edit the models and docstrings instead."
-MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"
-# The schema of a key that only KAIR has. Both words are of VS Code.
-OF_KAIR = {
+MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"  # without the last number
+# The schema of a key that only KAIR has. VS Code understands both words.
+SCHEMA_OF_KAIR_KEY = {
     "deprecationMessage": "A key of KAIR; no effect here.",
     "doNotSuggest": True,
 }
@@ -66,27 +67,30 @@ def make_page(known: dict[str, str] | None = None) -> str:
 
     known: English text -> translation; None for the English page
     """
-    other = "[English](../options.md)" if known else "[简体中文](zh/options.md)"
+    link_to_other_language = "[English](../options.md)" if known else "[简体中文](zh/options.md)"
     translations = known or {}
     texts: dict[str, str] = {}  # each text that the page has -> where it is, for the message
 
-    def say(text: str, where: str) -> str:
-        """Return a text translated, paragraph by paragraph."""
-        said = {}  # paragraph in one line -> its translation, or the paragraph
+    def translate(text: str, where: str) -> str:
+        """Return a text translated, paragraph by paragraph. On the English page it stays.
+
+        The template calls this as the filter `say` for each text of the page.
+        """
+        translated = {}  # paragraph in one line -> its translation, or the paragraph
         for paragraph in text.strip("\n").split("\n\n"):
             key = " ".join(paragraph.split())
-            said[key] = translations.get(key, paragraph)
+            translated[key] = translations.get(key, paragraph)
             texts[key] = where
-        return "\n\n".join(said.values())
+        return "\n\n".join(translated.values())
 
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROOT / "lab"), undefined=jinja2.StrictUndefined,
         extensions=["jinja2.ext.do"], trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
     )  # fmt: skip
-    pages.filters["say"] = say
+    pages.filters["say"] = translate
     page = pages.get_template("options.md.jinja").render(
-        other=other, mark=MARK, options=Options, loader=LoaderOptions, parts=PARTS,
+        other=link_to_other_language, mark=MARK, options=Options, loader=LoaderOptions, parts=PARTS,
         describe=describe, dumps=json.dumps, string=str, key_rows=key_rows, own_keys=own_keys,
         to_read=to_read, is_model=_is_model,
     )  # fmt: skip
@@ -109,9 +113,10 @@ def _is_model(kind: object) -> bool:
 
 
 def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
-    """Return the keys that have a description, each once for each meaning, whichever parts have it.
+    """Return the keys of all parts that have a description.
 
-    If one description of a key only begins another one, the longer one is returned.
+    A key that means the same in several parts is returned once. If a description of a key is only
+    the begin of another description of this key, the longer description is returned.
     """
     rows: dict[tuple[str, str], FieldInfo] = {}  # (key, description) -> field
     for name in registry.names():
@@ -121,7 +126,7 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
             if text:
                 rows.setdefault((key, text), fields[key])
 
-    found = []
+    longest = []
     for (key, text), field in rows.items():
         has_longer = False
         for other_key, other_text in rows:
@@ -129,12 +134,12 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
             if other_key == key and is_longer:
                 has_longer = True
         if not has_longer:
-            found.append((key, field))
-    return found
+            longest.append((key, field))
+    return longest
 
 
 def own_keys(registry: Registry, name: str) -> list[str]:
-    """Return the keys that the page lists with a part: those that are special to it.
+    """Return the keys that the page lists with a part, because they are special to the part.
 
     These are the keys without a description, and the keys that fewer than half of the parts of this
     kind have.
@@ -143,22 +148,22 @@ def own_keys(registry: Registry, name: str) -> list[str]:
     for other in registry.names():
         keys_of_all += registry.keys(other)
     described = {key for key, _ in key_rows(registry)}
-    found = []
+    special_keys = []
     for key in registry.keys(name):
         is_rare = 2 * keys_of_all.count(key) < len(registry.names())
         if key not in described or is_rare:
-            found.append(key)
-    return found
+            special_keys.append(key)
+    return special_keys
 
 
 def marks_of(text: str, model: type[Section]) -> list[re.Match[str]]:
-    """Return where a docstring explains keys of the model, as "key, key: "."""
-    found = []
+    """Return the places where a docstring explains keys of the model, e.g. "height, width: "."""
+    marks = []
     for mark in KEYS_IN_TEXT.finditer(text):
         names = mark[1].split(", ")
         if all(name in model.model_fields for name in names):
-            found.append(mark)
-    return found
+            marks.append(mark)
+    return marks
 
 
 def to_read(registry: Registry, name: str) -> str:
@@ -199,7 +204,7 @@ def make_schema() -> str:
         keys["datasets"]["properties"][split] = section | {"type": ["object", "null"]}
     for name in ("netG", "train"):
         keys[name] = part_of(PARTS[name], PARTS[name].names(), shared, name)
-    keys["path"]["properties"] |= dict.fromkeys(sorted(KAIR_ONLY["path"]), OF_KAIR)
+    keys["path"]["properties"] |= dict.fromkeys(sorted(KAIR_ONLY["path"]), SCHEMA_OF_KAIR_KEY)
     keys["$schema"] = {"type": "string", "description": "This schema, for editors; no effect."}
     keys["base"] = {
         "type": "string",
@@ -306,29 +311,36 @@ def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "
             schema.setdefault("description", notes[key])
     for key in sorted(KAIR_ONLY.get(where, {})):
         if key not in keys:
-            keys[key] = OF_KAIR
+            keys[key] = SCHEMA_OF_KAIR_KEY
     return keys
 
 
 def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:
-    """Return key -> what a docstring says of it, from "key, key: " up to the next such mark."""
+    """Return key -> what a docstring says of it.
+
+    E.g. "height, width: of a plane. rate: at full light." -> {"height": "of a plane.", "width":
+    "of a plane.", "rate": "at full light."}
+    """
     text = " ".join(text.split())
     marks = marks_of(text, model)
     notes: dict[str, str] = {}
-    for number, mark in enumerate(marks):
-        is_last = number + 1 == len(marks)
-        end = len(text) if is_last else marks[number + 1].start()
-        said = text[mark.end() : end].strip(" ;")
+    for mark_index, mark in enumerate(marks):
+        # The note goes on up to the next mark, or to the end of the text.
+        is_last = mark_index + 1 == len(marks)
+        end = len(text) if is_last else marks[mark_index + 1].start()
+        note = text[mark.end() : end].strip(" ;")
         for key in mark[1].split(", "):
-            notes[key] = f"{notes.get(key, '')} {said}".strip()
+            earlier_note = notes.get(key, "")
+            notes[key] = f"{earlier_note} {note}".strip()
     return notes
 
 
 def without_references(schema: Any, definitions: Schema) -> Any:
     """Return a schema of pydantic with each reference replaced by its definition.
 
-    Titles are left out, because they repeat the keys; patterns, because they differ in JavaScript;
-    and lists of required keys.
+    Three keys are left out: titles, because they repeat the keys; patterns, because regular
+    expressions differ in JavaScript; and lists of required keys, because a file may inherit any key
+    from its base.
     """
     if isinstance(schema, list):
         return [without_references(item, definitions) for item in schema]
@@ -348,6 +360,7 @@ def without_references(schema: Any, definitions: Schema) -> Any:
 
 
 def main() -> None:
+    """Write the three files."""
     pages = {
         "docs/options.md": make_page(),
         "docs/zh/options.md": make_page(CHINESE),

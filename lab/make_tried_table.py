@@ -26,6 +26,7 @@ END = "<!-- end of the table -->\n"
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Write the table, or compare it with the page. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -33,14 +34,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     # Replace what is between the two marks.
-    former = PAGE.read_text(encoding="utf-8")
-    before, _, rest = former.partition(BEGIN)
+    old_page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = old_page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    page = before + BEGIN + "\n".join(table()) + "\n" + END + after
+    new_page = before + BEGIN + "\n".join(table()) + "\n" + END + after
 
     if arguments.check:
-        return int(page != former)
-    PAGE.write_text(page, encoding="utf-8")
+        is_old = new_page != old_page
+        return 1 if is_old else 0
+    PAGE.write_text(new_page, encoding="utf-8")
     return 0
 
 

@@ -70,28 +70,32 @@ CPU = torch.device("cpu")
 
 # ---- Choices of the training -------------------------------------------------------------------
 #
-# The shipped weights/motion.pth was trained with these values. Another value changes the weights of
-# the next training and no file that exists, except that <out>/samples must be deleted after a
-# change of SOLVER. No test notices another value, so measure it with lab/joint_gain.py.
+# The shipped weights/motion.pth was trained with these values. You may change them: they count for
+# the next training only, and lab/joint_gain.py measures what a change gains, because no test does.
+# Delete <out>/samples after a change of SOLVER, because the samples hold its proposals.
 
 # Two frames of each video become stills. The numbers are their places: 1/2 is half of the length.
 STILL_PLACES = (1 / 6, 1 / 2)
 # Names of files of the package scikit-image: its photographs of lab/train_motion_net.py that are
 # large enough for a clip.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
-# The solver of the proposals in training. The default of `Solver` has 16 groups. Its proposals are
-# twice as good and take twice the time, and steps that were trained on the cheap proposals trust
-# the good ones as well (docs/benchmarks/quality.md).
+# The solver of the proposals in training. In a test the default solver makes the proposals, with 16
+# groups. These proposals are twice as good and take twice the time. Steps that were trained on the
+# cheap proposals trust the good proposals as well (docs/benchmarks/quality.md).
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
 # A wrong motion replaces the measured one in this share of the updates, so that the steps learn
 # when not to trust the motion.
 SHARE_OF_WRONG_MOTION = 0.2
 
 # The loss, see `loss_of`. The first weight is of the frame after the first learned step, and the
-# second of the final frame.
+# second of the final frame. Only the final frame is used, so it counts more.
 STEP_WEIGHTS = (0.25, 1.0)
-SQUARE_SIDE = 12  # pixels; the frame is compared with the first estimate square by square
-WORSE_WEIGHT = 0.5  # weight of squares that became worse than in the first estimate
+# Side in pixels of the squares in which the frame is compared with the first estimate. In smaller
+# squares noise decides which frame is worse. Larger squares hide a small fault.
+SQUARE_SIDE = 12
+# Weight of squares that became worse than in the first estimate. With a larger weight the steps
+# change less, because each change may be wrong somewhere.
+WORSE_WEIGHT = 0.5
 # Added to mean squared errors, so that the logarithm of a perfect frame is finite. The value is
 # about one grey level of 8 bits, squared: (1 / 255)^2 = 1.5e-5.
 LOSS_FLOOR = 2e-5
@@ -126,13 +130,16 @@ class ClipSet:
     weight: int  # a set of weight 4 is drawn twice as often as a set of weight 2
     average: int | None = None  # real frames in an exposure; None: as the program chooses
     crop: int = 144  # side of the frames in pixels
-    # spike.calibration when the spikes are read. None: the spike camera counts as not shifted. This
-    # is wrong for the random rig, so the steps see what a user gets without a calibration.
+    # Value of spike.calibration when the spikes are read. None: the program assumes that the spike
+    # camera is not shifted. For the random rig this is wrong. So the steps see what a user gets
+    # without a calibration.
     calibration: str | None = "auto"
 
 
-# Name -> set. A name is a folder below --out. `train` draws from the sets in this order: with
-# another order, a new set or a new weight, the same seed gives other samples and other weights.
+# Name -> set. A name is a folder below --out. "seven": seven real frames in an exposure. "means",
+# with sum_gamma: blurry frames that are means of display values, which no camera makes.
+# `train` draws from the sets in this order. With another order, a new set or a new weight, the same
+# seed draws other samples.
 SETS = {
     "seven_ideal": ClipSet("videos", "ideal", 2, frames=4, weight=3, average=7, crop=192),
     "seven_rig": ClipSet("videos", "rig", 2, frames=4, weight=3, average=7, crop=192),

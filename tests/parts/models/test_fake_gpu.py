@@ -15,7 +15,7 @@ from lab.card_recipes import (
     CARDS,
     GPUS,
     ROOT,
-    SHARE,
+    USABLE_SHARE,
     clips_at_once,
     counted_gb,
     file_for,
@@ -106,7 +106,7 @@ def test_the_file_for_a_card_trains_the_published_batch_within_it(gpus, card):
     # spare.
     assert opt.train.amp.enable and opt.netG.checkpoint == "auto"
     assert step_gb(clips, counted_gb()) < 0.7 * opt.netG.memory_budget_gb
-    assert opt.netG.memory_budget_gb <= SHARE * card + 1e-6
+    assert opt.netG.memory_budget_gb <= USABLE_SHARE * card + 1e-6
     # All else is as published.
     chosen = {"amp", "accumulation_steps"}
     assert opt.train.model_dump(exclude=chosen) == published.train.model_dump(exclude=chosen)
