@@ -1,7 +1,7 @@
 """The stored result of the data check, called a record. Later starts read it instead of all files.
 
-A record is two files in <path.root>/.preflight. Their name is a digest of all options that the
-check depends on (`question`) and the scale of the network:
+A record is two files in <path.root>/.preflight. Their names begin with a digest of all options that
+the check depends on (`question`), and the scale of the network:
 
     3f2a90c1d4e5b677_x1.json   {"counts": "22 clips, ...", "warnings": [...], "arrays": SHA-256}
     3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/table.py), and the state of each
@@ -12,7 +12,8 @@ to other ranks and to loader workers.
 
 Anybody may have written these files. So their sizes and values are bounded, nothing in them is
 executed, and they are compared with the data set: the state of every folder, and the files of some
-clips. A record that does not fit is ignored, and the check runs again.
+clips. A record that does not fit is ignored, and the check runs again. None of these tests may be
+left out; test_kept.py forges records.
 
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """
@@ -67,10 +68,11 @@ logger = logging.getLogger(__name__)
 # versions are ignored.
 FORMAT = 7
 # Largest size of the arrays of a record in bytes. A record of 32,000 clips has 36 million.
-LARGEST = 2**30
-# Number of files that a repeated start looks at in any case. Smaller sets are looked at as a whole.
+LARGEST_RECORD_BYTES = 2**30
+# Smallest number of files that a repeated start looks at. It looks at all files of smaller sets.
 LEAST_FILES = 4096
-# Default of the option checked_share: the share of the files that a repeated start looks at.
+# Default of the option checked_share: the fraction of the files that a repeated start looks at. A
+# larger fraction finds changed files sooner, a smaller one makes starts faster.
 SHARE = 0.01
 # Number of folders whose states are compared at once. It bounds the memory for their paths.
 FOLDERS_AT_ONCE = 2**14
@@ -81,7 +83,7 @@ STATE_COLUMNS = {"folders": np.uint8, "folder_states": np.int64}
 
 @dataclass(frozen=True)
 class Result:
-    """A check without problems.
+    """The result of a check that found no problems.
 
     counts: numbers of clips and frames, in words. warnings: what the log should say.
     clips: the checked clips.
@@ -100,11 +102,12 @@ Mark = tuple[str, str]
 def question(source: Source) -> str:
     """Return 16 hex digits that change with every option of the check, but not with the files.
 
-    Whoever adds an option to the check must add it here. Else a record of another value of the
-    option would be used.
+    Whoever adds an option to the check must add it here. Otherwise the record of another value of
+    the option would be used. The order of the values decides the digits, so a change of the order
+    only makes existing records useless.
     """
     spikes = source.spikes
-    asked: list[Any] = [
+    options: list[Any] = [
         FORMAT,
         source.kinds(),
         source.filename_tmpl,
@@ -114,7 +117,7 @@ def question(source: Source) -> str:
         source.septuplets,
     ]
     if spikes:
-        asked.append(
+        options.append(
             [
                 repr(spikes.geometry),
                 repr(spikes.info),
@@ -128,30 +131,34 @@ def question(source: Source) -> str:
                 spikes.timing.describe(),
             ]
         )
-        for each in (spikes, *source.own_spikes.values()):
-            if each.calibration:
-                asked.append(each.calibration.digest())
+        # `own_spikes` has the ways of reading of single clips. They follow from dataset.json, which
+        # is in `spikes.info`, but for their calibrations.
+        for way_of_reading in (spikes, *source.own_spikes.values()):
+            if way_of_reading.calibration:
+                options.append(way_of_reading.calibration.digest())
     else:
-        asked.append(None)
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+        options.append(None)
+    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:16]
 
 
 def checked_clips(source: Source) -> ClipTable | None:
-    """Return the clips of a source if this run has checked them, on any rank.
+    """Return the clips of a source from its record, if this run has checked the source.
 
-    Returns None if it has not, or if the record cannot be read here.
+    Any rank and any loader worker may call this. Returns None if the run has not checked the
+    source, or if the record cannot be read here: the caller must then check the files itself.
     """
-    # Set at the start of a run: {question: mark} and the folder of the records.
+    # Both are set at the start of a run: {question: mark}, and the folder of the records.
     marks: Mapping[str, Sequence[str]] = RUN.checked
-    if RUN.kept is None or not marks:
+    folder = RUN.kept
+    if folder is None or not marks:
         return None
     mark = marks.get(question(source))
     if mark is None:
         return None
     name, digest = mark
     try:
-        content = _read(RUN.kept / f"{name}.npz")
-        # Another run may have replaced the record since.
+        content = _read(folder / f"{name}.npz")
+        # Another run may have replaced the record since this run has checked the data.
         if hashlib.sha256(content).hexdigest() != digest:
             return None
         columns = _columns_in(content, types_of(kinds_of(source)))
@@ -176,9 +183,9 @@ class Record:
         self.mark: Mark | None = None  # set when the record is read or written
 
     def read(self, share: float) -> Result | None:
-        """Return the stored result if the data are the same as then, else None.
+        """Return the stored result if the data are the same as at the check, else None.
 
-        share: share of the files that are looked at, 0 to 1.
+        share: fraction of the files that are looked at, 0 to 1.
         """
         types = types_of(kinds_of(self.source))
         try:
@@ -191,7 +198,7 @@ class Record:
             if about["arrays"] != digest:
                 return None
             columns = _columns_in(content, types | STATE_COLUMNS)
-            # The columns are copies, and the content may have a gigabyte.
+            # The columns are copies, so free the content, which may have a gigabyte.
             del content
             refuse_columns({name: columns[name] for name in types}, self.source)
             table = ClipTable(self.source, columns)
@@ -210,14 +217,17 @@ class Record:
         """Store a result. If the folder cannot be written, only the log says so.
 
         columns: the clips as arrays. states: {path: state} of all folders, see `Listing`.
+
+        The names of the arrays are part of the format of a record (FORMAT).
         """
         # Paths may hold bytes that are not UTF-8, which Python reads as lone surrogates.
         paths = "".join(f"{path}\0" for path in states)
         path_bytes = paths.encode(errors="surrogateescape")
+        state_rows = np.array(list(states.values()), np.int64)  # (folders, 2): mtime, ctime
         arrays: dict[str, Any] = {
             **columns,
             "folders": np.frombuffer(path_bytes, np.uint8),
-            "folder_states": np.array(list(states.values()), np.int64).ravel(),
+            "folder_states": state_rows.ravel(),
         }
         file = io.BytesIO()
         np.savez(file, **arrays)
@@ -225,6 +235,8 @@ class Record:
         digest = hashlib.sha256(content).hexdigest()
         about = {"counts": result.counts, "warnings": result.warnings, "arrays": digest}
         try:
+            # The .json is written last. If the process ends between the two files, the .json has
+            # the digest of other arrays, and `read` ignores the record.
             write_whole(self.arrays, content)
             write_whole(self.json, json.dumps(about).encode())
         except DataError as e:
@@ -238,114 +250,126 @@ class Record:
     def _is_as_before(self, table: ClipTable, columns: Columns, share: float) -> bool:
         """Whether no folder has changed since the check, and no file of some clips.
 
-        share: see `read`.
+        share: see `read`. Raises OSError if a folder is gone, and the errors of the check.
         """
         folders = Texts(columns["folders"])
-        states = columns["folder_states"].reshape(-1, 2)
+        states = columns["folder_states"].reshape(-1, 2)  # (folders, 2)
         if len(folders) != len(states) or not self._has_all_folders(folders, table):
             return False
+        # Compare the states, some thousand folders at a time.
         for first in range(0, len(folders), FOLDERS_AT_ONCE):
-            last = min(first + FOLDERS_AT_ONCE, len(folders))
-            states_now = mapped(state_of, folders.between(first, last))
-            states_then = map(tuple, states[first:last].tolist())
-            for then, now in zip(states_then, states_now, strict=True):
-                if then != now:
+            end = min(first + FOLDERS_AT_ONCE, len(folders))
+            states_now = mapped(state_of, folders.between(first, end))
+            for then, now in zip(states[first:end].tolist(), states_now, strict=True):
+                if tuple(then) != now:
                     return False
-        if not self._is_complete(table):
+        if not self._has_all_clips(table):
             return False
-        is_same = mapped(_SameClip(table, columns), _chosen(table, share), at_once=4)
-        return all(is_same)
+        # Look at the files of some clips. The state of a folder does not change if the content of a
+        # file in it changes. Four clips for a thread, and not the usual 32 items, because a clip
+        # takes long.
+        is_same_clip = _SameClip(table, columns)
+        return all(mapped(is_same_clip, _chosen(table, share), at_once=4))
 
     def _has_all_folders(self, folders: Texts, table: ClipTable) -> bool:
         """Whether the record has a state of each root and of each folder of a clip.
 
         A forged record could leave out a folder, whose changes would then stay unseen.
         """
-        known = set(folders.all())
-        for kind, place in kinds_of(self.source).items():
-            root = place.root
-            if is_lmdb(root):
+        recorded = set(folders.all())
+        for name, kind in kinds_of(self.source).items():  # e.g. "lq", Kind(root="/data/blur", ...)
+            # The files of an LMDB have their states in the record in place of folders.
+            if is_lmdb(kind.root):
                 continue
-            if root not in known:
+            if kind.root not in recorded:
                 return False
-            for place_of_clip in set(table.folders[kind].all()):
-                path = table.roots[kind] + place_of_clip  # with "/" at its end
-                # A single file of a clip lies in the root itself, whose state is known.
-                is_root = path == os.path.join(root, "")
-                if path.removesuffix("/") not in known and not is_root:
+            root_with_slash = os.path.join(kind.root, "")
+            for folder_of_clip in set(table.folders[name].all()):
+                path = table.roots[name] + folder_of_clip  # with "/" at its end
+                # A single file of a clip lies in the root itself, whose state is recorded.
+                is_root = path == root_with_slash
+                if path.removesuffix("/") not in recorded and not is_root:
                     return False
         return True
 
-    def _is_complete(self, table: ClipTable) -> bool:
-        """Whether the folders of the lq root are those of the clips of the record."""
+    def _has_all_clips(self, table: ClipTable) -> bool:
+        """Whether the record has all folders of the lq root as clips, and no others."""
         root = self.source.dataroot_lq
-        # The state of an LMDB covers its clips. A meta file lists them.
+        # If the clips of an LMDB change, its state changes. If there is a meta file, it says which
+        # clips belong to the data set, and `refuse_columns` has compared them.
         if is_lmdb(root) or self.source.listed is not None:
             return True
         # A clip "a/b" lies in the folder "a" of the root.
-        then = {name.split("/")[0] for name in table.clip_names.all()}
-        now = set()
+        recorded = {name.split("/")[0] for name in table.clip_names.all()}
+        folders = set()
         with os.scandir(root) as entries:
             for entry in entries:
                 if not entry.name.startswith(".") and entry.is_dir():
-                    now.add(entry.name)
-        return then == now - self.source.left_out
+                    folders.add(entry.name)
+        return recorded == folders - self.source.left_out
 
 
 class _SameClip:
-    """A function of the number of a clip: whether its files are the same as in the record.
+    """A function number of a clip -> whether its files are the same as in the record.
 
-    They must also still make the same clip, because a forged record may hold a wrong clip.
+    The files must also make the same clip again, because a forged record may hold a wrong clip.
     """
 
     def __init__(self, table: ClipTable, columns: Columns) -> None:
         self.table = table
         self.columns = columns
-        self.usual = manifest.usual_sizes(table.source, table)
+        self.usual_sizes = manifest.usual_sizes(table.source, table)
 
     def __call__(self, number: int) -> bool:
         source = self.table.source
         clip = self.table[number]
         found: dict[str, dict[str, FileEntry] | None] = {}
-        for kind, place in kinds_of(source).items():
-            then = self._files_then(kind, number)
+        for name, kind in kinds_of(source).items():
+            recorded = self._recorded_files(name, number)
             # The state of an LMDB was compared already, so its files are the same.
-            now = then
-            if not is_lmdb(place.root):
-                files = list_clip(*place, clip.name)
-                if files:
-                    now = list(files.entries().values())
+            files_now = recorded
+            if not is_lmdb(kind.root):
+                folder = list_clip(kind.root, kind.folder, kind.endings, clip.name)
+                if folder:
+                    files_now = list(folder.entries().values())
                 else:
-                    # The one spike file of the clip lies in the root.
-                    now = [entry_of(entry.path) for entry in then]
-            if not set(then) <= set(now):
+                    # The clip has no folder: its one spike file lies in the root.
+                    files_now = [entry_of(entry.path) for entry in recorded]
+            # There may be more files than the check has used, e.g. if a meta file lists only some
+            # frames.
+            if not set(recorded) <= set(files_now):
                 return False
-            found[kind] = {stem_of(entry.path): entry for entry in now}
-        # `usual` has the sizes of the first clip, so the sizes of this clip itself must be read.
-        sizes = self.usual if number > 0 else None
+            found[name] = {stem_of(entry.path): entry for entry in files_now}
+        # The usual sizes are the recorded sizes of the first clip. So the sizes of the first clip
+        # itself must be read from its files.
+        sizes = self.usual_sizes if number > 0 else None
         listed = source.listed[clip.name] if source.listed else None
         check = ClipCheck(clip.name, source, found, sizes)
         return check.run(listed) == clip and not check.problems
 
-    def _files_then(self, kind: str, number: int) -> list[FileEntry]:
+    def _recorded_files(self, kind: str, number: int) -> list[FileEntry]:
         """Return the files of one kind of clip `number` as they were at the check."""
-        first, last = first_and_end(self.table.first_files[kind], number)
+        first, end = first_and_end(self.table.first_files[kind], number)
         paths = self.table.paths(kind, number)
-        sizes = self.columns[f"{kind}_bytes"][first:last].tolist()
-        times = self.columns[f"{kind}_times"][first:last].tolist()
-        return [FileEntry(*each) for each in zip(paths, sizes, times, strict=True)]
+        sizes = self.columns[f"{kind}_bytes"][first:end].tolist()
+        times = self.columns[f"{kind}_times"][first:end].tolist()
+        entries = []
+        for path, size, mtime_ns in zip(paths, sizes, times, strict=True):
+            entries.append(FileEntry(path, size, mtime_ns))
+        return entries
 
 
 def _chosen(table: ClipTable, share: float) -> range:
     """Return the numbers of the clips that are looked at: evenly spaced, others at each start.
 
-    With 100,000 files and share 0.01, that is every 24th clip, because LEAST_FILES is larger than
-    1000 files.
+    share: fraction of the files to look at. With 100,000 files and share 0.01, every 24th clip is
+    looked at: 1000 files are fewer than LEAST_FILES, and 100,000 / 4096 is 24.4.
     """
-    files = sum(int(begins[-1]) for begins in table.first_files.values())
-    wanted = max(LEAST_FILES, share * files)
-    step = max(1, math.floor(files / wanted))
-    # The clock makes each start begin with another clip. So in time all clips are looked at.
+    # The last entry of `first_files` is the number of all files of a kind.
+    files = sum(int(first_files[-1]) for first_files in table.first_files.values())
+    files_to_look_at = max(LEAST_FILES, share * files)
+    step = max(1, math.floor(files / files_to_look_at))
+    # The clock decides with which clip a start begins, so that many starts look at all clips.
     first = time.time_ns() % step
     return range(first, len(table), step)
 
@@ -355,24 +379,25 @@ def _chosen(table: ClipTable, share: float) -> range:
 
 def _read(path: Path) -> bytes:
     """Return the content of a file. Raises OSError, and ValueError if it is too large."""
-    content = read_plain(path, LARGEST + 1)
-    if len(content) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST} bytes")
+    # One byte more than allowed shows that the file is too large.
+    content = read_plain(path, LARGEST_RECORD_BYTES + 1)
+    if len(content) > LARGEST_RECORD_BYTES:
+        raise ValueError(f"it has more than {LARGEST_RECORD_BYTES} bytes")
     return content
 
 
 def _columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
     """Return columns of an .npz file. types: {column: its dtype}.
 
-    We do not use np.load: nothing in the file may be executed, and it may take no more memory than
-    it has bytes. So arrays must not be compressed. Raises ValueError.
+    We do not use np.load, because nothing in the file may be executed. Arrays must not be
+    compressed, because a small compressed file could fill the memory. Raises ValueError.
     """
     columns = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for name, dtype in types.items():
                 member = archive.getinfo(f"{name}.npy")
-                is_encrypted = member.flag_bits & 1
+                is_encrypted = member.flag_bits & 1  # bit 0 in the format of zip
                 if member.compress_type != zipfile.ZIP_STORED or is_encrypted:
                     raise ValueError(f"{name} is compressed")
                 columns[name] = _column(archive.read(member), dtype)
@@ -387,6 +412,7 @@ def _column(content: bytes, expected: Any) -> np.ndarray:
     expected: dtype of the array. Raises ValueError for any other array.
     """
     file = io.BytesIO(content)
+    # NumPy writes version 1.0 for arrays such as ours. Other versions have other headers.
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"version {version}")

@@ -1,4 +1,4 @@
-"""From the files below the roots of a dataset to the records of its clips, and its problems.
+"""Make the clips of a data root from its files, and collect everything that is wrong with them.
 
 Two layouts are read. GoPro is published as <root>/<clip>/{blur,sharp,spike}/<frame>. KAIR has one
 root for each kind of file, with <root>/<clip>/<frame>. Each root may have either layout.
@@ -22,31 +22,36 @@ from data.clips.threads import mapped
 from utils.errors import DataError
 from utils.files import natural_key
 
-# {val_partition: REDS training clips that it keeps for validation}, as in BasicSR and KAIR.
+# {value of the option val_partition: clips of the training set of REDS that are used for validation
+# and not for training}. Names and clips are the same as in BasicSR and KAIR.
 HELD_OUT = {
     "REDS4": frozenset(("000", "011", "015", "020")),
     "official": frozenset(map(str, range(240, 270))),
 }
-# Number of problems that an error shows. scripts/doctor.py lists all.
+# Largest number of problems that an error shows, so that it fits on a screen or two.
+# scripts/doctor.py lists all problems.
 MOST_PROBLEMS = 30
+# Text of the problem that lq and gt are the same files.
 SAME_FILES = (
     "gt and lq are the same files, so a network would learn to change nothing: the sharp frames of "
     "the clip are also its blurry ones"
 )
+# Text of the warning that they are different files with the same content.
 SAME_CONTENT = "the sharp frames of all clips are copies of the blurry ones"
 
 
 def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
-    """Return the clips without problems, and the problems of the others.
+    """Return the clips without problems, and the problems of the other clips.
 
     Reads names, sizes and the header of the first image of each clip.
     Raises DataError if a whole root or the meta file is missing.
     """
-    found = list_source(source)
-    names = names_of(source, found)
+    listings = list_source(source)
+    names = names_of(source, listings)
     clips: list[Clip] = []
     problems: list[Problem] = []
-    for name, files in zip(names, entries_of(source, found, names), strict=True):
+    files_of_clips = entries_of(source, listings, names)
+    for name, files in zip(names, files_of_clips, strict=True):
         check = ClipCheck(name, source, files, usual_sizes(source, clips))
         listed = source.listed[name] if source.listed else None
         clip = check.run(listed)
@@ -56,52 +61,56 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     return clips, problems + other_scales(clips)
 
 
-def names_of(source: Source, found: Mapping[str, Listing]) -> list[str]:
-    """Return the names of the clips in natural order.
+def names_of(source: Source, listings: Mapping[str, Listing]) -> list[str]:
+    """Return the names of the clips in natural order ("2" before "10").
 
     With a meta file, these are the clips that it lists. Otherwise these are all clips that have
     files of any kind.
-    found: {kind: its files}.
+    listings: {kind: {clip: its files}}.
+
+    The order must stay, because the numbers of training samples count through the clips in this
+    order: another order would give a resumed run other samples.
     """
     if source.listed:
         names = set(source.listed)
     else:
         names = set()
-        for listing in found.values():
+        for listing in listings.values():
             names.update(listing)
     return sorted(names - source.left_out, key=natural_key)
 
 
 def entries_of(
-    source: Source, found: Mapping[str, Listing], names: Sequence[str]
+    source: Source, listings: Mapping[str, Listing], names: Sequence[str]
 ) -> Iterator[dict[str, dict[str, FileEntry] | None]]:
     """Yield {kind: {stem: file}} of each clip; {kind: None} if the clip has no folder of the kind.
 
-    found: {kind: its files}. names: names of the clips.
+    listings: {kind: {clip: its files}}. names: names of the clips.
     Size and time of change of every file are looked up, in threads. Raises DataError for a link
     whose target is gone.
     """
 
-    def of_clip(name: str) -> dict[str, dict[str, FileEntry] | None]:
+    def entries_of_clip(name: str) -> dict[str, dict[str, FileEntry] | None]:
         files: dict[str, dict[str, FileEntry] | None] = {}
-        for kind, listing in found.items():
+        for kind, listing in listings.items():
             folder = listing.get(name)
             files[kind] = None if folder is None else folder.entries()
         return files
 
     try:
-        yield from mapped(of_clip, names)
+        yield from mapped(entries_of_clip, names)
     except DataError as e:
-        raise gone_error(source, found) from e
+        raise gone_error(source, listings) from e
 
 
-def gone_error(source: Source, found: Mapping[str, Listing]) -> DataError:
-    """Return the error for links whose targets are gone: the first one of each kind of file.
+def gone_error(source: Source, listings: Mapping[str, Listing]) -> DataError:
+    """Return the error for links whose targets are gone. It names the first one of each kind.
 
-    found: {kind: its files}.
+    listings: {kind: {clip: its files}}. All files are looked up again, so call this only after such
+    a link was found.
     """
     errors = []
-    for listing in found.values():
+    for listing in listings.values():
         try:
             for folder in listing.values():
                 folder.entries()
@@ -111,10 +120,10 @@ def gone_error(source: Source, found: Mapping[str, Listing]) -> DataError:
 
 
 def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | None:
-    """Return the sizes of lq and gt that need not be read, or None if each clip must be read.
+    """Return the (height, width) of lq and gt of the next clip. None: they must be read.
 
-    Vimeo-90K has 64,612 clips of one size. Reading a header of each would take minutes, so the
-    sizes of the first clip are taken for all.
+    Vimeo-90K has 64,612 clips of one size. Reading a header of each would take minutes, so all
+    clips are assumed to have the sizes of the first clip.
     clips: the clips without problems so far.
     """
     if source.septuplets and clips:
@@ -130,12 +139,14 @@ def other_scales(clips: Sequence[Clip]) -> list[Problem]:
     if not clips:
         return []
     scales = [clip.scale for clip in clips]
-    usual = most_frequent(scales)
+    usual_scale = most_frequent(scales)
     problems = []
+    # `clips` may be a table, which makes a clip when it is asked for. So only the clips with
+    # another scale are asked for again.
     for number, scale in enumerate(scales):
-        if scale != usual:
+        if scale != usual_scale:
             clip = clips[number]
-            what = f"gt is {scale} times as large as lq, that of most clips is {usual} times"
+            what = f"gt is {scale} times as large as lq, that of most clips is {usual_scale} times"
             problems.append(Problem(clip.name, what, clip.gt[0]))
     return problems
 
@@ -147,18 +158,19 @@ def raise_problems(
 ) -> None:
     """Raise one DataError with a table of the problems of all sources, if there are any.
 
-    found: (data root, its problems) for each root. shown: number of problems that the table shows.
+    found: (data root, its problems) for each root.
+    shown: largest number of problems that the table shows.
     unreadable: errors of whole roots that cannot be read. They become part of the same error.
     """
     errors = list(unreadable)
-    sources = []
+    sources_with_problems = []
     problems: list[Problem] = []
-    for source, of_source in found:
-        if of_source:
-            sources.append(source)
-            problems += of_source
+    for source, problems_of_source in found:
+        if problems_of_source:
+            sources_with_problems.append(source)
+            problems += problems_of_source
     if problems:
-        errors.append(problems_error(sources, problems, shown))
+        errors.append(problems_error(sources_with_problems, problems, shown))
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -177,27 +189,28 @@ def problems_error(
 
     shown: see `raise_problems`.
     """
-    table = problems[:shown]
-    width = max(len(problem.clip) for problem in table)
-    lines = [f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:"]
-    for problem in table:
+    shown_problems = problems[:shown]
+    width = max(len(problem.clip) for problem in shown_problems)  # of the column of the clips
+    plural = "s" if len(problems) > 1 else ""
+    lines = [f"{len(problems)} problem{plural} in the data:"]
+    for problem in shown_problems:
         lines.append(f"    {problem.clip:{width}} | {problem.what}")
         lines.append(f"    {'':{width}} |   {problem.where}")
-    left = len(problems) - len(table)
+    left = len(problems) - len(shown_problems)
     if left:
         lines.append(f"    ... and {left} more; scripts/doctor.py --data --opt FILE lists all")
 
     roots: list[str] = []
-    lists: list[str] = []  # where a clip is removed from
+    lists_of_clips: list[str] = []  # from which the user can remove a clip
     for source in sources:
         roots += source.roots().values()
-        lists.append(f"the meta list {source.meta}" if source.meta else "the folders")
-    # The advice of the problems that have one, and then the usual advice for all others.
+        lists_of_clips.append(f"the meta list {source.meta}" if source.meta else "the folders")
+    # A problem may have advice of its own (`do`). The usual advice is for all other problems.
     advice = [problem.do for problem in problems if problem.do]
     if len(advice) < len(problems):
         # dict.fromkeys leaves out what comes again, and keeps the order.
-        places = " and ".join(dict.fromkeys(lists))
-        advice.append(f"restore these files, or remove the clips from {places}")
+        joined_lists = " and ".join(dict.fromkeys(lists_of_clips))
+        advice.append(f"restore these files, or remove the clips from {joined_lists}")
     return DataError(
         what="\n".join(lines),
         where=", ".join(dict.fromkeys(roots)),
@@ -239,18 +252,17 @@ def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
 def digest(listings: dict[str, Listing]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    A clip cache stores them, so whoever changes the hashed texts makes all caches stale.
+    listings: {kind: {clip: its files}}.
+    A clip cache stores the digits. A change of the hashed texts or of their order would make all
+    existing caches useless.
     """
-    table = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for kind, listing in sorted(listings.items()):
-        clips = sorted(listing.items())
-        for (clip, _), files in zip(clips, mapped(_entries, clips), strict=True):
+        clips = sorted(listing)
+        folders = [listing[clip] for clip in clips]
+        # The files are looked up in threads. The results come in the order of the folders.
+        files_of_clips = mapped(Folder.entries, folders)
+        for clip, files in zip(clips, files_of_clips, strict=True):
             for stem, file in sorted(files.items()):
-                table.update(f"{kind}/{clip}/{stem} {file.size} {file.mtime_ns}\n".encode())
-    return table.hexdigest()[:16]
-
-
-def _entries(named: tuple[str, Folder]) -> dict[str, FileEntry]:
-    """Return {stem: file} of a clip. named: its (name, folder)."""
-    _, folder = named
-    return folder.entries()
+                sha256.update(f"{kind}/{clip}/{stem} {file.size} {file.mtime_ns}\n".encode())
+    return sha256.hexdigest()[:16]

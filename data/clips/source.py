@@ -4,8 +4,8 @@ A data root is a set of folders, one for each kind of file: blurry frames ("lq")
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
 makes a `Source` of its options (data/clip_dataset.py). `list_source` lists the files.
 
-A field of `Source` that decides the result of the data check must also be added to `question` in
-data/clips/kept.py. Otherwise a stored result of another value would be used.
+A new field of `Source` that changes the result of the data check must also be added to `question`
+in data/clips/kept.py. Otherwise a result that was stored for another value would be used.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -28,8 +28,8 @@ from utils.files import open_plain
 from utils.image import IMAGE_SUFFIXES
 from utils.user_path import advice_on
 
-# Lists of whole training sets that KAIR brings along: {path in its option files: number of clips}.
-# They list all clips, so the clips of all folders are used if such a list is missing.
+# Meta files that KAIR brings along: {path in its option files: number of clips}. Each lists the
+# clips of a whole training set. So if such a file is missing, the clips of all folders are used.
 KAIR_LISTS = {
     "data/meta_info/meta_info_REDS_GT.txt": 270,
     "data/meta_info/meta_info_DVD_train_GT.txt": 61,
@@ -37,11 +37,15 @@ KAIR_LISTS = {
     "data/meta_info/meta_info_DAVIS_train_GT.txt": 90,
 }
 # A line of a meta file: clip, frames, shape, first frame, such as "000 100 (720,1280,3) 0". The
-# shape may hold blanks, "(720, 1280, 3)". S-VRT writes 0 in its place. After a shape in brackets,
-# the first frame may be left out.
-_LINE = re.compile(r"(\S+)\s+(\d{1,7})\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d{1,18}))?", re.ASCII)
-_FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
-# A list with a clip of more frames must be wrong: so many are 9 hours at 30 frames a second.
+# shape may hold blanks, "(720, 1280, 3)", or be a number: S-VRT writes 0. After a shape in
+# brackets, the first frame may be left out. Groups: 1 clip, 2 frames, 3 first frame or None.
+_LINE_OF_META = re.compile(r"(\S+)\s+(\d{1,7})\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d{1,18}))?", re.ASCII)
+# The same in words, for the error message.
+_FORM_OF_LINE = (
+    "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
+)
+# Largest number of frames of a clip. A meta file with a larger number must be wrong: a million
+# frames are 9 hours at 30 frames a second.
 MOST_FRAMES = 1_000_000
 # Name of the folder within a clip, for each kind of file, in the layout of GoPro.
 FOLDER_OF_KIND = {"lq": "blur", "gt": "sharp", "gt_instants": "instants", "spike": "spike"}
@@ -50,7 +54,8 @@ FOLDER_OF_KIND = {"lq": "blur", "gt": "sharp", "gt_instants": "instants", "spike
 class Problem(NamedTuple):
     """One thing that is wrong with the data.
 
-    clip: name of the clip, or of the option. what: the problem. where: a path.
+    clip: name of the clip. For a problem of an option: the name of the option.
+    what: the problem. where: a path.
     do: advice. "" stands for the usual advice: restore the files, or remove the clip.
     """
 
@@ -81,20 +86,22 @@ class Source:
 
     The fields from dataroot_lq to filename_ext are keys of the dataset section, see
     docs/options.md.
-    other_images: whether a clip without a picture with `filename_ext` may have other pictures.
+    other_images: whether pictures with another ending than `filename_ext` are read, for clips that
+    have no picture with this ending.
     spikes: how the spikes are read. None for a dataset without spikes.
-    own_spikes: {clip: how its spikes are read}, for clips that differ, see `DatasetInfo.of_clip`.
+    own_spikes: {clip: how its spikes are read}, for clips of which dataset.json says something else
+    than of the other clips.
     left_out: clips in the folders that are not part of the data set.
-    may_share_frames: whether lq and gt may be the same files. This is so if noise is added to lq,
-    or if they are other frames.
-    septuplets: whether it is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size. Only listed
-    clips are read.
+    may_share_frames: whether lq and gt may be the same files. They may if noise is added to lq, or
+    if lq and gt are different frames of the same folders.
+    septuplets: whether the data set is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size.
+    Only listed clips are read.
     name_prefix: text before the names of the clips. "" with one root, "0/", "1/", ... with several.
 
     For the single clip of a user's own files (data.clips.clip_reader.user_clip):
     is_user_clip: whether this is such a clip. Its roots are folders or files of the clip itself.
     trained: properties of the training spikes, see `ClipDataset.spike_data`.
-    times: when the frames were taken. None: as the numbers in their names say.
+    times: when the frames were taken. None: the numbers in their names are times, if there are any.
     """
 
     dataroot_lq: str
@@ -119,13 +126,18 @@ class Source:
     # ---- Files ------------------------------------------------------------------------------
 
     def kinds(self) -> dict[str, Kind]:
-        """Return where the files of each kind are, as {"lq": ..., "gt": ..., ...}.
+        """Return {name of the kind: where its files are}, e.g. {"lq": Kind(...), "gt": Kind(...)}.
 
-        Kinds without a root are left out. The order is lq, gt, gt_instants, spike.
+        Kinds without a root are left out. The order is lq, gt, gt_instants, spike. It must stay,
+        because `ClipCheck` takes the names of frames from the first kind, and because names of
+        stored results depend on it (`question` in data/clips/kept.py).
         """
-        image_endings = [f".{self.filename_ext.lstrip('.')}".lower()]
+        # The ending of the options comes first, because a clip has the files with the first ending
+        # that fits.
+        first_ending = f".{self.filename_ext.lstrip('.')}".lower()
+        image_endings = [first_ending]
         if self.other_images:
-            image_endings += [ending for ending in IMAGE_SUFFIXES if ending not in image_endings]
+            image_endings += [ending for ending in IMAGE_SUFFIXES if ending != first_ending]
         roots = {
             "lq": self.dataroot_lq,
             "gt": self.dataroot_gt,
@@ -143,18 +155,19 @@ class Source:
         return kinds
 
     def roots(self) -> dict[str, str]:
-        """Return {option key: data root}."""
-        return {f"dataroot_{kind}": place.root for kind, place in self.kinds().items()}
+        """Return {option key: data root}, e.g. {"dataroot_lq": "/data/blur"}."""
+        return {f"dataroot_{name}": kind.root for name, kind in self.kinds().items()}
 
     @property
     def has_one_spike_file(self) -> bool:
         """Whether the planes of all frames of a clip are in one file.
 
         The option `spike.exposure` then says which planes belong to which frame. A user may give
-        one file without this option; the times of the frames divide it.
+        one file without this option. Then the times of the frames divide the file.
         """
         if self.spikes is None or not self.dataroot_spike:
             return False
+        # `timing` holds the option spike.exposure.
         if self.spikes.timing.is_one_file:
             return True
         return self.is_user_clip and not os.path.isdir(self.dataroot_spike)
@@ -174,11 +187,12 @@ class Source:
 
     @cached_property
     def listed(self) -> dict[str, list[Any]] | None:
-        """{clip: [number of frames, number of the first frame]} of the meta file; None without one.
+        """{clip: [number of frames, number of the first frame]} of the meta file.
 
-        The number of the first frame is a text, as it is written; "0" if it is left out. The values
-        are lists and not tuples, because the index of a clip cache (JSON) has lists.
-        Raises DataError, which names the line.
+        None if there is no meta file. {"000": [100, "0"]}, for example: the number of the first
+        frame is a text, as it is written. It is "0" if it is left out.
+        The values are lists and not tuples, because the index of a clip cache (JSON) has lists, and
+        the two are compared. Raises DataError, which names the line.
         """
         path = self.meta
         if path is None:
@@ -187,20 +201,33 @@ class Source:
         for number, line in enumerate(self._meta_lines(path), 1):
             if not line.strip():
                 continue
-            found = _LINE.fullmatch(line.strip())
-            if not found or not 1 <= int(found[2]) <= MOST_FRAMES:
-                what = f"line {number} is {reprlib.repr(line)}"
-                raise DataError(what, path, _FORM, "correct the line")
-            name = checked_name(found[1], f"{path}, line {number}")
-            frames = int(found[2])
-            first_frame = found[3] or "0"
+            values = _LINE_OF_META.fullmatch(line.strip())
+            if not values or not 1 <= int(values[2]) <= MOST_FRAMES:
+                raise DataError(
+                    what=f"line {number} is {reprlib.repr(line)}",
+                    where=path,
+                    expected=_FORM_OF_LINE,
+                    do="correct the line",
+                )
+            # The name becomes a name of output files.
+            name = checked_name(values[1], f"{path}, line {number}")
+            frames = int(values[2])
+            first_frame = values[3] or "0"
             if name in clips:
-                what = f"line {number} lists clip {name} again"
-                raise DataError(what, path, "one line per clip", "join the lines")
+                raise DataError(
+                    what=f"line {number} lists clip {name} again",
+                    where=path,
+                    expected="one line per clip",
+                    do="join the lines",
+                )
             clips[name] = [frames, first_frame]
         if not clips:
-            what = "the meta file lists no clip"
-            raise DataError(what, path, "one line per clip", "correct meta_info_file")
+            raise DataError(
+                what="the meta file lists no clip",
+                where=path,
+                expected="one line per clip",
+                do="correct meta_info_file",
+            )
         return clips
 
     def _meta_lines(self, path: str) -> list[str]:
@@ -226,41 +253,44 @@ class Source:
                 do=do + address_of(path) + advice_on(path),
             ) from e
 
-    # ---- Words ------------------------------------------------------------------------------
+    # ---- Texts of messages ------------------------------------------------------------------
 
     def notes(self, clips: int) -> list[Problem]:
         """Return warnings about clips that are left out or not listed.
 
         clips: number of clips that are read.
         """
-        found = []
+        warnings = []
         path = self.meta_info_file
+        # `meta` is None although a path is given: the file is one of KAIR's lists, and is missing.
         if path and not self.meta:
             what = (
                 f"the list of the clips is missing: all {clips} in the folders are used, "
                 f"KAIR's list has {KAIR_LISTS[path]}"
             )
-            found.append(Problem("meta_info_file", what, path))
+            warnings.append(Problem("meta_info_file", what, path))
         if self.left_out:
+            # Clips that are left out, and would be read otherwise.
             names = self.listed or list_source(self, ("lq",))["lq"]
-            gone = sorted(self.left_out & names.keys())
-            if gone:
+            left_out = sorted(self.left_out & names.keys())
+            if left_out:
+                number_of_all = clips + len(left_out)
                 what = (
-                    f"{len(gone)} of {clips + len(gone)} clips are left out, {', '.join(gone)}: "
-                    "KAIR trains on them, as null does here"
+                    f"{len(left_out)} of {number_of_all} clips are left out, "
+                    f"{', '.join(left_out)}: KAIR trains on them, as null does here"
                 )
-                found.append(Problem("val_partition", what, self.dataroot_lq))
-        return found
+                warnings.append(Problem("val_partition", what, self.dataroot_lq))
+        return warnings
 
     def wanted(self) -> str:
         """Return in words which files every clip must have.
 
         For example "every frame with its lq, gt and spike file; docs/data_format.md shows ...".
         """
-        *others, last = self.kinds()
-        files = f"{last} file"
-        if others:
-            files = f"{', '.join(others)} and {files}"
+        names = list(self.kinds())
+        files = f"{names[-1]} file"
+        if len(names) > 1:
+            files = f"{', '.join(names[:-1])} and {files}"
         if self.septuplets:
             return f"im1 ... im7 of every listed clip, each with its {files}{self.layout()}"
         return f"every frame with its {files}; docs/data_format.md shows the folders"
@@ -268,8 +298,10 @@ class Source:
     def layout(self) -> str:
         """Return the paths of the files of this data set, for error messages.
 
-        A line for each kind of file, for example "\\n    <root>/<clip>/[spike/]<frame>.dat".
+        A line for each kind of file, for example "\\n    <root>/<clip>/[spike/]<frame>.dat". The
+        folder in brackets may be left out.
         """
+        # Names of a clip and a frame, and what stands behind the path.
         clip = "<clip>"
         frame = "<frame>"
         if self.filename_tmpl:
@@ -281,16 +313,18 @@ class Source:
             more = "... im7"
         # {path: what stands behind it}
         lines = {}
-        for kind, (root, folder, endings) in self.kinds().items():
-            ending = endings[0]
-            name = f"{frame}_<instant>" if kind == "gt_instants" else frame
-            key = f"{clip}/{name}"
+        for kind_name, kind in self.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
+            root = kind.root
+            ending = kind.endings[0]
+            file_name = f"{frame}_<instant>" if kind_name == "gt_instants" else frame
+            key = f"{clip}/{file_name}"
             if is_lmdb(root):
                 lines[f"{root}/data.mdb"] = f"a file under each key {key} {more}"
                 about = f"a line for each key: {key}{ending} (<height>,<width>,3) 1"
                 lines[f"{root}/meta_info.txt"] = about
             elif self.dataroot_spike:
-                lines[f"{root}/{clip}/[{folder}/]{name}{ending}"] = more
+                # Clips with spikes are in the layout of GoPro, with a folder for each kind.
+                lines[f"{root}/{clip}/[{kind.folder}/]{file_name}{ending}"] = more
             else:
                 lines[f"{root}/{key}{ending}"] = more
         if self.meta:
@@ -299,14 +333,16 @@ class Source:
 
 
 def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:
-    """Return {kind of file: the files below its root}. kinds: the kinds to list; None: all.
+    """Return {kind of file: the files below its root}.
 
-    Raises one DataError for all roots, and the meta file, that cannot be read. It shows the layout
-    of the data set.
+    kinds: names of the kinds to list, e.g. ("lq",). None: all kinds.
+    Raises one DataError for all roots that cannot be read, and for the meta file. It shows the
+    layout of the data set.
     """
     found = {}
     errors = []
-    # None lists every clip in the folders. From Vimeo-90K, only listed clips are looked up.
+    # With `names` None, every clip in the folders is listed. The folders of Vimeo-90K have more
+    # clips than a meta file lists, so only the listed clips are looked up.
     names = None
     try:
         listed = source.listed
@@ -314,15 +350,20 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
             names = listed
     except DataError as e:
         errors.append(e)
-    for kind, place in source.kinds().items():
-        if kinds is not None and kind not in kinds:
+    for name, kind in source.kinds().items():
+        if kinds is not None and name not in kinds:
             continue
-        takes_single_files = kind == "spike" and source.has_one_spike_file
         try:
-            found[kind] = list_root(*place, takes_single_files, names)
-            _refuse_folders_of_a_clip(kind, place.root, found[kind])
+            found[name] = list_root(
+                kind.root,
+                kind.folder,
+                kind.endings,
+                single_files=name == "spike" and source.has_one_spike_file,
+                names=names,
+            )
+            _refuse_folders_of_a_clip(name, kind.root, found[name])
         except DataError as e:
-            e.do += advice_on(place.root)
+            e.do += advice_on(kind.root)
             errors.append(e)
     if errors:
         raise joined_errors(errors, source.layout()) from errors[0]
@@ -330,12 +371,14 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
 
 
 def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
-    """Refuse a root whose folders are named blur, sharp or spike, which are never clips.
+    """Refuse a root whose folders have names such as blur, sharp or spike, which are never clips.
 
+    kind: "lq", "gt", "gt_instants" or "spike". listing: the clips that were found in the root.
     Raises DataError, which names the folder that was probably meant.
     """
-    folders = {name.split("/")[0] for name in listing}
-    within_clip = sorted(folders & CLIP_FOLDERS)
+    # A clip "a/b" is in the folder "a" of the root.
+    folders_in_root = {name.split("/")[0] for name in listing}
+    within_clip = sorted(folders_in_root & CLIP_FOLDERS)
     if not within_clip:
         return
     if all(name in CLIP_FOLDERS for name in listing):
@@ -343,7 +386,7 @@ def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
         meant = f"the folder above it, {os.path.dirname(os.path.abspath(root))}"
         found = "the folders of a single clip"
     else:
-        # blur/<clip>/<frame>: the root holds a root of each kind.
+        # blur/<clip>/<frame>: the root holds a folder of clips for each kind.
         meant = f"the folder of its own kind, such as {os.path.join(root, FOLDER_OF_KIND[kind])}"
         found = "a folder for each kind of file"
     raise DataError(
@@ -358,7 +401,7 @@ def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
 
 
 def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
-    """Return one error for several errors, which says nothing twice.
+    """Return one error for several errors. It says what several of them say only once.
 
     layout: lines to add to what is expected, see `Source.layout`.
     """
@@ -371,9 +414,9 @@ def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
 
 
 def joined_texts(texts: Iterable[str]) -> str:
-    """Join the first lines of texts to one line, and put their other lines below it.
+    """Join the first lines of texts to one line, and put the other lines of the texts below it.
 
-    A piece of a first line, up to a semicolon, and the lines below it are said once:
+    First lines are split at semicolons. Pieces and other lines that come again are left out:
     "a; b" and "b; c\\nd" -> "a; b; c\\nd".
     """
     # Dicts instead of sets, because they keep the order.
