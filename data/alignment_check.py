@@ -189,7 +189,7 @@ def _samples_of_user(readers: Sequence[Any]) -> list[_Sample]:
     samples = []
     for number in _spread(len(frames), SAMPLES):
         reader, frame = frames[number]
-        draw = reader.dataset.draw(reader.index, first=frame, count=1)
+        draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
         samples.append(_Sample(reader.dataset, draw, None))
     return samples
 

@@ -14,11 +14,13 @@ from typing import Any
 
 from data.clips import files
 
-WHOLE = 2**16  # a file of up to so many bytes is read as a whole
-BLOCK = 2**12  # bytes of each block that is read of a larger file
-BLOCKS = 8  # blocks of a larger file, evenly spaced from its beginning to its end
-# Files whose content is read, so that a set of 100,000 files does not delay the start by minutes.
-# 4096 covers all frames, sharp frames and spikes of the GoPro test set (3333).
+# All constants decide the digest. A change would make the scores of existing checkpoints count as
+# scores of other clips.
+LARGEST_WHOLE_FILE = 2**16  # largest file, in bytes, that is read as a whole
+BLOCK_BYTES = 2**12  # size of each block that is read of a larger file
+BLOCKS = 8  # number of blocks of a larger file, evenly spaced from its beginning to its end
+# Largest number of files whose content is read, so that a set of 100,000 files does not delay the
+# start by minutes. It covers all frames, sharp frames and spikes of the GoPro test set (3333).
 MOST_FILES = 4096
 
 
@@ -27,60 +29,67 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
 
     readers: the clips of a test set, see utils.contract.ClipReader.
 
-    What is hashed of a clip of a data set:
+    These are hashed for a clip of a data set:
 
     * names of clip and frames, sizes, and how its spikes are read (`DatasetClip.described`),
     * name and size of each file,
-    * of 4096 files, evenly spaced over all clips, the content as well: the whole file up to 64 KiB,
+    * the content of at most 4096 files, evenly spaced over all clips: the whole file up to 64 KiB,
       else eight blocks of 4 KiB from its beginning to its end. A PNG has a checksum of all pixels
       at its end, so any changed pixel changes the digest.
 
-    Of a reader of another kind: its name, its stems, and its first, middle and last frame.
+    For a reader of another kind, its name, its stems, and its first, middle and last frame are
+    hashed.
 
-    The digest is compared with digests in existing checkpoints, so the hashed texts must not
-    change. Raises DataError if a file cannot be read.
+    The digest is compared with digests in existing checkpoints, so the hashed texts and their order
+    must not change. Raises DataError if a file cannot be read.
     """
-    table = hashlib.sha256()
+    sha256 = hashlib.sha256()
     paths: list[str] = []
     for reader in readers:
-        table.update(f"clip {reader.name} {list(reader.stems)}\n".encode())
+        sha256.update(f"clip {reader.name} {list(reader.stems)}\n".encode())
+        # Only `DatasetClip` has this method. Readers of other kinds need not have files.
         if hasattr(reader, "described"):
-            table.update(reader.described().encode())
+            sha256.update(reader.described().encode())
             paths.extend(reader.paths())
         else:
-            _add_frames(table, reader)
+            _add_frames(sha256, reader)
 
     for path in paths:
         size, _ = files.stamp(path)
-        table.update(f"{os.path.basename(path)} {size}\n".encode())
-    step = math.ceil(len(paths) / MOST_FILES) or 1  # without files: any step but 0
+        sha256.update(f"{os.path.basename(path)} {size}\n".encode())
+    # Every `step`-th file is read: with 10,000 files, every third. The step is at least 1, also if
+    # there are no files.
+    step = max(1, math.ceil(len(paths) / MOST_FILES))
     for path in paths[::step]:
-        for block in _sample(path):
-            table.update(block)
-    return table.hexdigest()[:16]
+        for block in _blocks_of(path):
+            sha256.update(block)
+    return sha256.hexdigest()[:16]
 
 
-def _add_frames(table: Any, reader: Any) -> None:
-    """Add three frames of a reader that has no files. table: a hash object of hashlib."""
+def _add_frames(sha256: Any, reader: Any) -> None:
+    """Hash three frames of a reader that has no files. sha256: a hash object of hashlib."""
     last = len(reader.stems) - 1
+    # A set, because a short clip has fewer than three different frames.
     for index in sorted({0, last // 2, last}):
-        frame = reader.frame(index)
+        frame = reader.frame(index)  # {kind: tensor}
         for kind, tensor in sorted(frame.items()):
-            table.update(f"{kind} {tuple(tensor.shape)}\n".encode())
-            table.update(tensor.contiguous().numpy().tobytes())
+            sha256.update(f"{kind} {tuple(tensor.shape)}\n".encode())
+            sha256.update(tensor.contiguous().numpy().tobytes())
 
 
-def _sample(path: str) -> Iterable[bytes]:
-    """Yield the bytes of a file that are hashed. Of a value in an LMDB: its first 64 KiB."""
+def _blocks_of(path: str) -> Iterable[bytes]:
+    """Yield the bytes of a file that are hashed. For a value in an LMDB: its first 64 KiB."""
     if files.LMDB_MARK in path:
-        yield files.read_bytes(path, WHOLE)
+        yield files.read_bytes(path, LARGEST_WHOLE_FILE)
         return
     with files.reading(path), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size <= WHOLE:
+        if size <= LARGEST_WHOLE_FILE:
             yield file.read()
             return
-        last = size - BLOCK  # where the last block begins
+        # The first block begins at 0, the last block at `last_begin`, and the others at equal
+        # distances between.
+        last_begin = size - BLOCK_BYTES
         for block in range(BLOCKS):
-            file.seek(block * last // (BLOCKS - 1))
-            yield file.read(BLOCK)
+            file.seek(block * last_begin // (BLOCKS - 1))
+            yield file.read(BLOCK_BYTES)

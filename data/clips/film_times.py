@@ -1,9 +1,9 @@
 """When the frames of a film were taken, and which of its frames cannot be decoded.
 
 A decoder leaves out frames of a damaged film without an error. But a container (.mp4, .mkv, ...)
-stores each encoded frame as a packet with a time, and packets are read without decoding. So a
-packet at whose time no frame was decoded is a missing frame. `film_times` compares the times of
-packets with the times of decoded frames.
+stores each encoded frame as a packet with a time, and packets can be read without decoding. If no
+frame was decoded at the time of a packet, a frame is missing. `film_times` compares the times of
+packets with the times of decoded frames. data/clips/clip_reader.py calls it for a user's film.
 
 Tests: tests/parts/data/test_frame_times.py, tests/stories/test_foreign_files.py
 """
@@ -29,25 +29,25 @@ from utils.video import FFMPEG_ERRORS, open_container
 logger = logging.getLogger(__name__)
 
 # Containers in which packets follow one another without a pause, so a gap is a lost packet. In
-# others, such as MP4 and Matroska, a gap without a packet is a frame that lasts longer.
-WITHOUT_PAUSES = ("mpegts", "mpeg", "rtp", "rtsp")
+# other containers, such as MP4 and Matroska, a gap without a packet is a frame that lasts longer.
+CONTAINERS_WITHOUT_PAUSES = ("mpegts", "mpeg", "rtp", "rtsp")
 
-# Number of packets for which `go_on` is called once. A packet is read within microseconds, so a
-# call for each packet would take longer than the reading.
-PACKETS_A_CALL = 1000
-# Number of damaged frames that a warning names.
-MOST_NAMED = 5
+# Number of packets that are read between two calls of `go_on`. A packet is read within
+# microseconds, so a call for each packet would take longer than the reading.
+PACKETS_PER_CALL = 1000
+# Largest number of damaged frames that a warning names, so that it stays one line.
+MOST_NAMED_FRAMES = 5
 
 
 @dataclass
 class Packets:
-    """What a container says of the frames of one video stream, decoded or not.
+    """What a container says of the frames of one video stream, whether they were decoded or not.
 
     stated: number of frames that the container states in its header; 0 if it states no number.
-    has_pauses: whether a frame may last longer than others in this container.
+    has_pauses: whether a frame may last longer than other frames in this container.
     times: time in seconds of each packet that should be shown, in order.
     damaged: times of the packets that the container marks as damaged.
-    count: number of all packets.
+    count: number of all packets, also of packets that are not shown.
     """
 
     stated: int
@@ -62,8 +62,11 @@ def film_times(
 ) -> FrameTimes:
     """Return the times of a film's frames, with the frames that are missing.
 
-    times: time in seconds of each decoded frame. go_on: called now and then, as a sign of life for
-    the watchdog. Warns of damaged frames.
+    times: time in seconds of each decoded frame, in order. go_on: called now and then, as a sign of
+    life for the watchdog. Warns of damaged frames.
+
+    The times divide one spike file among the frames. If a missing frame is not found, all later
+    frames get the planes of other frames: tests/parts/data/test_frame_times.py cuts films.
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
@@ -72,17 +75,18 @@ def film_times(
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
-        shown = ", ".join(f"{float(time):.3f} s" for time in packets.damaged[:MOST_NAMED])
-        more = ", ..." if len(packets.damaged) > MOST_NAMED else ""
+        named = packets.damaged[:MOST_NAMED_FRAMES]
+        shown = ", ".join(f"{float(time):.3f} s" for time in named)
+        more = ", ..." if len(packets.damaged) > MOST_NAMED_FRAMES else ""
         logger.warning("%s: the data of frames are damaged: at %s%s", path, shown, more)
     # One frame has no distance to another frame, so nothing can be said of missing frames.
     if len(times) < 2:
         return times_of_film(times)
-    step = usual_step(times)
+    step = usual_step(times)  # the usual distance of two frames in seconds
     missing = _lost_between(packets, times, step)
-    # The number that the first frame after the last decoded frame would have in the whole film.
-    number = len(times) + sum(gap.count for gap in missing)
-    missing += _lost_at_end(packets, times[-1], step, number)
+    # The number that the next frame after the last decoded frame has in the whole film.
+    next_number = len(times) + sum(gap.count for gap in missing)
+    missing += _lost_at_end(packets, times[-1], step, next_number)
     return times_of_film(times, missing)
 
 
@@ -98,19 +102,23 @@ def _packets_of(
         with open_container(str(path)) as container:
             # A container may have several names, such as "mov,mp4,m4a".
             names = container.format.name.split(",")
-            has_pauses = not any(name in WITHOUT_PAUSES for name in names)
+            has_pauses = not any(name in CONTAINERS_WITHOUT_PAUSES for name in names)
             for stream in container.streams.video:
                 found[stream.index] = Packets(stream.frames, has_pauses)
+            # `demux` takes the numbers of the video streams among the video streams: 0, 1, ...
             every_video_stream = tuple(range(len(found)))
             for number, packet in enumerate(container.demux(video=every_video_stream), 1):
-                if number % PACKETS_A_CALL == 0:
+                if number % PACKETS_PER_CALL == 0:
                     go_on()
                 # PyAV yields an empty packet at the end of each stream.
                 if packet.size:
                     _add(packet, found[packet.stream.index])
     except FFMPEG_ERRORS as e:
-        # The file is damaged here. The frames before it were decoded, so their packets are known.
+        # The file is damaged at this point. The packets before it were read. They are the packets
+        # of the decoded frames.
         logger.debug("%s: its packets cannot be read to the end: %s", path, e)
+    # A film may have several video streams, e.g. a cover. The decoded frames belong to the stream
+    # that has a packet at the time of each frame.
     for packets in found.values():
         if set(times) <= set(packets.times):
             packets.times.sort()
@@ -140,36 +148,43 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
     # Times of packets whose frames were not decoded, in order.
     lost = sorted(set(packets.times) - set(times))
     missing = []
-    number = 0  # of the next frame in the whole film, missing frames included
-    early = [time for time in lost if time < times[0]]
-    if early:
-        missing.append(Missing(0, len(early), early[0]))
-        number = len(early)
+    # Number that the next frame has in the whole film. Missing frames are counted.
+    next_number = 0
+    lost_before_first = [time for time in lost if time < times[0]]
+    if lost_before_first:
+        count = len(lost_before_first)
+        missing.append(Missing(number=0, count=count, seconds=lost_before_first[0]))
+        next_number = count
     for before, after in itertools.pairwise(times):
-        number += 1
+        next_number += 1  # the frame at `before`
         distance = after - before
-        # Number of lost packets between the two frames.
-        inside = bisect.bisect_left(lost, after) - bisect.bisect_right(lost, before)
-        # A frame is missing if the distance is nearer to two steps than to one. A long distance
-        # alone proves nothing if the container may have pauses.
+        # `lost` is sorted, so the packets between the two frames stand side by side in it.
+        first_between = bisect.bisect_right(lost, before)
+        end_between = bisect.bisect_left(lost, after)
+        lost_packets = end_between - first_between
+        # `is_long` says that the distance is nearer to two steps than to one. A long distance alone
+        # proves nothing if the container may have pauses.
         is_long = distance > MOST_DISTANCES_WITHOUT_GAP * step
-        is_gap = is_long and (inside > 0 or not packets.has_pauses)
-        if not is_gap:
+        has_proof = lost_packets > 0 or not packets.has_pauses
+        if not (is_long and has_proof):
             continue
-        # The packets of some frames may be lost, too, so the distance counts as well.
-        by_distance = round(distance / step) - 1
-        count = max(by_distance, inside)
+        # The packets of some frames may be lost, too, so the distance counts as well. With a
+        # distance of 3 steps, two frames are missing.
+        lost_by_distance = round(distance / step) - 1
+        count = max(lost_by_distance, lost_packets)
         if count:
-            missing.append(Missing(number, count, before + step))
-            number += count
+            missing.append(Missing(number=next_number, count=count, seconds=before + step))
+            next_number += count
     return missing
 
 
-def _lost_at_end(packets: Packets, last: Fraction, step: Fraction, number: int) -> list[Missing]:
-    """Return the frames that are missing after the last decoded frame.
+def _lost_at_end(
+    packets: Packets, last: Fraction, step: Fraction, next_number: int
+) -> list[Missing]:
+    """Return the frames that are missing after the last decoded frame, as a list of at most one.
 
     last: time of the last decoded frame. step: see `_lost_between`.
-    number: number of the first missing frame.
+    next_number: number of the first missing frame in the whole film.
     """
     count = sum(1 for time in packets.times if time > last)
     # If a file is cut short, its table of contents may still state all frames.
@@ -177,4 +192,4 @@ def _lost_at_end(packets: Packets, last: Fraction, step: Fraction, number: int) 
         count += packets.stated - packets.count
     if not count:
         return []
-    return [Missing(number, count, last + step)]
+    return [Missing(number=next_number, count=count, seconds=last + step)]

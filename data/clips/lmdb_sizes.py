@@ -1,12 +1,15 @@
 """Find the sizes of the values of an LMDB, in a process of its own.
 
-The library of LMDB follows the numbers in a damaged file wherever they point. The system then ends
-the process that reads there, with the signal SIGBUS or SIGSEGV. So `sizes` starts a process that
-may end, which looks at each value first:
+In a damaged file, a number may point to a byte outside of the file. The library of LMDB reads this
+byte, and the system ends the process with the signal SIGBUS or SIGSEGV. So `sizes` starts another
+process, and only this process ends if the file is damaged:
 
-    python lmdb_sizes.py ROOT    reads a key from each line, and writes the size of its value
+    python lmdb_sizes.py ROOT
 
-This file imports nothing of the project, so that the process starts fast.
+    stdin    clip_a/000000      a key in each line
+    stdout   81234              the number of bytes under the key, or NONE
+
+This file must import nothing of the project, so that the process starts fast.
 
 Tests: tests/parts/data/test_any_bytes.py, tests/parts/data/test_io_backend.py
 """
@@ -16,14 +19,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-# Written in place of a size if there is no value under the key.
+# Written in place of a size if there is no value under the key. Callers test for a negative size.
 NONE = -1
-# Exit code of the process if liblmdb finds the damage and names it.
+# Exit code of the process if the library of LMDB finds the damage itself. It differs from the exit
+# codes 1 and 2 of Python.
 REFUSED = 3
 
 
 class DamagedLmdbError(Exception):
-    """An LMDB cannot be read. Its text can follow "the LMDB is damaged: "."""
+    """An LMDB cannot be read. The text of the error can follow "the LMDB is damaged: "."""
 
 
 def sizes(root: str, keys: Sequence[str]) -> list[int]:
@@ -33,15 +37,15 @@ def sizes(root: str, keys: Sequence[str]) -> list[int]:
     """
     # -I: neither the environment nor the current folder changes what Python imports.
     command = [sys.executable, "-I", __file__, root]
-    asked = "".join(f"{key}\n" for key in keys).encode()
-    found = subprocess.run(command, input=asked, capture_output=True, check=False)
-    # A negative code is the signal that ended the process.
-    if found.returncode < 0:
-        name = signal.Signals(-found.returncode).name
+    lines = "".join(f"{key}\n" for key in keys)
+    process = subprocess.run(command, input=lines.encode(), capture_output=True, check=False)
+    # A negative exit code is the signal that ended the process.
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
         raise DamagedLmdbError(f"its numbers point out of the file ({name})")
-    if found.returncode > 0:
-        raise DamagedLmdbError(found.stderr.decode(errors="replace").strip())
-    return [int(line) for line in found.stdout.split()]
+    if process.returncode > 0:
+        raise DamagedLmdbError(process.stderr.decode(errors="replace").strip())
+    return [int(line) for line in process.stdout.split()]
 
 
 def _main(root: str) -> int:
@@ -49,7 +53,8 @@ def _main(root: str) -> int:
     import lmdb
 
     try:
-        # The same settings as in data/clips/files.py.
+        # The same settings as in data/clips/files.py, so that both read the same. An environment is
+        # an open database.
         environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
         with environment.begin(buffers=True) as transaction:
             for line in sys.stdin.buffer:
@@ -57,7 +62,7 @@ def _main(root: str) -> int:
                 if value is None:
                     print(NONE)
                     continue
-                # Read the last byte, because the end of the value must lie in the file, too.
+                # Read the last byte. If it is outside of the file, the process ends here.
                 value[-1:].tobytes()
                 print(len(value))
     except lmdb.Error as e:

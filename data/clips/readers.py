@@ -1,8 +1,9 @@
 """Readers: the clips of a test set, frame by frame.
 
 A test set is a dataset with a method `readers()`, which returns one reader for each clip. Tests and
-validations ask only the readers. `Reader` is the base of all readers: whoever adds a test set of
-another kind derives from it (docs/extending.md). `DatasetClip` reads a clip of a `TestClips`.
+validations use only the readers, and never the dataset. `Reader` is the base of all readers: a test
+set of another kind has readers derived from it (docs/extending.md). `DatasetClip` reads a clip of a
+`TestClips`, the test sets of this project.
 
 Tests: tests/parts/data/test_readers.py, tests/stories/test_extending.py
 """
@@ -28,10 +29,13 @@ class Reader:
     A subclass sets `name` and `stems`, the names of the frames, and defines `frame`. Everything
     else follows from these three. A subclass may override a property to answer it faster, for
     example `size`, for which this class reads a frame.
+    Users derive from this class, so names and meanings of its methods must stay. A new property
+    needs an answer here that is right for every subclass (tests/stories/test_extending.py).
 
-    origin: {"input", "gt", "spike": path} that the report shows.
-    fps, times: frames a second of a film, and the time of each frame in seconds; else None.
-    pixel_aspect: width over height of a pixel of a film; 1 for other frames.
+    origin: paths that the report shows, e.g. {"input": "/data/a", "gt": ..., "spike": ...}.
+    fps: frames a second of a film. None for other frames.
+    times: time of each frame of a film in seconds. None for other frames.
+    pixel_aspect: width over height of a pixel of a film. 1 for other frames.
     """
 
     name: str
@@ -43,18 +47,22 @@ class Reader:
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         """Return the tensors of a frame, float32.
 
-        lq (C, H, W) in [0, 1], and if the clip has them gt (3, s H, s W), spike (S, H, W) and
-        gt_instants (3 K, s H, s W). s is the scale, S the number of spike channels, K the number of
-        sharp frames of each exposure.
-        reverse: whether time runs backwards within the spikes.
+        The result is {"lq": (C, H, W) in [0, 1]}, and if the clip has them also
+
+            "gt": (3, s H, s W), "spike": (S, H, W), "gt_instants": (3 K, s H, s W).
+
+        s is the scale, S the number of spike channels, K the number of sharp frames of each
+        exposure.
+        index: number of the frame, from 0. reverse: whether time runs backwards within the spikes.
         """
         raise NotImplementedError
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return a picture of what the spikes of a frame show at its sharp instant.
 
-        spike: channels (S, H, W) of frame `index`. Returns display values (H, W), >= 0, which are
-        shown beside the frame.
+        spike: channels (S, H, W) of frame `index`.
+        Returns display values (H, W), at least 0, which are shown beside the frame. This class
+        knows nothing of the channels, so it shows their mean.
         """
         return np.maximum(spike.numpy().mean(axis=0), 0)
 
@@ -78,7 +86,7 @@ class Reader:
 
     @property
     def gt_size(self) -> tuple[int, int]:
-        """(height, width) of the sharp frames, or of the blurry ones if there are none."""
+        """(height, width) of the sharp frames, or of the blurry frames if there are none."""
         kind = "gt" if self.has_gt else "lq"
         height, width = self.shapes[kind][-2:]
         return height, width
@@ -90,13 +98,15 @@ class Reader:
 
     @property
     def gt_place(self) -> str:
-        """Where the sharp frames are, for messages."""
+        """The path of the sharp frames for messages, or the name of the clip."""
         return self.origin.get("gt", f"clip {self.name}")
 
     @property
     def scale(self) -> int:
-        """Size of the sharp frames over the size of the blurry ones."""
-        return self.gt_size[0] // self.size[0]
+        """Height of the sharp frames divided by the height of the blurry frames."""
+        gt_height, _ = self.gt_size
+        height, _ = self.size
+        return gt_height // height
 
     @property
     def instants(self) -> int:
@@ -104,7 +114,7 @@ class Reader:
         if "gt_instants" not in self.shapes:
             return 0
         channels = self.shapes["gt_instants"][0]
-        return channels // 3  # each sharp frame has three
+        return channels // 3  # a sharp frame has three channels
 
     def digest(self) -> str:
         """Return 16 hex digits that change with the clip."""
@@ -112,38 +122,43 @@ class Reader:
 
 
 class DatasetClip(Reader):
-    """Clip `index` of a test dataset, frame by frame."""
+    """A clip of a test dataset, frame by frame."""
 
-    def __init__(self, dataset: Any, index: int) -> None:
-        """dataset: a `TestClips`. index: number of the clip."""
-        clip = dataset.clips[index]
+    def __init__(self, dataset: Any, clip_index: int) -> None:
+        """dataset: a `TestClips`. clip_index: number of the clip in it."""
+        clip = dataset.clips[clip_index]
         self.clip = clip
         self.dataset = dataset
-        self.index = index
+        self.clip_index = clip_index
         self.name = clip.name
         # The dataset may test only the first frames of a clip.
-        self.stems = clip.stems[: dataset.frame_count(index)]
-        # A user's clip has open films or folders, as {"lq": FrameSource, ...}. They know times and
-        # pixel aspect of a film. `opened` is empty for the clips of a data set.
+        self.stems = clip.stems[: dataset.frame_count(clip_index)]
+        # A user's clip has {"lq": FrameSource, ...}, which knows times and pixel aspect of a film.
+        # `opened` is empty for the clips of a data set.
         if clip.opened:
-            self.fps = clip.opened["lq"].fps
-            self.times = clip.opened["lq"].times
-            self.pixel_aspect = clip.opened["lq"].pixel_aspect
+            frames = clip.opened["lq"]
+            self.fps = frames.fps
+            self.times = frames.times
+            self.pixel_aspect = frames.pixel_aspect
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        # `self.index` is the number of the clip, `index` the number of the frame.
-        count = 1
-        item = self.dataset.read_frames(self.index, index, count, reverse)
-        found = {}
+        one_frame = 1  # number of frames to read
+        item = self.dataset.read_frames(self.clip_index, index, one_frame, reverse)
+        tensors = {}
         for kind in ("lq", "spike", "gt", "gt_instants"):
             if kind in item:
-                found[kind] = item[kind][0]  # of (1, C, H, W)
-        return found
+                tensors[kind] = item[kind][0]  # (1, C, H, W) -> (C, H, W)
+        return tensors
 
-    # The methods and properties below override `Reader`, and answer from the record of the clip.
+    # The methods and properties below override `Reader`. They answer from the `Clip`, and decode no
+    # frame.
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """Return the picture that the spikes show of frame `index`: display values (H, W)."""
+        """Return the picture that the spikes show of frame `index`: display values (H, W).
+
+        Here the representation of the spikes is known. `sharp_image` computes the light at the
+        sharp instant from its channels.
+        """
         return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
 
     @property
@@ -178,64 +193,69 @@ class DatasetClip(Reader):
     def described(self) -> str:
         """Return sizes and stems of the clip, and how its spikes are read, in one line.
 
-        The line becomes part of a digest that is stored with scores, see data/clips/content.py.
+        The line becomes part of a digest that is stored with scores (data/clips/content.py). So the
+        values and their order must not change: stored scores would count as scores of other clips.
         """
         clip = self.clip
-        parts: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
+        values: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
         spikes = clip.spikes
         if spikes:
-            # Without the path of dataset.json: a copy of the data in another place is the same.
-            parts.append(dataclasses.replace(spikes.info, path=""))
-            parts.append([spikes.rate, spikes.light, spikes.center, spikes.timing.describe()])
+            # The path of dataset.json is left out, because a copy of the data in another folder is
+            # the same data.
+            values.append(dataclasses.replace(spikes.info, path=""))
+            values.append([spikes.rate, spikes.light, spikes.center, spikes.timing.describe()])
             if spikes.calibration:
-                parts.append(spikes.calibration.digest())
-        return repr(parts)
+                values.append(spikes.calibration.digest())
+        return repr(values)
 
     def paths(self) -> list[str]:
         """Return the files of the tested frames, each once.
 
-        If the files are not on this machine, the frames are read from the clip cache. Then this
-        returns the files of the cache that hold the arrays of the clip.
+        If the frames are read from a clip cache and their files are not on this machine, this
+        returns the files of the cache that hold the clip.
         """
         clip = self.clip
-        count = len(self.stems)
+        count = len(self.stems)  # number of tested frames
         found = [*clip.lq[:count], *clip.gt[:count], *clip.spike[:count]]
+        # Each frame has `clip.instants` files, frame after frame.
         found += clip.gt_instants[: count * clip.instants]
         # One spike file may be listed for all frames. dict.fromkeys keeps the order.
         found = list(dict.fromkeys(found))
-        cache = self.dataset.files
-        if isinstance(cache, io_backend.CacheReader):
+        backend = self.dataset.files
+        if isinstance(backend, io_backend.CacheReader):
+            # The stamp of a file that is not on this machine is (0, 0).
             is_here = files.stamp(found[0]) != (0, 0)
             if not is_here:
-                return cache.paths_of(clip)
+                return backend.paths_of(clip)
         return found
 
     def digest(self) -> str:
         """Return 16 hex digits that change with names, sizes and times of change of the files.
 
         The digits also change with the stems and with how the spikes are read. A test stores the
-        digest with its results, so whoever changes the hashed texts makes the data of old results
-        look changed.
+        digest with its results. If the hashed texts or their order changed, the data of all old
+        results would seem to have changed.
         """
         clip = self.clip
         spikes = clip.spikes
-        about = None
+        info = None
         if spikes:
-            about = dataclasses.replace(spikes.info, path="")  # see `described`
-        table = hashlib.sha256(repr((about, list(self.stems))).encode())
+            info = dataclasses.replace(spikes.info, path="")  # see `described`
+        sha256 = hashlib.sha256(repr((info, list(self.stems))).encode())
         if spikes:
-            table.update(spikes.timing.describe().encode())
+            sha256.update(spikes.timing.describe().encode())
             if spikes.calibration:
-                table.update(spikes.calibration.digest().encode())
+                sha256.update(spikes.calibration.digest().encode())
 
         paths = []
-        cache = self.dataset.files
-        if isinstance(cache, io_backend.CacheReader):
-            # The index changes if the cache is built anew, also if its sources are not here.
+        backend = self.dataset.files
+        if isinstance(backend, io_backend.CacheReader):
+            # The files from which the cache was built need not be on this machine. But its index
+            # changes whenever the cache is built anew.
             for source in self.dataset.sources:
-                paths.append(str(Path(cache.path, source.name_prefix, io_backend.INDEX)))
+                paths.append(str(Path(backend.path, source.name_prefix, io_backend.INDEX)))
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
         for path in dict.fromkeys(paths):
-            size, time = files.stamp(path)
-            table.update(f"{Path(path).name} {size} {time}\n".encode())
-        return table.hexdigest()[:16]
+            size, mtime_ns = files.stamp(path)
+            sha256.update(f"{Path(path).name} {size} {mtime_ns}\n".encode())
+        return sha256.hexdigest()[:16]

@@ -12,11 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 # Number of threads. The threads wait for the file system and compute little, so there may be more
-# threads than cores.
+# threads than cores. Fewer threads make a check on a network file system slower, more threads take
+# more memory.
 THREADS = 16
-# Number of items that a thread takes at once. With one item each, the pool's own work for a million
-# files would take long.
-ITEMS = 32
+# Number of items that a thread takes at once. Handing over items takes time. With one item at once,
+# it would take long for a million files.
+ITEMS_AT_ONCE = 32
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,36 +26,38 @@ Result = TypeVar("Result")
 def mapped(
     function: Callable[[Item], Result],
     items: Iterable[Item],
-    at_once: int = ITEMS,
+    at_once: int = ITEMS_AT_ONCE,
     go_on: Callable[[], object] = lambda: None,
 ) -> Iterator[Result]:
-    """Yield function(item) of each item, in the order of the items, computed in threads.
+    """Yield function(item) for each item, computed in threads.
 
+    The results come in the order of the items, whichever thread is faster. Callers zip them with
+    the items, so this order must stay.
+    function: must not change shared values, because several threads call it at the same time.
     at_once: number of items that a thread takes at once.
-    go_on: called after each item, by the thread that did it.
-    The results come in the order of the items, whichever thread is faster: callers rely on this.
+    go_on: called after each item, by the thread that computed it.
     The first error of an item is raised here. Items that no thread has begun are then left out.
     """
-    todo = iter(items)
+    remaining_items = iter(items)
 
-    def work(some: list[Item]) -> list[Result]:
+    def results_of(some_items: list[Item]) -> list[Result]:
         """Compute the results of some items. Runs in a thread."""
         results = []
-        for item in some:
+        for item in some_items:
             results.append(function(item))
             go_on()
         return results
 
     def next_job() -> Future[list[Result]] | None:
-        """Give the next items to the pool. Returns None if there are no more."""
-        some = list(itertools.islice(todo, at_once))
-        if not some:
+        """Give the next items to the pool. Returns None if there are no more items."""
+        some_items = list(itertools.islice(remaining_items, at_once))
+        if not some_items:
             return None
-        return pool.submit(work, some)
+        return pool.submit(results_of, some_items)
 
     with ThreadPoolExecutor(THREADS) as pool:
-        # Two jobs for each thread: one in progress, and one that waits. So no thread is idle, and
-        # only the results of a few jobs are in memory.
+        # There are two jobs for each thread: one in progress, and one that waits. So no thread is
+        # idle, and only the results of a few jobs are in memory. `jobs` has the oldest job first.
         jobs: deque[Future[list[Result]]] = deque()
         try:
             for _ in range(2 * THREADS):
@@ -68,6 +71,6 @@ def mapped(
                 if job is not None:
                     jobs.append(job)
         finally:
-            # After an error, or if the caller stops early.
+            # There are jobs left after an error, or if the caller stops early.
             for job in jobs:
                 job.cancel()

@@ -191,7 +191,7 @@ class RecordedClip:
         """Return the recording of a frame. Reads its files. frame: number of the frame, from 0."""
         # A drawn sample of one frame says what was simulated for it, e.g. another spike camera.
         reader = self.reader
-        draw = reader.dataset.draw(reader.index, frame, 1)
+        draw = reader.dataset.draw(reader.clip_index, frame, 1)
         clip, exposure = draw.clip, self._exposures[frame]
         files = reader.dataset.files
         with spike_errors_as_data_errors():
