@@ -236,7 +236,7 @@ class _Check:
         self.decode = decode
         self.columns: Columns = {}  # the clips as arrays
         self.states: dict[str, State] = {}  # {folder: its state}
-        self.listing: dict[str, Listing] = {}  # {kind: {clip: its files}}
+        self.listings: dict[str, Listing] = {}  # {kind: {clip: its files}}
         self.first_clip: Clip | None = None  # the first clip without problems
         # Problems, in the order in which they are reported.
         self.clip_problems: list[Problem] = []  # wrong names, sizes or numbers of files
@@ -250,13 +250,13 @@ class _Check:
     def run(self, name: str, show: OpenProgress, scale: int) -> Report:
         """Check all clips. Arguments: see `check_source`."""
         source = self.source
-        self.listing = manifest.list_source(source)
+        self.listings = manifest.list_source(source)
         # Each listing has the states of all folders that were listed for it.
-        for listing_of_kind in self.listing.values():
-            self.states.update(listing_of_kind.states)
+        for listing in self.listings.values():
+            self.states.update(listing.states)
         # {clip: number of its files}, for the progress bar and for groups of one size.
         file_counts = {}
-        for clip in manifest.names_of(source, self.listing):
+        for clip in manifest.names_of(source, self.listings):
             file_counts[clip] = sum(len(folder) for _, folder in self._folders(clip))
 
         builder = TableBuilder(source)
@@ -299,10 +299,10 @@ class _Check:
 
     def _folders(self, clip: str) -> Iterator[tuple[str, Folder]]:
         """Yield (kind, files) of a clip, for the kinds that it has."""
-        for kind, listing in self.listing.items():
-            files = listing.get(clip)
-            if files is not None:
-                yield kind, files
+        for kind, listing in self.listings.items():
+            folder = listing.get(clip)
+            if folder is not None:
+                yield kind, folder
 
     # ---- Look at the files ------------------------------------------------------------------
 
@@ -330,7 +330,7 @@ class _Check:
         except DataError as e:
             # There is a link whose target is gone. The new error names the first such link of each
             # kind of file.
-            raise manifest.gone_error(self.source, self.listing) from e
+            raise manifest.gone_error(self.source, self.listings) from e
         return looks
 
     def _look_at(self, job: _Job) -> Look:
@@ -356,7 +356,7 @@ class _Check:
         good_clips = []
         for name in names:
             # {kind: {stem: file}}, or {kind: None} if the clip has no folder of this kind.
-            files: dict[str, dict[str, FileEntry] | None] = dict.fromkeys(self.listing)
+            files: dict[str, dict[str, FileEntry] | None] = dict.fromkeys(self.listings)
             for kind, folder in self._folders(name):
                 entries = [looks[path].entry for path in folder.paths]
                 files[kind] = dict(zip(folder.stems, entries, strict=True))

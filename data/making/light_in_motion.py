@@ -225,8 +225,8 @@ def find_cuts(
         frame    10       11       12       13       14
                       |  sharp |  sharp |  sharp |
 
-    The light goes from the time 10.5 to 13.5. There are 4 steps from frame to frame, and the next
-    part begins at frame 13, because only intervals must not overlap.
+    The light goes from the time 10.5 to 13.5. There are 4 steps from frame to frame. The next part
+    begins at frame 13: its first interval begins at 13.5, where the last interval of this one ends.
 
     intervals: number of frame intervals of a part.
     sides: smallest and largest allowed value of `Cut.side`, the shorter side of the scaled frames.
@@ -339,7 +339,9 @@ def _corners_of_crop(
 ) -> np.ndarray:
     """Return the upper left corner of a moving crop in each plane: (count planes, 2), x and y.
 
-    height, width: of the scaled frames. crop, count, planes, rng: see `video_scene`.
+    height, width: of the scaled frames. crop, count, planes: see `video_scene`.
+    rng: for x and then for y, an amplitude, a walk and its middle are drawn. The order belongs to
+    the made data sets.
     """
     room = np.array((width, height)) - crop  # largest x and y of a corner
     number_of_planes = count * planes
