@@ -102,7 +102,8 @@ class ClipCheck:
         listed: (number of frames, number of the first frame) from the meta file, e.g. (100, 0).
         None: there is no meta file, so all frames of the folder belong to the clip.
 
-        A returned clip is usable only if `problems` is empty: it may lack frames otherwise.
+        A returned clip is usable only if `problems` is empty: it may lack frames otherwise. The
+        order of the steps is the order of the problems in the report, which tests compare.
         """
         self._find_files()
         if self.problems:
@@ -253,7 +254,9 @@ class ClipCheck:
             wanted = self._listed_frames(listed)
         names = self._names(wanted, name_of)
 
-        is_any_missing = any(not wanted <= stems.keys() for stems in self.stems.values())
+        # If files are missing, the files of a kind may only have other numbers or other names. Then
+        # this is reported, and no missing files.
+        is_any_missing = any(not self._is_complete(key) for key in wanted)
         if is_any_missing and self._report_other_numbers():
             return [key for key in self.stems["lq"] if self._is_complete(key)]
         self._report_missing(wanted, names)
@@ -294,8 +297,11 @@ class ClipCheck:
                 digits = max(digits, len(numbered[2]))
         names = {}
         for key in wanted:
-            padded_number = f"{key.number:0{digits}d}"
-            names[key] = name_of.get(key) or f"{key.before}{padded_number}{key.after}"
+            if key in name_of:
+                names[key] = name_of[key]
+            else:
+                padded_number = f"{key.number:0{digits}d}"  # 47 with 6 digits: "000047"
+                names[key] = f"{key.before}{padded_number}{key.after}"
         return names
 
     def _report_missing(self, wanted: set[FrameKey], names: Mapping[FrameKey, str]) -> None:

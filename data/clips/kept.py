@@ -171,6 +171,8 @@ class Record:
     """The record of one data root.
 
     folder: where the record is stored. source: the data root. scale: scale of the network.
+    question: digest of the options, see the function `question`.
+    mark: what other ranks are told of the record. None until the record was read or written.
     Raises DataError if the meta file cannot be read.
     """
 
@@ -180,7 +182,7 @@ class Record:
         self.name = f"{self.question}_x{scale}"
         self.json = folder / f"{self.name}.json"
         self.arrays = folder / f"{self.name}.npz"
-        self.mark: Mark | None = None  # set when the record is read or written
+        self.mark: Mark | None = None
 
     def read(self, share: float) -> Result | None:
         """Return the stored result if the data are the same as at the check, else None.
@@ -189,19 +191,25 @@ class Record:
         """
         types = types_of(kinds_of(self.source))
         try:
+            # Read the two files of the record. A warning is stored as a list of its four texts.
             about = read_json(self.json)
-            warnings = [Problem(*map(str, warning)) for warning in about["warnings"]]
+            warnings = []
+            for texts in about["warnings"]:
+                warnings.append(Problem(*map(str, texts)))
             counts = str(about["counts"])
             content = _read(self.arrays)
             digest = hashlib.sha256(content).hexdigest()
             # If the digests differ, the two files of the record come from different checks.
             if about["arrays"] != digest:
                 return None
+            # The arrays must be a correct table of this source. This also makes sure that the paths
+            # below are paths of the source.
             columns = _columns_in(content, types | STATE_COLUMNS)
             # The columns are copies, so free the content, which may have a gigabyte.
             del content
             refuse_columns({name: columns[name] for name in types}, self.source)
             table = ClipTable(self.source, columns)
+            # The files must be the same as at the check.
             if not self._is_as_before(table, columns, share):
                 return None
         # The files are no correct record, so the check must run again.

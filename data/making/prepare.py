@@ -93,7 +93,8 @@ class Recipe(Section):
 
     The first group has an effect without a rig, the second group with a rig (ONLY_WITHOUT_RIG and
     ONLY_WITH_RIG list them). `average`, `ratio` and `seed` always have an effect.
-    A new setting also needs an entry in one of these two sets, and see `record`.
+    A new setting that has an effect in only one of the two cases needs an entry in its set. For its
+    default, see `record`.
     """
 
     average: int | None = Field(
