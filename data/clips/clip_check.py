@@ -313,8 +313,8 @@ class ClipCheck:
             missing = [names[key] for key in wanted - stems.keys()]
             if not missing:
                 continue
-            # The message names the missing file with its ending. It would have the ending of the
-            # first file. A key in an LMDB has no ending, so it gets the first ending of its kind.
+            # The message names each missing file with the ending of the first file. A key in an
+            # LMDB has no ending, so the first ending of the kind is shown.
             first = next(iter(self.found[kind].values()))
             _, ending = os.path.splitext(first.path)
             if not ending:

@@ -543,7 +543,7 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
 
     root = root.rstrip("/")
     # Opening the database finds damage of the file as a whole, and says what is wrong. The sizes
-    # are then read by a process of its own, because damage within the file can end this process.
+    # are then read by another process, because damage within the file can end the process.
     _environment(root)
     try:
         sizes = lmdb_sizes.sizes(root, keys)
@@ -639,6 +639,7 @@ def _damaged_lmdb(root: str, error: Exception) -> DataError:
 def _environment(root: str) -> Any:
     """Return the open LMDB. The first call in a process opens the LMDB.
 
+    Callers must not close it, because other threads may read it at the same time.
     Raises OptionError if the package lmdb is not installed, DataError for a damaged file.
     """
     with _opening:
@@ -700,6 +701,7 @@ def read_bytes(path: str, count: int = -1) -> bytes:
                 raise OSError("the LMDB has no such key")
             if count >= 0:
                 value = value[:count]
+            # Copy the value, because the view is not valid after the transaction.
             return bytes(value)
 
 

@@ -1,4 +1,4 @@
-"""Find the sizes of the values of an LMDB, in a process of its own.
+"""Find the sizes of the values of an LMDB, in a separate process.
 
 In a damaged file, a number may point to a byte outside of the file. The library of LMDB reads this
 byte, and the system ends the process with the signal SIGBUS or SIGSEGV. So `sizes` starts another

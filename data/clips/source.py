@@ -336,8 +336,8 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     """Return {kind of file: the files below its root}.
 
     kinds: names of the kinds to list, e.g. ("lq",). None: all kinds.
-    Raises one DataError for all roots that cannot be read, and for the meta file. It shows the
-    layout of the data set.
+    Raises one DataError for all roots that cannot be read, and for the meta file. The error shows
+    the layout of the data set.
     """
     found = {}
     errors = []
@@ -401,7 +401,7 @@ def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
 
 
 def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
-    """Return one error for several errors. It says what several of them say only once.
+    """Return one error for several errors. A text that several errors have is said once.
 
     layout: lines to add to what is expected, see `Source.layout`.
     """

@@ -32,8 +32,8 @@ FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
 # Smallest correlation of firing rates and frame at which they are taken to show the same scene. A
 # larger value would warn of strongly blurred frames, a smaller value would accept other scenes.
 LEAST_CORRELATION = 0.5
-# Flipped spikes count as the better ones only if their correlation is larger by this. Texture such
-# as a wall may correlate with its mirror image, too.
+# If the correlation of flipped spikes is larger by this, the spikes are reported as upside down. A
+# texture such as a wall correlates with its mirror image, too, so a small gain proves nothing.
 LEAST_GAIN_OF_FLIP = 0.3
 
 
