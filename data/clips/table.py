@@ -487,7 +487,8 @@ class TableBuilder:
         self._add_texts("clips", [clip.name])
         self._add_texts("stems", clip.stems)
         self.numbers["frames"].append(len(clip))
-        self.numbers["sizes"].extend((*clip.size, *clip.gt_size))
+        self.numbers["sizes"].extend(clip.size)  # height, width
+        self.numbers["sizes"].extend(clip.gt_size)
         for kind in self.kinds:
             self._add_files(kind, clip, looks)
         if "spike" in self.kinds:
@@ -520,8 +521,8 @@ class TableBuilder:
 
     def _add_texts(self, column: str, texts: Sequence[str]) -> None:
         """Add texts to a column, with a zero byte after each."""
-        text = "".join(f"{text}\0" for text in texts)
-        self.texts[column].extend(text.encode())
+        joined_texts = "".join(f"{text}\0" for text in texts)
+        self.texts[column].extend(joined_texts.encode())
 
     def _add_exposures(self, clip: Clip) -> None:
         """Add planes and exposures of a clip. `_exposure_of` turns a row back into an exposure."""

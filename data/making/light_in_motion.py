@@ -408,6 +408,8 @@ def photo_scene(
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # (count planes, 2), in pixels of the view
     angles = walk(0.1)  # in radians
     zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))  # factors
+    # At most 0.1 / view_side in x and y: at an edge of the view, view_side / 2 from its middle, a
+    # tilt changes the scale by at most 5 %.
     tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
     # Time in frame intervals, 0 in the middle of the clip, as a column (count planes, 1).
     time = (np.arange(number_of_planes) / number_of_planes - 0.5)[:, None] * count
