@@ -281,13 +281,15 @@ class Cameras:
         # The adjoints. All groups are sampled, so sample n = g H W + p belongs to group g and
         # pixel p.
         samples = sorted_samples(positions, (height, width))
-        count = groups * height * width
-        n = samples.numbers
-        # U: the map from l to the samples l(p + u_g(p)) of all groups, (G H W,)
-        self._U_adjoint = AdjointOfSums(samples, count, n.int())
+        n = samples.numbers.int()
+        group_of_sample = n.div(height * width, rounding_mode="floor")
+        p_of_sample = n - group_of_sample * (height * width)
+        # U: the map from l to the samples l(p + u_g(p)) of all groups, (H W G,). The groups of a
+        # pixel follow one another, because `SpikePixels.adjoint` has them in this order in memory.
+        output_of_sample = p_of_sample * groups + group_of_sample
+        self._U_adjoint = AdjointOfSums(samples, len(n), output_of_sample)
         # B: the samples of pixel p, times the shares of their groups, are added up.
         s = shares[:, :, None].expand(groups, height, width).flatten()
-        p_of_sample = n.remainder(height * width).int()
         self._B_adjoint = AdjointOfSums(samples, height * width, p_of_sample, factors=s[n])
 
     def __call__(self, x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
@@ -315,7 +317,7 @@ class Cameras:
         # S^T = sum over g of U_g^T L^T D^T c_g, where U_g is the map from l to l(p + u_g(p)).
         seen = sum_of_products(self._c, spikes[:, None])  # (G, h, w)
         moved = self._pixels.adjoint(seen)  # (G, H, W)
-        l = self._U_adjoint(moved.flatten())  # noqa: E741
+        l = self._U_adjoint(moved.permute(1, 2, 0).flatten())  # noqa: E741
         return x, l.view(1, *blurry.shape[1:])
 
 
@@ -395,30 +397,43 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
 
     stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes.
     """
-    planes = len(stream)
-    after_stream = planes + 1  # later than each spike
-    # The time of each spike, (T, h, w). It is NO_SPIKE where no spike is.
-    plane_ends = np.arange(1, planes + 1, dtype=np.int32)[:, None, None]
-    spike_times = stream * plane_ends
+    after_stream = len(stream) + 1  # later than each spike
+    edge_times = edges.tolist()
+    # A piece of planes ends at each edge. The first piece has one plane: its spikes have the time
+    # edges[0], and they are the earliest that count.
+    piece_begins = [max(edge_times[0] - 1, 0), *edge_times[:-1]]
+    first_of_piece = []  # time of the first spike of a piece, (h, w); after_stream if there is none
+    last_of_piece = []  # time of the last spike; NO_SPIKE if there is none
+    count_of_piece = []  # number of spikes
+    for begin, end in zip(piece_begins, edge_times, strict=True):
+        piece = stream[begin:end]
+        # A spike has the time at which its plane ends.
+        plane_ends = np.arange(begin + 1, end + 1, dtype=np.int32)[:, None, None]
+        spike_times = np.where(piece, plane_ends, after_stream)
+        first_of_piece.append(spike_times.min(axis=0, initial=after_stream))
+        last_of_piece.append((piece * plane_ends).max(axis=0, initial=NO_SPIKE))
+        count_of_piece.append(piece.sum(axis=0, dtype=np.int32))
+
+    # The first spike after each edge, found from the last edge back: it is the first spike of the
+    # next piece, or the first spike after the next edge if the next piece has no spike. Spikes
+    # after the last edge do not count.
+    following = np.full(stream.shape[1:], after_stream, np.int32)
+    following_edge = [following]
+    for first in reversed(first_of_piece[1:]):
+        following = np.minimum(first, following)
+        following_edge.insert(0, following)
 
     # For each edge: the nearest spike of each pixel, and the number of spikes up to this spike.
     nearest_spikes = []  # (h, w) for each edge; NO_SPIKE where no spike counts
     spikes_until = []
     last = np.zeros(stream.shape[1:], np.int32)  # time of the last spike up to the edge
     count = np.zeros(stream.shape[1:], np.int32)  # number of spikes up to the edge
-    former_edge = 0
-    for edge in edges.tolist():
-        since_former = spike_times[former_edge:edge]
-        former_edge = edge
-        last = np.maximum(last, since_former.max(axis=0, initial=NO_SPIKE))
-        count = count + (since_former > NO_SPIKE).sum(axis=0, dtype=np.int32)
-
-        after_edge = spike_times[edge:]
-        after_edge = np.where(after_edge > NO_SPIKE, after_edge, after_stream)
-        following = after_edge.min(axis=0, initial=after_stream)
-
-        has_last = (last > NO_SPIKE) & (last >= edges[0])
-        has_following = following <= edges[-1]
+    for number, edge in enumerate(edge_times):
+        last = np.maximum(last, last_of_piece[number])
+        count = count + count_of_piece[number]
+        following = following_edge[number]
+        has_last = last > NO_SPIKE
+        has_following = following < after_stream
         is_last_nearer = edge - last <= following - edge
         takes_last = has_last & (~has_following | is_last_nearer)
         takes_following = ~takes_last & has_following

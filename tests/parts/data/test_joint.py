@@ -335,6 +335,19 @@ def test_an_interval_counts_the_spikes_that_lie_between(random_stream):
         assert counts[m, y, x] == lies_between.sum()
 
 
+def test_an_interval_goes_from_the_spike_nearest_to_one_edge_to_that_nearest_to_a_later_edge():
+    stream = np.zeros((20, 1, 1), np.uint8)
+    for time in (3, 9, 16):
+        stream[time - 1] = 1  # a spike ends its plane
+
+    begins, ends, counts = spike_intervals(stream, np.array([2, 8, 14, 17]))
+
+    is_used = counts[:, 0, 0] > 0
+    assert begins[is_used, 0, 0].tolist() == [3, 9]
+    assert ends[is_used, 0, 0].tolist() == [9, 16]
+    assert counts[is_used, 0, 0].tolist() == [1, 1]
+
+
 def test_no_light_is_counted_twice(random_stream):
     begins, ends, counts = spike_intervals(random_stream, EDGES)
 
