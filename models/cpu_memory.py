@@ -1,10 +1,10 @@
 """Checks before the first step whether a training step on a CPU fits into memory.
 
-A full GPU raises an error. A full CPU swaps for minutes, and then the system ends the process
-without a message. So `check_memory` estimates the need of a step, warns if it may be too large, and
-refuses if it certainly is.
+If the memory of a GPU is full, torch raises an error. If the memory of the host is full, the system
+swaps for minutes, and then ends the process without a message. So `check_memory` estimates the
+memory of a step. It warns if the step may not fit, and refuses the step if it certainly does not.
 
-Tests: tests/parts/models/test_cpu_memory.py
+Tests: tests/parts/models/test_cpu_memory.py compares the estimate with counts
 """
 
 import logging
@@ -29,44 +29,44 @@ logger = logging.getLogger(__name__)
 BYTES_PER_PARAMETER = 16
 # Averaged weights (train.E_decay), float32.
 BYTES_PER_AVERAGED = 4
-# How many float32 values autograd saves on a CPU. These figures were fitted to the counts of
+# Numbers of float32 values that autograd saves on a CPU. They were fitted to the counts of
 # fit_memory.saved_bytes for small networks (tests/parts/models/test_cpu_memory.py: within 25 %).
-# If a layer comes to save more or less, fit them again.
+# If a layer comes to save more or less, fit the numbers again.
 # Saved values per channel of a token (a token is one pixel of the features of a stage):
-OF_BLOCK = 1.05  # the input of a block
-OF_KEPT_ATTENTION = 1.35  # what attention saves, unless the backward pass recomputes it
-OF_ALIGNED = 8.0  # the alignment of a stage that aligns frames
-OF_SOURCE = 10.5  # each source of an alignment, i.e. a frame that is aligned to another frame
+SAVED_OF_BLOCK = 1.05  # for the input of a block
+SAVED_OF_ATTENTION = 1.35  # for attention, unless the backward pass recomputes it
+SAVED_OF_ALIGNMENT = 8.0  # for a stage that aligns frames
+SAVED_OF_SOURCE = 10.5  # for each source, i.e. each frame that is aligned to another frame
 # Saved values per pixel of an input frame:
-OF_FLOW = 870.0  # the optical flow
-OF_ALL_FRAMES = 500.0  # the convolution over all frames, in a network without flow
+SAVED_OF_FLOW = 870.0  # for the optical flow
+SAVED_OF_ALL_FRAMES = 500.0  # for the convolution over all frames, in a network without flow
 # Saved values per pixel of an output frame:
-OF_UPSAMPLED = 200.0  # the layers of super-resolution
-BYTES_PER_NUMBER = 4
-# A refusal must be certain, so it counts only this share of the estimated activations. The estimate
-# is within 25 %.
-CERTAIN = 0.75
+SAVED_OF_UPSAMPLING = 200.0  # for the layers of super-resolution
+BYTES_PER_VALUE = 4
+# The estimate of the activations may be 25 % too high. A refusal must be certain, so it counts only
+# this share of the estimate.
+CERTAIN_SHARE = 0.75
 
 
 class Need(NamedTuple):
-    """What the processes of this host need for a training step."""
+    """The memory that the processes of this host need for a training step."""
 
     fixed: int  # bytes of weights, gradients and moments in each process
     saved: int  # bytes that autograd saves for the backward pass in each process
-    ranks: int  # number of processes on this host
+    ranks: int  # number of processes on this host, which share its memory
 
     @property
     def total(self) -> float:
         """Estimate the peak of a step, in GB.
 
-        MARGIN is 1.1: workspaces and fragmentation are not counted in `saved`.
+        MARGIN (1.1) is for workspaces and fragmentation, which `saved` does not count.
         """
         return MARGIN * self.ranks * (self.fixed + self.saved) / GB
 
     @property
     def certain(self) -> float:
-        """Estimate what a step needs in any case, in GB."""
-        return self.ranks * (self.fixed + CERTAIN * self.saved) / GB
+        """Estimate the memory that a step needs in any case, in GB."""
+        return self.ranks * (self.fixed + CERTAIN_SHARE * self.saved) / GB
 
 
 def check_memory(
@@ -78,7 +78,7 @@ def check_memory(
 ) -> None:
     """Warn if a step on clips like `lq` does not fit into the free memory of this host. Collective.
 
-    Networks of other kinds than VRT are not judged.
+    Only VRT is checked, because the numbers at the top are for its layers.
 
     lq: (B, T, C, H, W). is_half: whether autocast computes in 16 bits.
     has_average: whether the run keeps averaged weights.
@@ -86,25 +86,28 @@ def check_memory(
 
     Raises OptionError if the memory of the host, swap included, is too small in any case.
     """
-    # Every rank must take part in this collective, so it comes before the early returns.
+    # The number of ranks on this host. Every rank must call `gather_objects`, so it comes before
+    # the early returns.
     hosts = utils_dist.gather_objects(platform.node())
-    ranks = hosts.count(platform.node())  # number of ranks on this host, which share its memory
-    use = host_memory()  # (used, size) in GB, or None if it is unknown
-    if use is None or not isinstance(net, VRT):
+    ranks = hosts.count(platform.node())
+    used_and_size = host_memory()  # in GB, or None if they are unknown
+    if used_and_size is None or not isinstance(net, VRT):
         return
-    used, size = use
+    used, size = used_and_size
     clips, frames, _, height, width = lq.shape
 
-    parameters = sum(parameter.numel() for parameter in net.parameters())
+    parameter_count = sum(parameter.numel() for parameter in net.parameters())
     bytes_per_parameter = BYTES_PER_PARAMETER
     if has_average:
         bytes_per_parameter += BYTES_PER_AVERAGED
-    fixed = parameters * bytes_per_parameter
-    saved = clips * frames * height * width * saved_per_pixel(net)
+    fixed = parameter_count * bytes_per_parameter
+    pixels = clips * frames * height * width
+    saved = pixels * saved_per_pixel(net)
     if is_half:
-        saved //= 2  # 2 bytes per number instead of 4
+        saved //= 2  # 2 bytes per value instead of 4
     need = Need(fixed, int(saved), ranks)
-    if need.total < size - used:
+    free = size - used
+    if need.total < free:
         return
 
     processes = f"; {ranks} processes" if ranks > 1 else ""
@@ -113,20 +116,20 @@ def check_memory(
         f"{need.total:.1f} GB on the CPU ({ranks * need.saved / GB:.1f} GB of activations, "
         f"{ranks * fixed / GB:.1f} GB of weights, gradients and moments{processes})"
     )
-    # The text behind "do" begins in column 12 of an error. Further lines of it begin there too, so
-    # that they look like one text. Nothing reads this indentation.
-    indent = " " * 12
     if need.certain > size + swap_gb():
+        # The lines stand below one another in the error: its text begins in column 12.
+        indent = " " * 12
+        lines = [f"{indent}{line}" for line in changes()]
         raise OptionError(
             what=figures,
             where="datasets.train, netG",
             expected=f"at most the {size:.1f} GB of this machine, or of its limit",
-            do="\n".join(["one of these, or several:", *(f"{indent}{line}" for line in changes())]),
+            do="\n".join(["one of these, or several:", *lines]),
         )
     logger.warning(
         "%s; %.1f of %.1f GB are free. It may swap, and the system may end the run. "
         "These need less: %s",
-        figures, size - used, size, ", or ".join(changes()) or "a smaller network",
+        figures, free, size, ", or ".join(changes()) or "a smaller network",
     )  # fmt: skip
 
 
@@ -135,23 +138,24 @@ def saved_per_pixel(net: VRT) -> float:
     # pa_frames is the number of neighbouring frames that are aligned along the optical flow. If it
     # is 0, there is no flow, and the network has a convolution over all frames instead.
     has_flow = net.pa_frames > 0
-    numbers = OF_FLOW if has_flow else OF_ALL_FRAMES  # saved values per pixel, so far
+    values = SAVED_OF_FLOW if has_flow else SAVED_OF_ALL_FRAMES  # per pixel, so far
     scales = (*STAGE_SCALES, 1)  # stage 8 works at full resolution
     for number, scale in enumerate(scales, start=1):
         stage = getattr(net, f"stage{number}")
-        blocks = [block for block in stage.modules() if isinstance(block, Block)]
         # A stage at 1 / scale of the resolution has one token for scale^2 pixels.
-        for block in blocks:
-            kept = 0.0 if block.checkpoint_attn else OF_KEPT_ATTENTION
-            channels = block.attn.proj.out_features
-            numbers += (OF_BLOCK + kept) * channels / scale**2
+        pixels_per_token = scale**2
+        for block in stage.modules():
+            if isinstance(block, Block):
+                of_attention = 0.0 if block.checkpoint_attn else SAVED_OF_ATTENTION
+                channels = block.attn.proj.out_features
+                values += (SAVED_OF_BLOCK + of_attention) * channels / pixels_per_token
         if isinstance(stage, Stage) and stage.aligns:
-            of_stage = OF_ALIGNED + OF_SOURCE * stage.pa_deform.sources
+            of_alignment = SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * stage.pa_deform.sources
             channels = stage.linear1.out_features
-            numbers += of_stage * channels / scale**2
+            values += of_alignment * channels / pixels_per_token
     if net.upscale > 1:
-        numbers += OF_UPSAMPLED * net.upscale**2
-    return BYTES_PER_NUMBER * numbers
+        values += SAVED_OF_UPSAMPLING * net.upscale**2
+    return BYTES_PER_VALUE * values
 
 
 def swap_gb() -> float:

@@ -4,8 +4,8 @@
 types, tensors and NumPy scalars. `no_weights` makes the error for every other file. The error says
 what the file is, e.g. an HTML page in place of a download.
 
-A weights file may come from anywhere, so no type may be added to those that are read unless making
-it runs no code from the file.
+What must stay: a weights file may come from anywhere, so reading it must run no code from the file.
+A type may be added to the types that are read only if making it runs no such code.
 
 Tests: tests/parts/models/test_foreign_weights.py, test_hostile_weights.py, test_any_weights.py
 """
@@ -14,7 +14,7 @@ import re
 import threading
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +23,11 @@ from utils.errors import CheckpointError
 from utils.run import checkpoint
 from utils.run.torch_file import RefusedFile, load_plain
 
+# Advice in several errors.
 DOWNLOAD = "download it again"
-# First bytes of a file (a regular expression) -> what it is, and what to do. A .pth itself is a zip
-# file, or a pickle if torch was older than 1.6.
+# First bytes of a file (a regular expression) -> what the file is, and what to do. The first
+# expression that matches wins, so an empty file (`$`) comes last. A .pth is a zip file, or a pickle
+# if torch was older than 1.6.
 MARKS = {
     rb"version https://git-lfs": (
         "a pointer of Git LFS, whose file was not fetched",
@@ -47,8 +49,9 @@ MARKS = {
     rb"\x00+$": ("a file of zeros, as a broken download or a full disk leaves it", DOWNLOAD),
     rb"$": ("an empty file", DOWNLOAD),
 }
+# Endings of weights files, to find one in a zip file around it.
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pkl", ".bin", ".safetensors")
-# A pickle names the function that makes a NumPy scalar. The first name is that of NumPy 2.
+# A pickle names the function that makes a NumPy scalar, by the name in NumPy 2 or in NumPy 1.
 SCALAR_NAMES = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
 # The message of torch.load about an object of another program, e.g. "GLOBAL lightning.Trainer was
 # not an allowed global".
@@ -64,10 +67,12 @@ class _ScalarType:
 
     def __init__(self, name: str, *_: object) -> None:
         self.name = name  # e.g. "f8"
-        self.order = "="  # byte order: "=" own, "<" little, ">" big, "|" none
+        # Byte order: "=" that of this machine, "<" little, ">" big, "|" none.
+        self.order = "="
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = state[1]  # the place of the byte order in NumPy's own state
+        """Take the state that NumPy has written for a dtype. Item 1 is the byte order."""
+        self.order = state[1]
 
 
 def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
@@ -75,33 +80,36 @@ def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
 
     NumPy's own functions are never called with the state of a pickle.
     """
-    name = kind.order + kind.name  # e.g. "<f8"
+    type_name = kind.order + kind.name  # e.g. "<f8"
     # Bool, integers and floats. Other types, such as objects, are refused.
-    if not re.fullmatch(r"[<>|=](b1|[iu][1248]|f[248])", name):
-        raise ValueError(f"a NumPy scalar of type {name}")
-    return np.frombuffer(data, name, count=1)[0].item()
+    if not re.fullmatch(r"[<>|=](b1|[iu][1248]|f[248])", type_name):
+        raise ValueError(f"a NumPy scalar of type {type_name}")
+    array = np.frombuffer(data, type_name, count=1)
+    return array[0].item()
 
 
 def load_content(path: Path, mmap: bool = False) -> Any:
     """Read what torch.save wrote to `path`: plain types, and tensors on the CPU.
 
-    NumPy scalars become numbers of Python. mmap: whether tensors are read when they are used.
+    NumPy scalars become numbers of Python. mmap: whether each tensor is read only when it is used.
 
-    Raises CheckpointError that says what the file is instead.
+    Raises CheckpointError, which says what the file is, if the file is something else.
     """
-    # Pairs of our stand-in, and the name in a pickle that it replaces.
+    # Pairs: our stand-in, and the name in a pickle that it replaces.
     stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
     for name in SCALAR_NAMES:
         stand_ins.append((_scalar, name))
     try:
-        # torch keeps one list of allowed names for the process. Without the lock, a thread could
-        # remove the names while another thread still reads with them.
+        # torch keeps one list of allowed names for the whole process. Without the lock, a thread
+        # could remove the names while another thread still reads with them.
         with _taking_scalars:
-            # First without the stand-ins, because few files hold NumPy scalars.
+            # Try without the stand-ins first, because few files hold NumPy scalars. The error about
+            # such a scalar has its name.
             try:
                 return load_plain(path, mmap)
             except checkpoint.UNREADABLE as e:
-                if not any(name in str(e) for name in SCALAR_NAMES):
+                has_scalars = any(name in str(e) for name in SCALAR_NAMES)
+                if not has_scalars:
                     raise
             with torch.serialization.safe_globals(stand_ins):
                 return load_plain(path, mmap)
@@ -110,64 +118,76 @@ def load_content(path: Path, mmap: bool = False) -> Any:
 
 
 def no_weights(path: Path, error: Exception) -> CheckpointError:
-    """Make the error about a file that torch.load did not read, which says what the file is."""
+    """Return the error about a file that torch.load did not read. It says what the file is."""
     expected = "a file written by torch.save that holds tensors only"
     if isinstance(error, OSError):
-        return CheckpointError(f"cannot read it: {error.strerror}", str(path), expected, DOWNLOAD)
-    if isinstance(error, MemoryError):
-        return CheckpointError("the memory does not hold it", str(path), expected, "free some")
-    if isinstance(error, RefusedFile):
-        return CheckpointError(f"not a weights file: {error}", str(path), expected, DOWNLOAD)
-    what, do = _seen(path, error)
-    return CheckpointError(f"not a weights file: {what}", str(path), expected, do)
+        what = f"cannot read it: {error.strerror}"
+        do = DOWNLOAD
+    elif isinstance(error, MemoryError):
+        what = "the memory does not hold it"
+        do = "free some"
+    elif isinstance(error, RefusedFile):
+        what = f"not a weights file: {error}"
+        do = DOWNLOAD
+    else:
+        kind = _kind_of(path, error)
+        what = f"not a weights file: {kind.what}"
+        do = kind.do
+    return CheckpointError(what=what, where=str(path), expected=expected, do=do)
 
 
-def _seen(path: Path, error: Exception) -> tuple[str, str]:
-    """Return what a file is that torch.load did not read, and what to do.
+class _Kind(NamedTuple):
+    """What a file is, in words, and what to do. E.g. "an empty file", "download it again"."""
 
-    E.g. ("an empty file", "download it again").
-    """
-    unknown = ("a file that torch.load does not read", "download or export it again")
+    what: str
+    do: str
+
+
+def _kind_of(path: Path, error: Exception) -> _Kind:
+    """Find out what a file is that torch.load did not read. error: what torch.load raised."""
+    unknown = _Kind("a file that torch.load does not read", "download or export it again")
     with path.open("rb") as file:
-        head = file.read(512)
+        head = file.read(512)  # enough for each expression of MARKS
     if head.startswith(b"PK\x03\x04"):  # a zip file
-        return _seen_in_zip(path, error) or unknown
-    found = NOT_ALLOWED.search(str(error))
-    if found:
-        return _seen_object(found[1])
-    for mark, seen in MARKS.items():
+        return _kind_of_zip(path, error) or unknown
+    not_allowed = NOT_ALLOWED.search(str(error))
+    if not_allowed:
+        class_name = not_allowed[1]
+        return _kind_with_object(class_name)
+    for mark, (what, do) in MARKS.items():
         if re.match(mark, head, re.DOTALL | re.IGNORECASE):
-            return seen
+            return _Kind(what, do)
     return unknown
 
 
-def _seen_in_zip(path: Path, error: Exception) -> tuple[str, str] | None:
-    """Return what a zip file is that torch.load did not read, and what to do.
+def _kind_of_zip(path: Path, error: Exception) -> _Kind | None:
+    """Find out what a zip file is that torch.load did not read. Returns None if nothing is known.
 
-    Returns None if the file shows no cause.
+    error: what torch.load raised.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
-        return "it begins like one, but its end is missing or damaged", DOWNLOAD
-    if any(name.endswith("data.pkl") for name in names):  # torch.save wrote it
-        found = NOT_ALLOWED.search(str(error))
-        return _seen_object(found[1]) if found else None
+        return _Kind("it begins like one, but its end is missing or damaged", DOWNLOAD)
+    is_of_torch = any(name.endswith("data.pkl") for name in names)  # torch.save wrote it
+    if is_of_torch:
+        not_allowed = NOT_ALLOWED.search(str(error))
+        return _kind_with_object(not_allowed[1]) if not_allowed else None
     inside = [name for name in names if name.endswith(SUFFIXES)]
     if inside:
         more = f" and {len(inside) - 1} more" if len(inside) > 1 else ""
-        return f"a zip file around {inside[0]}{more}", f"unzip it and give {inside[0]}"
-    return f"a zip file of {len(names)} files, none of them weights", "give the .pth"
+        return _Kind(f"a zip file around {inside[0]}{more}", f"unzip it and give {inside[0]}")
+    return _Kind(f"a zip file of {len(names)} files, none of them weights", "give the .pth")
 
 
-def _seen_object(name: str) -> tuple[str, str]:
-    """Return what a file with an object of another program is, and what to do.
+def _kind_with_object(class_name: str) -> _Kind:
+    """Return the kind of a file that holds an object of another program.
 
-    name: the dotted name of the object's class.
+    class_name: the dotted name of the object's class, e.g. "lightning.Trainer".
     """
-    return (
-        f"it holds an object of {name} beside its tensors, which could run any code",
+    return _Kind(
+        f"it holds an object of {class_name} beside its tensors, which could run any code",
         "save its state dict alone, where you trust it: "
         'torch.save(torch.load(FILE, weights_only=False)["params"], "new.pth")',
     )

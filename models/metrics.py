@@ -10,7 +10,8 @@ models/metric_<name>.py:
 
 Each parameter after the two images is an option of its entry in `metric.more`.
 
-Published numbers are compared with these metrics, so their values must not change by a bit.
+What must stay: the values of the metrics, to the last bit, because published numbers are compared
+with them.
 
 Tests: tests/parts/models/test_metrics.py, tests/parts/utils/test_results.py
 """
@@ -34,16 +35,17 @@ Score = Callable[..., float]  # (restored, sharp, **options) -> value
 # {"restored": {"psnr": [30.1, 30.4]}, "input": {"psnr": [28.8, 28.9]}, "instant 0": {...}}.
 Scores = dict[str, dict[str, list[float]]]
 
+# The window of SSIM along one axis: 11 pixels, Gaussian of sigma 1.5, as its authors have it.
 _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
 
 
 @dataclass(frozen=True)
 class Column:
-    """How a metric is shown in tables, and what it sees.
+    """How a metric is shown in tables, and on what it is computed.
 
-    title: header of its column. digits: decimals of its values.
-    on_luma: whether it compares the luma, (H, W) float64 in 16..235, instead of RGB. Grey frames
-    have no other metrics.
+    title: header of the column. digits: decimals of the values.
+    on_luma: whether the metric compares the luma, (H, W) float64 in 16..235, instead of RGB. Grey
+    frames are scored by such metrics alone.
     """
 
     title: str
@@ -71,9 +73,9 @@ def metric(
     """Register a metric (a decorator). title, digits, on_luma: see `Column`."""
 
     def add(score: Score) -> Score:
-        # The names of the two images are no options of the metric.
-        images = list(inspect.signature(score).parameters)[:2]
-        METRICS.register(name, given=images)(score)
+        # The first two parameters are the images. All other parameters are options.
+        parameters = list(inspect.signature(score).parameters)
+        METRICS.register(name, given=parameters[:2])(score)
         COLUMNS[name] = Column(title, digits, on_luma)
         return score
 
@@ -98,13 +100,13 @@ def psnr(restored: np.ndarray, sharp: np.ndarray) -> float:
 def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     """Return the structural similarity of two images (H, W) or (H, W, C), the mean over channels.
 
-    It is at most 1:
+    It is at most 1, the mean over channels and pixels of
 
-        SSIM = (2 mx my + c1) (2 cov + c2) / ((mx^2 + my^2 + c1) (vx + vy + c2)),
+        SSIM = (2 mx my + c1) (2 cov + c2) / ((mx^2 + my^2 + c1) (vx + vy + c2))
 
-    where means m, variances v and the covariance are those of a Gaussian window 11 x 11 of sigma
-    1.5 (population, not sample), and the mean is over the pixels whose window lies inside the
-    image. c1 = (0.01 * 255)^2, c2 = (0.03 * 255)^2.
+    with the means m, variances v and covariance cov within a Gaussian window of 11 x 11 pixels and
+    sigma 1.5 (population, not sample), and c1 = (0.01 * 255)^2, c2 = (0.03 * 255)^2. Only pixels
+    count whose window lies inside the image.
 
     Source: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to
     structural similarity", IEEE TIP 13(4), 2004, eq. 13 with the authors' constants and window.
@@ -132,11 +134,14 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     return float((above / below).mean())
 
 
+# The same functions on the luma.
 metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
 metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
-# LPIPS needs files of weights, so it is chosen by --lpips (models/restore/lpips.py).
+# LPIPS needs files of weights, so `metric.more` cannot name it. The flag --lpips asks for it
+# (models/restore/lpips.py). It has a column nevertheless.
 COLUMNS["lpips"] = Column("LPIPS", digits=4)
 
+# The metrics of a test and of a validation, to which `metric.more` adds others.
 OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")
 OF_VALIDATIONS = ("psnr", "ssim")
 
@@ -144,10 +149,11 @@ OF_VALIDATIONS = ("psnr", "ssim")
 def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:
     """Return the metrics `names`, then the metrics of `more` (the option metric.more).
 
-    If a metric is in both, its place is that in `names`, and its options are those in `more`.
+    A metric of `names` may be in `more`, too. Then it keeps its place, and gets the options that
+    `more` gives.
 
-    Raises OptionError for an unknown metric, for wrong options of a metric, and for a metric that
-    `more` has twice.
+    Raises OptionError for an unknown metric, for wrong options of a metric, and if `more` has a
+    metric twice.
     """
     chosen = {}
     for name in names:
@@ -176,19 +182,20 @@ def check_metrics(metric: MetricOptions) -> None:
 
 def metrics_in_words(more: Sequence[str | dict[str, Any]]) -> str:
     """Return the metrics of `metric.more` for the report, e.g. "mae (border 4): Mean error."."""
-    words = []
+    texts = []
     for entry in more:
         options = METRICS.resolve(entry, "metric.more").plain()
         name = options.pop("type")
         text = name
         if options:
-            text += f" ({', '.join(f'{key} {value}' for key, value in options.items())})"
-        about = inspect.getdoc(METRICS.constructor(name))
-        if about:
-            first_sentence = about.split("\n\n")[0].replace("\n", " ")
-            text += f": {first_sentence}"
-        words.append(text)
-    return "; ".join(words)
+            in_words = ", ".join(f"{key} {value}" for key, value in options.items())
+            text += f" ({in_words})"
+        docstring = inspect.getdoc(METRICS.constructor(name))
+        if docstring:
+            first_paragraph = docstring.split("\n\n")[0].replace("\n", " ")
+            text += f": {first_paragraph}"
+        texts.append(text)
+    return "; ".join(texts)
 
 
 def add_scores(
@@ -201,23 +208,24 @@ def add_scores(
 ) -> None:
     """Score one frame of a clip, and append the values to `scores`.
 
-    Validation and testing both use this function.
+    Validation and tests both use this function.
 
     kind: what the image is, the key in `scores`, e.g. "restored".
     image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`. If the network gave NaN
     or Inf, the image is None and each score is NaN.
-    more: function (image, sharp) -> further scores, such as LPIPS.
+    more: function (image, sharp) -> further scores, e.g. {"lpips": 0.12}, or None.
     """
-    values = dict.fromkeys((metric.name for metric in metrics), math.nan)
+    values = {metric.name: math.nan for metric in metrics}
     if image is not None:
         luma: tuple[np.ndarray, np.ndarray] | None = None  # computed once, if it is needed
         for metric in metrics:
             if metric.on_luma:
                 if luma is None:
-                    luma = rgb_to_y(image), rgb_to_y(sharp)
-                values[metric.name] = float(metric.score(*luma))
+                    luma = (rgb_to_y(image), rgb_to_y(sharp))
+                score = metric.score(*luma)
             else:
-                values[metric.name] = float(metric.score(image, sharp))
+                score = metric.score(image, sharp)
+            values[metric.name] = float(score)
     if more is not None and image is not None:
         values |= more(image, sharp)
 
@@ -231,7 +239,8 @@ def rgb_to_y(image: np.ndarray) -> np.ndarray:
 
     Source: ITU-R BT.601, as MATLAB's rgb2ycbcr.
     """
-    return image.astype(np.float64) @ (np.array([65.481, 128.553, 24.966]) / 255.0) + 16.0
+    weights = np.array([65.481, 128.553, 24.966]) / 255.0  # of R, G, B
+    return image.astype(np.float64) @ weights + 16.0
 
 
 def format_score(metric: str, value: float | str | None) -> str:
@@ -244,14 +253,15 @@ def format_score(metric: str, value: float | str | None) -> str:
 def _ssim_window(image: np.ndarray) -> np.ndarray:
     """Return the mean over the window around each pixel whose window lies inside the image."""
     filtered = cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)
-    return filtered[5:-5, 5:-5]  # the windows inside the image
+    # The window of 11 x 11 pixels reaches 5 pixels to each side, so 5 pixels of the border go.
+    return filtered[5:-5, 5:-5]
 
 
-def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:
+def _check_shapes(restored: np.ndarray, sharp: np.ndarray) -> None:
     """Raise DataError if two images have different shapes."""
-    if a.shape != b.shape:
+    if restored.shape != sharp.shape:
         raise DataError(
-            what=f"two images of different sizes: {a.shape} and {b.shape}",
+            what=f"two images of different sizes: {restored.shape} and {sharp.shape}",
             where="",
             expected="the same size",
             do="check --gt",

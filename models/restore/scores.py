@@ -1,10 +1,11 @@
 """Averages of the scores of a test, its table, and its protocol in words.
 
 `collect` turns the scores of each frame into the content of metrics.json. `score_table` and
-`score_text` show it. A "kind" is what was scored: "restored", "input" (the blurry frame, to compare
-with), "instant 0", "instant 1", ...
+`score_text` show this content. A "kind" is what was scored: "restored", "input" (the blurry frame,
+to compare with), "instant 0", "instant 1", ...
 
-Keys and order of metrics.json are read by users' scripts: a new key is fine, another name is not.
+What must stay: the keys and the order of metrics.json, because users' scripts read them. A new key
+may be added.
 
 Tests: tests/parts/utils/test_results.py, tests/stories/test_main_test.py
 """
@@ -18,14 +19,16 @@ from models.metrics import COLUMNS, format_score
 from utils.files import natural_key
 from utils.results import plain_table
 
-# metric.values and metric.mean -> in words, for the report.
+# Values of the options metric.values and metric.mean -> their meaning in words, for the report.
 VALUES = {
     "uint8": "clamp 0..1, x255, round to uint8",
     "clamped": "clamp 0..1, x255, not rounded",
     "float": "x255, neither clamped nor rounded",
 }
 MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over all frames"}
-OTHER_MEAN = {"clips": "frame", "frames": "clip"}  # the mean that is given beside metric.mean
+# Value of metric.mean -> the mean that metrics.json gives beside it. E.g. with "clips" also the
+# mean over frames, as "psnr_frame_mean".
+OTHER_MEAN = {"clips": "frame", "frames": "clip"}
 
 
 def protocol_text(values: str, mean: str) -> str:
@@ -56,6 +59,7 @@ def collect(
 
     Only clips with sharp frames count for the averages.
     """
+    # The entries in natural order ("clip2" before "clip10"), with the mean of each metric.
     table: dict[str, dict[str, Any]] = {}
     for clip in sorted(clips, key=lambda clip: natural_key(clip["name"])):
         row = {key: value for key, value in clip.items() if key != "name"}
@@ -66,10 +70,11 @@ def collect(
             row[kind] = means
         table[clip["name"]] = row
 
-    averages = {}
-    kinds: list[str] = []  # each once, in the order in which they appear
+    # The kinds, each once, in the order in which they appear.
+    kinds: list[str] = []
     for row in table.values():
         kinds += [kind for kind in row["per_frame"] if kind not in kinds]
+    averages = {}
     for kind in kinds:
         rows = [row for row in table.values() if kind in row]
         averages[kind] = _averages(rows, kind, expected, mean)
@@ -79,21 +84,21 @@ def collect(
 def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
     """Return the averages of one kind, see `collect`. rows: the clips that have this kind."""
     averages: dict[str, Any] = {}
-    frames: list[float] = []
+    values_of_frames: list[float] = []
     for metric in rows[0][kind]:
-        frames = []  # the values of all frames of all clips
+        values_of_frames = []  # of all frames of all clips
         for row in rows:
-            frames += row["per_frame"][kind][metric]
-        over = {
+            values_of_frames += row["per_frame"][kind][metric]
+        mean_over = {
             "clips": sum(row[kind][metric] for row in rows) / len(rows),
-            "frames": sum(frames) / len(frames),
+            "frames": sum(values_of_frames) / len(values_of_frames),
         }
         other = OTHER_MEAN[mean]  # "frame" or "clip"
-        averages[metric] = over[mean]
-        averages[f"{metric}_{other}_mean"] = over[f"{other}s"]
+        averages[metric] = mean_over[mean]
+        averages[f"{metric}_{other}_mean"] = mean_over[f"{other}s"]
     return averages | {
         "mean": mean,
-        "frames": len(frames),
+        "frames": len(values_of_frames),  # the same for each metric
         "clips_found": len(rows),
         "clips_expected": expected,
         "complete": len(rows) == expected,
@@ -103,9 +108,9 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
 def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of a test.
 
-    There is a row for each clip. If there are sharp frames, a row for each of the two means
-    follows. Beside each score stands the score of the blurry input. The last column is the gain in
-    the first metric, which is PSNR, or PSNR-Y for grey frames. E.g.
+    There is a row for each clip. If there are sharp frames, two rows follow: the mean over clips
+    and the mean over frames. To the right of each score is the score of the blurry input. The last
+    column is the gain in the first metric, which is PSNR, or PSNR-Y for grey frames. E.g.
 
         clip             frames  PSNR dB  input  ...  gain dB
         street               10    30.10  28.85           +1.25
@@ -113,22 +118,25 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 
     results: the result of `collect`.
     """
-    total = results["averages"].get("restored", {})
-    given = results["averages"].get("input", {})
-    metrics = [metric for metric in COLUMNS if metric in total]
+    of_restored = results["averages"].get("restored", {})
+    of_input = results["averages"].get("input", {})
+    metrics = [metric for metric in COLUMNS if metric in of_restored]
 
-    # A row for each clip, then the mean that was asked for, then the other mean.
+    # A row for each clip.
     rows = []
     for name, clip in results["clips"].items():
         restored = clip.get("restored", {})
         blurry = clip.get("input", {})
         rows.append(_row(name, clip["frames"], restored, blurry, metrics))
+    # The mean that was asked for, then the other mean.
     if metrics:
-        other = OTHER_MEAN[total["mean"]]
-        rows.append(_row(f"mean over {total['mean']}", total["frames"], total, given, metrics))
-        restored = {metric: total.get(f"{metric}_{other}_mean") for metric in metrics}
-        blurry = {metric: given.get(f"{metric}_{other}_mean") for metric in metrics}
-        rows.append(_row(f"mean over {other}s", total["frames"], restored, blurry, metrics))
+        mean = of_restored["mean"]
+        frames = of_restored["frames"]
+        rows.append(_row(f"mean over {mean}", frames, of_restored, of_input, metrics))
+        other = OTHER_MEAN[mean]
+        restored = {metric: of_restored.get(f"{metric}_{other}_mean") for metric in metrics}
+        blurry = {metric: of_input.get(f"{metric}_{other}_mean") for metric in metrics}
+        rows.append(_row(f"mean over {other}s", frames, restored, blurry, metrics))
 
     # The columns must be in the order of the cells of `_row`.
     header = ["clip", "frames"]
@@ -146,7 +154,7 @@ def _row(
     blurry: Mapping[str, Any],
     metrics: Sequence[str],
 ) -> list[str]:
-    """Return one row of `score_table`. restored, blurry: metric -> score, or nothing."""
+    """Return one row of `score_table`. restored, blurry: metric -> score, empty without scores."""
     cells = [name, str(frames)]
     for metric in metrics:
         cells.append(format_score(metric, restored.get(metric)))
@@ -159,7 +167,8 @@ def _row(
 def _gain(restored: float | str | None, blurry: float | str | None) -> str:
     """Return the gain in decibels for a table, e.g. "+1.25".
 
-    Equal scores have the gain 0, also if both are infinite (images without any error).
+    Returns "-" if a score is missing. If both scores are infinite (images without any error), the
+    gain is 0, although inf - inf is NaN.
     """
     if restored is None or blurry is None:
         return "-"
@@ -175,13 +184,15 @@ def score_text(results: Mapping[str, Any]) -> str:
     """
     header, rows = score_table(results)
     lines = [plain_table(rows, header)]
-    total = results["averages"].get("restored")
+    averages = results["averages"].get("restored")
     instants = instants_psnr(results)
     if instants:
-        lines.append(f"PSNR dB of the instants, mean over {total['mean']}: {', '.join(instants)}")
-    if total:
-        lines.append(f"clips found {total['clips_found']}, expected {total['clips_expected']}")
-        if not total["complete"]:
+        psnrs = ", ".join(instants)
+        lines.append(f"PSNR dB of the instants, mean over {averages['mean']}: {psnrs}")
+    if averages:
+        found = averages["clips_found"]
+        lines.append(f"clips found {found}, expected {averages['clips_expected']}")
+        if not averages["complete"]:
             lines.insert(0, "INCOMPLETE: the averages below do not cover the whole set")
     return "\n".join(lines)
 
@@ -193,4 +204,5 @@ def instants_psnr(results: Mapping[str, Any]) -> list[str]:
     """
     averages = results["averages"]
     kinds = [kind for kind in averages if kind.startswith("instant ")]
-    return [format_score("psnr", averages[kind]["psnr"]) for kind in sorted(kinds, key=natural_key)]
+    kinds.sort(key=natural_key)  # "instant 2" before "instant 10"
+    return [format_score("psnr", averages[kind]["psnr"]) for kind in kinds]
