@@ -7,8 +7,11 @@ computed again, so a test that was interrupted continues where it stopped.
     restore_clips -> claim_folder -> plan_work -> restore_share -> finish (each clip)
     write_report  -> metrics.json, table.txt, report.html
 
-A clip may be cut between several ranks. The results must not depend on the number of ranks, bit for
-bit.
+A rank is one process of the test. "Collective" in a docstring: every rank must call this at the
+same point of the program, because the ranks wait for each other.
+
+What must stay: the results do not depend on the number of ranks, bit for bit, although a clip may
+be cut between several ranks. test_main_test.py compares one rank with two.
 
 Tests: tests/stories/test_main_test.py, tests/parts/utils/test_results.py, test_output_folder.py
 """
@@ -44,15 +47,15 @@ from utils.image import ERROR, data_uri, imread_rgb, render
 from utils.results import json_bytes
 from utils.run.progress import open_progress
 
-# Limits of the report: the number of clips whose pictures it shows, and the bytes of a video in it.
-# A page of more than some tens of megabytes opens slowly.
-MAX_CLIPS = 24
-MAX_VIDEO = 2**20
-# Put behind the metrics in the protocol if LPIPS is computed: network and version of LPIPS.
+# Limits of the report. A page of more than some tens of megabytes opens slowly. So it shows the
+# pictures of at most this many clips, and videos of at most this many bytes (1 MiB).
+MOST_CLIPS_IN_REPORT = 24
+MOST_BYTES_OF_VIDEO = 2**20
+# Added to the metrics in the protocol if LPIPS is computed: network and version of LPIPS.
 LPIPS_NOTE = "; LPIPS: AlexNet, version 0.1"
-# Lines of the protocol that the log shows: a network has the line "weights", a formula the line
-# "method". table.txt and metrics.json have the whole protocol.
-SHOWN = ("weights", "method", "tile", "speed")
+# Lines of the protocol that the log shows, if the method has them. A network has the line
+# "weights", a formula the line "method". table.txt and metrics.json have the whole protocol.
+LINES_OF_LOG = ("weights", "method", "tile", "speed")
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +99,10 @@ class Work:
     """Consecutive frames of one clip, for one rank.
 
     clip: index in Job.clips.
-    frames: indices of the frames to restore. Empty: all frames are there, and only the scores of
+    frames: indices of the frames to restore. Empty if all frames are there, and only the scores of
     the clip are missing.
-    is_whole: whether this is all that is left of the clip. If not, other ranks have the other
-    parts.
+    is_whole: whether these frames are all that is left of the clip. If not, other `Work` has the
+    rest, which may belong to other ranks.
     """
 
     clip: int
@@ -131,45 +134,46 @@ def restore_clips(job: Job) -> None:
             claim_folder_of(job)
 
     plan = shared_plan(job)
-    # Of n ranks, rank r takes the items r, r + n, r + 2 n, ...
-    share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
+    # Of n ranks, rank r takes the items r, r + n, r + 2 n, ... of a list.
+    of_this_rank = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
-        restore_share(job, restorer, plan[share], more_scores)
-    # The clips that were cut are scored now, because all ranks have finished their parts: the
-    # context above waits for them.
+        restore_share(job, restorer, plan[of_this_rank], more_scores)
+    # The end of the context above waits for all ranks. So all frames of the clips that were cut are
+    # there, and these clips can be scored.
     cut_clips = sorted({work.clip for work in plan if not work.is_whole})
     with utils_dist.all_ranks_or_none():
-        for index in cut_clips[share]:
-            finish(job, restorer, job.clips[index], more_scores, None)
+        for clip_index in cut_clips[of_this_rank]:
+            finish(job, restorer, job.clips[clip_index], more_scores, mean_pace=None)
 
 
 def claim_folder_of(job: Job) -> None:
     """Take the output folder, see `claim_folder`. Rank 0 only."""
-    # Reading all input files may take minutes, so the watchdog is told of each clip.
     watchdog.phase("check results")
     inputs = {}
     for clip in job.clips:
         inputs[clip.name] = clip.digest()
-        watchdog.go_on()
+        watchdog.go_on()  # the digests of all clips may take minutes
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
     # The LPIPS weights are recorded by name, size and time of change, not by their content.
-    lpips = []
+    lpips_files = []
     for name in job.lpips:
         if os.path.exists(name):
             stat = os.stat(name)
-            lpips.append([name, stat.st_size, stat.st_mtime_ns])
+            lpips_files.append([name, stat.st_size, stat.st_mtime_ns])
     outputs = job.outputs
+    # Everything that the results depend on. The keys are part of run.json: if a new key is added,
+    # `outputs._refuse_another_test` needs its value in tests of older versions.
     settings = {
         **job.method.settings(),
-        "lpips": lpips,
+        "lpips": lpips_files,
         "save": outputs.save,
         "fps": outputs.fps,
         **job.section,
         "metric.values": outputs.metric.values,
         "metric.more": outputs.metric.more,
     }
-    # The settings are compared with the run.json of an earlier test, and JSON has no tuples: they
-    # became lists there.
+    # The settings are compared with the run.json of an earlier test. JSON has no tuples, so make
+    # the tuples lists, as a file would.
     as_read_back = json.loads(json.dumps(settings))
     claim_folder(outputs, as_read_back, inputs, stems, job.overwrite)
     watchdog.phase("start")
@@ -178,95 +182,103 @@ def claim_folder_of(job: Job) -> None:
 def shared_plan(job: Job) -> list[Work]:
     """Return the plan of rank 0 on every rank. Collective."""
     # Only rank 0 looks at the files, because another rank might see the folder in another state.
-    plan_of_this_rank = plan_work(job) if utils_dist.is_main_process() else []
-    # Plain numbers, because objects of our own classes are not sent between ranks.
+    # Plain numbers are sent, because objects of our own classes are not sent between ranks.
     rows = []
-    for work in plan_of_this_rank:
-        rows.append((work.clip, work.frames.start, work.frames.stop, work.is_whole))
+    if utils_dist.is_main_process():
+        for work in plan_work(job):
+            rows.append((work.clip, work.frames.start, work.frames.stop, work.is_whole))
+    rows = utils_dist.from_rank(0, rows)
     plan = []
-    for clip, start, stop, is_whole in utils_dist.from_rank(0, rows):
+    for clip, start, stop, is_whole in rows:
         plan.append(Work(clip, range(start, stop), is_whole))
     return plan
 
 
 def plan_work(job: Job) -> list[Work]:
-    """Return the frames still to be restored, the longest part first.
+    """Return the frames still to be restored, as pieces of clips, the longest piece first.
 
-    The longest parts come first, so that all ranks end at nearly the same time. If there are fewer
-    clips than ranks, clips are cut in time. E.g. 1 clip of 100 frames on 4 ranks -> 4 parts of 25.
+    The longest pieces come first, so that all ranks end at nearly the same time. If there are fewer
+    clips than ranks, clips are cut in time. E.g. 1 clip of 100 frames on 4 ranks -> 4 pieces of 25.
     The restored frames do not depend on the cuts, bit for bit.
     """
     outputs = job.outputs
 
     # Clips of which a result is missing.
     unfinished = []
-    for index, clip in enumerate(job.clips):
+    for clip_index, clip in enumerate(job.clips):
         files = [outputs.file("clip", clip.name), *outputs.results(clip.name, job.stems_of(clip))]
         if not all(path.exists() for path in files):
-            unfinished.append(index)
-    done = len(job.clips) - len(unfinished)
-    if done:
-        logger.info("%d of %d clips are finished already", done, len(job.clips))
+            unfinished.append(clip_index)
+    finished_count = len(job.clips) - len(unfinished)
+    if finished_count:
+        logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
 
     # The number of pieces per clip, so that each rank has at least one piece.
-    pieces = 1
+    pieces_of_clip = 1
     if unfinished and job.method.can_cut:
-        pieces = math.ceil(utils_dist.get_world_size() / len(unfinished))
+        pieces_of_clip = math.ceil(utils_dist.get_world_size() / len(unfinished))
     plan = []
-    for index in unfinished:
-        clip = job.clips[index]
-        missing = []
-        for number in job.frames_of(clip):
-            stem = clip.stems[number]
-            files = [outputs.file("frame", clip.name, stem)]
-            files += outputs.exact_files(clip.name, [stem])
-            if not all(path.exists() for path in files):
-                missing.append(number)
-        # All frames from the first to the last missing one, because a part is one range. Frames
-        # between them that are there already are computed again, to the same values.
+    for clip_index in unfinished:
+        missing = _missing_frames(job, job.clips[clip_index])
+        # All frames from the first to the last missing one, because a piece is one range. Existing
+        # frames in this range are computed again, to the same values.
         if missing:
             to_restore = range(missing[0], missing[-1] + 1)
         else:
             to_restore = range(0)
-        size = max(1, math.ceil(len(to_restore) / pieces))
-        cuts = []
-        for first in range(0, len(to_restore), size):
-            cuts.append(to_restore[first : first + size])
-        if not cuts:  # all frames are there, and the clip only has to be scored
-            cuts = [to_restore]
-        is_whole = len(cuts) == 1
-        plan += [Work(index, cut, is_whole) for cut in cuts]
-    # The further keys make the order the same in every run.
+        length = max(1, math.ceil(len(to_restore) / pieces_of_clip))  # frames of a piece
+        pieces = []
+        for first in range(0, len(to_restore), length):
+            pieces.append(to_restore[first : first + length])
+        if not pieces:  # all frames are there, and the clip only has to be scored
+            pieces = [to_restore]
+        is_whole = len(pieces) == 1
+        plan += [Work(clip_index, piece, is_whole) for piece in pieces]
+    # Pieces of the same length are in the order of clips and frames, which is the same in every
+    # run.
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
 
 
+def _missing_frames(job: Job, clip: ClipReader) -> list[int]:
+    """Return the indices of the frames of a clip of which a file is missing."""
+    missing = []
+    for index in job.frames_of(clip):
+        stem = clip.stems[index]
+        files = [job.outputs.file("frame", clip.name, stem)]
+        files += job.outputs.exact_files(clip.name, [stem])
+        if not all(path.exists() for path in files):
+            missing.append(index)
+    return missing
+
+
 def restore_share(
-    job: Job, restorer: FrameRestorer, mine: Sequence[Work], more_scores: MoreScores | None
+    job: Job, restorer: FrameRestorer, share: Sequence[Work], more_scores: MoreScores | None
 ) -> None:
-    """Restore the parts of this rank.
+    """Restore the pieces of clips that this rank has.
 
     Each frame is written as soon as it is restored, so that an interrupted test loses one frame. A
     clip that was not cut between ranks is scored at once.
 
-    mine: the parts. more_scores: see `metrics.add_scores`.
+    share: the pieces of this rank. more_scores: see outputs.MoreScores.
     """
-    total = sum(len(work.frames) for work in mine)
-    # Time and number of the frames restored so far, over all parts of this rank.
+    total = sum(len(work.frames) for work in share)
+    # Time and number of the frames restored so far, over all pieces of this rank.
     seconds = 0.0
-    count = 0
-    logger.info("restoring %d frames of %d clips (%s)", total, len(mine), restorer.describe())
+    restored_count = 0
+    logger.info("restoring %d frames of %d clips (%s)", total, len(share), restorer.describe())
     with open_progress("bar", total, "restoring", "frames") as bar:
-        for work in mine:
+        for work in share:
             clip = job.clips[work.clip]
             begin = time.perf_counter()
-            watchdog.phase(f"restore: {clip.name}", count)
+            watchdog.phase(f"restore: {clip.name}", restored_count)
             restored = restorer.frames(clip, work.frames, bar.update)
             for index, frame in zip(work.frames, restored, strict=True):
                 job.outputs.write_frame(clip.name, clip.stems[index], frame)
-                count += 1
-                watchdog.phase(f"restore: {clip.name}", count)
+                restored_count += 1
+                watchdog.phase(f"restore: {clip.name}", restored_count)
             seconds += time.perf_counter() - begin
-            mean_pace = seconds / max(count, 1)  # seconds per frame; no frame may be restored yet
+            # Seconds per frame. The count is 0 if only scores are missing so far.
+            mean_pace = seconds / max(restored_count, 1)
             if work.is_whole:
                 was_restored = len(work.frames) > 0
                 finish(job, restorer, clip, more_scores, mean_pace if was_restored else None)
@@ -277,7 +289,7 @@ def restore_share(
                 work.frames.stop,
                 mean_pace,
                 devices.name(utils_dist.get_device()),
-                mean_pace * (total - count),
+                mean_pace * (total - restored_count),
             )
 
 
@@ -285,7 +297,7 @@ def finish(
     job: Job,
     restorer: FrameRestorer,
     clip: ClipReader,
-    more: MoreScores | None,
+    more_scores: MoreScores | None,
     mean_pace: float | None,
 ) -> None:
     """Score a clip whose frames are all there, and write its strips and videos: `finish_clip`.
@@ -295,7 +307,8 @@ def finish(
     """
     watchdog.phase(f"score: {clip.name}")
     notes = {"s_per_frame": mean_pace, "tile": restorer.describe()}
-    finish_clip(clip, job.frames_of(clip), job.outputs, more, notes, job.method.is_grey)
+    indices = job.frames_of(clip)
+    finish_clip(clip, indices, job.outputs, more_scores, notes, job.method.is_grey)
 
 
 # ---- Report ----------------------------------------------------------------------------------
@@ -309,57 +322,66 @@ def write_report(job: Job) -> None:
     watchdog.phase("report")
     folder = job.outputs.folder
     clips = {clip.name: clip for clip in job.clips}
+    # The content of clips/<name>.json of each finished clip.
     loaded = [job.outputs.load_clip(name) for name in clips]
     entries = [entry for entry in loaded if entry is not None]
 
-    about = protocol_of(job, entries)
-    results = {"protocol": about, **collect(entries, job.expected, job.outputs.metric.mean)}
+    # metrics.json and table.txt: the scores, and how they came about.
+    protocol = protocol_of(job, entries)
+    results = {"protocol": protocol, **collect(entries, job.expected, job.outputs.metric.mean)}
     write_whole(folder / "metrics.json", json_bytes(results))
     table = score_text(results)
-    lines = "\n".join(f"{key}: {value}" for key, value in about.items())
+    lines = "\n".join(f"{key}: {value}" for key, value in protocol.items())
     write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
 
+    # report.html: the same with pictures and videos.
     examples = {}
     videos = {}
-    for entry in entries[:MAX_CLIPS]:
+    for entry in entries[:MOST_CLIPS_IN_REPORT]:
         name = entry["name"]
         examples[name] = example_panels(job, clips[name], entry)
         video = job.outputs.file("comparison", name)
-        if video.exists() and video.stat().st_size < MAX_VIDEO:
+        if video.exists() and video.stat().st_size < MOST_BYTES_OF_VIDEO:
             videos[name] = data_uri("video/mp4", video.read_bytes())
     page = build_report(job.title, results, examples, videos)
     write_whole(folder / "report.html", page.encode())
 
-    shown = [f"{key}: {about[key]}" for key in SHOWN if key in about]
+    shown = [f"{key}: {protocol[key]}" for key in LINES_OF_LOG if key in protocol]
     logger.info("%s\n%s\n%s", job.title, table, "\n".join(shown))
     logger.info("results are in %s (open report.html)", folder)
 
 
 def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return how the clips were restored and scored, in words. entries: the finished clips."""
-    about = job.method.protocol()
+    """Return how the clips were restored and scored, in words: the protocol of the test.
+
+    entries: the contents of the JSON files of the finished clips.
+    """
+    protocol = job.method.protocol()
     for kind in ("input", "gt", "spike"):
         paths = [clip.origin[kind] for clip in job.clips if kind in clip.origin]
         if len(paths) > 1:
-            about[kind] = f"{paths[0]} and {len(paths) - 1} more"
+            protocol[kind] = f"{paths[0]} and {len(paths) - 1} more"
         elif paths:
-            about[kind] = paths[0]
-    about.setdefault("frames", job.frames_note)  # a method may have said more about its frames
-    about["crop"] = "none"
-    about["border"] = "nothing excluded"
-    about["tile"] = ", or ".join(sorted({entry["tile"] for entry in entries}))
-    about["SpikeVRT"] = VERSION
+            protocol[kind] = paths[0]
+    protocol.setdefault("frames", job.frames_note)  # a method may have said more about its frames
+    # Papers differ in what they exclude from the scores, so say it although it is nothing.
+    protocol["crop"] = "none"
+    protocol["border"] = "nothing excluded"
+    # After an out-of-memory error, the tiles of later clips are smaller.
+    different_tiles = {entry["tile"] for entry in entries}
+    protocol["tile"] = ", or ".join(sorted(different_tiles))
+    protocol["SpikeVRT"] = VERSION
     metric = job.outputs.metric
-    about["metrics"] = protocol_text(metric.values, metric.mean)
+    protocol["metrics"] = protocol_text(metric.values, metric.mean)
     if job.lpips:
-        about["metrics"] += LPIPS_NOTE
+        protocol["metrics"] += LPIPS_NOTE
     if metric.more:
-        about["further metrics"] = metrics_in_words(metric.more)
-    about["device"] = devices.name(utils_dist.get_device())
+        protocol["further metrics"] = metrics_in_words(metric.more)
+    protocol["device"] = devices.name(utils_dist.get_device())
     paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
     if paces:
-        about["speed"] = f"{np.mean(paces):.3f} s/frame per process"
-    return about
+        protocol["speed"] = f"{np.mean(paces):.3f} s/frame per process"
+    return protocol
 
 
 def example_panels(job: Job, clip: ClipReader, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -382,28 +404,30 @@ def build_report(
 ) -> str:
     """Return the HTML page of a test.
 
-    It has tables, the PSNR of each frame, a slider between the blurry and the restored frame, and
-    videos that play beside it.
+    The page has tables, the PSNR of each frame, a slider between the blurry and the restored frame,
+    and videos that play beside the slider.
 
     results: the content of metrics.json, see `collect`.
-    clips: name -> pictures of the example frame, (H, W, 3) uint8: "blurry" and "restored", and
-    "spikes" and "sharp" if there are any.
-    videos: name -> data URI of the comparison.
+    clips: name of a clip -> pictures of the example frame, (H, W, 3) uint8: "blurry" and
+    "restored", and "spikes" and "sharp" if there are any.
+    videos: name of a clip -> data URI of the video that compares input and result.
     """
     head, rows = score_table(results)
-    # The metric of the plots: PSNR, or PSNR-Y for grey frames. Without sharp frames there is none.
+    # The metric of the plots: the first of PSNR and PSNR-Y (for grey frames) that the table has.
+    # Without sharp frames the table has neither.
     metric = ""
     for name in ("psnr", "psnr_y"):
-        if not metric and COLUMNS[name].title in head:
+        is_in_table = COLUMNS[name].title in head
+        if not metric and is_in_table:
             metric = name
     plots = {}  # name of a clip -> its plot
     for name, clip in results["clips"].items():
         per_frame = clip.get("per_frame")
         if per_frame:
-            values = {}
+            decibels = {}  # "restored" and "input" -> PSNR of each frame
             for kind, scores in per_frame.items():
-                values[kind] = [float(score) for score in scores[metric]]
-            plots[name] = psnr_plot(values)
+                decibels[kind] = [float(score) for score in scores[metric]]
+            plots[name] = psnr_plot(decibels)
     return render(
         "test",
         title=title,
@@ -420,42 +444,49 @@ def build_report(
 
 
 def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return the numbers of an SVG of PSNR over the frame number, as the template draws it.
+    """Return the numbers of an SVG of PSNR over the frame number, for the template of the report.
 
     Infinite values (equal images) are drawn at the upper end.
 
     lines: "restored" and "input" -> dB of each frame.
     """
-    # The vertical axis, in whole dB, at least 1 dB high. Without a finite value it is 0 to 1.
-    finite = []
+    # The range of the vertical axis, in whole dB, at least 1 dB. Without a finite value 0 to 1.
+    finite_values = []
     for values in lines.values():
-        finite += [value for value in values if np.isfinite(value)]
-    if not finite:
-        finite = [0.0]
-    low = int(np.floor(min(finite)))
-    high = int(np.ceil(max(finite)))
+        finite_values += [value for value in values if np.isfinite(value)]
+    if not finite_values:
+        finite_values = [0.0]
+    low = int(np.floor(min(finite_values)))
+    high = int(np.ceil(max(finite_values)))
     if high == 0:
         high = 1
     high = max(high, low + 1)
 
-    # Size of the picture in pixels. The template of the report draws the axes in the margins.
+    # Size of the picture in pixels, and the margins, in which the template draws the numbers of the
+    # axes.
     width = 760
     height = 150
-    # The margins leave room for the numbers of the axes: 44 pixels on the left and 10 on the right
-    # (54 in total), 10 above and 24 below (34 in total).
-    count = max(len(values) for values in lines.values())
-    points = {}
+    left = 44
+    right = 10
+    above = 10
+    below = 24
+    plot_width = width - left - right
+    plot_height = height - above - below
+    frame_count = max(len(values) for values in lines.values())
+    steps = max(frame_count - 1, 1)  # between the first and the last frame; not 0, a divisor
+    polylines = {}
     for kind, values in lines.items():
-        above = (np.minimum(values, high) - low) / (high - low)  # 0 to 1
-        x = 44 + (width - 54) * np.arange(len(values)) / max(count - 1, 1)  # count - 1 steps
-        y = 10 + (height - 34) * (1 - above)
+        level = (np.minimum(values, high) - low) / (high - low)  # 0 (low) to 1 (high)
+        x = left + plot_width * np.arange(len(values)) / steps
+        y = above + plot_height * (1 - level)  # pixels are counted from the top
         # The form of an SVG polyline: "44.0,75.2 58.6,70.1 ..."
-        points[kind] = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+        polylines[kind] = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+    # The keys are names in the template.
     return {
         "width": width,
         "height": height,
         "low": low,
         "high": high,
-        "count": count,
-        "lines": points,
+        "count": frame_count,
+        "lines": polylines,
     }
