@@ -1,195 +1,27 @@
-"""The measurements of lab/, started from their command lines.
+"""The measurements of lab/, started from their command lines, and the statistics of their tables.
 
-Data: the sample set of scripts/make_sample_data.py with one training clip and two test clips of two
-frames, networks of one block a stage, and two training steps. The statistics of the tables are
-tested on numbers that are small enough to check by hand.
+The whole command of lab/quality.py is in test_quality_command.py. Here the statistics are tested on
+numbers that are small enough to check by hand.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from lab import benchmark, gpu, quality
-from lab.quality import Outcome, difference, main, moving_psnr, tables
-from lab.tools import NAMED, ROOT
+from lab import benchmark, gpu
+from lab.quality import Outcome, difference, moving_psnr, tables
+from lab.tools import NAMED
 from main_train_vrt import read_options
-from scripts.make_sample_data import SAMPLE, make_sample
-from tests.dist.launching import run_ranks
-from tests.helpers.train_files import network
 from utils.image import imwrite_rgb
 
-SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
 GOPRO_OPTIONS = "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"
-# The two test clips of the sample set.
-CLIPS = ["recorded/SAMPLE00_test", "recorded/SAMPLE01_test"]
 # Student's t for a 95 % interval and three differences (two degrees of freedom).
 T_OF_THREE = 4.303
-
-
-# ---- lab/quality.py: one run of the whole command ----
-
-
-class Comparison(NamedTuple):
-    """A finished run of lab/quality.py."""
-
-    folder: Path  # holds out/, the results folder
-    concat: str  # the option file of the method "concat"
-    none: str  # the option file of the method "none"
-    settings: list[str]  # the other arguments of the command
-    report: str  # the text of table_report.md after the first run
-
-    def arguments(self, *option_files: str) -> list[str]:
-        """Return the arguments of the command for these option files."""
-        return ["--opt", *option_files, *self.settings]
-
-    def results(self) -> list[Path]:
-        """Return the files of results: one for each method."""
-        return list((self.folder / "out/results").iterdir())
-
-
-def write_option_file(path: Path, **train_changes: Any) -> str:
-    """Write an option file of a tiny network, and return its path as a text.
-
-    The name of the file says the fusion, e.g. none.json. train_changes: keys of datasets.train.
-    """
-    tiny = network()
-    # The sample's options say the number of input channels and the fusion.
-    for key in ("in_chans", "fusion"):
-        del tiny[key]
-    netG = {"in_chans": None, "fusion": path.stem, **tiny}
-    train = {"num_frame": 2, "gt_size": 32, **train_changes}
-    options = {
-        "base": str(SAMPLE_OPTIONS),
-        "task": path.stem,
-        "datasets": {"train": train},
-        "netG": netG,
-    }
-    path.write_text(json.dumps(options))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]:
-    """Give a finished comparison of the methods "concat" and "none"."""
-    folder = tmp_path_factory.mktemp("quality")
-    sample = replace(SAMPLE, clips={"train": 1, "test": 2}, frames=2)
-    make_sample(folder / "out/data/made", sample)
-    concat = write_option_file(folder / "concat.json")
-    none = write_option_file(folder / "none.json")
-    settings = ["--steps", "2", "--seeds", "0", "--out", str(folder / "out")]
-    start_program = quality.call
-
-    def fork_program(program: str, out: Path, name: str, *options: str) -> None:
-        """Run a program as `quality.call` does, without the seconds in which torch is imported.
-
-        The making of the data and one method, "tfp", still start a process of their own.
-        """
-        if name in ("made", "tfp"):
-            return start_program(program, out, name, *options)
-        result = run_ranks(1, program, *options)
-        assert result.exit_codes == [0], result.text
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quality, "call", fork_program)
-        assert main(["--opt", concat, none, *settings]) == 0
-
-    report = (folder / "out/table_report.md").read_text()
-    yield Comparison(folder, concat, none, settings, report)
-
-
-def results_by_method(comparison: Comparison) -> dict[str, Any]:
-    """Return the content of the results of each method, e.g. "tfp"."""
-    results = {}
-    for path in comparison.results():
-        method = path.name.split("_")[0]
-        results[method] = json.loads(path.read_text())
-    return results
-
-
-def times_of_change(comparison: Comparison) -> dict[Path, int]:
-    """Return when each file of results was written, in nanoseconds."""
-    return {path: path.stat().st_mtime_ns for path in comparison.results()}
-
-
-def test_every_method_has_results(comparison):
-    methods = results_by_method(comparison).keys()
-
-    assert methods == {"tfp", "tfi", "exposure", "concat", "none"}
-
-
-def test_every_method_is_tested_on_all_clips(comparison):
-    for result in results_by_method(comparison).values():
-        assert sorted(result["clips"]) == CLIPS
-
-
-def test_the_results_of_a_network_say_the_time_of_a_step(comparison):
-    assert results_by_method(comparison)["none"]["s_per_step"] > 0
-
-
-def test_the_exposure_formula_is_better_than_its_input_on_moving_pixels(comparison):
-    scores = results_by_method(comparison)["exposure"]["clips"][CLIPS[0]]
-
-    assert scores["restored"]["moving"] > scores["input"]["moving"] + 1  # dB
-
-
-@pytest.mark.parametrize("row", ["tfp", "tfi", "none 2", "concat 2", "blurry input"])
-def test_the_report_has_a_row_for_each_method(comparison, row):
-    assert f"| {row} " in comparison.report
-
-
-def test_methods_without_colour_are_left_out_of_the_tables_of_rgb(comparison):
-    before_luma = comparison.report.split("PSNR-Y in dB")[0]
-    # Paragraphs: the title, then a caption and a table in turn.
-    tables_of_rgb = before_luma.split("\n\n")[2::2]
-
-    for table in tables_of_rgb:
-        assert "| exposure " in table
-        assert "| tfp " not in table
-
-
-def test_a_second_call_repeats_no_finished_run(comparison, capsys):
-    before = times_of_change(comparison)
-
-    code = main(comparison.arguments(comparison.concat, comparison.none))
-
-    assert code == 0
-    assert ": done" not in capsys.readouterr().out
-    assert times_of_change(comparison) == before
-
-
-def test_no_result_of_other_options_is_used(comparison, tmp_path):
-    before = times_of_change(comparison)
-    # The same method as in the first run, but trained without rotation.
-    other = write_option_file(tmp_path / "none.json", use_rot=False)
-
-    code = main([*comparison.arguments(comparison.concat, other), "--only", "concat"])
-
-    assert code == 0
-    assert times_of_change(comparison) == before
-    report = (comparison.folder / "out/table_report.md").read_text()
-    assert "| none" not in report
-
-
-def test_methods_whose_steps_see_unequal_amounts_of_data_are_refused(comparison, tmp_path):
-    larger_crops = write_option_file(tmp_path / "none.json", gt_size=64)
-
-    with pytest.raises(SystemExit, match="of concat"):
-        main(comparison.arguments(comparison.concat, larger_crops))
-
-
-def test_a_folder_without_the_videos_of_the_real_suite_is_refused(comparison, tmp_path):
-    arguments = comparison.arguments(comparison.concat, comparison.none)
-
-    with pytest.raises(SystemExit, match="has no bedroom, blocks, camel"):
-        main(["--suite", "real", "--videos", str(tmp_path), *arguments])
 
 
 # ---- lab/quality.py: its statistics ----
