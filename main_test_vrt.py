@@ -68,7 +68,7 @@ from models.restore.request import TestRequest, read_request
 from models.restore.tiling import InterpolatedClip, scored_clips
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
-from utils.contract import ClipReader, Method
+from utils.contract import ClipReader, Method, picture_names
 from utils.dist import process
 from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError, SpikeVRTError
@@ -453,7 +453,14 @@ def outputs_of(
     metric: MetricOptions,
 ) -> Outputs:
     """Return what is written to `folder`. save: names such as "frames", "video"; sorted here."""
-    return Outputs(folder, tuple(sorted(save)), request.fps, method.instants, metric)
+    return Outputs(
+        folder,
+        tuple(sorted(save)),
+        request.fps,
+        method.instants,
+        metric,
+        pictures=picture_names(method),
+    )
 
 
 def refuse_other_frames(saved: SavedNetwork) -> None:

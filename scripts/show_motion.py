@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from data.motion.flow import Motion
 
 WEIGHTS = ROOT / "weights/motion.pth"
-# An expected error of so many pixels, and any larger one, is drawn white.
-WHITE_ERROR = 8.0
 # A title, and pictures (H, W, 3) uint8 with their captions.
 Section = tuple[str, list[tuple[str, np.ndarray]]]
 
@@ -42,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
 
     from data.clips.clip_reader import user_clips
+    from data.motion.drawing import LEGEND
     from data.motion.learned import finder_of
     from data.motion.recording import RecordedClip
     from models.fusion.fusion_motion import motion_of
@@ -81,8 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         verdict="Colours show where each pixel goes within the exposure. Grey lines cover motion "
         "that was not trusted.",
         verdict_class="none",
-        numbers="Right is red, down yellow-green, left cyan, up violet; paler is slower. A motion "
-        "is not trusted if its expected error is above half a pixel and half of its length.",
+        numbers=LEGEND,
         about={"weights": str(command.weights), "motion by": fusion.motion_by},
         sections=[(title, [("", pictures)]) for title, pictures in sections],
     )
@@ -129,22 +127,12 @@ def refuse_other_frames(frames: list[int], count: int) -> None:
 
 def section_of(name: str, blurry: np.ndarray, motion: "Motion") -> Section:
     """Draw a frame. blurry: (H, W, 3) float32 in [0, 1]."""
-    from data.motion.drawing import longest_way, motion_picture, not_trusted
+    from data.motion.drawing import pictures_of
 
-    error = motion.errors.mean(axis=0)
-    shown_error = np.rint(255 * np.clip(error / WHITE_ERROR, 0, 1)).astype(np.uint8)
-    share = not_trusted(motion).mean()
-    return name, [
-        ("blurry", np.rint(255 * blurry).astype(np.uint8)),
-        (
-            f"way of each pixel, up to {longest_way(motion):.1f} px; {share:.0%} not trusted",
-            motion_picture(motion),
-        ),
-        (
-            f"expected error, {error.mean():.2f} px in the mean; white: {WHITE_ERROR:g} px or more",
-            np.repeat(shown_error[..., None], 3, axis=-1),
-        ),
-    ]
+    pictures = [("blurry", np.rint(255 * blurry).astype(np.uint8))]
+    for picture in pictures_of(motion):
+        pictures.append((picture.caption, picture.image))
+    return name, pictures
 
 
 if __name__ == "__main__":

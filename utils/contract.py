@@ -7,6 +7,7 @@ here, which any class with the same members fulfils:
     ClipReader      reads the frames of one clip; data/clips has them
     Method          how a test restores frames: a network, a formula, or the joint solution
     FrameRestorer   a method on one device; it yields restored frames
+    ShowsPictures   a FrameRestorer that also has pictures of how it restored a frame
     JointEquations, MotionNetwork, MotionCurves
                     what the fusion "motion" and data/motion know of each other
 
@@ -21,7 +22,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -227,6 +228,35 @@ class FrameRestorer(Protocol):
         reader: a FrameReader. wanted: numbers of frames. tick: is told of the progress.
         """
         ...
+
+
+class FramePicture(NamedTuple):
+    """A picture of how a frame was restored, for the report. E.g. the motion that was used."""
+
+    name: str  # one of the names of `picture_names`
+    image: np.ndarray  # (H, W, 3) uint8, R, G, B
+    caption: str  # what the picture shows, and the meaning of its colours
+
+
+@runtime_checkable
+class ShowsPictures(Protocol):
+    """A FrameRestorer that also has pictures of how it restored a frame.
+
+    It is optional: a FrameRestorer without `pictures` adds no pictures to the report.
+    """
+
+    def pictures(self) -> Sequence[FramePicture]:
+        """Return the pictures of the frame that `frames` has yielded last."""
+        ...
+
+
+def picture_names(method: Any) -> tuple[str, ...]:
+    """Return the names of the pictures that the restorers of a Method have, e.g. ("motion",).
+
+    A method says them in its attribute `picture_names`, which is optional, too. They name files, so
+    a test knows all files that it will write before it begins.
+    """
+    return getattr(method, "picture_names", ())
 
 
 class Method(Protocol):

@@ -1,14 +1,16 @@
 """Pictures of a motion: which one was used, and where it was not trusted.
 
-`scripts/show_motion.py` shows them. The colours are those of Baker et al., "A database and
-evaluation methodology for optical flow" (IJCV 2011), but for their saturation: the hue is the
-direction, and the saturation is the length over the longest one. Still pixels are white.
+`scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show them. The colours
+are those of Baker et al., "A database and evaluation methodology for optical flow" (IJCV 2011), but
+for their saturation: the hue is the direction, and the saturation is the length over the longest
+one. Still pixels are white.
 """
 
 import cv2
 import numpy as np
 
 from data.motion.flow import Motion
+from utils.contract import FramePicture
 
 # A way is the motion of a pixel from the begin of the exposure to its end, x and y in RGB pixels.
 
@@ -26,6 +28,46 @@ NO_MATTER = 0.5
 # lines are LINE_EACH pixels apart.
 GREY, DARK_GREY = 160, 90
 LINE_EACH = 6
+# An expected error of so many pixels, and any larger one, is drawn white.
+WHITE_ERROR = 8.0
+# The meaning of the colours, for a page that shows the pictures.
+LEGEND = (
+    "Right is red, down yellow-green, left cyan, up violet; paler is slower. Grey lines cover "
+    "motion that is not trusted: its expected error is above half a pixel and half of its length."
+)
+# Names of the pictures of `pictures_of`, in their order.
+PICTURE_NAMES = ("motion", "motion_error")
+
+
+def pictures_of(motion: Motion, with_legend: bool = False) -> list[FramePicture]:
+    """Return the motion and its expected error as pictures with captions.
+
+    with_legend: whether the caption of the motion says the meaning of its colours, too.
+    """
+    motion_name, error_name = PICTURE_NAMES
+    share = not_trusted(motion).mean()
+    mean_error = motion.errors.mean()
+    caption = f"way of each pixel, up to {longest_way(motion):.1f} px; {share:.0%} not trusted"
+    if with_legend:
+        caption += f". {LEGEND}"
+    return [
+        FramePicture(motion_name, motion_picture(motion), caption),
+        FramePicture(
+            error_name,
+            error_picture(motion),
+            f"expected error, {mean_error:.2f} px in the mean; white: {WHITE_ERROR:g} px or more",
+        ),
+    ]
+
+
+def error_picture(motion: Motion) -> np.ndarray:
+    """Draw the expected error of each pixel, the mean over the exposure. Returns (H, W, 3) uint8.
+
+    Black is no error, white is WHITE_ERROR pixels or more.
+    """
+    error = motion.errors.mean(axis=0)  # (H, W)
+    grey = np.rint(255 * np.clip(error / WHITE_ERROR, 0, 1)).astype(np.uint8)
+    return np.repeat(grey[..., None], 3, axis=-1)
 
 
 def motion_picture(motion: Motion) -> np.ndarray:

@@ -24,11 +24,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from data.motion.flow import motion_of
+from data.motion import drawing
+from data.motion.flow import Motion, motion_of
 from data.motion.joint import Equations, Solver, SpikePixels, guarded
 from data.motion.learned import Finder, FinderName, median_spikes
 from data.motion.recording import RecordedClip, Recording
-from utils.contract import Method, Tick
+from utils.contract import FramePicture, Method, Tick
 from utils.dist import watchdog
 from utils.options.models import Count, Positive
 from utils.options.section import Section, read_section
@@ -68,6 +69,7 @@ class JointMethod:
 
     is_grey = False
     instants = 1
+    picture_names = drawing.PICTURE_NAMES
 
     def __init__(self, options: JointOptions, start: Method) -> None:
         self.options = options
@@ -133,6 +135,7 @@ class LearnedMotion:
 
     is_grey = False
     instants = 1
+    picture_names = drawing.PICTURE_NAMES
 
     def __init__(
         self,
@@ -217,10 +220,18 @@ class MotionRestorer:
         self.improve = improve
         self.context = context
         self.device = device
+        # The motion of the frame that was yielded last, for `pictures`.
+        self.used_motion: Motion | None = None
 
     def describe(self) -> str:
         """Return how a frame is divided, in words."""
         return f"none for the motion; first estimate: {self.start.describe()}"
+
+    def pictures(self) -> list[FramePicture]:
+        """Return the motion of the frame that was yielded last, and its expected error."""
+        if self.used_motion is None:
+            return []
+        return drawing.pictures_of(self.used_motion, with_legend=True)
 
     @torch.no_grad()
     def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
@@ -243,5 +254,6 @@ class MotionRestorer:
                 recording, pixels, motion, gain, is_good, self.solver, self.device
             )
             frame = self.improve(z_0, Exposure(recording, equations, gain))
+            self.used_motion = motion
             yield frame.cpu()
             tick(1 - FIRST_SHARE)

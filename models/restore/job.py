@@ -29,7 +29,14 @@ import numpy as np
 
 from models.metrics import COLUMNS, metrics_in_words
 from models.restore.lpips import Lpips
-from models.restore.outputs import MoreScores, Outputs, claim_folder, comparison_of, finish_clip
+from models.restore.outputs import (
+    MoreScores,
+    Outputs,
+    claim_folder,
+    comparison_of,
+    example_of,
+    finish_clip,
+)
 from models.restore.scores import (
     collect,
     instants_psnr,
@@ -39,7 +46,7 @@ from models.restore.scores import (
 )
 from utils import VERSION, utils_dist
 from utils import device as devices
-from utils.contract import ClipReader, FrameRestorer, Method, wanted_frames
+from utils.contract import ClipReader, FrameRestorer, Method, ShowsPictures, wanted_frames
 from utils.dist import watchdog
 from utils.errors import OptionError
 from utils.files import write_whole
@@ -256,7 +263,8 @@ def restore_share(
 ) -> None:
     """Restore the pieces of clips that this rank has.
 
-    Each frame is written as soon as it is restored, so that an interrupted test loses one frame. A
+    Each frame is written as soon as it is restored, so that an interrupted test loses one frame. If
+    the restorer has pictures of how it restores, those of the example frame are written as well. A
     clip that was not cut between ranks is scored at once.
 
     share: the pieces of this rank. more_scores: see outputs.MoreScores.
@@ -272,7 +280,11 @@ def restore_share(
             begin = time.perf_counter()
             watchdog.phase(f"restore: {clip.name}", restored_count)
             restored = restorer.frames(clip, work.frames, bar.update)
+            example = example_of(job.frames_of(clip))
             for index, frame in zip(work.frames, restored, strict=True):
+                # Before the frame, whose file says that the work on the frame is done.
+                if index == example and isinstance(restorer, ShowsPictures):
+                    job.outputs.write_pictures(clip.name, restorer.pictures())
                 job.outputs.write_frame(clip.name, clip.stems[index], frame)
                 restored_count += 1
                 watchdog.phase(f"restore: {clip.name}", restored_count)
@@ -336,14 +348,19 @@ def write_report(job: Job) -> None:
 
     # report.html: the same with pictures and videos.
     examples = {}
+    captions = {}  # name of a clip -> name of a picture -> what it shows
     videos = {}
     for entry in entries[:MOST_CLIPS_IN_REPORT]:
         name = entry["name"]
         examples[name] = example_panels(job, clips[name], entry)
+        captions[name] = {}
+        for picture in job.outputs.load_pictures(name):
+            examples[name][picture.name] = picture.image
+            captions[name][picture.name] = picture.caption
         video = job.outputs.file("comparison", name)
         if video.exists() and video.stat().st_size < MOST_BYTES_OF_VIDEO:
             videos[name] = data_uri("video/mp4", video.read_bytes())
-    page = build_report(job.title, results, examples, videos)
+    page = build_report(job.title, results, examples, videos, captions)
     write_whole(folder / "report.html", page.encode())
 
     shown = [f"{key}: {protocol[key]}" for key in LINES_OF_LOG if key in protocol]
@@ -401,6 +418,7 @@ def build_report(
     results: Mapping[str, Any],
     clips: Mapping[str, Mapping[str, np.ndarray]],
     videos: Mapping[str, str] = {},
+    captions: Mapping[str, Mapping[str, str]] = {},
 ) -> str:
     """Return the HTML page of a test.
 
@@ -409,8 +427,9 @@ def build_report(
 
     results: the content of metrics.json, see `collect`.
     clips: name of a clip -> pictures of the example frame, (H, W, 3) uint8: "blurry" and
-    "restored", and "spikes" and "sharp" if there are any.
+    "restored", "spikes" and "sharp" if there are any, and those that the method has of this frame.
     videos: name of a clip -> data URI of the video that compares input and result.
+    captions: name of a clip -> name of a picture of the method -> what the picture shows.
     """
     head, rows = score_table(results)
     # The metric of the plots: the first of PSNR and PSNR-Y (for grey frames) that the table has.
@@ -437,6 +456,7 @@ def build_report(
         instants=instants_psnr(results),
         clips=clips,
         videos=videos,
+        captions=captions,
         metric=COLUMNS[metric].title.removesuffix(" dB") if metric else "",
         plots=plots,
         protocol=results["protocol"],

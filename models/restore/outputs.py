@@ -7,6 +7,7 @@ Each test has a folder of its own, which `claim_folder` takes. E.g. for a clip "
     strips/street/000001.png        the frame beside its input, spikes and sharp frame
     street.mp4                      a video, if asked for
     clips/street.json, street.png   scores of the finished clip, and its example frame
+    pictures/street/motion.png      how the example frame was restored, if the method shows it
     metrics.json, table.txt, report.html    results of all clips
 
 `Outputs` says where each file is. `finish_clip` scores a clip once its frames are there.
@@ -30,7 +31,7 @@ import numpy as np
 import torch
 
 from models.metrics import OF_TESTS, Metric, Scores, add_scores, chosen_metrics
-from utils.contract import ClipReader
+from utils.contract import ClipReader, FramePicture
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.files import MARK as TRAINING_MARK  # the file that marks the folder of a training run
@@ -67,6 +68,10 @@ PLACES = {
     "clip": "clips/{clip}.json",
     # The restored frame that the report shows.
     "example": "clips/{clip}.png",
+    # How this frame was restored, see utils.contract.ShowsPictures. The stem is the name of the
+    # picture, e.g. "motion". The captions are {name of a picture: text}.
+    "picture": "pictures/{clip}/{stem}.png",
+    "captions": "pictures/{clip}/captions.json",
     "video": "{clip}.mp4",
     "comparison": "{clip}_comparison.mp4",
     "slowmotion": "{clip}_slowmotion.mp4",
@@ -88,6 +93,7 @@ class Outputs:
     instants: number of sharp instants that are restored for each frame. If there are several, the
     file of kind "frame" is the middle instant.
     metric: how the frames are scored.
+    pictures: names of the pictures that the method has of a frame, see `write_pictures`.
     """
 
     folder: Path
@@ -95,6 +101,7 @@ class Outputs:
     fps: float = 25.0
     instants: int = 1
     metric: MetricOptions = field(default_factory=MetricOptions)
+    pictures: tuple[str, ...] = ()
 
     def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
         """Return the path of a file. E.g. "frame", "street", "000001" -> street/000001.png.
@@ -151,7 +158,10 @@ class Outputs:
             *strips,
             self.file("clip", clip),
             self.file("example", clip),
+            *(self.file("picture", clip, name) for name in self.pictures),
         ]
+        if self.pictures:
+            files.append(self.file("captions", clip))
         # With "frames" in `save`, the frames are among the results, too. A dict keeps the first of
         # equal keys, and the order.
         return list(dict.fromkeys(files))
@@ -160,6 +170,31 @@ class Outputs:
         """Return what the file of a finished clip holds, or None if it is not finished."""
         path = self.file("clip", clip)
         return read_json(path) if path.exists() else None
+
+    def write_pictures(self, clip: str, pictures: Sequence[FramePicture]) -> None:
+        """Write pictures of how the example frame of a clip was restored.
+
+        The captions are written last, because the report takes them as the sign that all pictures
+        are there.
+        """
+        for picture in pictures:
+            imwrite_rgb(self.file("picture", clip, picture.name), picture.image)
+        captions = {picture.name: picture.caption for picture in pictures}
+        write_whole(self.file("captions", clip), json_bytes(captions))
+
+    def load_pictures(self, clip: str) -> list[FramePicture]:
+        """Return what `write_pictures` wrote for a clip, or [] if it wrote nothing.
+
+        A test of an older version, or of a method without pictures, wrote nothing.
+        """
+        path = self.file("captions", clip)
+        if not self.pictures or not path.exists():
+            return []
+        pictures = []
+        for name, caption in read_json(path).items():
+            image = imread_rgb(self.file("picture", clip, name))
+            pictures.append(FramePicture(name, image, caption))
+        return pictures
 
     def write_frame(self, clip: str, stem: str, frame: torch.Tensor) -> None:
         """Write a restored frame (3 K, H, W) and its K instants.
@@ -426,7 +461,7 @@ def finish_clip(
     """
     scorer = _Scorer(outputs.metric, more_scores, is_grey)
     indices_of_strips = {indices[position] for position in evenly_spaced(len(indices))}
-    middle_index = indices[len(indices) // 2]  # of the example frame
+    middle_index = example_of(indices)
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
@@ -477,6 +512,11 @@ def finish_clip(
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)
     remove_files(outputs.folder, temporary)
+
+
+def example_of(indices: Sequence[int]) -> int:
+    """Return the frame of a clip that the report shows: the middle one of the restored frames."""
+    return indices[len(indices) // 2]
 
 
 class _Scorer:
