@@ -208,10 +208,11 @@ class InChunks(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         # The saved tensors are x, then the weights, then what the tape has recorded.
         work = ctx.work
-        x = ctx.saved_tensors[0]
+        saved = ctx.saved_tensors
+        x = saved[0]
         end_of_weights = 1 + len(work.names)
-        weights = dict(zip(work.names, ctx.saved_tensors[1:end_of_weights], strict=True))
-        recorded = ctx.saved_tensors[end_of_weights:]
+        weights = dict(zip(work.names, saved[1:end_of_weights], strict=True))
+        recorded = saved[end_of_weights:]
         tape = None
         if work.has_own_attention:
             playback = iter(recorded) if recorded else None
