@@ -478,7 +478,7 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         finite_values = [0.0]
     low = int(np.floor(min(finite_values)))
     high = int(np.ceil(max(finite_values)))
-    if high == 0:
+    if high == 0:  # e.g. no finite value: from 0 to 1 dB
         high = 1
     high = max(high, low + 1)
 

@@ -280,8 +280,8 @@ def _stream_moments(
         if start + size > wanted.start and start < wanted.stop:
             needed_tiles.append((tile_index, start))
 
-    # For each frame from `start` on: the weighted sum over the tiles so far, and the sum of the
-    # weights. A frame is complete if the next tile begins behind this frame.
+    # For each frame from the start of the present tile on, a pair: the weighted sum over the tiles
+    # so far, and the sum of the weights. A frame is complete if the next tile begins behind it.
     pending: deque[tuple[Tensor, float]] = deque()
     for tile_index, start in needed_tiles:
         inputs = read(moments[start : start + size])
