@@ -477,12 +477,12 @@ class SavedNetwork:
             # The weights of the flow network are in this file too. The file that spynet_path names
             # may no longer exist.
             netG["spynet_path"] = None
-        # The options come from this program or from the user's option file: an error in them is
-        # the user's OptionError.
+        # Options that do not come from the weights file are trusted. An error in them is an
+        # OptionError about the user's option file.
         if self.known_from != FROM_FILE:
             return NETWORKS.build(netG, "netG", spike_channels=self.spike_channels)
-        # The options come from a file that anybody may have made. `refuse_larger` knows the options
-        # of our two networks alone.
+        # From here, the options come from a file that anybody may have made. `refuse_larger` knows
+        # only the options of our two networks.
         if netG.get("net_type") in ("vrt", "fusion"):
             refuse_larger(netG, self.spike_channels, self.weights, str(self.path))
         try:
@@ -513,9 +513,11 @@ class SavedNetwork:
 def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> SavedNetwork:
     """Return the weights in a file, and their network. Averaged weights are preferred.
 
-    network: Options.portable of an option file, or None. It decides which network this is:
+    network: Options.portable of an option file, or None.
 
-        case, the first that holds                              network
+    The first of these cases that holds says which network the tensors belong to:
+
+        case                                                    network
         `network` is given                                      the network of the option file
         the file describes its network                          the network in the file
         a published network has tensors of the same names       this published network
