@@ -1,10 +1,13 @@
 """Restoration by a network: its weights, and its tiles.
 
-main_test_vrt.py restores by a "method". `NetworkMethod` is the method of a network.
-`network_for_test_set` and `network_for_own_clips` build it for the two forms of the command line.
-`find_weights` finds the weights of a run.
+main_test_vrt.py restores by a "method" (utils.contract.Method). `NetworkMethod` is the method of a
+network. `network_for_test_set` and `network_for_own_clips` build it for the two forms of the
+command line. `find_weights` finds the weights of a run.
 
 The other methods are `data.reconstruct.Reconstruction` and `data.motion.method.JointMethod`.
+
+What must stay: the keys of `NetworkMethod.settings`, because an interrupted test is continued only
+if its settings are equal.
 
 Tests: tests/stories/test_main_test.py, test_protocols.py, tests/parts/models/test_tiling.py
 """
@@ -19,7 +22,7 @@ import torch
 from models.portable import RELEASED_TILES, SavedNetwork
 from models.released import is_name
 from models.restore.request import TestRequest, TileRequest
-from models.restore.tiling import Restorer, Tiling
+from models.restore.tiling import WHOLE, Restorer, Tiling
 from models.vrt.forms import log_device
 from utils import device as devices
 from utils import utils_dist
@@ -32,7 +35,7 @@ from utils.run.checkpoint import own_checkpoint
 # --dtype -> the dtype of autocast.
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The fields of a SavedNetwork that say how the network is built and how spikes are read.
-OF_NETWORK = ("netG", "scale", "spike_channels", "spike", "spike_data")
+NETWORK_FIELDS = ("netG", "scale", "spike_channels", "spike", "spike_data")
 
 
 class NetworkMethod:
@@ -54,18 +57,20 @@ class NetworkMethod:
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
         # can_cut: whether several ranks may each restore a part of a clip. Cutting saves no time if
-        # every part needs the whole clip: if a tile is the whole clip, or if flip_seq computes all
-        # tiles for any frame. A single wanted frame cannot be cut.
-        sees_whole_clip = not tiling.num_frame_testing or tiling.flip_seq
-        self.can_cut = not sees_whole_clip and not tiling.center_frame_only
+        # each part needs the whole clip: if a tile is the whole clip, or if flip_seq computes all
+        # tiles for any frame. If only the middle frame is wanted, there is nothing to cut.
+        is_whole_clip = tiling.num_frame_testing == WHOLE
+        needs_whole_clip = is_whole_clip or tiling.flip_seq
+        self.can_cut = not needs_whole_clip and not tiling.center_frame_only
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the restored frames depend on.
 
         The output folder records these settings. A test may continue in the folder of an earlier
-        test only if they are equal.
+        test only if the settings of both tests are equal.
         """
-        about = json.dumps([getattr(self.saved, key) for key in OF_NETWORK], sort_keys=True)
+        values = [getattr(self.saved, field) for field in NETWORK_FIELDS]
+        about = json.dumps(values, sort_keys=True)
         tile = self.tiling.describe()
         if self.tiling.is_halved:
             tile += ", halved where memory is short"
@@ -78,7 +83,7 @@ class NetworkMethod:
         }
 
     def protocol(self) -> dict[str, str]:
-        """Return the method in words, for the report."""
+        """Return the method in words, for the protocol of a test."""
         path = self.saved.path
         weights = f"{path} (sha256 {sha256_of(path)[:12]}), network from {self.saved.known_from}"
         words = {"weights": weights, "dtype": self.dtype}
@@ -106,17 +111,18 @@ class NetworkMethod:
 def network_for_test_set(
     saved: SavedNetwork, request: TestRequest, val: ValOptions, section: LoaderOptions
 ) -> NetworkMethod:
-    """Return the network with the tiles of `val`, changed by the command line.
+    """Return the network with the tiles of the section `val`, changed by the command line.
 
     section: datasets.test.
     """
-    asked = val.plain()
+    tile_options = val.plain()
+    # `pad_sequence` and `sigma` exist only for some kinds of datasets.
     if getattr(section, "pad_sequence", False):
-        asked["pad_seq"] = True
+        tile_options["pad_seq"] = True
     if request.tiles.tile == "auto":
-        asked |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
+        tile_options |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
-    tiling = _tiling(saved, asked, request.tiles)
+    tiling = _tiling(saved, tile_options, request.tiles)
     return NetworkMethod(saved, tiling, request.dtype, sigma)
 
 
@@ -126,39 +132,44 @@ def network_for_own_clips(saved: SavedNetwork, request: TestRequest) -> NetworkM
     Published weights have the tiles of their authors. Other weights have large tiles.
     """
     tile = request.tiles.tile
-    asked = ValOptions().plain()
+    tile_options = ValOptions().plain()
     if saved.released and tile is None:
-        frames, side = RELEASED_TILES[saved.released[:3]]
-        asked |= {"num_frame_testing": frames, "size_patch_testing": side}
+        number = saved.released[:3]  # e.g. "006"
+        frames, side = RELEASED_TILES[number]
+        tile_options |= {"num_frame_testing": frames, "size_patch_testing": side}
     elif not devices.swaps_when_full(utils_dist.get_device()):
-        # The tile is the whole frame, because a full GPU raises an error and the tiles are halved.
-        # A CPU that runs out of memory starts to swap instead, so it keeps the default side.
-        asked["size_patch_testing"] = 0
+        # Begin with the whole frame. If a GPU runs out of memory, it raises an error, and the tiles
+        # are halved. A CPU starts to swap instead, so it keeps the default side.
+        tile_options["size_patch_testing"] = WHOLE
     is_halved = tile is None or tile == "auto"
-    tiling = _tiling(saved, asked, request.tiles, blend="smooth", is_halved=is_halved)
+    tiling = _tiling(saved, tile_options, request.tiles, blend="smooth", is_halved=is_halved)
     return NetworkMethod(saved, tiling, request.dtype, request.sigma)
 
 
 def _tiling(
-    saved: SavedNetwork, asked: dict[str, Any], flags: TileRequest, **fields: Any
+    saved: SavedNetwork, tile_options: dict[str, Any], flags: TileRequest, **fields: Any
 ) -> Tiling:
-    """Return the tiles of the options `asked`, changed by the flags.
+    """Return the tiles that options and flags ask for. A flag wins over an option and a field.
 
-    asked: keys and values of the section `val`. flags: the flags of the command line, which win
-    over `asked` and `fields`. fields: further fields of the Tiling.
+    tile_options: keys and values of the section `val`; they are changed in place. flags: the flags
+    of the command line. fields: further fields of the Tiling.
     """
     if isinstance(flags.tile, tuple):
-        asked["num_frame_testing"], asked["size_patch_testing"] = flags.tile
+        frames, side = flags.tile
+        tile_options["num_frame_testing"] = frames
+        tile_options["size_patch_testing"] = side
     if flags.overlap is not None:
-        asked["num_frame_overlapping"], asked["size_patch_overlapping"] = flags.overlap
+        frames, pixels = flags.overlap
+        tile_options["num_frame_overlapping"] = frames
+        tile_options["size_patch_overlapping"] = pixels
     if flags.batch_tiles is not None:
-        asked["batch_tiles"] = flags.batch_tiles
+        tile_options["batch_tiles"] = flags.batch_tiles
     for key in ("flip_seq", "pad_seq", "center_frame_only"):
         if getattr(flags, key):
-            asked[key] = True
+            tile_options[key] = True
     if flags.blend:
         fields["blend"] = flags.blend
-    val = read_section(ValOptions, asked, "val")
+    val = read_section(ValOptions, tile_options, "val")
     if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError(
             what="these weights interpolate new frames",
@@ -175,8 +186,8 @@ def _tiling(
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
     """Return the weights to test with.
 
-    weights: the value of --weights, which wins over all others. path: section `path` of the option
-    file. folder: the folder of the run.
+    weights: the value of --weights, which wins over everything else. path: the section `path` of
+    the option file. folder: the folder of the run.
 
     A name of released weights, such as "vrt/006", counts as an existing file.
 
@@ -192,6 +203,7 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
     """
     if weights:
         return weights
+    # The file or folder that path.resume names.
     named = None if path.resume in ("auto", None) else Path(path.resume)
     if named is not None and not named.is_dir():
         candidates = [named]
@@ -201,6 +213,7 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
             run = _run_of(named) if named is not None else folder
             candidates += [own_checkpoint(run, name) for name in ("best", "latest")]
         if named is None:
+            # The averaged weights come first, as in `portable.read_saved`.
             pretrained = (path.pretrained_netE, path.pretrained_netG)
             candidates += [Path(file) for file in pretrained if file]
     for candidate in candidates:
@@ -215,5 +228,8 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
 
 
 def _run_of(named: Path) -> Path:
-    """Return the folder of a run. `path.resume` may name it, or its subfolder "checkpoints"."""
+    """Return the folder of a run.
+
+    named: the folder that path.resume names, which may be the subfolder "checkpoints" of the run.
+    """
     return named.parent if named.name == "checkpoints" else named

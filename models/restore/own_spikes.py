@@ -1,7 +1,10 @@
 """The spike section for a user's own clips: how their spikes are read.
 
 The section comes from the weights file, because spikes must be read as in the training. The command
-line may change it by "spike.key=value", as long as the channels stay of the same kind.
+line may change the section by "spike.key=value", but not the kind of the channels.
+main_test_vrt.py calls `spikes_for_network` for a network, and `changed_spikes` for --method.
+
+Tests: tests/stories/test_main_test.py, test_reconstruct.py
 """
 
 import logging
@@ -18,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, Any] | None:
-    """Return the spike section for a user's clips. Returns None if their spikes are not read.
+    """Return the spike section for a user's clips: that of the training, with the user's changes.
 
-    It is the spike section of the training, with the changes of the command line.
+    Returns None if no spikes are read.
 
     Raises OptionError if an input that the network needs is missing, if an input is given that the
-    network does not take, and for channels of another kind than in the training.
+    network does not take, and if the channels are of another kind than in the training.
     """
     _refuse_wrong_inputs(saved, request)
     if not request.spike:
@@ -32,13 +35,14 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
         logger.warning("these weights take no spikes: --spike is not read")
         return None
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
-    # Drop what describes the training data, because it need not be true of the user's clips. The
-    # rate "match" is measured anew in each clip, so it stays.
+    # Drop the keys that describe the training data, because they need not be true of the user's
+    # clips. The rate "match" is measured anew in each clip, so it stays.
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}
     for key in ("calibration", "exposure", "first", "count"):
         spike.pop(key, None)
     changed = changed_spikes(spike, request)
+    # The first difference is an error.
     for key, learned, given in other_kinds(spike, changed):
         raise OptionError(
             what=f"spike.{key} is {given}, the network was trained with {learned}",
@@ -54,13 +58,16 @@ def changed_spikes(
 ) -> dict[str, Any]:
     """Return a spike section with the changes of the command line.
 
-    own: keys that --method sets itself.
+    own: keys that --method sets by itself, so that the user cannot change them.
 
     Raises OptionError for a change of these keys, and for options of other sections.
     """
+    # A table of sections, as `apply_override` takes it.
     table = {"spike": dict(spike)}
     if request.spike_size is not None:
-        table["spike"]["h"], table["spike"]["w"] = request.spike_size
+        height, width = request.spike_size
+        table["spike"]["h"] = height
+        table["spike"]["w"] = width
     for override in request.overrides:
         if not override.startswith("spike."):
             raise OptionError(
@@ -85,6 +92,8 @@ def changed_spikes(
 def _refuse_wrong_inputs(saved: SavedNetwork, request: TestRequest) -> None:
     """Raise OptionError if the flags do not give what the network takes."""
     spec = saved.spec
+    # New frames lie between the given frames, so there is no sharp frame to compare them with.
+    # --center-frame-only is meant for frames that are restored.
     if spec.interpolates and (request.gt or request.tiles.center_frame_only):
         raise OptionError(
             what="these weights interpolate new frames",
@@ -92,7 +101,8 @@ def _refuse_wrong_inputs(saved: SavedNetwork, request: TestRequest) -> None:
             expected="no --gt, --center-frame-only",
             do="drop the flag",
         )
-    if spec.noise_map != (request.sigma is not None):
+    has_sigma = request.sigma is not None
+    if spec.noise_map != has_sigma:
         wants = "need" if spec.noise_map else "do not take"
         raise OptionError(
             what=f"these weights {wants} a noise level",
