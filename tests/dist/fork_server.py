@@ -235,13 +235,16 @@ class ForkServer:
         out: Any,
         err: Any,
         gate: int | None = None,
+        cwd: Path = ROOT,
     ) -> ForkedProcess:
         """Start a process.
 
         argv: a script and its arguments. env: the whole environment. out, err: open files.
         gate: a pipe; the process begins once the other end of the pipe is closed. None: at once.
+        cwd: the folder in which the process runs. A relative script is looked for in ROOT all the
+        same.
         """
-        request = {"argv": [str(word) for word in argv], "env": dict(env)}
+        request = {"argv": [str(word) for word in argv], "env": dict(env), "cwd": str(cwd)}
         files = [out.fileno(), err.fileno()]
         if gate is not None:
             files.append(gate)
@@ -364,6 +367,7 @@ def become(request: dict[str, Any], streams: list[int]) -> list[str]:
     os.closerange(3, max(open_files) + 1)
     os.environ.clear()
     os.environ.update(request["env"])
+    os.chdir(request["cwd"])
     # Python keeps the folder for temporary files. None: TMPDIR is read again.
     tempfile.tempdir = None
     # Python seeds its own random generator anew after a fork. NumPy does not.

@@ -67,12 +67,13 @@ class Ranks:
         env_of: Mapping[int, Mapping[str, str]] | None = None,
         args_of: Mapping[int, Sequence[str]] | None = None,
         prefix: Sequence[str] = (),
+        cwd: Path = ROOT,
     ) -> None:
         """env_of: further variables of single ranks; an empty value removes one. args_of: arguments
         in place of `args`.
 
         prefix: a command that runs each rank, each then a new process instead of a fork of one with
-        torch in it.
+        torch in it. cwd: the folder in which the ranks run; `script` is then a whole path.
         """
         self.start = time.monotonic()
         self.port = port = free_port()
@@ -91,7 +92,7 @@ class Ranks:
             wanted = {**clean_env(), **launch, **(env or {}), **((env_of or {}).get(rank, {}))}
             wanted = {key: value for key, value in wanted.items() if value != ""}
             arguments = [str(script), *map(str, (args_of or {}).get(rank, args))]
-            self.processes.append(_start(arguments, wanted, *self.files[rank], prefix, gate))
+            self.processes.append(_start(arguments, wanted, *self.files[rank], prefix, gate, cwd))
         os.close(gate)
         os.close(release)
 
@@ -203,13 +204,19 @@ def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
 
 
 def _start(
-    arguments: list[str], env: dict[str, str], out: Any, err: Any, prefix: Sequence[str], gate: int
+    arguments: list[str],
+    env: dict[str, str],
+    out: Any,
+    err: Any,
+    prefix: Sequence[str],
+    gate: int,
+    cwd: Path,
 ) -> Any:
     if not prefix and fork_server().can_start(env):
-        return fork_server().start(arguments, env, out, err, gate)
+        return fork_server().start(arguments, env, out, err, gate, cwd)
     return subprocess.Popen(
         [*prefix, sys.executable, *arguments],
-        cwd=ROOT,
+        cwd=cwd,
         stdout=out,
         stderr=err,
         env=env,

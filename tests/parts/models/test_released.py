@@ -3,7 +3,6 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from models.portable import RELEASED, file_of, read_saved
 from models.released import ADDRESS, MIRROR
-from tests.dist.launching import ROOT, RankResult, free_port, run_command
+from tests.dist.launching import ROOT, RankResult, Ranks, free_port, run_command, run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import write_options
 from tests.helpers.weights_files import released_tensors
@@ -72,11 +71,17 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def by_name(folder: Path, mirror: str, weights: str = "vrt/006") -> RankResult:
+def started(folder: Path, mirror: str) -> Ranks:
     """Start main_test_vrt.py in `folder`, to be refused once it knows the network: see TAKEN."""
     clip = ("--input", folder / "GOPRO_Large/test/mine/blur", "--output", folder / "out")
-    command = [sys.executable, ROOT / "main_test_vrt.py", "--weights", weights, *clip, "--sigma", 9]
-    return run_command(list(map(str, command)), 120, {MIRROR: mirror}, cwd=folder)
+    arguments = ("--weights", "vrt/006", *clip, "--sigma", "9")
+    return Ranks(1, ROOT / "main_test_vrt.py", *arguments, env={MIRROR: mirror}, cwd=folder)
+
+
+def by_name(folder: Path, mirror: str) -> RankResult:
+    """Start the program of `started`, and wait for its end."""
+    with started(folder, mirror) as program:
+        return program.wait(120)
 
 
 def left_in(folder: Path) -> list[str]:
@@ -100,9 +105,10 @@ def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
     save_as_released(server.folder / FILE.name)
     options = write_options(tmp_path / "run")
 
-    command = (ROOT / "main_train_vrt.py", "--opt", options, "path.pretrained_netG=vrt/006")
-    result = run_command(
-        [sys.executable, *map(str, command)], 120, {MIRROR: server.address}, cwd=tmp_path
+    arguments = ("--opt", options, "path.pretrained_netG=vrt/006")
+    mirror = {MIRROR: server.address}
+    result = run_ranks(
+        1, ROOT / "main_train_vrt.py", *arguments, limit_s=120, env=mirror, cwd=tmp_path
     )
 
     # The network of the test is another one.
@@ -114,8 +120,8 @@ def test_two_processes_fetch_a_file_once(server, tmp_path):
     save_as_released(server.folder / FILE.name)
     folder = home(tmp_path)
 
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(by_name, [folder] * 2, [server.address] * 2))
+    with started(folder, server.address) as one, started(folder, server.address) as other:
+        found = [one.wait(120), other.wait(120)]
 
     assert all(TAKEN in result.text for result in found)
     assert server.asked == [f"/{FILE.name}"] and left_in(folder) == [FILE.name]
@@ -180,27 +186,49 @@ def test_the_addresses_are_those_of_the_page_of_the_release():
     assert ADDRESS.replace("/download/", "/tag/") in text
 
 
-@pytest.mark.parametrize("name", ["operator", "motion", "vrt_small"])
-def test_torch_hub_gives_the_shipped_networks(name, tmp_path):
-    script = f"""
-import torch
-net = torch.hub.load({str(ROOT)!r}, {name!r}, source="local")
-frames = torch.rand(1, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-channels = net.input_spec.spike_channels
-spike = torch.rand(1, 2, channels, 32, 32, generator=torch.Generator().manual_seed(1))
-with torch.no_grad():
-    torch.save(net(frames, spike), "result.pt")
-fresh = torch.hub.load({str(ROOT)!r}, {name!r}, source="local", pretrained=False)
-assert fresh.state_dict().keys() == net.state_dict().keys()
-assert any(not torch.equal(a, b) for a, b in zip(fresh.parameters(), net.parameters()))
-"""
-    result = run_command([sys.executable, "-c", script], 120, cwd=tmp_path)  # of another folder
+# The networks that hubconf.py offers.
+HUB_NETWORKS = ["operator", "motion", "vrt_small"]
 
-    assert result.exit_codes == [0], result.text
-    saved = read_saved(ROOT / f"weights/{name}.pth")
+
+def random_clip(spike_channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return frames (1, 2, 3, 32, 32) and spikes (1, 2, spike_channels, 32, 32)."""
     frames = torch.rand(1, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    channels = saved.spec.spike_channels
+    spike = torch.rand(1, 2, spike_channels, 32, 32, generator=torch.Generator().manual_seed(1))
+    return frames, spike
+
+
+# Loads each network, and saves what it makes of the clip of `random_clip` as NAME.pt. Without
+# weights, the network must have the same tensors with other values.
+LOAD_FROM_HUB = f"""
+import torch
+for name in {HUB_NETWORKS}:
+    net = torch.hub.load({str(ROOT)!r}, name, source="local")
+    frames = torch.rand(1, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    channels = net.input_spec.spike_channels
     spike = torch.rand(1, 2, channels, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
+        torch.save(net(frames, spike), f"{{name}}.pt")
+    fresh = torch.hub.load({str(ROOT)!r}, name, source="local", pretrained=False)
+    assert fresh.state_dict().keys() == net.state_dict().keys()
+    assert any(not torch.equal(a, b) for a, b in zip(fresh.parameters(), net.parameters()))
+"""
+
+
+@pytest.fixture(scope="module")
+def from_hub(tmp_path_factory) -> Path:
+    """Give the folder with the results of LOAD_FROM_HUB, which ran in a folder of its own."""
+    folder = tmp_path_factory.mktemp("hub")
+    result = run_command([sys.executable, "-c", LOAD_FROM_HUB], 120, cwd=folder)
+    assert result.exit_codes == [0], result.text
+    return folder
+
+
+@pytest.mark.parametrize("name", HUB_NETWORKS)
+def test_torch_hub_gives_the_shipped_networks(name, from_hub):
+    saved = read_saved(ROOT / f"weights/{name}.pth")
+    frames, spike = random_clip(saved.spec.spike_channels)
+
+    with torch.no_grad():
         expected = saved.build()(frames, spike)
-    assert torch.allclose(torch.load(tmp_path / "result.pt"), expected, atol=1e-6)
+
+    assert torch.allclose(torch.load(from_hub / f"{name}.pt"), expected, atol=1e-6)
