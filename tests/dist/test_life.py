@@ -141,20 +141,28 @@ def test_a_run_takes_a_lock_again_that_somebody_removes(tmp_path):
 # ---- Links and permissions ----------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The option file of a finished run of one step. Tests change copies of its folder."""
+    options = write_odd(tmp_path_factory.mktemp("finished"))
+    result = odd(options, NO_TEST, total(1))
+    assert result.exit_codes == [0], result.text
+    return options
+
+
 @pytest.mark.parametrize(
     "name", [".lock", "log/train.log", "log/warnings.jsonl", "training_history.jsonl"]
 )
-def test_a_run_refuses_a_link_that_has_the_name_of_its_file(tmp_path, name):
-    options = write_odd(tmp_path)
-    first = odd(options, NO_TEST, total(1))
-    assert first.exit_codes == [0], first.text
+def test_a_run_refuses_a_link_that_has_the_name_of_its_file(finished, tmp_path, name):
+    task = "copy_with_" + Path(name).stem.strip(".")
+    shutil.copytree(experiment(finished), experiment(finished, task))
     target = tmp_path / "target.txt"
     target.write_text("not of this run\n")
-    path = experiment(options) / name
+    path = experiment(finished, task) / name
     path.unlink()
     path.symlink_to(target)
 
-    result = odd(options, NO_TEST, total(3))
+    result = odd(finished, NO_TEST, total(3), f"task={task}")
 
     assert target.read_text() == "not of this run\n"
     assert result.exit_codes == [3], result.text
@@ -182,12 +190,9 @@ def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
     assert foreign.read_text() == "somebody's own"
 
 
-def test_the_lock_is_for_its_owner_alone(tmp_path):
-    options = write_odd(tmp_path)
+def test_the_lock_is_for_its_owner_alone(finished):
+    mode = (experiment(finished) / ".lock").stat().st_mode
 
-    odd(options, NO_TEST, total(1))
-
-    mode = (experiment(options) / ".lock").stat().st_mode
     assert stat.S_IMODE(mode) == OWNER_ONLY
 
 
