@@ -1,9 +1,15 @@
 """Validation during training, on all ranks: restores the clips of the test split and scores them.
 
+A rank is one process of the training. "Collective" in a docstring: every rank must call this at the
+same point of the program, because the ranks wait for each other.
+
 Each clip is scored by one rank, so no number depends on how many ranks there are. Rank r takes the
 clips r, r + world size, ... The ranks go through their clips in rounds. Between two rounds they
 agree whether a signal ends the validation. So every rank must take part in every round, also a rank
 without a clip in the last round.
+
+What must stay: the keys of `Validation.scalars`, because users' logs and the choice of the best
+checkpoint use them.
 
 Tests: tests/stories/test_main_train.py, tests/parts/utils/test_results.py
 """
@@ -29,7 +35,8 @@ from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.logger import best_effort
 from utils.run.progress import open_progress
 
-# Number of clips whose pictures a validation shows. They are sent to rank 0, which takes time.
+# Most clips whose pictures a validation shows. Few, because the pictures are sent to rank 0, which
+# takes time.
 MAX_STRIPS = 12
 
 logger = logging.getLogger(__name__)
@@ -38,11 +45,12 @@ logger = logging.getLogger(__name__)
 class Validation(NamedTuple):
     """The scores of all clips, on every rank, and images of some clips, on rank 0.
 
-    scalars: val/psnr, val/ssim and the metrics of `metric.more`, as averages of the restored
-    frames, and val/psnr_input etc. of the blurry input. On rank 0 also clips/psnr/<clip> etc. of
-    the clips in `panels`.
-    table: see `score_text`.
-    panels: clip -> `utils.image.comparison` of its middle frame, for at most MAX_STRIPS clips.
+    scalars: name -> average. "val/psnr", "val/ssim" and each metric of `metric.more` for the
+    restored frames; "val/psnr_input" and so on for the blurry input. On rank 0 also
+    "clips/psnr/<clip>" and so on for each clip in `panels`.
+    table: the scores as text, see `score_text`.
+    panels: name of a clip -> pictures of its middle frame (`utils.image.comparison`), for at most
+    MAX_STRIPS clips.
     """
 
     scalars: dict[str, float]
@@ -59,7 +67,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     or with val.num_frame_testing 0 the whole clip.
     """
     rank = utils_dist.get_rank()
-    world = utils_dist.get_world_size()
+    world = utils_dist.get_world_size()  # number of ranks
     val = model.opt.val
     # Validate the averaged weights if there are any, as in KAIR.
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
@@ -67,45 +75,50 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     restorer = _restorer(model, net)
     clips = scored_clips(clips, restorer.tiling.spec)
     scorer = _Scorer(model, restorer)
-    # Indices of the clips whose pictures are shown: evenly evenly_spaced, always the same.
-    strips = evenly_spaced(len(clips), MAX_STRIPS)
+    # Indices of the clips whose pictures are shown. They are the same in every validation, so that
+    # the pictures of different steps can be compared.
+    shown_indices = evenly_spaced(len(clips), MAX_STRIPS)
 
-    mine = []  # the scores of the clips of this rank
-    panels = {}  # index of a clip -> its images
+    scores_of_rank = []  # one entry for each clip of this rank
+    panels_of_rank = {}  # index of a clip -> its pictures
     with ExitStack() as stack:
-        stack.callback(net.train, was_training)  # the restorer has set it to eval mode
-        total = 0  # frames of this rank, for the progress bar
+        # The restorer has set the network to eval mode.
+        stack.callback(net.train, was_training)
+        frame_count = 0  # frames of this rank, for the progress bar
         for clip in clips[rank::world]:
-            total += len(wanted_frames(len(clip.stems), val.center_frame_only))
+            frame_count += len(wanted_frames(len(clip.stems), val.center_frame_only))
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
-        bar = open_progress(model.opt.logging.progress, total, "validation", "frames")
-        shown = stack.enter_context(bar)
-        # In a round each rank scores one clip. In the last round some ranks may have no clip, but
-        # they must vote before it like the others, or the others would wait for them.
+        progress = open_progress(model.opt.logging.progress, frame_count, "validation", "frames")
+        bar = stack.enter_context(progress)
+        # In a round each rank scores one clip. In the last round a rank may have no clip. It must
+        # vote before this round nevertheless, because the other ranks wait for its vote.
         for first in range(0, len(clips), world):
             if first > 0 and _any_rank_stops():
                 return None
             index = first + rank
             if index < len(clips):
                 watchdog.phase(f"validate: clip {index}")
-                with_strip = index in strips
-                scores, images = scorer.score_clip(clips[index], with_strip, shown.update)
-                mine.append(scores)
-                if images:
-                    panels[index] = images
+                is_shown = index in shown_indices
+                scores, panels = scorer.score_clip(clips[index], is_shown, bar.update)
+                scores_of_rank.append(scores)
+                if panels:
+                    panels_of_rank[index] = panels
 
-    scored = []
-    for scores_of_rank in utils_dist.gather_objects(mine):
-        scored += scores_of_rank
-    results = collect(scored, len(clips), model.opt.metric.mean)
-    # The pictures are sent one clip after the other, and only rank 0 keeps them. Every rank must
-    # take part in each sending.
+    # Every rank gets the scores of all ranks.
+    all_scores = []
+    for scores in utils_dist.gather_objects(scores_of_rank):
+        all_scores += scores
+    results = collect(all_scores, len(clips), model.opt.metric.mean)
+    # The pictures are sent one clip after the other, and only rank 0 keeps them. `from_rank` is
+    # collective, so every rank calls it for each clip.
     shown_panels = {}
-    for index in strips:
-        images = utils_dist.from_rank(index % world, panels.get(index))
+    for index in shown_indices:
+        rank_of_clip = index % world
+        panels = utils_dist.from_rank(rank_of_clip, panels_of_rank.get(index))
         if utils_dist.is_main_process():
-            shown_panels[clips[index].name] = images
-    scalars = _scalars(results, [metric.name for metric in scorer.metrics], list(shown_panels))
+            shown_panels[clips[index].name] = panels
+    metrics = [metric.name for metric in scorer.metrics]
+    scalars = _scalars(results, metrics, list(shown_panels))
     return Validation(scalars, score_text(results), shown_panels)
 
 
@@ -114,23 +127,25 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
     val = model.opt.val
     test = model.opt.datasets.test
     spec = input_spec(net)
+    # These two keys exist only for some kinds of datasets.
     pad_seq = val.pad_seq or getattr(test, "pad_sequence", False)
+    noise_sigma = getattr(test, "sigma", None) if spec.noise_map else None
     return Restorer(
         net,
         Tiling.of(val, spec, pad_seq=pad_seq),
         model.device,
         dtype=model.amp_dtype,
-        # A frame with NaN must not end the training: its score is NaN, and never the best.
+        # A frame with NaN must not end the training. Its score is NaN, which is never the best.
         finite_only=False,
-        noise_sigma=getattr(test, "sigma", None) if spec.noise_map else None,
+        noise_sigma=noise_sigma,
         do="lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole "
         "clip at once)",
     )
 
 
 def _any_rank_stops() -> bool:
-    """Return True on all ranks if one of them has received a signal to stop. Collective."""
-    # The watchdog is told that this rank waits for other ranks. So a rank that waits for a slower
+    """Say on all ranks whether any rank has received a signal to stop. Collective."""
+    # Tell the watchdog that this rank waits for other ranks, so that a rank that waits for a slower
     # rank is not reported as stuck.
     with watchdog.collective("stop vote"):
         is_stop = utils_dist.stop_vote()
@@ -165,16 +180,16 @@ class _Scorer:
         self.out = model.opt.folder / "images" if is_writing else None
 
     def score_clip(
-        self, clip: ClipReader, with_strip: bool, tick: Tick
+        self, clip: ClipReader, is_shown: bool, tick: Tick
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the scores of all frames, for `collect`, and panels.
+        """Return the scores of all frames, in the form that `collect` takes, and panels.
 
-        The panels show the middle frame. They are empty without `with_strip`.
+        is_shown: whether panels of the middle frame are made. Otherwise they are empty.
         """
         restorer = self.restorer
         cache = restorer.cached(clip)
         wanted = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
-        nonfinite = 0
+        nonfinite_count = 0
         scores: Scores = {}
         panels = {}
         for index, frame in zip(wanted, restorer.frames(cache, wanted, tick), strict=True):
@@ -187,21 +202,25 @@ class _Scorer:
                 lq = torch.nn.functional.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
             is_finite = bool(frame.isfinite().all())
             if not is_finite:
-                nonfinite += 1
+                nonfinite_count += 1
+            # With several instants, the middle instant is compared with gt.
             frame = middle_instant(frame, restorer.tiling.spec.out_instants)
             self._add_scores(scores, frame if is_finite else None, lq, gt)
-            if with_strip and index == len(clip.stems) // 2:
+            if is_shown and index == len(clip.stems) // 2:
                 spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
                 panels = comparison(
                     tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(gt)
                 )
             if self.out is not None:
+                # A full disk must not end the training: then the frame is not written.
                 with best_effort("restored frames"):
                     path = self.out / clip.name / f"{clip.stems[index]}.png"
                     imwrite_rgb(path, tensor_to_uint8(frame))
-        if nonfinite:
+        if nonfinite_count:
             logger.warning(
-                "validation: NaN or Inf in %d restored frames of clip %s", nonfinite, clip.name
+                "validation: NaN or Inf in %d restored frames of clip %s",
+                nonfinite_count,
+                clip.name,
             )
         return {"name": clip.name, "frames": len(wanted), "per_frame": scores}, panels
 
@@ -210,9 +229,10 @@ class _Scorer:
     ) -> None:
         """Append the scores of a restored frame and of its input to `scores`.
 
-        frame: None if it has NaN or Inf. Its scores are then NaN.
+        frame: the restored frame, or None if it has NaN or Inf. Then its scores are NaN.
         """
-        truth = scored_values(gt, self.values)
+        sharp = scored_values(gt, self.values)
         restored = None if frame is None else scored_values(frame, self.values)
-        add_scores(scores, "restored", restored, truth, self.metrics)
-        add_scores(scores, "input", scored_values(lq[:3], self.values), truth, self.metrics)
+        blurry = scored_values(lq[:3], self.values)  # without a noise map
+        add_scores(scores, "restored", restored, sharp, self.metrics)
+        add_scores(scores, "input", blurry, sharp, self.metrics)
