@@ -1,4 +1,9 @@
-"""The fusion operator alone, as a network: what it restores without a transformer behind it."""
+"""The fusion operator alone, as a network: what it restores without a transformer behind it.
+
+weights/operator.pth and weights/motion.pth are weights of this network.
+
+Tests: tests/parts/models/test_select_network.py, test_weights.py
+"""
 
 from typing import Annotated, Any
 
@@ -25,7 +30,9 @@ class FusionNet(nn.Module):
     ) -> None:
         super().__init__()
         options = FUSIONS.resolve(fusion, "netG.fusion")
-        if not issubclass(options.constructor, ImageFusion) or options.base == "blurry":
+        # With base "blurry" the operator would give back the input.
+        makes_frames = issubclass(options.constructor, ImageFusion)
+        if not makes_frames or options.base == "blurry":
             raise OptionError(
                 what=f"net_type fusion with netG.fusion {options.type}",
                 where="netG.fusion",

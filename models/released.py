@@ -1,12 +1,12 @@
 """Fetches the weights that the authors of VRT have released.
 
 In place of a file, a user may name released weights by their number, e.g. "vrt/006" for
-model_zoo/vrt/006_VRT_videodeblurring_GoPro.pth. `local_file` returns the file, and fetches it if it
-is not there. The files are not part of this project and have a licence of their own
+model_zoo/vrt/006_VRT_videodeblurring_GoPro.pth. `local_file` returns the path of the file, and
+fetches the file if it is missing. The files are not part of this project and have another licence
 (docs/links.md).
 
-Several processes may ask for the same file at once. A file under its final name is always complete
-and checked.
+What must stay: several processes may ask for the same file at once, and a file under its final name
+is always complete and checked.
 
 Tests: tests/parts/models/test_released.py
 """
@@ -29,22 +29,23 @@ from utils.files import temporary_beside, writing
 
 logger = logging.getLogger(__name__)
 
-# Where the files are. The environment variable MIRROR may name another address with the same files.
+# Where the files are. The environment variable SPIKEVRT_RELEASES may name another address with the
+# same files.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/download/v0.0"
 MIRROR = "SPIKEVRT_RELEASES"
-# Where fetched files are kept, as the option files of KAIR have it.
+# Where fetched files are kept: the same folder as in the option files of KAIR.
 FOLDER = Path("model_zoo/vrt")
-NAME = re.compile(r"vrt/(\d{3})")
-# Seconds without a byte after which a download is given up.
+NAME = re.compile(r"vrt/(\d{3})")  # e.g. "vrt/006"
+# A download is given up after this number of seconds without a byte.
 PATIENCE_S = 60
-# Bytes that are read at a time.
-PART = 1 << 20
+# Bytes that are read at a time (1 MiB). After each read, the watchdog learns of the progress.
+BYTES_AT_A_TIME = 1 << 20
 # Seconds between two attempts to get the lock of a file that another process is fetching.
 WAIT_S = 0.2
 
 
 def is_name(text: str) -> bool:
-    """Whether a text names released weights, e.g. "vrt/006", and not an existing file."""
+    """Say whether a text names released weights, e.g. "vrt/006", and not an existing file."""
     return NAME.fullmatch(text) is not None and not Path(text).is_file()
 
 
@@ -54,15 +55,15 @@ def local_file(
     most_bytes: Callable[[str], int],
     check: Callable[[Path, str], object],
 ) -> Path:
-    """Return the path of weights. A missing released file is fetched, by one process alone.
+    """Return the path of weights. If a released file is missing, one process fetches it.
 
     text: a path, which is returned, or a name such as "vrt/006", whose file in FOLDER is returned.
     released: stems of the released files, e.g. "006_VRT_videodeblurring_GoPro".
-    most_bytes: function of a stem: the size that its file does not exceed.
+    most_bytes: function of a stem. It returns the size that the file does not exceed.
     check: function of a file and a stem. It raises CheckpointError if the file holds the tensors of
         another network.
 
-    Raises CheckpointError if the name is unknown, or the file cannot be had.
+    Raises CheckpointError if the name is unknown, or if the file cannot be fetched.
     """
     if not is_name(text):
         return Path(text)
@@ -85,12 +86,15 @@ def local_file(
 
 
 def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object]) -> None:
-    """Download a file under a temporary name, check it, and give it its name.
+    """Download a file under a temporary name, check it, and give it its final name.
 
-    So a file with its final name is always complete. most: largest size of the file, in bytes. A
-    longer answer of the server is not the file, and must not fill the disk.
+    So a file with its final name is always complete and checked.
+
+    most: largest size of the file, in bytes. A longer answer of the server is not the file, and
+    must not fill the disk. check: see `local_file`.
     """
-    address = f"{os.environ.get(MIRROR, ADDRESS).rstrip('/')}/{file.name}"
+    base = os.environ.get(MIRROR, ADDRESS).rstrip("/")
+    address = f"{base}/{file.name}"
     logger.info("downloading %s to %s", address, file)
     part = temporary_beside(file)
     try:
@@ -117,44 +121,45 @@ def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object
 
 
 def _download(address: str, part: Path, most: int) -> None:
-    """Write what an address gives to the new file `part`.
+    """Write the answer of an address to the new file `part`.
 
     Raises ValueError if the answer is shorter than the server said, or longer than `most` bytes.
     """
     with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer, part.open("xb") as file:
-        expected = answer.headers.get("Content-Length")
-        written = 0
+        expected_bytes = answer.headers.get("Content-Length")  # a text, or None
+        received_bytes = 0
         while True:
-            piece = answer.read(PART)
+            piece = answer.read(BYTES_AT_A_TIME)
             if not piece:  # the end
                 break
-            written += len(piece)
-            if written > most:
+            received_bytes += len(piece)
+            if received_bytes > most:
                 raise ValueError(f"more than the {most} bytes of these weights")
             file.write(piece)
             watchdog.go_on()
-    if expected is not None and written != int(expected):
-        raise ValueError(f"{written} of {expected} bytes came")
+    if expected_bytes is not None and received_bytes != int(expected_bytes):
+        raise ValueError(f"{received_bytes} of {expected_bytes} bytes came")
 
 
 @contextmanager
 def _one_at_a_time(file: Path) -> Generator[None]:
-    """Let one process of this machine at a time fetch a file. The others wait here.
+    """Let one process of this machine at a time run the context. The other processes wait for it.
 
-    The lock is a file beside the wanted file. The system frees the lock when its process ends, also
-    if the process is killed.
+    The lock is a file beside the wanted file. The system frees the lock when the process that holds
+    it ends, also if the process is killed.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    path = file.with_name(f".{file.name}.lock")
-    with path.open("w") as lock:
+    lock_path = file.with_name(f".{file.name}.lock")
+    with lock_path.open("w") as lock:
+        # Try again and again instead of one waiting call, to tell the watchdog of the progress.
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
+            except BlockingIOError:  # another process holds the lock
                 watchdog.go_on()
                 time.sleep(WAIT_S)
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            lock_path.unlink(missing_ok=True)

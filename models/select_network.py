@@ -1,8 +1,12 @@
 """Builds the network of an option file, and checks that it fits the datasets.
 
 `NETWORKS` lists the networks by their name in the option netG.net_type. A new network is a new file
-models/network_<net_type>.py, which this module imports by itself. `define_G` builds a network;
+models/network_<net_type>.py, which this module imports by itself. `define_G` builds a network.
 `check_options` is called when an option file is read, before any data are opened.
+
+Terms: netG is the section of the network. `spec` is an InputSpec, which says what the network
+requires of its input (utils/contract.py). train and test are datasets.train and datasets.test. They
+are None if the option file lacks them.
 
 Tests: tests/parts/models/test_select_network.py, tests/stories/test_bad_input.py
 """
@@ -58,20 +62,21 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
     train = datasets.train
     test = datasets.test
     if train:
-        channels = train.spike_channels
+        spike_channels = train.spike_channels
     elif test:
-        channels = test.spike_channels
+        spike_channels = test.spike_channels
     else:
-        channels = 0
+        spike_channels = 0
     # On the device "meta" tensors have no content. So building there runs every check of the
     # constructors without allocating weights.
     with torch.device("meta"):
-        spec = input_spec(NETWORKS.build(netG, "netG", spike_channels=channels))
+        net = NETWORKS.build(netG, "netG", spike_channels=spike_channels)
+    spec = input_spec(net)
     _check_task(netG, train, test, val, spec)
     _check_spikes(netG, train, test, spec)
-    crop = getattr(train, "gt_size", None)
-    if crop is not None:
-        _check_crop(crop, spec, scale)
+    gt_size = getattr(train, "gt_size", None)  # a dataset without crops has no such key
+    if gt_size is not None:
+        _check_crop(gt_size, spec, scale)
 
 
 class KindDifference(NamedTuple):
@@ -85,20 +90,22 @@ class KindDifference(NamedTuple):
 def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[KindDifference]:
     """Yield each difference of two spike sections that makes their channels mean something else.
 
-    A network that was trained with one kind gives wrong frames with the other. If both kinds have
-    the same number of channels, nothing else would show the difference. E.g. "voxel" and "tfp", or
-    gamma 1.0 and 2.2. The sections may lack keys that have their default value.
+    E.g. the representations "voxel" and "tfp", or gamma 1.0 and 2.2. A network that was trained
+    with one kind gives wrong frames with another kind. If both kinds have the same number of
+    channels, no other check finds the difference.
+
+    learned, given: the sections. A key that is missing has its default value.
     """
     for key, default in (("representation", "voxel"), ("gamma", 1.0)):
-        first = learned.get(key, default)
-        second = given.get(key, default)
+        learned_value = learned.get(key, default)
+        given_value = given.get(key, default)
         # A representation is a name, or a table {"type": name, ...}.
-        if isinstance(first, dict):
-            first = first["type"]
-        if isinstance(second, dict):
-            second = second["type"]
-        if first != second:
-            yield KindDifference(key, first, second)
+        if isinstance(learned_value, dict):
+            learned_value = learned_value["type"]
+        if isinstance(given_value, dict):
+            given_value = given_value["type"]
+        if learned_value != given_value:
+            yield KindDifference(key, learned_value, given_value)
 
 
 # ---- Checks: spikes and crops ----------------------------------------------------------------
@@ -117,7 +124,8 @@ def _check_spikes(
             do="copy the representation of datasets.train.spike to datasets.test.spike",
         )
 
-    # Some fusion operators understand one representation alone. They name it in their class.
+    # Some fusion operators understand one representation alone. Their class names it. Networks that
+    # a user adds may have no fusion operator, and datasets may have no spikes.
     train_spike: Any = getattr(train, "spike", None)
     test_spike: Any = getattr(test, "spike", None)
     operator: Any = getattr(netG, "fusion", None)
@@ -149,20 +157,21 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
 
     gt_size: side of a crop of the sharp frame. The crop of the input is `scale` times smaller.
     """
-    least = max(spec.least_size)
-    step = spec.multiple  # the sides of the input are multiples of it
+    least_side = max(spec.least_size)
+    multiple = spec.multiple  # of the sides of the input
     side = gt_size // scale  # of the crop of the input
-    if gt_size % scale == 0 and side % step == 0 and side >= least:
+    is_whole = gt_size % scale == 0
+    if is_whole and side % multiple == 0 and side >= least_side:
         return
-    # The valid size that is nearest to the size asked for, to propose it.
-    near = max(least, round(side / step) * step) * scale
+    # Propose the valid size that is nearest to the size asked for.
+    nearest_side = max(least_side, round(side / multiple) * multiple)
     key = "datasets.train.gt_size"
     raise OptionError(
         what=f"{key} is {gt_size}",
         where=key,
-        expected=f"crops (gt_size / scale) that are multiples of {step} and at least {least}, "
-        "for the strides and windows",
-        do=f"set it to {near}",
+        expected=f"crops (gt_size / scale) that are multiples of {multiple} and at least "
+        f"{least_side}, for the strides and windows",
+        do=f"set it to {nearest_side * scale}",
     )
 
 
@@ -179,14 +188,16 @@ def _check_task(
     """Raise OptionError if network and datasets are made for different tasks.
 
     The tasks are restoration, interpolation (new frames between the given frames) and denoising
-    with a known noise level. Keys of a dataset tell its task: with temporal_scale 2 it leaves every
-    second frame out for interpolation; sigma_max (training) and sigma (testing) add noise.
+    with a known noise level. Keys of a dataset tell its task. A dataset with temporal_scale 2
+    leaves every second frame out, for interpolation. A dataset with sigma_max (training) or sigma
+    (testing) adds noise.
     """
     for name, section in (("train", train), ("test", test)):
         if section is not None:
             _check_time(name, section, spec)
     if spec.interpolates:
         _check_interpolation(netG, train, test, val, spec)
+    # Training data with noise give a noise map, and test clips need noise for a noise map.
     if train is not None and hasattr(train, "sigma_max") and not spec.noise_map:
         kind = train.plain()["dataset_type"]
         raise OptionError(
@@ -208,13 +219,13 @@ def _check_time(name: str, section: LoaderOptions, spec: InputSpec) -> None:
     """Raise OptionError if datasets.<name> is for interpolation and the network is not, or vice
     versa.
     """
-    scale = getattr(section, "temporal_scale", None)  # None: the dataset has no such key
+    temporal_scale = getattr(section, "temporal_scale", None)  # None: the dataset has no such key
     if spec.interpolates:
-        # The test program can leave out every second frame of any clip, so a test dataset needs no
-        # key.
-        fits = scale == 2 or (scale is None and name == "test")
+        # The test program can leave out every second frame of any clip. So a test dataset need not
+        # have the key.
+        fits = temporal_scale == 2 or (temporal_scale is None and name == "test")
     else:
-        fits = scale in (None, 1)
+        fits = temporal_scale in (None, 1)
     if fits:
         return
     kind = section.plain()["dataset_type"]
@@ -242,17 +253,18 @@ def _check_interpolation(
     spec: InputSpec,
 ) -> None:
     """Raise OptionError if the options do not fit a network that interpolates."""
-    # A training clip has the given frames and one frame in each gap between them, e.g. 4 + 3 = 7.
-    frames = 2 * spec.least_frames - 1
+    # A training clip has the given frames and one frame in each gap between them. E.g. 4 given
+    # frames and 3 gaps: 7 frames.
+    given_frames = spec.least_frames
+    all_frames = 2 * given_frames - 1
     num_frame = getattr(train, "num_frame", None)
-    if num_frame is not None and num_frame != frames:
+    if num_frame is not None and num_frame != all_frames:
         key = "datasets.train.num_frame"
         raise OptionError(
             what=f"{key} is {num_frame}",
             where=key,
-            expected=f"{frames}: netG.img_size[0] is {spec.least_frames}, every second one is "
-            "given",
-            do=f"set it to {frames}",
+            expected=f"{all_frames}: netG.img_size[0] is {given_frames}, every second one is given",
+            do=f"set it to {all_frames}",
         )
     # A network may make several new frames, but the datasets have one sharp frame to train on.
     out_chans = getattr(netG, "out_chans", 3)

@@ -1,7 +1,10 @@
 """The section `train`, with the keys of the registered schedules and optimizers.
 
-A schedule or an optimizer of one's own may take options that `TrainOptions` does not have, e.g.
+A schedule or an optimizer that a user adds may take options that `TrainOptions` does not have, e.g.
 `G_linear_steps`. `TRAIN` is `TrainOptions` with these keys added, so an option file may set them.
+models/losses.py registers the losses on top of `TRAIN`.
+
+Tests: tests/stories/test_extending.py
 """
 
 import inspect
@@ -18,31 +21,31 @@ from utils.options.section import literal_of
 
 
 def train_section() -> type[TrainOptions]:
-    """Return `TrainOptions` extended by the new keys of the registered parts."""
-    # Key -> (annotation, default), as create_model takes them.
+    """Return `TrainOptions` with the new keys of the registered schedules and optimizers."""
+    # Key -> (annotation, default), as pydantic's create_model takes them.
     fields: dict[str, Any] = {}
     for schedule in SCHEDULES.values():
         fields |= _new_keys(schedule.rate, schedule.keys)
     for optimizer in OPTIMIZERS.values():
         fields |= _new_keys(optimizer.build, optimizer.keys)
-    # These two options take a registered name. The error about another name lists all of them.
+    # These two options take a registered name. The error about another name lists all names.
     fields["G_scheduler_type"] = _choice("G_scheduler_type", tuple(SCHEDULES))
     fields["G_optimizer_type"] = _choice("G_optimizer_type", tuple(OPTIMIZERS))
     return create_model("TrainOptions", __base__=TrainOptions, **fields)
 
 
 def _new_keys(function: Callable[..., Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """Return the parameters of a function that `TrainOptions` lacks.
+    """Return the parameters of a function that `TrainOptions` lacks, {key: (annotation, default)}.
 
-    keys: names of its parameters that are options. The result is {key: (annotation, default)}.
+    keys: names of the parameters that are options.
     """
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
-    found = {}
+    new_keys = {}
     for key in keys:
         if key not in TrainOptions.model_fields:
-            found[key] = (hints[key], _default_of(parameters[key]))
-    return found
+            new_keys[key] = (hints[key], _default_of(parameters[key]))
+    return new_keys
 
 
 def _choice(key: str, names: tuple[str, ...]) -> tuple[Any, FieldInfo]:
@@ -55,9 +58,9 @@ def _choice(key: str, names: tuple[str, ...]) -> tuple[Any, FieldInfo]:
 
 
 def _default_of(parameter: inspect.Parameter) -> Any:
-    """Return the default of a parameter as pydantic takes it."""
+    """Return the default of a parameter in pydantic's form. `...` marks a required key."""
     is_required = parameter.default is inspect.Parameter.empty
-    return ... if is_required else parameter.default  # ...: pydantic's mark of a required key
+    return ... if is_required else parameter.default
 
 
 TRAIN = train_section()
