@@ -1,10 +1,17 @@
 """LPIPS, a learned image distance (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on
 AlexNet.
 
-Both images go through AlexNet. After five of its ReLUs the features are normalised at each pixel,
-subtracted and squared. A learned weight for each channel gives one number per pixel, and LPIPS is
-the sum over the five ReLUs of the mean over the pixels. main_test_vrt.py --lpips asks for it.
-Published LPIPS values are compared with it, so its arithmetic must not change.
+Both images go through AlexNet. With the features f of the restored and g of the sharp image after
+one of five ReLUs, both normalised to length 1 at each pixel, and a learned weight w for each
+channel:
+
+    LPIPS = sum over the ReLUs of the mean over the pixels of sum over channels w (f - g)^2
+
+main_test_vrt.py --lpips asks for it.
+
+What must stay: the arithmetic, because published LPIPS values are compared with ours.
+
+Tests: tests/parts/models/test_metrics.py
 """
 
 from collections.abc import Sequence
@@ -36,9 +43,11 @@ class Lpips(nn.Module):
         Raises CheckpointError, naming what is missing.
         """
         super().__init__()
-        import torchvision  # imported here: it takes a second, and few runs use LPIPS
+        import torchvision  # here, because the import takes a second, and few runs use LPIPS
 
-        self.features = torchvision.models.alexnet(weights=None).features[: max(TAPS) + 1]
+        # The layers of AlexNet up to the last of the ReLUs, and a weight w for each ReLU.
+        layer_count = max(TAPS) + 1
+        self.features = torchvision.models.alexnet(weights=None).features[:layer_count]
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in TAPS.values())
         # Mean and standard deviation of RGB, for images in -1..1, as in LPIPS 0.1.
         shift = torch.tensor([-0.030, -0.088, -0.188])[:, None, None]
@@ -46,18 +55,19 @@ class Lpips(nn.Module):
         self.register_buffer("shift", shift, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
 
-        given: dict[str, torch.Tensor] = {}
+        in_files: dict[str, torch.Tensor] = {}
         for file in files:
-            given |= read_weights(file, key="--lpips")
-        # Our name of a tensor -> its name in the files. AlexNet's names are the same.
+            in_files |= read_weights(file, key="--lpips")
+        # Our name of a tensor -> the name in the files. The names of AlexNet's tensors are the
+        # same.
         name_in_file = {}
-        for key in self.state_dict():
-            if key.startswith("lin."):  # "lin.0" -> "lin0.model.1.weight"
-                number = key.removeprefix("lin.")
-                name_in_file[key] = f"lin{number}.model.1.weight"
+        for name in self.state_dict():
+            if name.startswith("lin."):  # "lin.0" -> "lin0.model.1.weight"
+                number = name.removeprefix("lin.")
+                name_in_file[name] = f"lin{number}.model.1.weight"
             else:
-                name_in_file[key] = key
-        missing = [name for name in name_in_file.values() if name not in given]
+                name_in_file[name] = name
+        missing = [name for name in name_in_file.values() if name not in in_files]
         if missing:
             more = ", ..." if len(missing) > 3 else ""
             raise CheckpointError(
@@ -66,7 +76,7 @@ class Lpips(nn.Module):
                 expected="alexnet-owt-7be5be79.pth of torchvision and alex.pth of LPIPS 0.1",
                 do="give both files after --lpips",
             )
-        self.load_state_dict({key: given[name] for key, name in name_in_file.items()})
+        self.load_state_dict({ours: in_files[theirs] for ours, theirs in name_in_file.items()})
         self.eval().requires_grad_(False)
 
     @torch.no_grad()
@@ -78,14 +88,16 @@ class Lpips(nn.Module):
         x = x / 255 * 2 - 1  # 0..255 -> -1..1
         x = (x - self.shift) / self.scale
         distance = 0.0
-        weights = iter(self.lin)  # one for each tap
+        weights = iter(self.lin)  # one for each of the ReLUs
         for index, layer in enumerate(self.features):
             x = layer(x)
             if index not in TAPS:
                 continue
+            # Features of zeros have no direction, so add 1e-10 to the length, as in LPIPS 0.1.
             length = x.square().sum(1, keepdim=True).sqrt()
-            normalised = x / (length + 1e-10)  # 1e-10: features of zeros have no direction
-            one, other = normalised.chunk(2)
-            of_pixels = ((one - other).square() * next(weights)).sum(1)  # (1, H, W)
+            normalised = x / (length + 1e-10)
+            f, g = normalised.chunk(2)  # of the restored and of the sharp image
+            w = next(weights)
+            of_pixels = ((f - g).square() * w).sum(1)  # (1, H, W)
             distance = distance + of_pixels.mean((1, 2))
         return {"lpips": float(distance)}
