@@ -5,10 +5,12 @@ flips, alignment.
     python scripts/show_sample.py --opt options/vrt/000_train_vrt_sample_rgbspike.json
     python scripts/show_sample.py --opt FILE --index 3 --split test --out test3.html \\
         datasets.test.spike.flip=false
+    python scripts/show_sample.py --opt FILE --motion
 
 The sample is the one that training gets for (epoch, index). Of a test clip, the first frames are
 shown. One sentence says whether the spikes lie where the frames show the same. Read it before a
-long run. Nothing is overwritten.
+long run. With --motion the page also shows the motion within an exposure that the spikes tell, and
+where it is not trusted. It takes seconds for large frames. Nothing is overwritten.
 """
 
 import argparse
@@ -47,6 +49,26 @@ class Sample(NamedTuple):
     title: str  # e.g. "Sample 3 of datasets.train, epoch 0"
     draw: Any  # data.clip_dataset.Draw: clip, frames, crop and flips that were chosen
     item: dict[str, Any]  # "lq", "gt", "spike" -> (frames, channels, H, W); "key" -> name
+
+
+class OneSample(NamedTuple):
+    """Stands in for a data set of test clips: `RecordedClip` reads the clip of a sample from it."""
+
+    files: Any  # an io backend
+    of_sample: Any  # data.clip_dataset.Draw: its clip and its camera are used
+
+    def draw(self, clip_index: int, first: int, count: int) -> Any:
+        """Return the draw of the sample, whatever frame is asked for: the camera is the same."""
+        return self.of_sample
+
+
+class SampleReader(NamedTuple):
+    """Stands in for the reader of a test clip (data.clips.readers.DatasetClip)."""
+
+    clip: Any  # data.clip.Clip
+    stems: tuple[str, ...]  # names of the frames of the clip
+    dataset: OneSample
+    clip_index: int = 0  # number of the clip in the data set; it has no other
 
 
 class Picture(NamedTuple):
@@ -89,6 +111,13 @@ def main(arguments: list[str] | None = None) -> int:
     refuse_missing_sample(dataset, command)
     sample = read_sample(dataset, command)
     draw = sample.draw
+    if command.motion and not draw.clip.spikes:
+        raise OptionError(
+            what="this data set has no spikes, so no motion can be shown",
+            where="--motion",
+            expected="a data set with spikes",
+            do="leave out --motion",
+        )
 
     # Compare the edges of the spikes with the edges of the frames.
     found = None
@@ -106,6 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
             f"over {found.measured} {found.kind} frames before the crop."
         )
 
+    chosen = sections(dataset, sample, found)
+    if command.motion:
+        chosen.append(motion_within_exposure(dataset, sample))
     title = f"{sample.title}: {sample.item['key']}"
     about = {"options": f"{command.opt}; {type(dataset).__name__}", **facts(draw)}
     page = render(
@@ -115,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         verdict_class=verdict_class,
         numbers=numbers,
         about=about,
-        sections=sections(dataset, sample, found),
+        sections=chosen,
     )
     write_whole(command.out, page.encode())
     print(f"{command.out}: {title}\n{verdict}")
@@ -123,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the command line as opt, index, split, epoch, out and overrides."""
+    """Return the command line as opt, index, split, epoch, motion, out and overrides."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -135,6 +167,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--split", choices=("train", "test"), default="train", help="default %(default)s"
     )
     parser.add_argument("--epoch", type=int, default=0, help="of training, the first is 0")
+    parser.add_argument(
+        "--motion",
+        action="store_true",
+        help="also show the motion within the exposure of the middle frame; takes seconds",
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -349,6 +386,31 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
         "Alignment: edges of the spikes around the sharp instant over the frame",
         [Row("", pictures)],
     )
+
+
+def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
+    """Return the motion within the exposure of the middle frame, and its expected error.
+
+    It is the motion that `--method joint` takes, by optical flow between pictures of the spikes. It
+    is shown for the whole frame, as recorded: without crop, flips or reversed time.
+    """
+    # Not before --help, because they bring torch.
+    from data.motion.drawing import LEGEND, pictures_of
+    from data.motion.flow import motion_of
+    from data.motion.recording import RecordedClip
+
+    clip = sample.draw.clip
+    frame = sample.draw.frames[len(sample.draw.frames) // 2]
+    reader: Any = SampleReader(clip, clip.stems, OneSample(dataset.files, sample.draw))
+    recorded = RecordedClip(reader, context=None)
+    gain, _ = recorded.gain()
+    motion = motion_of(recorded.read(frame), recorded.view, gain)
+
+    pictures = []
+    for picture in pictures_of(motion):
+        pictures.append(Picture(picture.caption, enlarged(picture.image)))
+    title = f"Motion within the exposure of {clip.stems[frame]}, before the crop and the flips"
+    return Section(title, [Row(LEGEND, pictures)])
 
 
 def spike_channels(spikes: Any, names: list[str], title: str) -> Section:

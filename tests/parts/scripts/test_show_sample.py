@@ -148,6 +148,36 @@ def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
     )
 
 
+def test_the_motion_within_the_exposure_is_shown_if_asked_for(home, tmp_path):
+    page = page_of(home, tmp_path / "motion.html", "--motion")
+
+    assert "Motion within the exposure of" in page
+    # The way of each pixel of the whole frame, 96 x 96 enlarged 3 times, and its expected error.
+    way = picture(page, 'way of each pixel[^"]*')
+    error = picture(page, 'expected error[^"]*')
+    assert way.shape == error.shape == (288, 288, 3)
+    assert "not trusted" in page
+
+
+def test_the_motion_of_a_test_clip_is_shown_if_asked_for(home, tmp_path):
+    page = page_of(home, tmp_path / "test.html", "--split", "test", "--index", 0, "--motion")
+
+    assert len(re.findall(r'alt="way of each pixel', page)) == 1
+
+
+def test_no_motion_is_shown_if_it_is_not_asked_for(home, tmp_path):
+    assert "way of each pixel" not in page_of(home, tmp_path / "a.html")
+
+
+def test_no_motion_can_be_shown_without_spikes(home, tmp_path, capsys):
+    words = ["--opt", home / "options.json", "--motion", "--out", tmp_path / "a.html"]
+    words += ["datasets.train.dataset_type=VideoRecurrentTrainDataset"]
+
+    assert show_sample.main([str(word) for word in words]) == 2
+
+    assert "no spikes" in capsys.readouterr().err
+
+
 def test_the_first_sample_is_shown_by_default_and_wrong_indices_are_named(
     home, tmp_path, monkeypatch, capfd
 ):
