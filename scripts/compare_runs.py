@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compare training runs, or the scores of tests, in a table or a figure. Or report one run, or
-check its gain.
+"""Compare training runs, or the scores of tests, in a table or a figure. It also writes the report
+of one run, and checks the gain of runs.
 
     python scripts/compare_runs.py experiments/a experiments/b
     python scripts/compare_runs.py experiments/a/test experiments/a/test_tfp \\
@@ -13,13 +13,15 @@ check its gain.
 
 Runs of main_train_vrt.py are given by their folder, their training_history.jsonl or their
 training_history.json. The table has a row for each run. A second table has the options that differ.
-Tests of main_test_vrt.py are given by their folder. The table has a row for each test. All must
-have scored the same frames.
+Tests of main_test_vrt.py are given by their folder. The table has a row for each test. All tests
+must have scored the same frames.
 
-With --out, the program draws curves of loss, PSNR, learning rate and speed. With --tags it draws a
-panel for each scalar whose name begins with one of the words. With --out FILE.html it writes the
-report of one run, with its images, as the run itself writes it at each validation.
-With --at-least, the exit code is 1 if the last validation of a run gains fewer dB over its input.
+--out FILE      draws curves of loss, PSNR, learning rate and speed. With --tags, it draws a panel
+                for each scalar whose name begins with one of the words.
+--out FILE.html writes the report of one run with its images. The run itself writes the same report
+                at each validation.
+--at-least DB   checks the gain of the last validation over its input. The exit code is 1 if a run
+                gains fewer dB.
 """
 
 import argparse
@@ -40,12 +42,14 @@ from utils.results import markdown_table, plain_table, read_json
 from utils.run import history
 
 # Throughout this file, `runs` is the name of each run (or test) in the output -> its path, and a
-# history is the name of each scalar -> its entries (step, value).
+# history is the name of each scalar, e.g. "train/loss", -> its entries (step, value).
 
-METRICS = "metrics.json"  # the scores of a test; a folder with this file is a folder of a test
-VALIDATED = ("val/psnr", "val/psnr_input")  # scalars: PSNR of the restored and of the blurry frames
-WIDTH = 100  # characters in a line of a table
-OF_ONE_RUN = (".task", ".path.root")  # options that differ between any two runs
+METRICS_FILE = "metrics.json"  # the scores of a test; a folder with this file is a folder of a test
+RESTORED_PSNR = "val/psnr"  # scalar: PSNR of the restored frames at a validation
+BLURRY_PSNR = "val/psnr_input"  # scalar: PSNR of the blurry frames at the same validation
+LINE_WIDTH = 100  # characters in a line of a table
+ALWAYS_DIFFERENT = (".task", ".path.root")  # options that are not compared, because all runs differ
+SHOWN_CLIPS = 5  # clips that an error names; the others are probably different for the same reason
 
 
 class Table(NamedTuple):
@@ -56,14 +60,14 @@ class Table(NamedTuple):
 
 
 class TestRow(NamedTuple):
-    """The row of one test, or of the input, in the table of tests."""
+    """A row of the table of tests: a test, or the input."""
 
     method: str  # e.g. "tfp", or "network, " and its weights
     averages: dict[str, float]  # metric -> mean over the clips
 
 
 class InputOfClip(NamedTuple):
-    """What a test read of one clip."""
+    """What a test read of one clip. Two tests of the same clip must agree in it."""
 
     stems: list[str] | None  # names of the frames
     scores: dict[str, float]  # metric -> score of the blurry frames
@@ -72,13 +76,14 @@ class InputOfClip(NamedTuple):
 class ScoredTest(NamedTuple):
     """What two tests must have in common to be compared."""
 
-    name: str
-    way: str  # how metrics were computed, in words
+    name: str  # in the table
+    scoring: str  # how metrics were computed, in words
     clips: dict[str, InputOfClip]
 
 
 @with_exit_code
 def main(argv: list[str]) -> int:
+    """Compare, draw or check. Returns the exit code: 1 if a run gains less than --at-least."""
     args = parse(argv)
     if args.at_least is not None:
         codes = [check_gain(run, args.at_least) for run in args.runs]
@@ -92,10 +97,10 @@ def main(argv: list[str]) -> int:
         return 0
 
     # All paths are training runs, or all are tests.
-    not_tests = [str(folder) for folder in args.runs if not (folder / METRICS).is_file()]
+    not_tests = [str(folder) for folder in args.runs if not (folder / METRICS_FILE).is_file()]
     if not_tests and len(not_tests) < len(args.runs):
         raise DataError(
-            what=f"no {METRICS}",
+            what=f"no {METRICS_FILE}",
             where=", ".join(not_tests),
             expected="folders of tests, as the others",
             do="leave it out",
@@ -106,7 +111,7 @@ def main(argv: list[str]) -> int:
         if args.md:
             texts.append(markdown_table(table.rows, table.header))
         else:
-            texts.append(plain_table(table.rows, table.header, most=WIDTH))
+            texts.append(plain_table(table.rows, table.header, most=LINE_WIDTH))
     print("\n\n".join(texts))
     return 0
 
@@ -121,7 +126,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--at-least", type=float, metavar="DB", help="the least gain of the last validation"
     )
     parser.add_argument(
-        "--md", action="store_true", help=f"Markdown, uncut; else at most {WIDTH} columns"
+        "--md", action="store_true", help=f"Markdown, uncut; else at most {LINE_WIDTH} columns"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="a new file; its suffix sets the format"
@@ -187,13 +192,14 @@ def chosen_scalars(
 
     Raises DataError if no run has such a scalar.
     """
-    chosen = {}
+    chosen: dict[str, history.History] = {}
     names_of_all = set()
     for run, scalars in histories.items():
         names_of_all.update(scalars)
-        chosen[run] = {
-            name: entries for name, entries in scalars.items() if name.startswith(tuple(prefixes))
-        }
+        chosen[run] = {}
+        for name, entries in scalars.items():
+            if name.startswith(tuple(prefixes)):
+                chosen[run][name] = entries
     if not any(chosen.values()):
         raise DataError(
             what=f"no scalar begins with {' or '.join(prefixes)}",
@@ -213,20 +219,19 @@ def check_gain(run: Path, at_least: float) -> int:
     This is 0 if the gain is `at_least` dB or more, else 1.
     """
     scalars = history.read_history(run)
-    if not all(scalars.get(tag) for tag in VALIDATED):
+    if not scalars.get(RESTORED_PSNR) or not scalars.get(BLURRY_PSNR):
         raise DataError(
             what="the run has no validation",
             where=str(run),
-            expected=" and ".join(VALIDATED),
+            expected=f"{RESTORED_PSNR} and {BLURRY_PSNR}",
             do="let it train to its end",
         )
-    restored_tag, input_tag = VALIDATED
-    step, restored = scalars[restored_tag][-1]
-    _, blurry = scalars[input_tag][-1]
+    step, restored = scalars[RESTORED_PSNR][-1]
+    _, blurry = scalars[BLURRY_PSNR][-1]
     gain = restored - blurry
     is_enough = gain >= at_least  # False for NaN, too
-    judged = "as expected" if is_enough else "NOT as expected"
-    print(f"gain after {step} iterations: {gain:+.2f} dB, {judged}: at least {at_least:g} dB")
+    verdict = "as expected" if is_enough else "NOT as expected"
+    print(f"gain after {step} iterations: {gain:+.2f} dB, {verdict}: at least {at_least:g} dB")
     return 0 if is_enough else 1
 
 
@@ -236,25 +241,28 @@ def check_gain(run: Path, at_least: float) -> int:
 def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
     """Return a table of the scores of training runs, and one of the options that differ, if any."""
     rows = []
-    options = []  # of each run: dotted key -> value, with a dot in front
+    options_of_runs = []  # of each run: dotted key -> value, e.g. ".netG.depths" -> [8, 8]
     for name, run in runs.items():
         rows.append([name, *run_cells(run)])
-        saved = history.newest_options(history.folder_of(run) / "options")
-        options.append(dict(flat(read_json(saved), "")) if saved else {})
+        options: dict[str, Any] = {}
+        file = history.newest_options(history.folder_of(run) / "options")
+        if file:  # a history file alone has no options beside it
+            options = dict(flat(read_json(file), ""))
+        options_of_runs.append(options)
     tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]
 
-    # All keys of any run, in the order in which they appear first.
+    # All keys of any run, in the order in which they appear first. A dict is an ordered set here.
     keys: dict[str, None] = {}
-    for known in options:
-        keys.update(dict.fromkeys(known))
-    changed = []
+    for options in options_of_runs:
+        keys.update(dict.fromkeys(options))
+    rows_of_options = []
     for key in keys:
-        values = [str(known.get(key, "-")) for known in options]
+        values = [str(options.get(key, "-")) for options in options_of_runs]
         is_equal = len(set(values)) == 1
-        if not is_equal and key not in OF_ONE_RUN:
-            changed.append([key.removeprefix("."), *values])
-    if changed:
-        tables.append(Table(changed, ["option", *runs]))
+        if not is_equal and key not in ALWAYS_DIFFERENT:
+            rows_of_options.append([key.removeprefix("."), *values])
+    if rows_of_options:
+        tables.append(Table(rows_of_options, ["option", *runs]))
     return tables
 
 
@@ -265,11 +273,12 @@ def run_cells(run: Path) -> list[Any]:
     """
     scalars = history.read_history(run)
 
-    # The best validation. Of equal ones, the last. A validation with NaN does not count.
+    # The best validation. Of equal validations it is the last one, because `max` compares the steps
+    # of equal values. A validation with NaN does not count.
     best = "-"
     best_step = "-"
     validations = []
-    for step, value in scalars.get("val/psnr", []):
+    for step, value in scalars.get(RESTORED_PSNR, []):
         if math.isfinite(value):
             validations.append((value, step))
     if validations:
@@ -277,18 +286,18 @@ def run_cells(run: Path) -> list[Any]:
         best = f"{psnr:.2f}"
         best_step = str(step)
 
-    last = []
+    last_values = []
     for tag in ("train/loss", "train/it_per_s"):
         if tag in scalars:
             _, value = scalars[tag][-1]
-            last.append(f"{value:.4g}")
+            last_values.append(f"{value:.4g}")
         else:
-            last.append("-")
+            last_values.append("-")
 
     # The file about the machine and the network, which older runs do not have.
     environment = history.folder_of(run) / history.ENVIRONMENT_NAME
     about = read_json(environment) if environment.is_file() else {}
-    return [best, best_step, *last, about.get("parameters", "-")]
+    return [best, best_step, *last_values, about.get("parameters", "-")]
 
 
 # ---- The table of tests -----------------------------------------------------------------------
@@ -306,13 +315,14 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         result = read_test(name, folder)
         about = result["protocol"]
         averages = result["averages"]
-        # The text goes on with the weights of LPIPS, if it was computed. They may differ.
-        way = about.get("metrics", "").partition("; LPIPS")[0]
+        # If LPIPS was computed, the text goes on with its weights, e.g. "...; LPIPS by ...". Tests
+        # with other weights of LPIPS may be compared.
+        scoring = about.get("metrics", "").partition("; LPIPS")[0]
         # The frames of each clip and the scores of its input tell two test sets apart.
         clips = {}
-        for clip, found in result["clips"].items():
-            clips[clip] = InputOfClip(found.get("stems"), found.get("input", {}))
-        test = ScoredTest(name, way, clips)
+        for clip, of_clip in result["clips"].items():
+            clips[clip] = InputOfClip(of_clip.get("stems"), of_clip.get("input", {}))
+        test = ScoredTest(name, scoring, clips)
 
         if first is None:
             first = test
@@ -336,24 +346,31 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
 
 def read_test(name: str, folder: Path) -> dict[str, Any]:
     """Return the metrics.json of a test. Raises DataError if it is no result with scores."""
-    test = read_json(folder / METRICS)
-    if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():
+    test = read_json(folder / METRICS_FILE)
+    has_all_keys = isinstance(test, dict) and {"protocol", "clips", "averages"} <= test.keys()
+    if not has_all_keys:
         raise DataError(
             what="no results of a test",
-            where=str(folder / METRICS),
+            where=str(folder / METRICS_FILE),
             expected="what main_test_vrt.py writes",
             do="repeat it",
         )
     if not test["averages"].get("restored"):
-        raise DataError("a test without scores", name, "a test with sharp frames", "leave it out")
+        raise DataError(
+            what="a test without scores",
+            where=name,
+            expected="a test with sharp frames",
+            do="leave it out",
+        )
     return test
 
 
 def refuse_other_scoring(first: ScoredTest, test: ScoredTest) -> None:
     """Raise DataError if a test was scored in another way than the first test."""
-    if test.way != first.way:
+    if test.scoring != first.scoring:
         raise DataError(
-            what=f"{first.name} and {test.name} were scored differently: {first.way}, {test.way}",
+            what=f"{first.name} and {test.name} were scored differently: {first.scoring}, "
+            f"{test.scoring}",
             where=test.name,
             expected="the same metric.values and metric.mean",
             do="repeat one of the tests",
@@ -369,24 +386,27 @@ def refuse_other_frames(first: ScoredTest, test: ScoredTest) -> None:
     if different:
         raise DataError(
             what=f"{first.name} and {test.name} were not scored on the same frames and input: "
-            f"{', '.join(different[:5])}",
+            f"{', '.join(different[:SHOWN_CLIPS])}",
             where=test.name,
             expected="tests of the same clips, frames and input",
             do="repeat one of the tests",
         )
 
 
-def is_same_input(one: InputOfClip | None, other: InputOfClip | None) -> bool:
+def is_same_input(first: InputOfClip | None, second: InputOfClip | None) -> bool:
     """Return whether two tests of a clip had the same frames, and the same scores of the input."""
-    if one is None or other is None:  # one of the tests does not have this clip
+    if first is None or second is None:  # one of the tests does not have this clip
         return False
-    return one.stems == other.stems and _rounded(one.scores) == _rounded(other.scores)
+    has_same_frames = first.stems == second.stems
+    return has_same_frames and _rounded(first.scores) == _rounded(second.scores)
 
 
 def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
-    """Return the scores that any two tests can be compared by, with 6 digits."""
-    # Only these metrics: LPIPS differs a little between devices, and each test has its own
-    # metric.more.
+    """Return the scores that every test has (OF_TESTS), with 6 digits.
+
+    LPIPS does not count, because it differs a little between devices. Metrics of metric.more do not
+    count, because each test may have others.
+    """
     return {name: round(scores[name], 6) for name in OF_TESTS if name in scores}
 
 

@@ -39,16 +39,26 @@ from utils.options.load import (
 from utils.options.models import KAIR_ONLY
 from utils.options.secrets import KEY, redact
 
+# A conversion in this order:
+#
+#     read_with_base, read_yaml   the file           -> sections
+#     flattened                   sections           -> `Conversion`: dotted key -> value
+#     convert_...                 S-VRT's keys       -> our keys, and a text for the report
+#     nested                      dotted keys        -> sections again
+#     refuse_problems             problems           -> one error with all of them
+#     file_text                   sections           -> the new file
+#
 # Throughout this file, a key is dotted: `netG.depths` is the option `depths` of the section `netG`.
-# PARTS is the table of main_train_vrt.py that knows the networks, datasets and losses, and so
-# which keys each section may have.
+# A split is one of the two data sets: `datasets.train` or `datasets.test`. PARTS is the table of
+# main_train_vrt.py that knows the networks, datasets and losses, and so which keys each section may
+# have.
 
-# Bytes of a YAML file. PyYAML reads some 50 kB a second, so a larger file would seem to hang.
-LARGEST_YAML = 2**16
-# Values in a YAML file. A few lines with aliases can stand for billions of values.
-MOST_VALUES = 20_000
+# Most bytes of a YAML file. PyYAML reads some 50 kB a second, so a larger file would seem to hang.
+MOST_YAML_BYTES = 2**16
+# Most values of a YAML file. A few lines with aliases can stand for billions of values, which would
+# fill the memory. Option files have some hundreds.
+MOST_YAML_VALUES = 20_000
 
-# The two data sets of an option file, each with its own section.
 SPLITS = ("datasets.train", "datasets.test")
 
 # Matches the beginning of a key that only S-VRT has. A file with such a key is a file of S-VRT.
@@ -57,9 +67,9 @@ OF_SVRT = re.compile(
     r"|spike\.reconstruction|middle_tfp_center|rgb_normalize|input_pack_mode|keep_legacy_l))(\.|$)"
 )
 
-# Keys of S-VRT without a counterpart that may be left out without a question.
-# Each pattern must match the whole key of an option or of a section. The text is the reason.
-DROPPED = {
+# Keys of S-VRT without a counterpart that are left out although no --drop names them. Each pattern
+# must match the whole key of an option or of a section. The text is the reason, for the report.
+DROPPED_UNASKED = {
     r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & "
     "Biases; nothing is copied",
     f".*{KEY.pattern}": "secrets are never copied; give WANDB_API_KEY in the environment",
@@ -99,7 +109,9 @@ class Problem(NamedTuple):
 class Conversion:
     """The options of one file while their keys change from S-VRT's to ours, and what is reported.
 
-    The functions `convert_...` below all change one object of this class.
+    The functions `convert_...` below all change one object of this class. Each takes the keys that
+    it knows. A key that nobody takes stays in `values`, and `refuse_problems` names it. So a new
+    function may be added anywhere before `nested`.
     """
 
     values: dict[str, Any]  # dotted key -> value; in the end, only keys of ours
@@ -157,6 +169,7 @@ class Conversion:
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Convert a file, or check a file of KAIR. Returns the exit code 0; see `with_exit_code`."""
     command = parse(arguments)
     from main_train_vrt import PARTS  # not before --help, because it imports torch
 
@@ -229,10 +242,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def refuse_unknown_kind(values: dict[str, Any], source: Path) -> None:
     """Raise OptionError unless the file is an option file of KAIR.
 
-    values: the sections of a file that is not of S-VRT; a file of S-VRT never comes here.
+    values: the sections of a file that is not of S-VRT.
     """
-    sections = ("netG", "datasets")  # every file of KAIR has both
-    if all(isinstance(values.get(name), dict) for name in sections):
+    has_network = isinstance(values.get("netG"), dict)
+    has_data = isinstance(values.get("datasets"), dict)
+    if has_network and has_data:  # every file of KAIR has both sections
         return
     raise OptionError(
         what="unknown kind of option file",
@@ -246,9 +260,9 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
     """Return the new file as text: the options as JSON, under a comment that says its origin."""
     text = json.dumps(values, indent=2, ensure_ascii=False)
 
-    # A list of plain values takes one line: "[\n    6,\n    224\n  ]" becomes "[6, 224]". The
-    # pattern finds lists without brackets inside. In JSON the strings have no line ends, so only
-    # the indentation is removed.
+    # json.dumps writes each value of a list on a line of its own. Join the lines of plain lists:
+    # "[\n    6,\n    224\n  ]" becomes "[6, 224]". The pattern finds lists without brackets inside.
+    # A string of JSON has no line ends, so only the indentation is removed.
     def on_one_line(found: re.Match[str]) -> str:
         spaced = re.sub(r",\n *", ", ", found[0])
         return re.sub(r"\n *", "", spaced)
@@ -262,7 +276,7 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
     for paragraph in paragraphs:
         for line in textwrap.wrap(paragraph, 115):  # with "  // " 120 columns
             comment += f"  // {line}\n"
-    # The comment stands below the first bracket.
+    # The comment stands below the first bracket of the file.
     return text.replace("{\n", "{\n" + comment, 1)
 
 
@@ -282,7 +296,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         import yaml  # wandb installs it; this project does not require it
     except ImportError as e:
         raise OptionError(
-            "no package PyYAML", str(path), "PyYAML, to read a YAML file", "pip install pyyaml"
+            what="no package PyYAML",
+            where=str(path),
+            expected="PyYAML, to read a YAML file",
+            do="pip install pyyaml",
         ) from e
 
     class Loader(yaml.SafeLoader):
@@ -293,11 +310,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, first_characters)
 
     try:
-        # One byte more than allowed tells that the file is too large.
+        # Read one byte more than allowed: if the byte is there, the file is too large.
         with open(path, "rb") as file:
-            content = file.read(LARGEST_YAML + 1)
-        if len(content) > LARGEST_YAML:
-            raise UnfitYamlError(f"it has more than {LARGEST_YAML} bytes")
+            content = file.read(MOST_YAML_BYTES + 1)
+        if len(content) > MOST_YAML_BYTES:
+            raise UnfitYamlError(f"it has more than {MOST_YAML_BYTES} bytes")
         loader = Loader(content.decode("utf-8-sig"))
         node = loader.get_single_node()
         _refuse_repetition(node)
@@ -321,7 +338,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(e, "problem_mark", None)  # PyYAML counts lines from 0
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
     raise OptionError(
-        what, where, "plain YAML in UTF-8: sections and keys", "correct it, or its path"
+        what=what,
+        where=where,
+        expected="plain YAML in UTF-8: sections and keys",
+        do="correct it, or its path",
     )
 
 
@@ -339,8 +359,8 @@ def _refuse_repetition(root: Any) -> None:
     while waiting:
         node, depth = waiting.pop()
         count += 1
-        if count > MOST_VALUES:
-            raise UnfitYamlError(f"its aliases (*name) make more than {MOST_VALUES} values")
+        if count > MOST_YAML_VALUES:
+            raise UnfitYamlError(f"its aliases (*name) make more than {MOST_YAML_VALUES} values")
         if depth > DEEPEST:
             raise UnfitYamlError(f"more than {DEEPEST} brackets or sections within one another")
         # A list node holds nodes. A mapping node holds pairs (key node, value node).
@@ -393,7 +413,7 @@ def prefixes(key: str) -> list[str]:
 # ---- Conversion -------------------------------------------------------------------------------
 
 
-def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str, Any]:
+def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> dict[str, Any]:
     """Return the sections of the new file. Prints what became of each key.
 
     A key without a counterpart stays as it is. `refuse_problems` then names it.
@@ -404,98 +424,103 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
     keys_to_drop = [word for word in command.drop if "=" not in word]
     overrides = command.overrides + [word for word in command.drop if "=" in word]
 
-    drop_without_counterpart(c)
-    drop_as_asked(c, keys_to_drop, command.file)
+    drop_without_counterpart(conversion)
+    drop_as_asked(conversion, keys_to_drop, command.file)
     for split in SPLITS:
-        convert_spikes(c, split, command.spike_size)
-        convert_frames(c, split)
-    convert_test_split(c)
-    convert_network(c)
+        convert_spikes(conversion, split, command.spike_size)
+        convert_frames(conversion, split)
+    convert_test_split(conversion)
+    convert_network(conversion)
     for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
-        if c.values.get(key) is not None:
-            c.differences[key] = "there is no such regularizer; its effect has not been measured"
-    divide_totals(c)
+        if conversion.values.get(key) is not None:
+            conversion.differences[key] = (
+                "there is no such regularizer; its effect has not been measured"
+            )
+    divide_totals(conversion)
 
     # From here on the options are sections again, as the functions of utils/options expect.
-    values = nested(c.values)
+    values = nested(conversion.values)
     for key in drop_without_effect(values, parts):
         section, _, name = key.rpartition(".")
-        c.dropped[key] = KAIR_ONLY[section][name]
+        conversion.dropped[key] = KAIR_ONLY[section][name]
     for text in overrides:
         apply_override(values, text, Sources(command.file))
-    print_report(c, command.file)
+    print_report(conversion, command.file)
     return values
 
 
-def drop_without_counterpart(c: Conversion) -> None:
-    """Leave out the options and sections that DROPPED names."""
-    for key in list(c.values):
+def drop_without_counterpart(conversion: Conversion) -> None:
+    """Leave out the options and sections that DROPPED_UNASKED names."""
+    for key in list(conversion.values):
         for place in prefixes(key):  # a whole section may be dropped
-            for pattern, why in DROPPED.items():
+            for pattern, why in DROPPED_UNASKED.items():
                 if re.fullmatch(pattern, place):
-                    c.drop(place, why)
+                    conversion.drop(place, why)
 
 
-def drop_as_asked(c: Conversion, keys: list[str], file: str) -> None:
+def drop_as_asked(conversion: Conversion, keys: list[str], file: str) -> None:
     """Leave out the keys of --drop. Raises OptionError if the file does not have such a key."""
     for key in keys:
-        # A key that DROPPED has removed is no error.
-        if not c.below(key) and key not in c.dropped:
+        # A key that `drop_without_counterpart` has removed is no error.
+        if not conversion.below(key) and key not in conversion.dropped:
             raise OptionError(
                 what=f"--drop {key}: no such key",
                 where=file,
                 expected="dotted keys of the file",
                 do="correct --drop",
             )
-        c.drop(key, "as asked with --drop")
+        conversion.drop(key, "as asked with --drop")
 
 
-def convert_frames(c: Conversion, split: str) -> None:
+def convert_frames(conversion: Conversion, split: str) -> None:
     """Convert the options of a split that concern its RGB frames: crop size and normalization."""
-    # S-VRT gives height and width of the crop. Ours is square: one number.
+    # S-VRT gives height and width of the crop. Ours is square, so it is one number. Unequal sides
+    # stay as they are, and `refuse_problems` names the key.
     key = f"{split}.gt_size"
-    sizes = c.values.get(key)
+    sizes = conversion.values.get(key)
     if isinstance(sizes, list) and sizes and all(size == sizes[0] for size in sizes):
-        c.rename(key, key, sizes[0])
+        conversion.rename(key, key, sizes[0])
 
     key = f"{split}.rgb_normalize"
-    kind = c.take(key)
+    kind = conversion.take(key)
     if kind:
-        c.differences[key] = f"{kind!r}: {NORMALIZED}"
+        conversion.differences[key] = f"{kind!r}: {NORMALIZED}"
 
 
-def divide_totals(c: Conversion) -> None:
+def divide_totals(conversion: Conversion) -> None:
     """Divide batch size and number of workers: S-VRT counts all GPUs together, we count each."""
-    ids = c.values.get("gpu_ids")
+    ids = conversion.values.get("gpu_ids")
     gpus = 1
-    if c.values.get("dist") and isinstance(ids, list):
+    if conversion.values.get("dist") and isinstance(ids, list):
         gpus = len(ids)
     if gpus <= 1:
         return
     for name in TOTALS:
         key = f"datasets.train.{name}"
-        total = c.values.get(key)
+        total = conversion.values.get(key)
         if not isinstance(total, int):
             continue
-        # A batch needs a sample on each GPU. 0 workers stay 0: the main process reads.
+        # At least 1 per GPU, e.g. 4 samples on 8 GPUs, because a batch needs a sample on each GPU.
+        # 0 workers stay 0: then the main process reads.
         least = min(total, 1)
-        each = max(total // gpus, least)
-        together = each * gpus
-        note = f"{total} for {gpus} GPUs in all -> {each} per GPU, {together} in all"
-        c.rename(key, key, each, note)
-        if together != total:
-            c.differences[key] = (
-                f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {together} in all"
+        per_gpu = max(total // gpus, least)
+        new_total = per_gpu * gpus
+        note = f"{total} for {gpus} GPUs in all -> {per_gpu} per GPU, {new_total} in all"
+        conversion.rename(key, key, per_gpu, note)
+        if new_total != total:
+            conversion.differences[key] = (
+                f"{total} in all is no multiple of {gpus} GPUs: {per_gpu} per GPU is {new_total} "
+                "in all"
             )
 
 
-def print_report(c: Conversion, file: str) -> None:
+def print_report(conversion: Conversion, file: str) -> None:
     """Print the three tables of the conversion."""
     print(f"{file}: all keys stay as they are but for these")
     tables = {
-        "renamed or changed": c.renamed,
-        "dropped, without effect here": c.dropped,
-        "cannot be said": c.differences,
+        "renamed or changed": conversion.renamed,
+        "dropped, without effect here": conversion.dropped,
+        "cannot be said": conversion.differences,
     }
     for title, table in tables.items():
         if not table:
@@ -508,7 +533,7 @@ def print_report(c: Conversion, file: str) -> None:
 # ---- Conversion of spikes ---------------------------------------------------------------------
 
 
-def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> None:
+def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | None) -> None:
     """Convert the spike options of a split, if it has any, to our section `spike`.
 
     Raises DataError if the dataset.json beside the spikes cannot be used.
@@ -516,57 +541,61 @@ def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> N
     spike_size: [height, width] of --spike-size
     """
     pattern = re.compile(rf"{split}\.((dataroot_)?spike|middle_tfp)")
-    if not any(pattern.match(key) for key in c.values):
+    if not any(pattern.match(key) for key in conversion.values):
         return
     from data.cameras.spike_info import DatasetInfo, load_info  # not before --help: it is slow
 
     # What the dataset.json in the folder of the spikes says. Without a folder it says nothing.
-    root = c.values.get(f"{split}.dataroot_spike")
+    root = conversion.values.get(f"{split}.dataroot_spike")
     info = load_info(root) if isinstance(root, str) else DatasetInfo()
 
-    convert_spike_size(c, split, spike_size, info)
-    convert_spike_brightness(c, split, info)
-    c.differences[f"{split}, missing spike files"] = (
+    convert_spike_size(conversion, split, spike_size, info)
+    convert_spike_brightness(conversion, split, info)
+    conversion.differences[f"{split}, missing spike files"] = (
         "S-VRT replaces them by zeros; here they are an error"
     )
     key = f"{split}.spike_flipud"
-    flip = c.take(key)
+    flip = conversion.take(key)
     if flip is not None:
-        c.rename(key, f"{split}.spike.flip", flip)
-    convert_representation(c, split)
-    convert_spike_scale(c, split)
+        conversion.rename(key, f"{split}.spike.flip", flip)
+    convert_representation(conversion, split)
+    convert_spike_scale(conversion, split)
 
 
-def convert_spike_size(c: Conversion, split: str, spike_size: list[int] | None, info: Any) -> None:
+def convert_spike_size(
+    conversion: Conversion, split: str, spike_size: list[int] | None, info: Any
+) -> None:
     """Set `spike.h` and `spike.w`: from --spike-size, else dataset.json, else the file of S-VRT.
 
     info: DatasetInfo, what the dataset.json of the spikes says
     """
     spike = f"{split}.spike"
-    height = c.take(f"{spike}_h")
-    width = c.take(f"{spike}_w")
-    said = f"the file says {height} x {width}"
+    height = conversion.take(f"{spike}_h")
+    width = conversion.take(f"{spike}_w")
+    size_of_file = f"the file says {height} x {width}"
     report_key = f"{spike}_h, spike_w"
 
-    c.values[f"{spike}.type"] = "dat"
+    conversion.values[f"{spike}.type"] = "dat"
     if spike_size:
         size = spike_size
     elif info.h:
         # Our option stays unset, so that the reader takes the size of dataset.json.
-        c.renamed[report_key] = f"{spike}.h, w = those of dataset.json, {info.h} x {info.w}; {said}"
+        conversion.renamed[report_key] = (
+            f"{spike}.h, w = those of dataset.json, {info.h} x {info.w}; {size_of_file}"
+        )
         return
     else:
         size = [height, width]
-        c.differences[report_key] = (
-            f"{said}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give "
+        conversion.differences[report_key] = (
+            f"{size_of_file}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give "
             "--spike-size H W"
         )
-    c.values[f"{spike}.h"] = size[0]
-    c.values[f"{spike}.w"] = size[1]
-    c.renamed[report_key] = f"{spike}.h, w = {size}; {said}"
+    conversion.values[f"{spike}.h"] = size[0]
+    conversion.values[f"{spike}.w"] = size[1]
+    conversion.renamed[report_key] = f"{spike}.h, w = {size}; {size_of_file}"
 
 
-def convert_spike_brightness(c: Conversion, split: str, info: Any) -> None:
+def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> None:
     """Keep the firing rates as S-VRT reads them, or report by how much they differ.
 
     info: DatasetInfo, what the dataset.json of the spikes says
@@ -574,22 +603,22 @@ def convert_spike_brightness(c: Conversion, split: str, info: Any) -> None:
     if info.light == "display":
         # These spikes integrate display values. Our reader would raise firing rates to the power
         # 2.2 / gamma. With gamma 2.2 the power is 1, and the rates stay as S-VRT has them.
-        c.values[f"{split}.spike.gamma"] = 2.2
+        conversion.values[f"{split}.spike.gamma"] = 2.2
     if info.rate not in (None, 1.0):
         # Our reader divides by the rate, S-VRT does not.
         factor = 1 / info.rate
-        c.differences[f"{split}, firing rates"] = (
+        conversion.differences[f"{split}, firing rates"] = (
             f"channels are divided by {info.rate:g}, the rate of dataset.json: {factor:.3g} "
             "times those of S-VRT"
         )
 
 
-def convert_spike_scale(c: Conversion, split: str) -> None:
+def convert_spike_scale(conversion: Conversion, split: str) -> None:
     """Convert `spike_normalize`, which subtracts a mean and divides by a std, to `spike.rate`."""
     key = f"{split}.spike_normalize"
-    if not c.below(key):
+    if not conversion.below(key):
         return
-    scale = c.take(key)
+    scale = conversion.take(key)
     mean = scale.get("mean") if isinstance(scale, dict) else None
     std = scale.get("std") if isinstance(scale, dict) else None
     # Each is one number, or a list with a number for each channel.
@@ -601,36 +630,38 @@ def convert_spike_scale(c: Conversion, split: str) -> None:
     if has_offset or not has_one_scale:
         # Our options have no offset, and one scale for all channels.
         note = "a scale and offset that the first convolution learns; not applied"
-        c.differences[key] = f"mean {means}, std {stds}: {note}"
+        conversion.differences[key] = f"mean {means}, std {stds}: {note}"
     elif stds[0] not in (None, 1):
-        c.rename(key, f"{split}.spike.rate", float(stds[0]))
+        conversion.rename(key, f"{split}.spike.rate", float(stds[0]))
     else:
-        c.dropped[key] = "null, or mean 0 and std 1, change nothing"
+        conversion.dropped[key] = "null, or mean 0 and std 1, change nothing"
 
 
 class Counterpart(NamedTuple):
-    """Our representation in place of one of S-VRT's."""
+    """Our representation that replaces a representation of S-VRT."""
 
     representation: dict[str, Any]  # the section spike.representation
     channels: int | None  # channels that it makes; None: not compared with the file's
     difference: str  # what differs in effect, or ""
 
 
-def convert_representation(c: Conversion, split: str) -> None:
+def convert_representation(conversion: Conversion, split: str) -> None:
     """Set `spike.representation`, and `spike.center` if it has an effect.
 
-    S-VRT says the representation in up to three keys, of different versions. They may contradict.
+    The versions of S-VRT say the representation in three different keys. A file may have several of
+    them, and the keys may contradict one another.
     """
     key = f"{split}.spike.reconstruction"
     center_key = f"{split}.middle_tfp_center"
     all_places = (key, f"{split}.spike_reconstruction", center_key)
-    places = [place for place in all_places if c.below(place)]
-    known = _joined_reconstruction(c, places, key, center_key)
+    places = [place for place in all_places if conversion.below(place)]
+    known = _joined_reconstruction(conversion, places, key, center_key)
 
-    # A file without a key means what docs/coming_from.md says: TFP of 20 planes on each side.
+    # The values that a file of S-VRT means if it lacks a key, see docs/coming_from.md: TFP of 20
+    # planes on each side, 4 bins, a window of 21 planes.
     kind = known.pop("type", "spikecv_tfp")
     center = known.pop("middle_tfp_center", None)
-    channels = c.take(f"{split}.spike_channels")
+    channels = conversion.take(f"{split}.spike_channels")
     # If a file has both names of this key, `half_win_length` wins.
     half_window = known.pop("half_window", 20)
     half_window = known.pop("half_win_length", half_window)
@@ -654,7 +685,7 @@ def convert_representation(c: Conversion, split: str) -> None:
     }
     # As text, because a file may hold a list or a number here.
     if str(kind) not in counterparts:
-        c.problems[key] = Problem(
+        conversion.problems[key] = Problem(
             what=f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and "
             "encoding25 do",
             do=f"--drop {' '.join(places)}, to write tfp with {bins} bins instead",
@@ -662,35 +693,35 @@ def convert_representation(c: Conversion, split: str) -> None:
         return
     counterpart = counterparts[kind]
 
-    # All keys that this function knows are removed from `known` by now.
+    # The keys that are left in `known` are keys that this function does not know.
     for name in known:
-        c.problems[f"{key}.{name}"] = Problem(
+        conversion.problems[f"{key}.{name}"] = Problem(
             what="unknown to this script",
             do=f"--drop {key}.{name}, if it may be left out",
         )
 
-    # Our number of channels follows from the representation. S-VRT's number must not contradict.
+    # Our number of channels follows from the representation. The number in the file must agree.
     channels_key = f"{split}.spike_channels"
     if counterpart.channels and channels not in (None, counterpart.channels):
         section = json.dumps(counterpart.representation)
-        c.problems[channels_key] = Problem(
+        conversion.problems[channels_key] = Problem(
             what=f"{channels}, but {section} has {counterpart.channels} channels",
             do=f"--drop {channels_key}, or correct the reconstruction",
         )
     elif channels is not None:
-        c.dropped[channels_key] = "it follows from the representation"
+        conversion.dropped[channels_key] = "it follows from the representation"
 
-    c.rename(key, f"{split}.spike.representation", counterpart.representation)
+    conversion.rename(key, f"{split}.spike.representation", counterpart.representation)
     if counterpart.difference:
-        c.differences[key] = counterpart.difference
+        conversion.differences[key] = counterpart.difference
     if center is not None and kind == "middle_tfp":
-        c.rename(center_key, f"{split}.spike.center", center)
+        conversion.rename(center_key, f"{split}.spike.center", center)
     elif center is not None:
-        c.dropped[center_key] = f"only middle_tfp uses it, not {kind}"
+        conversion.dropped[center_key] = f"only middle_tfp uses it, not {kind}"
 
 
 def _joined_reconstruction(
-    c: Conversion, places: list[str], key: str, center_key: str
+    conversion: Conversion, places: list[str], key: str, center_key: str
 ) -> dict[str, Any]:
     """Remove the keys `places` and return what they say, as one section of S-VRT.
 
@@ -701,7 +732,7 @@ def _joined_reconstruction(
     """
     known: dict[str, Any] = {}
     for place in places:
-        section = c.take(place)
+        section = conversion.take(place)
         if not isinstance(section, dict):
             name = "middle_tfp_center" if place == center_key else "type"
             section = {name: section}
@@ -711,88 +742,89 @@ def _joined_reconstruction(
             first = known.setdefault(name, value)
             if first != value:
                 what = f"{value!r} and {first!r} are given"
-                c.problems[f"{place}, {key}.{name}"] = Problem(what, do=f"--drop {place}")
+                conversion.problems[f"{place}, {key}.{name}"] = Problem(what, do=f"--drop {place}")
     return known
 
 
 # ---- Conversion of the test split and the network ---------------------------------------------
 
 
-def convert_test_split(c: Conversion) -> None:
+def convert_test_split(conversion: Conversion) -> None:
     """Give the test split spikes, if the training has spikes.
 
     S-VRT's test section may name no spikes. A network that reads spikes needs them in the test.
     """
     train, test = SPLITS
     key = f"{test}.dataset_type"
-    name = c.values.get(key)
+    name = conversion.values.get(key)
 
     # A training without spikes: only the dataset class has another name here.
-    if not c.below(f"{train}.spike"):
-        if name == "TestDataset" and c.below(train):
-            c.rename(key, key, "VideoRecurrentTestDataset")
+    if not conversion.below(f"{train}.spike"):
+        if name == "TestDataset" and conversion.below(train):
+            conversion.rename(key, key, "VideoRecurrentTestDataset")
         return
 
-    # No test split, or an empty one, which `flattened` keeps as the value {}.
-    if not c.values.get(test, c.below(test)):
+    # Without a test split there is nothing to do. An empty split is a value: {} or null.
+    is_empty = test in conversion.values and not conversion.values[test]
+    if is_empty or not conversion.below(test):
         return
     if name != "TestDatasetRGBSpike":
         note = f"{name} -> TestDatasetRGBSpike: the network reads spikes"
-        c.rename(key, key, "TestDatasetRGBSpike", note)
+        conversion.rename(key, key, "TestDatasetRGBSpike", note)
 
     # Without a spike section of its own, the test reads its spikes as the training does.
-    if not c.below(f"{test}.spike"):
+    if not conversion.below(f"{test}.spike"):
         for spike_key in SPIKE_KEYS:
             key_in_training = f"{train}.spike.{spike_key}"
-            if key_in_training in c.values:
-                c.values[f"{test}.spike.{spike_key}"] = c.values[key_in_training]
+            if key_in_training in conversion.values:
+                conversion.values[f"{test}.spike.{spike_key}"] = conversion.values[key_in_training]
 
     # Assume that the folders of the spikes are .../train and .../test, and say so.
-    root = str(c.values.get(f"{train}.dataroot_spike", "")).rstrip("/")
-    if f"{test}.dataroot_spike" not in c.values and root.endswith("train"):
+    root = str(conversion.values.get(f"{train}.dataroot_spike", "")).rstrip("/")
+    if f"{test}.dataroot_spike" not in conversion.values and root.endswith("train"):
         assumed = f"{root.removesuffix('train')}test"
-        c.values[f"{test}.dataroot_spike"] = assumed
-        c.renamed[test] = (
+        conversion.values[f"{test}.dataroot_spike"] = assumed
+        conversion.renamed[test] = (
             f"dataroot_spike = {assumed}, assumed, and the spike section of training: it has none"
         )
 
 
-def convert_network(c: Conversion) -> None:
+def convert_network(conversion: Conversion) -> None:
     """Convert the way in which RGB and spikes are joined, and the optical flow network."""
-    if c.below("datasets.train.spike"):
-        c.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
+    if conversion.below("datasets.train.spike"):
+        conversion.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
 
     # S-VRT says in the network, or in each split, how RGB and spikes are joined.
     input_keys = ["netG.input_mode"]
     input_keys += [f"{split}.input_pack_mode" for split in SPLITS]
     for key in input_keys:
-        mode = c.take(key)
+        mode = conversion.take(key)
         if mode == "concat":
-            c.rename(key, "netG.fusion", {"type": "concat"})
+            conversion.rename(key, "netG.fusion", {"type": "concat"})
         elif mode is not None:
-            c.problems[key] = Problem(
+            conversion.problems[key] = Problem(
                 what=f"{mode!r}: S-VRT's other ways to join RGB and spikes have no counterpart",
                 do=f"--drop {key}, and give netG.fusion=exposure, gated, concat or none",
             )
 
     key = "netG.optical_flow"
     do = "give netG.spynet_path=FILE"
-    if key in c.dropped:
+    if key in conversion.dropped:
         # The user left out the whole section with --drop.
-        c.differences[key] = f"its weights went with it: {do}"
-    flow = c.take(key)
+        conversion.differences[key] = f"its weights went with it: {do}"
+    flow = conversion.take(key)
     if not isinstance(flow, dict):
         return
     if flow.pop("module", "spynet") != "spynet":
-        c.problems[f"{key}.module"] = Problem(
+        conversion.problems[f"{key}.module"] = Problem(
             what="the only flow network here is SpyNet", do=f"--drop {key}, and {do}"
         )
         return
-    c.rename(key, "netG.spynet_path", flow.pop("checkpoint", None))
+    conversion.rename(key, "netG.spynet_path", flow.pop("checkpoint", None))
     # Any other parameter is a problem, unless it is unset: null, false, 0 or empty.
     for name, value in flow.items():
         if value:
-            c.problems[f"{key}.{name}"] = Problem(
+            conversion.problems[f"{key}.{name}"] = Problem(
                 what="SpyNet has no parameters here",
                 do=f"--drop {key}.{name}, if it may be left out",
             )
@@ -801,7 +833,9 @@ def convert_network(c: Conversion) -> None:
 # ---- Problems ---------------------------------------------------------------------------------
 
 
-def refuse_problems(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> None:
+def refuse_problems(
+    conversion: Conversion, values: dict[str, Any], source: Path, parts: Any
+) -> None:
     """Raise one OptionError with all problems, so that the user can answer them in one command.
 
     These are the problems of the conversion, then what our option models and our network refuse.
@@ -811,7 +845,7 @@ def refuse_problems(c: Conversion, values: dict[str, Any], source: Path, parts: 
     from models.select_network import check_options
 
     # The weights of SpyNet may be on another machine. So a missing file is no problem here.
-    path = c.values.get("netG.spynet_path")
+    path = conversion.values.get("netG.spynet_path")
     if isinstance(path, str) and not Path(path).is_file():
         values = {**values, "netG": {**values["netG"], "spynet_path": None}}
 
@@ -823,14 +857,14 @@ def refuse_problems(c: Conversion, values: dict[str, Any], source: Path, parts: 
         for single in e.found or (e,):
             what = f"{single.what}; expected {single.expected}"
             # A problem of the conversion says more about the same key, so it stays.
-            c.problems.setdefault(single.where, Problem(what, do=_way_out(single)))
-    if not c.problems:
+            conversion.problems.setdefault(single.where, Problem(what, do=_way_out(single)))
+    if not conversion.problems:
         return
 
-    count = len(c.problems)
+    count = len(conversion.problems)
     problems = "problem" if count == 1 else "problems"
     what = f"{count} {problems} in the option file, nothing was written:"
-    for key, problem in c.problems.items():
+    for key, problem in conversion.problems.items():
         what += f"\n    {key}: {problem.what}\n      do: {problem.do}"
     raise OptionError(
         what=what,
