@@ -50,6 +50,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def main(argv: list[str]) -> int:
+    """Run one command. Returns the exit code 0. An existing --json file is an AssertionError."""
     args = parse(argv)
     assert not (args.json and args.json.exists()), f"{args.json} exists already"
 
@@ -122,7 +123,10 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     """
     warmup = 1
     if args.quick:
-        args.config, args.frames, args.crop, args.repeats = "small", 2, [32], 1
+        args.config = "small"
+        args.frames = 2
+        args.crop = [32]
+        args.repeats = 1
         warmup = 0
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -146,7 +150,8 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         else:
             jobs[name] = partial(clip.restore, net)
 
-    found: dict[str, Any] = {
+    # The keys are those of the file --json, which docs/benchmarks cites, so they must stay.
+    numbers: dict[str, Any] = {
         "config": args.config,
         "dtype": args.dtype,
         "training": is_training,
@@ -154,43 +159,46 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.against:
         # Compare the outputs before a training step changes the weights.
-        found["largest_difference"] = relative_difference(
+        numbers["largest_difference"] = relative_difference(
             clip.restore(nets["ours"]), clip.restore(nets["naive"])
         )
-    found["runs"] = compared(jobs, clip.device, args.repeats, warmup)
+    numbers["runs"] = compared(jobs, clip.device, args.repeats, warmup)
 
     # Which share of the device's speed a run uses. `flops` counts each product once, also if
     # --checkpoint computes it again, because the second time is no useful work.
-    found["model_flops"] = flops(options, clip.size)
+    model_flops = flops(options, clip.size)
     if is_training:
         # For each matrix product of the forward pass, the backward pass has two: one gives the
-        # gradient of the input, one that of the weights.
-        found["model_flops"] *= 3
-    found["matmul_flops_per_s"] = matmul_rate(clip.device, clip.amp)
-    for figures in found["runs"].values():
-        figures["flops_per_s"] = found["model_flops"] / figures["median_s"]
-        figures["share_of_matmul_rate"] = figures["flops_per_s"] / found["matmul_flops_per_s"]
+        # gradient of the input, and one gives the gradient of the weights.
+        model_flops *= 3
+    matmul_flops_per_s = matmul_rate(clip.device, clip.amp)
+    numbers["model_flops"] = model_flops
+    numbers["matmul_flops_per_s"] = matmul_flops_per_s
+    for figures in numbers["runs"].values():
+        figures["flops_per_s"] = model_flops / figures["median_s"]
+        figures["share_of_matmul_rate"] = figures["flops_per_s"] / matmul_flops_per_s
 
-    _print_network_figures(args, found)
+    _print_network_figures(args, numbers)
     if args.against:
-        ours = found["runs"]["ours"]
-        naive = found["runs"]["naive"]
-        found["ratio"] = {}
+        ours = numbers["runs"]["ours"]
+        naive = numbers["runs"]["naive"]
+        ratio = {}
         for key in ("median_s", "min_s", "process_mb"):
-            found["ratio"][key] = ours[key] / naive[key]
-        print("ours / naive:", found["ratio"], "largest difference", found["largest_difference"])
-    return found
+            ratio[key] = ours[key] / naive[key]
+        numbers["ratio"] = ratio
+        print("ours / naive:", ratio, "largest difference", numbers["largest_difference"])
+    return numbers
 
 
-def _print_network_figures(args: argparse.Namespace, found: dict[str, Any]) -> None:
+def _print_network_figures(args: argparse.Namespace, numbers: dict[str, Any]) -> None:
     """Print a table with a row for each network and a column for each figure."""
     print(
         f"{args.config}, {args.command}, {args.dtype}, "
-        f"batch x frames x height x width = {found['size']}"
+        f"batch x frames x height x width = {numbers['size']}"
     )
-    keys = list(found["runs"]["ours"])
+    keys = list(numbers["runs"]["ours"])
     rows = []
-    for name, figures in found["runs"].items():
+    for name, figures in numbers["runs"].items():
         rows.append([name, *(figures[key] for key in keys)])
     print(table(rows, ["", *keys]))
 
@@ -214,22 +222,22 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
     options: arguments of VRT.
     """
     torch.manual_seed(0)
-    # Stochastic depth skips branches on a CPU. All branches are to be measured.
+    # Stochastic depth skips branches on a CPU. Without it, all branches are measured.
     ours_options: dict[str, Any] = {**options, "drop_path_rate": 0.0}
     if args.checkpoint:
         ours_options |= CHECKPOINTED
     ours = VRT(**ours_options)
-    # The last layer begins with zero weights. They would hide every difference of the networks.
+    # The last layer begins with zero weights, which would hide every difference of the networks.
     nn.init.normal_(ours.conv_last.weight, std=0.01)
 
-    found: dict[str, nn.Module] = {"ours": ours}
+    nets: dict[str, nn.Module] = {"ours": ours}
     if args.against:
         naive = NaiveVRT(**options)
         naive.load_state_dict(ours.state_dict())
-        found["naive"] = naive
-    for net in found.values():
+        nets["naive"] = naive
+    for net in nets.values():
         net.to(args.device)
-    return found
+    return nets
 
 
 class Clip:
@@ -249,7 +257,8 @@ class Clip:
         self.device = torch.device(args.device)
         self.amp = DTYPES[args.dtype]  # dtype of autocast
 
-        # A network with a fusion takes RGB frames; `in_chans` says what comes after the fusion.
+        # With a fusion the frames are RGB, and `in_chans` is the number of channels after the
+        # fusion. Without one, `in_chans` is the number of channels of a frame.
         has_fusion = options.get("fusion", "none") != "none"
         frame_channels = 3
         if not has_fusion:
@@ -294,12 +303,12 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
 
 
 def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
-    """Count the FLOPs of a forward pass, two for each multiplication with addition.
+    """Count the FLOPs of a forward pass: two for each multiplication with its addition.
+
+    The naive network is counted, because it computes each product once. Fusion and deformable
+    sampling are not counted.
 
     options: arguments of VRT. size: batch, frames, height, width.
-
-    Fusion and deformable sampling are not counted. The naive network is counted, because it
-    computes each product once.
     """
     batch, frames, height, width = size
     without_fusion: dict[str, Any] = {
@@ -339,9 +348,11 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        for number in range(args.clips):
-            # Twice the frames of a sample, so that a sample may begin at different frames.
-            make_clip(root, f"GOPR{number:04d}_11_00", frames=2 * args.frames, seed=number)
+        for clip_index in range(args.clips):
+            # Twice the frames of a sample, so that a sample may begin at different frames. The name
+            # is like one of GoPro: "_11_" says that 11 raw frames are averaged.
+            name = f"GOPR{clip_index:04d}_11_00"
+            make_clip(root, name, frames=2 * args.frames, seed=clip_index)
         datasets = make_datasets(root, args)
 
         clip = datasets["png"].clips[0]
@@ -349,29 +360,31 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         runs: dict[str, Callable[[], Any]] = {
             "OpenCV decodes the PNGs": lambda: [cv2.imread(path) for path in pngs]
         }
-        numbers = count()  # all ways share it, so that no sample is read twice in succession
+        # All ways count with the same counter, so that no sample is read twice in succession: the
+        # second time its files would be in the cache of the system.
+        counter = count()
         for name, dataset in datasets.items():
-            runs[name] = partial(_read_next_sample, dataset, numbers)
-        found = compared(runs, torch.device("cpu"), args.repeats, 2)
+            runs[name] = partial(_read_next_sample, dataset, counter)
+        figures_of_ways = compared(runs, torch.device("cpu"), args.repeats, warmup=2)
 
-    ms = {name: 1e3 * figures["median_s"] for name, figures in found.items()}
+    ms = {name: 1e3 * figures["median_s"] for name, figures in figures_of_ways.items()}
     decoding_ms = ms["OpenCV decodes the PNGs"]
     print(
         f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, "
         f"{PLANES} planes of 640 x 360 each"
     )
     rows = []
-    for name, of_way in ms.items():
-        rows.append([name, f"{of_way:.1f}", f"{1e3 / of_way:.1f}", f"{of_way / decoding_ms:.3f}"])
+    for name, way_ms in ms.items():
+        rows.append([name, f"{way_ms:.1f}", f"{1e3 / way_ms:.1f}", f"{way_ms / decoding_ms:.3f}"])
     print(table(rows, ["", "ms", "samples/s", "of decoding"]))
-    more = ms["png + .dat"] / ms["png"] - 1
-    print(f"spikes add {100 * more:.1f} % to the PNG path")
+    added_share = ms["png + .dat"] / ms["png"] - 1
+    print(f"spikes add {100 * added_share:.1f} % to the PNG path")
     return {"samples": ms}
 
 
-def _read_next_sample(dataset: TrainClips, numbers: Iterator[int]) -> Any:
-    """Read a sample of a data set. numbers: counts the samples that have been read."""
-    index = next(numbers) % len(dataset)
+def _read_next_sample(dataset: TrainClips, counter: Iterator[int]) -> Any:
+    """Read a sample of a data set. counter: counts the samples that have been read."""
+    index = next(counter) % len(dataset)
     return dataset[(0, index)]  # (epoch, index)
 
 
@@ -407,6 +420,7 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
     [source] = section.constructor.sources_of(section)
     build_cache(source, str(root / "cache"))
 
+    # Way -> the keys that differ between the ways.
     ways = {
         "png": rgb,
         "png + .dat": spikes,
@@ -414,8 +428,8 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
         "cache, RGB + spikes": spikes | cached,
     }
     datasets = {}
-    for name, of_way in ways.items():
-        dataset = build_dataset(of_all | of_way, "train", 0)
+    for name, keys_of_way in ways.items():
+        dataset = build_dataset(of_all | keys_of_way, "train", 0)
         assert isinstance(dataset, TrainClips)
         datasets[name] = dataset
     return datasets
@@ -424,8 +438,8 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
 def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
     """Write a clip of GoPro size: blurry and sharp PNGs and spike files.
 
-    The scene is a texture that moves to the right. Noise makes the PNGs compress about as much as
-    those of GoPro, because the time of decoding depends on the size of a file.
+    The scene is a texture that moves to the right. Noise is added, so that the PNGs are about as
+    large as the PNGs of GoPro: the time of decoding depends on the size of a file.
     """
     rng = np.random.default_rng(seed)
     picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)
@@ -460,20 +474,20 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
     If strace is installed, the table also says how often a start asks the file system, for each
     file of the set, and how many seconds longer it takes on a slow file system.
     """
-    # A set of two clips shows what the imports cost. Their calls are subtracted below.
-    of_two_clips = large_set.costs(2, args.folder)
-    found = large_set.costs(args.clips, args.folder)
+    # A start on two clips costs little more than the imports. Its calls are subtracted below.
+    costs_of_two_clips = large_set.costs(2, args.folder)
+    costs_of_starts = large_set.costs(args.clips, args.folder)
     files = args.clips * large_set.FILES_OF_CLIP
 
     rows = []
-    for name, costs in found.items():  # "first", "again"
+    for name, costs in costs_of_starts.items():  # "first", "again"
         row = [name, f"{costs['seconds']:.1f}", f"{costs['cpu_seconds']:.1f}", f"{costs['gb']:.2f}"]
         for kind in large_set.CALLS:
             if kind in costs:
-                costs[kind] -= of_two_clips[name][kind]
+                costs[kind] -= costs_of_two_clips[name][kind]
                 row.append(f"{costs[kind] / files:.3f}")
         if "slow_seconds" in costs:
-            costs["slow_seconds"] -= of_two_clips[name]["slow_seconds"]
+            costs["slow_seconds"] -= costs_of_two_clips[name]["slow_seconds"]
             row.append(f"{costs['slow_seconds']:.1f}")
         rows.append(row)
 
@@ -481,9 +495,9 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
     heads = ["start", "s", "CPU s", "GB"]
     heads += [f"{kind} a file" for kind in large_set.CALLS]
     heads += ["s more at 0.5 ms a call"]
-    columns = len(rows[0])  # only the first four without strace
+    columns = len(rows[0])  # without strace only the first four
     print(table(rows, heads[:columns]))
-    return {"clips": args.clips, "files": files, "starts": found}
+    return {"clips": args.clips, "files": files, "starts": costs_of_starts}
 
 
 if __name__ == "__main__":

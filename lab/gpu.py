@@ -43,7 +43,7 @@ from models.vrt.fit_memory import MARGIN, fit_memory
 from models.vrt.layers import tf32
 from tests.helpers.tensor_clip import restore_clip
 
-BUDGET_S = 300.0  # seconds of all measurements together
+BUDGET_S = 300.0  # seconds of all measurements together; what is left over then is not measured
 
 # The figures of one measurement, e.g. {"s": 0.67, "peak GB": 5.1}.
 Figures = dict[str, Any]
@@ -53,6 +53,7 @@ Figures = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
+    """Make the measurements, and write their figures. Returns 1 if a measurement failed, else 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -77,26 +78,30 @@ def main(argv: list[str]) -> int:
     else:
         names_of_processes = processes()
 
-    found: Figures = {**environment(), "figures": {}}
+    content: Figures = {**environment(), "figures": {}}
     end = time.monotonic() + BUDGET_S
     for names in names_of_processes:
-        for name, figures in in_process(names, args.device, limit_s=end - time.monotonic()):
-            found["figures"][name] = figures
-            args.out.write_text(json.dumps(found, indent=1) + "\n")
-            # The table of the profile is long. The file has all of it.
+        time_left_s = end - time.monotonic()
+        for name, figures in in_process(names, args.device, limit_s=time_left_s):
+            content["figures"][name] = figures
+            args.out.write_text(json.dumps(content, indent=1) + "\n")
+            # The begin is enough on the screen: the table of the profile has 30 lines.
             print(f"{name}: {json.dumps(figures)[:150]}", flush=True)
-    has_failed = any("failed" in figures for figures in found["figures"].values())
+    has_failed = any("failed" in figures for figures in content["figures"].values())
     return int(has_failed)
 
 
 def processes() -> list[list[str]]:
-    """Return for each process the names of the measurements that it makes, in their order."""
-    found: list[list[str]] = []
+    """Return for each process the names of the measurements that it makes, in their order.
+
+    The first measurement of all must be one of FIRST_OF_PROCESS.
+    """
+    names_of_processes: list[list[str]] = []
     for name in MEASUREMENTS:
         if name in FIRST_OF_PROCESS:
-            found.append([])
-        found[-1].append(name)
-    return found
+            names_of_processes.append([])
+        names_of_processes[-1].append(name)
+    return names_of_processes
 
 
 def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[str, Figures]]:
@@ -112,9 +117,9 @@ def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        # At least a second, so that the time of the measurements before cannot make it negative.
-        limit = threading.Timer(max(1.0, limit_s), process.kill)
-        limit.start()
+        # At least a second: limit_s is negative if the measurements before took all the time.
+        timer = threading.Timer(max(1.0, limit_s), process.kill)
+        timer.start()
 
         # Each result is a line {name: figures}. Other lines are messages of libraries.
         assert process.stdout is not None and process.stderr is not None
@@ -124,7 +129,7 @@ def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[
                 unfinished.remove(name)
                 yield name, figures
 
-        limit.cancel()
+        timer.cancel()
         messages = process.stderr.read().splitlines()
 
     reason = messages[-1] if messages else "no message"
@@ -137,7 +142,7 @@ def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[
 
 def measured_here(name: str, device: str) -> Figures:
     """Make a measurement in this process. Returns its figures, or {"failed": the reason}."""
-    # Memory that the measurement before has used must not be missing in this one.
+    # Give back the memory of the measurement before, because it would be missing in this one.
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -190,10 +195,10 @@ def prepared(
     args = argparse.Namespace(
         device=device, batch=batch, dtype=dtype, checkpoint=checkpoint, against=net == "naive"
     )
-    chosen = networks(args, options)[net].train()
+    network = networks(args, options)[net].train()
     clip = Clip(args, options, size)
-    optimizer = torch.optim.Adam(chosen.parameters(), lr=1e-4, fused=device == "cuda")
-    return Setup(chosen, clip, optimizer)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-4, fused=device == "cuda")
+    return Setup(network, clip, optimizer)
 
 
 def figures_of(run: Callable[[], Any], device: str, repeats: int = 3) -> Figures:
@@ -202,9 +207,12 @@ def figures_of(run: Callable[[], Any], device: str, repeats: int = 3) -> Figures
     s: median wall time in seconds. peak GB: peak memory of the tensors on a GPU. On a CPU it is the
     peak memory of the process, because torch does not count its tensors there.
     """
-    found = compared({"": run}, torch.device(device), repeats, 1)[""]
-    peak_mb = found["allocated_mb"] if "allocated_mb" in found else found["process_mb"]
-    return {"s": found["median_s"], "peak GB": peak_mb * 2**20 / 1e9}
+    figures = compared({"": run}, torch.device(device), repeats, warmup=1)[""]
+    if "allocated_mb" in figures:
+        peak_mb = figures["allocated_mb"]
+    else:
+        peak_mb = figures["process_mb"]
+    return {"s": figures["median_s"], "peak GB": peak_mb * 2**20 / 1e9}
 
 
 # ---- The measurements ------------------------------------------------------------------------
@@ -221,20 +229,22 @@ def ceilings(device: str) -> Figures:
     place = torch.device(device)
     is_gpu = place.type == "cuda"
 
-    source = torch.empty(2**28 if is_gpu else 2**20, device=place)
+    # A copy of 1 GB, so that the start of the kernel does not count; 4 MB on a CPU.
+    source = torch.empty(2**28 if is_gpu else 2**20, device=place)  # float32: 4 bytes each
     target = torch.empty_like(source)
     copy_s = min(seconds(lambda: target.copy_(source), place) for _ in range(5))
     bytes_moved = 2 * source.nbytes  # each byte is read and written
-    found = {"copy GB/s": bytes_moved / copy_s / 1e9}
+    figures = {"copy GB/s": bytes_moved / copy_s / 1e9}
 
     dtypes = [torch.float32]
     if is_gpu:  # a CPU may take half a minute for a product in 16 bits
         dtypes += [torch.bfloat16, torch.float16]
     for dtype in dtypes:
-        found[f"{dtype} TFLOP/s"] = matmul_rate(place, dtype) / 1e12
-    with tf32(True):  # float32 factors, rounded to a mantissa of 10 bits by newer GPUs
-        found["TF32 TFLOP/s"] = matmul_rate(place, torch.float32) / 1e12
-    return found
+        figures[f"{dtype} TFLOP/s"] = matmul_rate(place, dtype) / 1e12
+    # TF32: newer GPUs round float32 factors to a mantissa of 10 bits, and multiply faster.
+    with tf32(True):
+        figures["TF32 TFLOP/s"] = matmul_rate(place, torch.float32) / 1e12
+    return figures
 
 
 def counted(device: str, checkpoint: bool) -> Figures:
@@ -242,12 +252,13 @@ def counted(device: str, checkpoint: bool) -> Figures:
 
     checkpoint: whether every block is computed again in the backward pass.
     """
-    net, clip, _ = prepared(device, checkpoint=checkpoint)
-    # No memory: every block is computed again. Unlimited memory: none is.
+    setup = prepared(device, checkpoint=checkpoint)
+    net = setup.net
+    # With a budget of no memory, every block is computed again. With an unlimited one, none is.
     budget_gb = 0.0 if checkpoint else math.inf
-    # Under autocast, as in training: the tensors that autograd keeps then have 16 bits.
+    # Under autocast, as in training: the tensors that autograd keeps have 16 bits then.
     with torch.autocast(device, torch.bfloat16):
-        with_margin_gb = fit_memory(net, partial(clip, net), budget_gb)
+        with_margin_gb = fit_memory(net, partial(setup.clip, net), budget_gb)
     return {"counted GB": with_margin_gb / MARGIN}
 
 
@@ -293,9 +304,10 @@ def restore(device: str, side: int, dtype: str) -> Figures:
         "least_size": net.input_spec.least_size,
     }
     with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-        found = figures_of(lambda: restore_clip(net, clip, **tiling), device, 2)
-    found["s a frame"] = found["s"] / frames[0]
-    return found
+        figures = figures_of(lambda: restore_clip(net, clip, **tiling), device, repeats=2)
+    number_of_frames = frames[0]
+    figures["s a frame"] = figures["s"] / number_of_frames
+    return figures
 
 
 @torch.no_grad()
@@ -306,10 +318,10 @@ def restore_small(device: str, net: str) -> Figures:
     or "naive".
     """
     frames = (12, 3, 256, 256) if device == "cuda" else (2, 3, 32, 32)
-    chosen = prepared(device, net=net).net.eval()
+    network = prepared(device, net=net).net.eval()
     clip = torch.rand(1, *frames, device=device)
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        return figures_of(partial(chosen, clip), device, 3)
+        return figures_of(partial(network, clip), device, repeats=3)
 
 
 def curve(device: str, dtype: str, seed: int) -> Figures:
@@ -320,19 +332,26 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
 
     dtype: "bfloat16" for autocast, else "float32". seed: of the textures that it is trained on.
     """
-    net, _, optimizer = prepared(device, small=True)
+    setup = prepared(device, small=True)
+    net = setup.net
+    optimizer = setup.optimizer
     optimizer.param_groups[0]["lr"] = 1e-3
     generator = torch.Generator().manual_seed(seed)
     losses = []
     for _ in range(300 if device == "cuda" else 2):
-        # A smooth random texture, and 48 moments at which it is shifted further and further.
+        # A random texture of squares of 4 x 4 pixels.
         coarse = torch.rand(1, 3, 20, 20, generator=generator)
-        texture = torch.nn.functional.interpolate(coarse, scale_factor=4)[..., :64, :64].to(device)
-        shifted = [texture.roll((i, 2 * i), (2, 3)) for i in range(48)]  # (1, 3, 64, 64) each
-        moments = torch.stack(shifted, dim=1).unflatten(1, (6, 8))  # (1, frame, moment, 3, 64, 64)
+        texture = torch.nn.functional.interpolate(coarse, scale_factor=4)  # (1, 3, 80, 80)
+        texture = texture[..., :64, :64].to(device)
+        # In each of 48 moments it moves by 1 row and 2 columns. A frame has 8 moments.
+        shifted = []
+        for moment in range(48):
+            shifted.append(texture.roll((moment, 2 * moment), dims=(2, 3)))
+        moments = torch.stack(shifted, dim=1)  # (1, 48, 3, 64, 64)
+        moments = moments.unflatten(1, (6, 8))  # (1, frame, moment, 3, 64, 64)
 
         # A frame is exposed for 7 of its 8 moments. Its target is the moment in the middle.
-        blurry = moments[:, :, :7].mean(2)
+        blurry = moments[:, :, :7].mean(2)  # (1, 6, 3, 64, 64)
         sharp = moments[:, :, 3]
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             restored = net(blurry)
@@ -343,8 +362,8 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
         losses.append(loss.detach())
 
     means = []
-    for of_25_steps in torch.stack(losses).split(25):
-        means.append(round(float(of_25_steps.mean()), 5))
+    for losses_of_25_steps in torch.stack(losses).split(25):
+        means.append(round(float(losses_of_25_steps.mean()), 5))
     return {"loss": means}
 
 

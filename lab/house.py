@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Print the size of this repository: figures that a change should not raise.
 
-python lab/house.py
+    python lab/house.py
 
-What git tracks counts, and new files that git does not ignore.
+The files that git tracks count, and new files that git does not ignore. The product is everything
+outside of lab/ and tests/.
 """
 
 import ast
@@ -39,8 +40,8 @@ def reachable(start: str) -> set[str]:
     start: name of the program's module
     """
     modules = modules_below(ROOT, FOLDERS)  # name -> path
-    found = set()
-    waiting = [start]
+    reached = set()
+    waiting = [start]  # names of modules whose imports have not been followed yet
     visited = set()
     while waiting:
         name = waiting.pop()
@@ -49,10 +50,10 @@ def reachable(start: str) -> set[str]:
         visited.add(name)
         is_empty = modules[name].stat().st_size == 0
         if not is_empty:
-            found.add(name)
+            reached.add(name)
         imported = imports_of(modules[name], ROOT, modules)
-        waiting += imported & modules.keys()
-    return found
+        waiting += imported & modules.keys()  # without modules of other packages
+    return reached
 
 
 def tracked_files() -> list[Path]:
@@ -65,6 +66,7 @@ def tracked_files() -> list[Path]:
 
 
 def main() -> None:
+    """Print the figures, one a line."""
     files = tracked_files()
     lab = [path for path in files if path.is_relative_to(ROOT / "lab")]
     tests = [path for path in files if path.is_relative_to(ROOT / "tests")]

@@ -1,6 +1,6 @@
 """What the measurements of lab/ share: networks by name, timing, peak memory, speed of a device.
 
-lab/benchmark.py, lab/gpu.py and lab/gpu_next.py time functions with `compared`. It gives figures
+lab/benchmark.py, lab/gpu.py and lab/gpu_next.py time functions with `compared`. It returns figures
 such as
 
     compared({"ours": step, "naive": other_step}, device, repeats=3, warmup=1)
@@ -8,7 +8,8 @@ such as
                  "process_mb": 4300.0},
         "naive": ...}
 
-`compared` calls `measured` for one run, and `measured` calls `seconds`.
+`compared` calls `measured` for one run, and `measured` calls `seconds`. The keys of the figures are
+keys of files in docs/benchmarks, so they must stay.
 """
 
 import ctypes
@@ -118,8 +119,8 @@ def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
     process_mb: peak memory of this process, in MB,
     allocated_mb: peak memory of the tensors on the GPU, in MB; only on a GPU.
     """
-    # Give the memory that the run before this one has freed back to the system. It would count in
-    # the peak of this run.
+    # The run before this one has freed memory that this process may still hold. Give this memory
+    # back to the system, because it would count in the peak of this run.
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     # In Linux, writing 5 to this file sets the peak memory of the process to its present memory.
@@ -153,22 +154,23 @@ def compared(
     The functions take turns (a, b, a, b, ...), so that all have the same load on a shared machine.
     On a busy machine compare the CPU seconds: they do not count the time of other programs.
     """
-    rounds = []
-    for number in range(warmup + repeats):
-        of_round = {}
+    measured_rounds = []  # of each round: name -> figures of the call
+    for round_index in range(warmup + repeats):
+        figures_of_round = {}
         for name, run in runs.items():
-            of_round[name] = measured(run, device)
-        if number >= warmup:
-            rounds.append(of_round)
+            figures_of_round[name] = measured(run, device)
+        if round_index >= warmup:
+            measured_rounds.append(figures_of_round)
 
-    found = {}
+    summaries = {}
     for name in runs:
-        found[name] = _summary([of_round[name] for of_round in rounds])
-    return found
+        calls = [figures_of_round[name] for figures_of_round in measured_rounds]
+        summaries[name] = _summary(calls)
+    return summaries
 
 
 def _summary(calls: list[dict[str, float]]) -> dict[str, float]:
-    """Return the figures of a function from those of its calls, see `compared` and `measured`."""
+    """Return the figures of a function (see `compared`) from the figures of its calls."""
     wall = [call["s"] for call in calls]
     cpu = [call["cpu_s"] for call in calls]
     summary = {
@@ -185,7 +187,8 @@ def _summary(calls: list[dict[str, float]]) -> dict[str, float]:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Return how many FLOP/s this device reaches in a large matrix product: the best of 8 runs."""
-    # The product should take some milliseconds, so that the start of the kernel does not count.
+    # Large enough that the product takes some milliseconds, so that the start of the kernel does
+    # not count.
     size = 8192 if device.type == "cuda" else 1024
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)
@@ -193,7 +196,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     times = []
     for _ in range(9):
         times.append(seconds(lambda: a @ b, device))
-    times_after_warmup = times[1:]
+    times_after_warmup = times[1:]  # the first call loads the kernel
 
     flops = 2 * size**3  # each of size^2 results takes size multiplications and size additions
     return flops / min(times_after_warmup)
