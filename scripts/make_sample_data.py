@@ -4,10 +4,14 @@
     python scripts/make_sample_data.py
     python scripts/make_sample_data.py --root trainsets/other --seed 1 --instants 5
 
-Each clip shows moving textured layers with occlusion under a shaking camera. The scene is rendered
-once per spike plane, in linear light. The mean over an exposure is the blurry frame, and its middle
-plane is the sharp frame. The grey image at half resolution is the input of an integrate-and-fire
-sensor, which makes the spikes. The result depends on the seed only.
+Each clip shows textured layers that move in front of one another, under a shaking camera. The scene
+is rendered once for each spike plane, in linear light:
+
+    mean of the 88 planes of an exposure       -> blurry frame
+    middle plane                               -> sharp frame
+    each plane in grey, at half the resolution -> integrate-and-fire sensor -> spikes
+
+The result depends on the seed only.
 """
 
 import argparse
@@ -44,15 +48,18 @@ from utils.random_streams import published_stream
 #     GOPRO_Large_spike_seq/train/SAMPLE00_train/spike/000000.dat
 #     GOPRO_Large_spike_seq/dataset.json
 #
-# Bit for bit the same files must come from the same seed: tests and published figures use them. So
-# the order in which numbers are drawn from a generator must not change. If the files change, raise
-# `Size.version`.
+# The same seed must give the same files bit for bit, because tests and published figures use them.
+# So the order in which numbers are drawn from a generator must not change. If the files change
+# nevertheless, raise `Size.version`: then `make_sample` replaces the older sets.
+# tests/parts/scripts/test_sample_data.py notices a change.
 
 # ---- Sizes ------------------------------------------------------------------------------------
 
 SIZE = 128  # side of an RGB frame, in pixels
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
-MARGIN = 96  # pixels of texture around the frame, for the motion of the camera
+# Pixels of texture around the frame, because the camera moves. Where it moves farther, the texture
+# goes on mirrored.
+MARGIN = 96
 GT_PLANE = PLANES // 2  # the plane of the sharp frame
 RGB = "GOPRO_Large"  # folder of the frames
 SPIKES = "GOPRO_Large_spike_seq"  # folder of the spikes
@@ -75,10 +82,8 @@ class Layer:
     The scene is the camera's view of a background layer and of objects in front of it.
     """
 
-    # (N, N, 4): linear colour times opacity, then opacity. N = side + 2 MARGIN.
-    sheet: np.ndarray
-    # (planes, 3): shift x and shift y in pixels, angle in radians.
-    path: np.ndarray
+    sheet: np.ndarray  # (n, n, 4): linear colour times opacity, then opacity. n = side + 2 MARGIN
+    path: np.ndarray  # (planes, 3): shift x and shift y in pixels, angle in radians
     side: int = SIZE  # of the frame, in pixels
 
 
@@ -86,10 +91,11 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     """Return a random texture: (n, n, 3) display values in [0.04, 0.98].
 
     It is coloured 1/f noise with painted shapes. Its edges are as wide as one spike pixel.
+    lab/benchmark.py uses it, too.
     """
     picture = simulate.to_uint8(_clouds(rng, n))
-    shapes = int(n * n / 900)  # one for each 30 x 30 pixels
-    for _ in range(shapes):
+    number_of_shapes = int(n * n / 900)  # one for each 30 x 30 pixels
+    for _ in range(number_of_shapes):
         _paint_shape(rng, picture)
     smooth = cv2.GaussianBlur(picture.astype(np.float32) / 255, (0, 0), 0.9)
     return np.clip(smooth, 0.04, 0.98)
@@ -97,23 +103,28 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
 
 def _clouds(rng: np.random.Generator, n: int) -> np.ndarray:
     """Return coloured noise (n, n, 3) with the spectrum 1 / f**a, as natural images have it."""
-    # White noise, times the spectrum in the frequency domain, for three channels.
-    frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None])
-    frequency[0, 0] = 1.0  # avoids 0 ** -a
+    # The spectrum: f is the length of a frequency in y and x.
+    frequency_y = np.fft.fftfreq(n)[:, None]  # (n, 1)
+    frequency_x = np.fft.rfftfreq(n)[None]  # (1, n / 2 + 1)
+    frequency = np.hypot(frequency_y, frequency_x)
+    frequency[0, 0] = 1.0  # instead of 0, because 0 ** -a is infinite
     spectrum = frequency ** -rng.uniform(1.2, 1.6)
-    spectrum[0, 0] = 0.0  # no mean
+    spectrum[0, 0] = 0.0  # the mean is 0
+
+    # Three channels of white noise, times the spectrum. Each has the standard deviation 1.
     channels = []
     for _ in range(3):
-        white = rng.standard_normal((n, n))
-        channels.append(np.fft.irfft2(spectrum * np.fft.rfft2(white), (n, n)))
+        white_noise = np.fft.rfft2(rng.standard_normal((n, n)))
+        channels.append(np.fft.irfft2(spectrum * white_noise, (n, n)))
     clouds = np.stack(channels)  # (3, n, n)
     clouds /= clouds.std(axis=(1, 2), keepdims=True)
 
-    # The first channel is brightness. The others are two opposite pairs of colours.
-    grey, tint_1, tint_2 = clouds
-    tints = np.stack((tint_1, tint_2, -tint_1), axis=2)  # (n, n, 3)
+    # The first channel is brightness. The second moves the colour between red and blue, and the
+    # third between green and purple. Tints are weak, as in natural images.
+    brightness, red_minus_blue, green = clouds
+    tints = np.stack((red_minus_blue, green, -red_minus_blue), axis=2)  # (n, n, 3)
     mean_colour = rng.uniform(0.35, 0.65, 3)
-    return mean_colour + 0.13 * grey[..., None] + 0.04 * tints
+    return mean_colour + 0.13 * brightness[..., None] + 0.04 * tints
 
 
 def _paint_shape(rng: np.random.Generator, picture: np.ndarray) -> None:
@@ -128,13 +139,14 @@ def _paint_shape(rng: np.random.Generator, picture: np.ndarray) -> None:
 
     if kind == 0:
         radius = size // 2 + 2
-        cv2.circle(picture, (x, y), radius, colour, -1, cv2.LINE_AA)  # -1: filled
+        cv2.circle(picture, (x, y), radius, colour, cv2.FILLED, cv2.LINE_AA)
     elif kind == 1:
         angle = rng.uniform(0, np.pi)
         length = 3 * size
-        end = (int(x + length * np.cos(angle)), int(y + length * np.sin(angle)))
+        end_x = int(x + length * np.cos(angle))
+        end_y = int(y + length * np.sin(angle))
         width = int(rng.integers(2, 6))
-        cv2.line(picture, (x, y), end, colour, width, cv2.LINE_AA)
+        cv2.line(picture, (x, y), (end_x, end_y), colour, width, cv2.LINE_AA)
     elif kind == 2:
         count = int(rng.integers(3, 6))
         corners = np.array([x, y]) + rng.uniform(-size, size, (count, 2))
@@ -153,25 +165,30 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
     planes: length of the motion; side: of the frame, in pixels
     """
     n = side + 2 * MARGIN
-    # The shake of the camera: shifts in pixels and a small angle in radians.
+    # The shake of the camera: up to 22 and 16 pixels, and 0.05 radians. A wave of it takes 3 to 9
+    # exposures.
     walk = partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES))
-    shake = np.stack([walk(22.0), walk(16.0)], axis=1)  # (planes, 2)
+    shake_x = walk(22.0)
+    shake_y = walk(16.0)
     turn = walk(0.05)  # (planes,)
+    shake = np.stack([shake_x, shake_y], axis=1)  # (planes, 2)
 
     layers = []
-    for depth in range(4):  # 0: the background
+    for depth in range(4):
+        is_background = depth == 0
         # Each object moves along a line, at most 3.5 pixels in an exposure. In the middle of the
         # clip it is where it would be without this motion.
-        speed = 0.0 if depth == 0 else 3.5 / PLANES  # pixels per plane
+        speed = 0.0 if is_background else 3.5 / PLANES  # pixels per plane
         direction = rng.uniform(-1, 1, 2)
         times = np.arange(planes) - planes / 2
         motion = direction * speed * times[:, None]  # (planes, 2)
 
         opacity = np.ones((n, n, 1), np.float32)
-        if depth > 0:
+        if not is_background:
             opacity = _outline(rng, n)
         colour = simulate.to_linear(texture(rng, n))
         sheet = np.concatenate((colour * opacity, opacity), axis=2)
+        # Parallax: the shake shifts each layer by 35 % more than the layer behind it.
         shifts = shake * (1.0 + 0.35 * depth) + motion
         layers.append(Layer(sheet, np.column_stack((shifts, turn)), side))
     return layers
@@ -179,10 +196,12 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
 
 def _outline(rng: np.random.Generator, n: int) -> np.ndarray:
     """Return the opacity (n, n, 1) of one rounded object near the middle of the sheet."""
+    # A polygon of nine corners around a centre, in pixels.
     angles = np.sort(rng.uniform(0, 2 * np.pi, 9))
     radii = rng.uniform(14, 34, 9)
     centre = n / 2 + rng.uniform(-36, 36, 2)
-    corners = centre + np.stack((radii * np.cos(angles), radii * np.sin(angles)), axis=1)
+    from_centre = np.stack((radii * np.cos(angles), radii * np.sin(angles)), axis=1)  # (9, 2)
+    corners = centre + from_centre
     filled = cv2.fillPoly(
         np.zeros((n, n, 1), np.float32), [corners.astype(np.int32)], 1.0, cv2.LINE_AA
     )
@@ -195,18 +214,21 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
     centre = side / 2
     picture = np.zeros((side, side, 3), np.float32)
     for layer in layers:
-        x, y, angle = layer.path[plane]
+        shift_x, shift_y, angle = layer.path[plane]
         cos = np.cos(angle)
         sin = np.sin(angle)
         middle = layer.sheet.shape[0] / 2
-        # Camera pixel -> sheet pixel: rotate about the centre, then shift.
-        inverse = np.array([
-            [cos, -sin, middle + x - centre * cos + centre * sin],
-            [sin, cos, middle + y - centre * sin - centre * cos],
+        # With R the rotation by the angle, a pixel p of the camera shows the pixel
+        #     R (p - centre) + middle + shift
+        # of the sheet. The last column is what remains at p = 0.
+        to_sheet = np.array([
+            [cos, -sin, middle + shift_x - centre * cos + centre * sin],
+            [sin, cos, middle + shift_y - centre * sin - centre * cos],
         ])  # fmt: skip
+        # WARP_INVERSE_MAP: the matrix leads from the result to the source, as here.
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
         seen = cv2.warpAffine(
-            layer.sheet, inverse, (side, side), flags=flags, borderMode=cv2.BORDER_REFLECT
+            layer.sheet, to_sheet, (side, side), flags=flags, borderMode=cv2.BORDER_REFLECT
         )
         # The layer covers the layers behind it. Its colour is already multiplied by its opacity.
         colour = seen[..., :3]
@@ -218,9 +240,12 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
 def instant_planes(count: int) -> list[int]:
     """Return the planes of `count` sharp instants, evenly spread over the exposure.
 
+    E.g. 5 instants -> planes 9, 26, 44, 62, 79.
+
     count: an odd number, or 0. The middle instant is the plane of the sharp frame
     """
-    return [round(GT_PLANE + (k - count // 2) * PLANES / count) for k in range(count)]
+    middle = count // 2
+    return [round(GT_PLANE + (k - middle) * PLANES / count) for k in range(count)]
 
 
 # ---- The data set -----------------------------------------------------------------------------
@@ -239,7 +264,8 @@ class Size:
     side: int = SIZE  # of a frame, in pixels
 
 
-def _sample_scene(rng: np.random.Generator, planes: int, _: int) -> Scene:
+def _sample_scene(rng: np.random.Generator, planes: int, _index: int) -> Scene:
+    """Return the scene of a clip of the sample set: layers that are drawn at random."""
     return partial(render, make_layers(rng, planes))
 
 
@@ -293,6 +319,7 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
 
 
 def _has_content(folder: Path) -> bool:
+    """Return whether there is a folder of this name that is not empty."""
     return folder.is_dir() and any(folder.iterdir())
 
 
@@ -325,6 +352,7 @@ def write_clip(
             picture = simulate.to_uint8(simulate.to_display(light))
             imwrite_rgb(root / RGB / clip / f"{name}.png", picture)
 
+        # Means over 2 x 2 pixels, made one plane at a time.
         grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
         write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
 
@@ -379,9 +407,10 @@ def digest_of(root: Path) -> str:
 def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
     """Return whether `root` is the data set of `seed` and `size`, with the instants.
 
-    Returns False if another version made the set, or if the set has other instants: then it may be
-    replaced. Raises DataError for anything else: other data, or a set of which files are changed,
-    missing or new.
+    Returns False if an unchanged set may be replaced: another version made it, or it has other
+    instants. Raises DataError if it must not be replaced: the folder holds other data, or a set of
+    which files are changed, missing or new. This check keeps a user's files, so it must come before
+    anything is removed.
     """
     about = {}
     with suppress(OSError, ValueError):  # no dataset.json, or a damaged one: not our set
@@ -421,6 +450,7 @@ def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Make the sample set. Returns the exit code 0; see `with_exit_code`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
