@@ -8,10 +8,12 @@
 A loader worker is a process. It hands over its batches through shared memory, /dev/shm. The module
 also names the sample at which a worker hangs or dies. main_train_vrt.py makes the `TrainLoader`.
 
-The order of samples must depend only on seed, epoch and position, because a run may resume with
-other numbers of ranks and workers.
+What must stay: the order of samples depends only on seed, epoch and position, because a run may
+resume with other numbers of ranks and workers. What may change: how the workers read.
 
-Tests: tests/dist/test_resume.py, tests/faults/test_startup.py, tests/parts/utils/test_system.py
+Tests: tests/dist/test_resume.py (the order after a resume),
+tests/parts/data/test_dataset_video_rgbspike.py (the samples of each rank),
+tests/faults/test_startup.py and tests/parts/utils/test_system.py (workers that hang or die)
 """
 
 import hashlib
@@ -43,16 +45,17 @@ from utils.run.checkpoint import DataOrder
 
 # What torch says if /dev/shm has no room for a batch.
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
-FEWER = "lower dataloader_num_workers or dataloader_prefetch_factor"
-LARGER_SHM = (
+# Advice in the errors of this module.
+USE_LESS_MEMORY = "lower dataloader_num_workers or dataloader_prefetch_factor"
+ENLARGE_SHM = (
     "enlarge /dev/shm (docker run --shm-size=8g; Kubernetes: an emptyDir of medium "
-    f"Memory), or {FEWER}"
+    f"Memory), or {USE_LESS_MEMORY}"
 )
-# Longest path of the folder for temporary files in bytes. The socket of a loader worker lies in it.
-# The system limits the whole path of a socket.
-SOCKET_ROOM = 74
-# Without dataloader_timeout_s: the share of the watchdog's time limit after which the loader gives
-# up waiting. It is below 1 because the loader can name the sample, and the watchdog cannot.
+# Longest path of the folder for temporary files in bytes. The socket of a loader worker lies in
+# this folder. The system limits the whole path of a socket to about 108 bytes.
+MOST_BYTES_OF_TEMPORARY_FOLDER = 74
+# If dataloader_timeout_s is not set, the loader gives up waiting after this share of the watchdog's
+# time limit. It is below 1 because the loader can name the sample, and the watchdog cannot.
 SHARE_OF_STALL = 0.8
 
 
@@ -62,16 +65,19 @@ SHARE_OF_STALL = 0.8
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     """Yields (epoch, index) of the samples of one rank.
 
-    The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). Global
-    batch b is P[b G : (b + 1) G] with G = world_size * batch_size. Rank r takes every world_size-th
-    sample of it, beginning with number r. So a step has the same samples for any number of ranks
-    with the same G. An incomplete last batch is dropped.
+    The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). A global
+    batch has the samples of all ranks in one step, G = world_size * batch_size samples. Global
+    batch b is P[b G : (b + 1) G]. Rank r takes every world_size-th sample of a global batch,
+    beginning with number r. So a step has the same samples for any number of ranks with the same G.
+    An incomplete last batch is dropped.
 
     With 2 ranks, batch_size 2 and P = 5 3 0 4 2 1, there is one global batch, 5 3 0 4. Rank 0 gets
     5 and 0, rank 1 gets 3 and 4.
 
-    The index comes with `epoch` because persistent workers do not see later changes of the dataset
-    object.
+    Each index comes with `epoch`, because persistent workers have a copy of the dataset and do not
+    see later changes of it.
+
+    What must stay: the result for each seed, epoch and G, because runs resume within an epoch.
 
     dataset_len: number of samples of an epoch. batch_size: samples of a rank in a step.
     Raises OptionError if the dataset cannot fill one global batch.
@@ -127,9 +133,11 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     def __iter__(self) -> Iterator[tuple[int, int]]:
         order = self.order()
         for batch in range(self.start_batch, self.batches_per_epoch):
+            # P[b G : (b + 1) G]
             start = batch * self.global_batch
             global_batch = order[start : start + self.global_batch]
-            for index in global_batch[self.rank :: self.world_size]:
+            of_this_rank = global_batch[self.rank :: self.world_size]
+            for index in of_this_rank:
                 yield self.epoch, int(index)
 
 
@@ -139,11 +147,12 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
 class TrainLoader:
     """Yields the micro-batches of one optimizer step at a time.
 
-    Positions count steps of batch_size * accumulation_steps * world_size samples. So a run that
-    resumes at (epoch, batch) continues with the next sample, whatever its number of workers.
+    A position in the data is (epoch, batch), where a batch has all samples of an optimizer step:
+    batch_size * accumulation_steps * world_size. So a run that resumes at a position continues with
+    the next sample, whatever its number of workers.
 
     dataset: a torch Dataset with a length. section: the section `datasets.train`.
-    accumulation_steps: micro-batches of a step. seed: seed of the shuffling.
+    accumulation_steps: number of micro-batches of a step. seed: seed of the shuffling.
     stall_s: time limit of the watchdog in seconds.
     """
 
@@ -172,7 +181,8 @@ class TrainLoader:
         if workers:
             _refuse_long_folder_for_sockets(tempfile.gettempdir())
         self.timeout_s = section.dataloader_timeout_s or SHARE_OF_STALL * stall_s
-        # A digest of the names of all samples. A resumed run compares it with its checkpoint.
+        # A digest of the names of all samples. A resumed run compares it with its checkpoint. A
+        # user's dataset need not have names.
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
         # Any, because torch's annotation of BatchSampler allows only plain numbers.
@@ -184,8 +194,8 @@ class TrainLoader:
             sampler=BatchSampler(samples, section.dataloader_batch_size, drop_last=False),
             num_workers=workers,
             pin_memory=devices.pins_memory(utils_dist.get_device()),
-            # Also limits the wait between two epochs with persistent workers. By default, torch
-            # would wait there for ever.
+            # This also limits the wait between two epochs with persistent workers. By default,
+            # torch would wait there for ever. torch allows no time-out without workers.
             timeout=self.timeout_s if workers else 0,
             prefetch_factor=section.dataloader_prefetch_factor if workers else None,
             persistent_workers=section.dataloader_persistent_workers and workers > 0,
@@ -199,11 +209,15 @@ class TrainLoader:
         return DataOrder(sampler.dataset_len, self.sample_list, seed, sampler.batches_per_epoch)
 
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
-        """Start the workers. Returns an iterator over the steps of `epoch` from `batch` on."""
+        """Start the workers. Returns an iterator over the steps of `epoch` from `batch` on.
+
+        A step is the list of its micro-batches.
+        """
         self.sampler.seek(epoch, batch)
-        # Started here, because code within the generator `_steps` would run at its first next().
+        # The workers start here and not in `_steps`, because the code of a generator begins to run
+        # at its first next(). A signal waits meanwhile, so that it does not stop us half-way.
         with process.signals_held():
-            iterator = self._answer_of(lambda: iter(self.loader), 0)
+            iterator = self._answer_of(lambda: iter(self.loader), micro_batch=0)
         return self._steps(iterator)
 
     def _steps(self, iterator: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
@@ -212,12 +226,13 @@ class TrainLoader:
         iterator: an iterator over the micro-batches.
         """
         step = []
-        for count in itertools.count():
+        for micro_batch in itertools.count():
+            batch = self._answer_of(lambda: next(iterator, None), micro_batch)
             # None at the end of the epoch.
-            batch = self._answer_of(lambda: next(iterator, None), count)
             if batch is None:
                 return
-            if isinstance(batch, SpikeVRTError):  # see `_Batches`
+            # `_Batches` returns an error in place of a batch.
+            if isinstance(batch, SpikeVRTError):
                 batch.where += f", rank {self.rank}"
                 raise batch
             # Tell the watchdog of each batch: a step may take several of them, and each may take up
@@ -234,17 +249,22 @@ class TrainLoader:
     def deaths_named(self) -> Generator[None]:
         """Name a loader worker that dies while the main process does something else.
 
-        torch's signal handler raises a RuntimeError wherever the main thread is then, for example
-        within a step. In the `with` block, this error becomes a DataError.
+        If a worker dies, torch's signal handler raises a RuntimeError wherever the main thread is
+        at this moment, for example within a step. In the `with` block, this error becomes a
+        DataError.
         """
         try:
             yield
         except RuntimeError as e:
-            if "DataLoader worker" not in str(e) or "killed by signal" not in str(e):
+            is_death_of_worker = "DataLoader worker" in str(e) and "killed by signal" in str(e)
+            if not is_death_of_worker:
                 raise
-            do = "check the memory of this host (dmesg names what the kernel killed); " + FEWER
+            do = (
+                "check the memory of this host (dmesg names what the kernel killed); "
+                f"{USE_LESS_MEMORY}"
+            )
             if OUT_OF_SHM.search(str(e)):
-                do = LARGER_SHM
+                do = ENLARGE_SHM
             raise DataError(
                 what=f"a loader worker died: {str(e).splitlines()[0]}",
                 where=f"rank {self.rank}",
@@ -252,12 +272,12 @@ class TrainLoader:
                 do=do,
             ) from e
 
-    def _answer_of(self, read: Callable[[], Any], count: int) -> Any:
+    def _answer_of(self, read: Callable[[], Any], micro_batch: int) -> Any:
         """Return read(), which waits for the loader workers.
 
         Reads again after a time-out during which the run was suspended, for example by Ctrl-Z. The
-        clock of the time-out goes on then, although no worker can work.
-        count: number of the micro-batch in this iterator, for the message.
+        clock of the time-out goes on while a run is suspended, although no worker can work.
+        micro_batch: number of the micro-batch in this iterator, for the message.
         Raises DataError if a loader worker hangs or dies.
         """
         while True:
@@ -265,11 +285,13 @@ class TrainLoader:
             try:
                 return read()
             except RuntimeError as e:
-                # Persistent workers that did not answer: let the next iterator start others.
+                # torch keeps the iterator of persistent workers. These workers did not answer, so
+                # drop the iterator: then the next one starts other workers.
                 self.loader._iterator = None
                 is_late = "timed out" in str(e)
-                # A short sleep is no reason to wait again: threads that wait for a core look asleep
-                # too. Repeating cannot go on for ever, because the watchdog limits all waits.
+                # A short sleep is no reason to wait again, because a thread that waits for a core
+                # looks asleep too. Repeating cannot go on for ever, because the watchdog limits all
+                # waits.
                 slept_s = watchdog.asleep_s() - asleep_s
                 if is_late and slept_s > self.timeout_s / 2:
                     continue
@@ -278,28 +300,30 @@ class TrainLoader:
                 # Any other error is a mistake in the code, whose traceback is wanted.
                 if not is_late and not is_out_of_shm and not was_killed:
                     raise
-                raise self._no_batch(e, count, is_out_of_shm) from e
+                raise self._no_batch(e, micro_batch, is_out_of_shm) from e
 
-    def _no_batch(self, error: RuntimeError, count: int, is_out_of_shm: bool) -> DataError:
+    def _no_batch(self, error: RuntimeError, micro_batch: int, is_out_of_shm: bool) -> DataError:
         """Return the error for a micro-batch that did not come, naming its samples and worker.
 
-        error: torch's error. count: number of the micro-batch. is_out_of_shm: whether /dev/shm has
-        no room.
+        error: torch's error. micro_batch: number of the micro-batch. is_out_of_shm: whether
+        /dev/shm has no room.
         """
         size = self.section.dataloader_batch_size
         # torch gives the micro-batches to the workers in turn.
-        worker = count % self.section.dataloader_num_workers
-        samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
+        worker = micro_batch % self.section.dataloader_num_workers
+        # The sampler yields the same samples again, so skip those of earlier micro-batches.
+        first = micro_batch * size
+        samples = list(itertools.islice(self.sampler, first, first + size))
         expected = f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
         do = "check the disk and the memory of this host, or raise the time-out"
         if is_out_of_shm:
             expected = "room in /dev/shm for the batches of all workers"
-            do = LARGER_SHM
+            do = ENLARGE_SHM
         lines = str(error).strip().splitlines()
         # torch wraps an error of a worker in "Caught ...". Then the error itself is the last line.
-        line = lines[-1] if "Caught" in lines[0] else lines[0]
+        reason = lines[-1] if "Caught" in lines[0] else lines[0]
         return DataError(
-            what=f"no batch: {line}",
+            what=f"no batch: {reason}",
             where=f"(epoch, index) {samples}, loader worker {worker}, rank {self.rank}",
             expected=expected,
             do=do,
@@ -344,10 +368,11 @@ def _init_worker(worker_id: int) -> None:
 def _refuse_long_folder_for_sockets(folder: str) -> None:
     """Raise OptionError if the workers' sockets would have longer names than the system allows."""
     length = len(folder.encode())
-    if length > SOCKET_ROOM:
+    if length > MOST_BYTES_OF_TEMPORARY_FOLDER:
         raise OptionError(
             what=f"the folder for temporary files has a name of {length} letters",
             where=f"TMPDIR={folder}",
-            expected=f"at most {SOCKET_ROOM} letters, for the sockets of the loader workers",
+            expected=f"at most {MOST_BYTES_OF_TEMPORARY_FOLDER} letters, for the sockets of the "
+            "loader workers",
             do="set TMPDIR=/tmp, or datasets.train.dataloader_num_workers=0",
         )
