@@ -123,7 +123,7 @@ def main(argv: list[str]) -> int:
         if opt is None:
             utils_dist.begin()
         else:
-            utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept)
+            utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.checks_folder)
         # Read weights and clips. Then restore the clips: each rank takes a part of them.
         with utils_dist.all_ranks_or_none():
             if opt is None or request.is_of_own_clips:

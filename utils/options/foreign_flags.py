@@ -1,10 +1,15 @@
-"""Flags of KAIR, BasicSR and S-VRT: taken if the launch says the same, else refused with ours.
+"""Command-line flags of three other programs: KAIR, BasicSR and S-VRT.
+
+A user who comes from one of them types its flags out of habit. There are three kinds of flags:
+
+    flags of a launch (--dist, --launcher)   accepted, without effect. Refused if they contradict
+                                             the environment variables that the launcher has set.
+    flags of a training (--auto_resume)      refused. The error says what to type here.
+    flags of KAIR's main_test_vrt.py         refused. The error has the whole command for our
+                                             main_test_vrt.py.
 
 docs/coming_from.md has the table. After a change here, change the table in both languages.
-
-    flags of a launch (--dist, --launcher)   taken; refused if the launch says something else
-    flags of a training (--auto_resume)      refused, with what to type here
-    flags of KAIR's main_test_vrt.py         refused, with the whole command for ours
+utils/options/load.py and models/restore/request.py call this module.
 
 Tests: tests/stories/test_coming_from.py
 """
@@ -14,29 +19,38 @@ import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from utils.errors import OptionError
 
 logger = logging.getLogger(__name__)
 
-PAGE = "docs/coming_from.md"
+PAGE = "docs/coming_from.md"  # named in errors, so that the user can read the whole table
 LAUNCHERS = ("none", "pytorch", "slurm")  # values of --launcher in BasicSR
-# What KAIR takes for a truth value, in small letters.
+# Text of a truth value in KAIR, in small letters -> the truth value.
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
-# Flag of KAIR's main_test_vrt.py -> number of its values, and our flags for the same thing.
+
+class KairFlag(NamedTuple):
+    """One flag of KAIR's main_test_vrt.py."""
+
+    value_count: int  # number of values behind the flag, e.g. 3 in `--tile 40 128 128`
+    ours: str  # our flags for the same purpose, as the error shows them
+
+
 KAIR_TEST = {
-    "--task": (1, "--weights, --output"),
-    "--folder_lq": (1, "--input"),
-    "--folder_gt": (1, "--gt"),
-    "--tile": (3, "--tile T,P"),
-    "--tile_overlap": (3, "--overlap T,P"),
-    "--num_workers": (1, "none: frames are read beside the network"),
-    "--save_result": (0, "--save frames"),
+    "--task": KairFlag(1, "--weights, --output"),
+    "--folder_lq": KairFlag(1, "--input"),
+    "--folder_gt": KairFlag(1, "--gt"),
+    "--tile": KairFlag(3, "--tile T,P"),
+    "--tile_overlap": KairFlag(3, "--overlap T,P"),
+    "--num_workers": KairFlag(1, "none: frames are read beside the network"),
+    "--save_result": KairFlag(0, "--save frames"),
 }
-# Flags of KAIR that have the name of one of ours, but another form: KAIR's `--tile 40 128 128` is
-# our `--tile 40,128`. (`--sigma` is the same in both, so it is not refused.)
-OURS_TOO = ("--tile",)
+# Flags of KAIR_TEST that our main_test_vrt.py has, too, with another form of the values: KAIR's
+# `--tile 40 128 128` is our `--tile 40,128`. The number of values tells which program is meant.
+# `--sigma` has the same form in both programs, so it is no flag of KAIR_TEST.
+SHARED_NAMES = ("--tile",)
 
 # Flag of a training program (S-VRT, BasicSR) -> what a user types here instead.
 TRAIN_FLAGS = {
@@ -51,7 +65,8 @@ TRAIN_FLAGS = {
 def add_launch_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags with which KAIR and BasicSR are launched.
 
-    They have no effect here: `check_launch_flags` compares them with the variables of the launch.
+    The flags have no effect here: `check_launch_flags` only compares their values with the
+    environment variables of the launch, such as LOCAL_RANK.
     """
     add = parser.add_argument
     add(
@@ -59,36 +74,47 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
         "--local_rank",
         type=int,
         metavar="N",
-        help="of torch.distributed.launch: LOCAL_RANK says the same",
+        help="of torch.distributed.launch; no effect, LOCAL_RANK counts",
     )
     add(
         "--launcher",
         choices=LAUNCHERS,
-        help="of KAIR and BasicSR: the variables of the launch decide",
+        help="of KAIR and BasicSR; no effect, the variables of the launch count",
     )
-    add("--dist", metavar="True|False", help="of KAIR: the variables of the launch decide")
+    add(
+        "--dist",
+        metavar="True|False",
+        help="of KAIR; no effect, the variables of the launch count",
+    )
 
 
 def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.environ) -> None:
     """Raise OptionError if the launch flags contradict the variables of the launch.
 
+    args: has the flags of `add_launch_flags`. A flag that was not given is None.
     env: the environment variables, such as RANK and LOCAL_RANK of torchrun, SLURM_PROCID of srun.
     """
-    rank, launcher, dist = args.local_rank, args.launcher, args.dist
+    local_rank = args.local_rank
+    launcher = args.launcher
+    dist = args.dist
     # --dist must be a truth value.
     if dist is not None and dist.lower() not in TRUTHS:
         raise OptionError(
-            f"--dist is {dist!r}", "the command line", "True or False", "leave it out"
+            what=f"--dist is {dist!r}",
+            where="the command line",
+            expected="True or False",
+            do="leave it out",
         )
-    # --local-rank must be LOCAL_RANK. Without LOCAL_RANK there is one process, whose number is 0.
-    if rank is not None and str(rank) != env.get("LOCAL_RANK", "0"):
+    # --local-rank must equal LOCAL_RANK. Without LOCAL_RANK there is a single process, number 0.
+    if local_rank is not None and str(local_rank) != env.get("LOCAL_RANK", "0"):
         raise OptionError(
-            what=f"--local-rank is {rank}, LOCAL_RANK is {env.get('LOCAL_RANK', 'not set')}",
+            what=f"--local-rank is {local_rank}, LOCAL_RANK is {env.get('LOCAL_RANK', 'not set')}",
             where="the command line",
             expected="the same, as torch.distributed.launch and torchrun give them",
             do=f"start with torchrun, or set the variables of the launch ({PAGE}, docs/ddp.md)",
         )
-    # --launcher slurm needs srun, or another launcher that srun has started.
+    # --launcher slurm needs srun, which sets SLURM_PROCID, or a launcher within srun, such as
+    # torchrun, which sets RANK.
     if launcher == "slurm" and "SLURM_PROCID" not in env and "RANK" not in env:
         raise OptionError(
             what="--launcher slurm, but SLURM has not started this process",
@@ -96,10 +122,11 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             expected="a task of srun, which has SLURM_PROCID",
             do="start it with srun, or with ./submit_job.sh (docs/ddp.md)",
         )
-    # A request for several processes, without a launcher, is no error: one process can train, too.
+    # A user who asks for several processes without a launcher gets a warning and no error, because
+    # one process can train, too.
     is_launched = "RANK" in env or "SLURM_PROCID" in env
-    asks_for_many = launcher == "pytorch" or (dist is not None and TRUTHS[dist.lower()])
-    if asks_for_many and not is_launched:
+    is_dist = dist is not None and TRUTHS[dist.lower()]
+    if (launcher == "pytorch" or is_dist) and not is_launched:
         logger.warning(
             "--dist True and --launcher pytorch start no processes, and no launcher has started "
             "this one: it runs alone. ./launch_train.sh N FILE starts N"
@@ -121,13 +148,17 @@ def refuse_train_flags(argv: Sequence[str]) -> None:
 def refuse_kair_test_flags(argv: Sequence[str]) -> None:
     """Raise OptionError with our command if `argv` has flags of KAIR's main_test_vrt.py.
 
-    A flag with fewer values than in KAIR is not counted: it is incomplete, or one of ours.
+    A flag with fewer values than in KAIR is not counted: the flag is incomplete, or one of ours.
     """
-    values = _values(argv)
-    given = [flag for flag in values if len(values[flag]) >= KAIR_TEST[flag][0]]
+    values = _values_of_flags(argv)
+    given = []
+    for flag in values:
+        # More values than in KAIR are possible: `--save_result=yes` has one, and needs none.
+        if len(values[flag]) >= KAIR_TEST[flag].value_count:
+            given.append(flag)
     if not given:
         return
-    ours = [f"{flag} -> {KAIR_TEST[flag][1]}" for flag in given]
+    ours = [f"{flag} -> {KAIR_TEST[flag].ours}" for flag in given]
     raise OptionError(
         what=f"{', '.join(given)} of KAIR's main_test_vrt.py",
         where="the command line",
@@ -142,45 +173,54 @@ def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> 
     E.g. --task 001_VRT_videosr_bi_REDS_6frames --folder_lq CLIPS
     -> --weights vrt/001 --input CLIPS --output results/001_VRT_videosr_bi_REDS_6frames.
 
-    values: KAIR's flags with their values, see `_values`. argv: the whole command line.
+    values: KAIR's flags with their values, see `_values_of_flags`. argv: the whole command line.
     """
-    # The first three digits of a task are the number of its weights. 006 deblurs.
-    task = values.get("--task", ["006"])[0]
-    ours = ["--weights", f"vrt/{task[:3]}"]  # models/released.py fetches it, as KAIR does
-    ours += ["--input", values.get("--folder_lq", ["FOLDER"])[0]]
-    ours += ["--output", f"results/{task}"]
+    # A command without --task gets task 006, which deblurs as this project does.
+    task = "006"
+    if "--task" in values:
+        task = values["--task"][0]
+    folder = "FOLDER"  # the user fills it in
+    if "--folder_lq" in values:
+        folder = values["--folder_lq"][0]
+    # The first three digits of a task are the number of its weights. models/released.py fetches
+    # them, as KAIR does.
+    weights_number = task[:3]
+    ours = ["--weights", f"vrt/{weights_number}", "--input", folder, "--output", f"results/{task}"]
     if "--folder_gt" in values:
         ours += ["--gt", *values["--folder_gt"]]
-    for flag, name in (("--tile", "--tile"), ("--tile_overlap", "--overlap")):
-        if flag in values:
-            frames, height, _ = values[flag]  # our tiles are square
-            ours += [name, f"{frames},{height}"]
-    if "--sigma" in argv[:-1]:
-        ours += ["--sigma", argv[argv.index("--sigma") + 1]]
+    for kair_flag, our_flag in (("--tile", "--tile"), ("--tile_overlap", "--overlap")):
+        if kair_flag in values:
+            # KAIR gives frames, height and width. Our tiles are square, so the width is dropped.
+            frames, height, _ = values[kair_flag]
+            ours += [our_flag, f"{frames},{height}"]
+    if "--sigma" in argv[:-1]:  # as the last argument, it would have no value
+        sigma = argv[argv.index("--sigma") + 1]
+        ours += ["--sigma", sigma]
     if "--save_result" in values:
         ours += ["--save", "frames"]
     return ours
 
 
-def _values(argv: Sequence[str]) -> dict[str, list[str]]:
+def _values_of_flags(argv: Sequence[str]) -> dict[str, list[str]]:
     """Return each flag of KAIR_TEST in `argv`, with its values.
 
     E.g. ["--tile", "40", "128", "128", "--task=001"] -> {"--tile": ["40", "128", "128"],
-    "--task": ["001"]}. A flag whose name is ours, too, counts only with KAIR's number of values.
+    "--task": ["001"]}. A flag of SHARED_NAMES counts only with KAIR's number of values.
     """
     found: dict[str, list[str]] = {}
-    for place, argument in enumerate(argv):
+    for position, argument in enumerate(argv):
         flag, equals, text = argument.partition("=")
         if flag not in KAIR_TEST:
             continue
-        # The values: behind "=", and then the following arguments up to the next flag.
-        following = [text] if equals else []
-        for value in argv[place + 1 :]:
-            if value.startswith("--") or len(following) == KAIR_TEST[flag][0]:
+        # The values: the text behind "=", and then the following arguments up to the next flag.
+        value_count = KAIR_TEST[flag].value_count
+        values = [text] if equals else []
+        for value in argv[position + 1 :]:
+            if value.startswith("--") or len(values) == value_count:
                 break
-            following.append(value)
-        if flag not in OURS_TOO or len(following) == KAIR_TEST[flag][0]:
-            found[flag] = following
+            values.append(value)
+        if flag not in SHARED_NAMES or len(values) == value_count:
+            found[flag] = values
     return found
 
 

@@ -1,8 +1,11 @@
 """Read the options of a run: file -> base -> command line -> a frozen, typed tree.
 
-    values, sources = read_with_base(...)    the file, laid over the file that its key `base` names
-    apply_override(values, "a.b=1", ...)     each section.key=value of the command line
-    read_options(values, parts)              checked, with all defaults: an `Options`
+    sources = Sources("train.json")           notes where each key comes from, for messages
+    raw = read_with_base(path, sources)       the file, laid over the file that its key `base` names
+    apply_override(raw, "a.b=1", sources)     each section.key=value of the command line
+    read_options(raw, parts, sources)         checked, with all defaults: an `Options`
+
+`raw` is a dict as JSON gives it: key -> value, and a section is a dict within it.
 
 `load_options` does all three. A wrong key, type or value is an OptionError that names the file and
 line, the dotted key, what was expected and the nearest valid key.
@@ -43,11 +46,15 @@ logger = logging.getLogger(__name__)
 
 # Keys that name a registered part. The parameters of the part stand beside this key.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
+# Limits of an option file. A user may have given the path of another file, or of a hostile one.
+# tests/parts/utils/test_hostile_options.py goes beyond each of them.
+#
 # Bytes of an option file. The longest file of this project has 10,000. A larger one is no option
 # file.
-LARGEST = 2**20
-# Characters of a file that may use all of JSON5. The package json5 reads some 10 kB a second.
-LARGEST_JSON5 = 2**14
+MOST_FILE_BYTES = 2**20
+# Characters of a file that may use all of JSON5. The package json5 reads some 10 kB a second, so
+# twice as many characters would take 3 s.
+MOST_JSON5_CHARACTERS = 2**14
 # Brackets within one another. Files of this project need 6. json and json5 call themselves for each
 # bracket, so many brackets would exhaust Python's stack.
 DEEPEST = 64
@@ -55,11 +62,13 @@ DEEPEST = 64
 # holds the names of the sections around it. Without this limit, 20,000 keys in a section whose name
 # has 500,000 characters would take 10 GB.
 LONGEST_KEY = 500
+
 # Keys of a file that are no options: the JSON Schema for editors, and the version of this project
 # that wrote a record of options.
 NO_OPTIONS = ("$schema", "$version")
-# Loader keys whose numbers are per GPU here. In files of KAIR they are totals of all GPUs.
-TOTALS = ("dataloader_batch_size", "dataloader_num_workers")
+# Loader keys whose numbers are per GPU here. In files of KAIR they are totals of all GPUs. (KAIR is
+# the program in which VRT was published. Its option files can be read.)
+KAIR_TOTAL_KEYS = ("dataloader_batch_size", "dataloader_num_workers")
 
 # Kind of part -> the registry that knows the parts of this kind.
 Parts = Mapping[str, Registry]
@@ -82,33 +91,34 @@ class Sources:
     # Dotted keys that the command line gives.
     overridden: set[str] = field(default_factory=set)
     # Dotted keys that were meant for another part. If a file or an override replaces the network of
-    # its base by another network, the keys of the old network are left in the section. They are
-    # dropped without an error, unless the new network has such a key.
-    soft: set[str] = field(default_factory=set)
+    # its base by another network, the keys of the old network are left in the section. An unknown
+    # key of this set is dropped; any other unknown key is an error.
+    inherited: set[str] = field(default_factory=set)
 
     def place(self, where: str) -> str:
-        """Return the place of a dotted key.
+        """Return where a dotted key was given, e.g. "train.epochs" -> "a.json, line 3".
 
-        If the key has no place itself, this is the place of a key within it, or of the nearest
-        section around it, with the key in brackets.
+        If the key itself was not given, this is the place of a key within it, or of the nearest
+        section around it, with the key in brackets, e.g. "a.json, line 2 (train.epochs)".
         """
-        # A place of the key itself, else of the first key within it.
+        # First choice: the key itself. Second choice: the first key within it.
         key = where
         if key not in self.places:
             for known in self.places:
                 if known.startswith(f"{where}."):
                     key = known
                     break
-        # Else of the nearest section around it, e.g. the network of the base for a missing key.
+        # Third choice: the nearest section around it. A missing key of the network, for example,
+        # gets the place of "netG". The last key to try is "", the whole file.
         while key and key not in self.places:
-            key = key.rpartition(".")[0]  # the section around it
+            key = key.rpartition(".")[0]  # "train.amp.enable" -> "train.amp"
         place = self.places.get(key, self.main_file)
         if key == where or not where:
             return place
         return f"{place} ({where})"
 
 
-# ---- All of it --------------------------------------------------------------------------------
+# ---- The whole way ----------------------------------------------------------------------------
 
 
 def load_options(
@@ -123,11 +133,11 @@ def load_options(
 
     overrides: "section.key=value" of the command line; the value is JSON, else a string
     parts: the registries of "netG" (networks), "datasets" and "train" (losses)
-    check: further checks. Each raises OptionError with the dotted key in `where`, and this function
-        replaces the key by its place
+    check: further checks. Each raises OptionError with the dotted key in `where`. This function
+        replaces the key by the place where the key was given
     """
-    # The order is that of precedence: an override replaces the value of the file, and the file
-    # replaces the value of its base.
+    # This order must stay, because the later source wins: an override replaces the value of the
+    # file, and the file replaces the value of its base.
     sources = Sources(str(path))
     raw = read_with_base(Path(path), sources)
     for override in overrides:
@@ -195,7 +205,7 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     for override in overrides:
         key, _, value = override.partition("=")
         given[key] = value
-    # If the user asks for epochs, the total_iter of the file must not end the run before.
+    # If the user asks for epochs, the total_iter of the file must not end the run earlier.
     has_epochs = given.get("train.epochs", "null") != "null"
     if has_epochs and "train.total_iter" not in given:
         overrides.append("train.total_iter=null")
@@ -221,7 +231,12 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise OptionError with the message of argparse. argparse calls this for a wrong flag."""
-        raise OptionError(redact(message, shown="***"), "the command line", self.expected, self.do)
+        raise OptionError(
+            what=redact(message, shown="***"),  # the message quotes what the user typed
+            where="the command line",
+            expected=self.expected,
+            do=self.do,
+        )
 
 
 def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
@@ -242,15 +257,16 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         )
     value = _value_of(text)
 
-    # Go down to the section of the key. Sections that are missing are made.
-    *sections, last = key.split(".")
+    # Go down to the section of the key. Missing sections are made. E.g. "train.amp.enable": go to
+    # "train", then to "amp"; there the key is "enable".
+    *section_names, last_name = key.split(".")
     section: dict[str, Any] = raw
-    for depth, name in enumerate(sections):
-        held: Any = section.get(name, {})
+    for depth, name in enumerate(section_names):
+        given: Any = section.get(name, {})
         # A part may be given by its name alone: "fusion": "concat" is "fusion": {"type": "concat"}.
-        inner: Any = {"type": held} if isinstance(held, str) else held
+        inner: Any = {"type": given} if isinstance(given, str) else given
         if not isinstance(inner, dict):
-            dotted = ".".join(sections[: depth + 1])
+            dotted = ".".join(section_names[: depth + 1])  # up to this name
             raise OptionError(
                 what=f"{dotted} has no keys",
                 where=f"the command line ({shown})",
@@ -260,17 +276,20 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         section[name] = inner
         section = inner
 
-    # Another part has other parameters. A nested part (`type`) loses those of the part that it
-    # replaces. The other parts share their section with keys of their own, so the keys stay and are
-    # only marked.
-    is_new_part = section.get(last) != value
-    if last == "type" and is_new_part:
+    # If the override names another part, the parameters of the old part no longer fit. The section
+    # of a nested part (`type`) holds nothing but its parameters, so it becomes empty. The section
+    # of a network, dataset or loss (TYPE_KEYS) also holds keys that every such part has, e.g.
+    # `total_iter` beside the loss. So its keys stay, and are marked as inherited.
+    is_new_part = section.get(last_name) != value
+    if last_name == "type" and is_new_part:
         section.clear()
-    if last in TYPE_KEYS and is_new_part:
-        for other in section:
-            sources.soft.add(".".join([*sections, other]))
-    section[last] = value
-    sources.soft.discard(key)
+    if last_name in TYPE_KEYS and is_new_part:
+        for other_name in section:
+            sources.inherited.add(".".join([*section_names, other_name]))
+
+    # The key itself is the user's wish, so it is not marked as inherited.
+    section[last_name] = value
+    sources.inherited.discard(key)
     sources.overridden.add(key)
     sources.places[key] = f"the command line ({shown})"
 
@@ -295,9 +314,11 @@ def shown_argument(argument: str) -> str:
     value = _value_of(text)
     name = key.lstrip("-").replace("-", "_")  # `--api-key=...` counts as the key api_key
     clean = redact(value, name, "***")
+    # The value holds no secret. The argument as a whole may still have the form of one.
     if not equals or clean == value:
         return redact(argument, shown="***")
-    return f"{key}={clean if isinstance(clean, str) else json.dumps(clean)}"
+    clean_text = clean if isinstance(clean, str) else json.dumps(clean)
+    return f"{key}={clean_text}"
 
 
 # ---- The file and its base --------------------------------------------------------------------
@@ -308,14 +329,17 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
 
     E.g. with {"base": "a.json", "train": {"epochs": 3}}, all other keys are those of a.json.
 
-    Raises OptionError. Changes `sources`.
+    Raises OptionError. Sets the places of `sources`, and marks inherited keys in it.
     """
     raw, sources.places = _read_file(path)
     if "base" not in raw:
         return raw
     if not isinstance(raw["base"], str):
         raise OptionError(
-            f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base"
+            what=f"base is {raw['base']!r}",
+            where=str(path),
+            expected="the path of an option file",
+            do="correct base",
         )
     base_path = path.parent / raw.pop("base")
     if base_path.is_fifo():  # reading would wait for whoever writes into it
@@ -334,24 +358,29 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
 
 
 def _merge(
-    base: dict[str, Any], own: dict[str, Any], where: str, sources: Sources
+    base: dict[str, Any], file: dict[str, Any], where: str, sources: Sources
 ) -> dict[str, Any]:
-    """Return the section `own` over the section `base`. Sections within are merged likewise.
+    """Return a section of a file laid over the same section of its base.
+
+    A key of the file wins. Sections within are merged likewise, a list is replaced as a whole. E.g.
+    base {"a": 1, "b": {"c": 2, "d": 3}} and file {"b": {"c": 9}} give {"a": 1, "b": {"c": 9,
+    "d": 3}}. The two arguments are not changed.
 
     where: dotted key of the section with a dot at its end, "" for the whole file
     """
-    # Another nested part: nothing of the old part fits.
-    if "type" in own and own["type"] != base.get("type"):
-        return copy.deepcopy(own)
-    # Another network, dataset or loss: mark the keys that are inherited, see `Sources.soft`.
-    is_new_part = any(key in own and own[key] != base.get(key) for key in TYPE_KEYS)
+    # The file names another nested part than the base: no key of the old part fits.
+    if "type" in file and file["type"] != base.get("type"):
+        return copy.deepcopy(file)
+    # The file names another network, dataset or loss: mark the keys that come from the base, see
+    # `Sources.inherited`.
+    is_new_part = any(key in file and file[key] != base.get(key) for key in TYPE_KEYS)
     if is_new_part:
         for key in base:
-            if key not in own:
-                sources.soft.add(f"{where}{key}")
+            if key not in file:
+                sources.inherited.add(f"{where}{key}")
 
     merged = dict(base)
-    for key, value in own.items():
+    for key, value in file.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
             merged[key] = _merge(base[key], value, f"{where}{key}.", sources)
         else:
@@ -363,11 +392,12 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the sections of one file, and dotted key -> place. Raises OptionError."""
     text = _read_text(path)
 
-    # First the places: they refuse a key that is given twice, of which json would keep the last.
+    # First find the line of each key. A key that is given twice is refused here, because json would
+    # silently keep the last of its values.
     places: dict[str, str] = {}
     for key, line in _key_lines(text, str(path)):
         if key in places:
-            first_line = places[key].rpartition("line ")[2]
+            first_line = places[key].rpartition("line ")[2]  # "a.json, line 3" -> "3"
             raise OptionError(
                 what=f"{key} is given twice",
                 where=f"{path}, line {line}",
@@ -376,6 +406,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             )
         places[key] = f"{path}, line {line}"
 
+    # Then read the values.
     try:
         raw = _with_whole_characters(_parse(text))
     except (ValueError, RecursionError) as e:
@@ -392,27 +423,33 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         ) from e
     if not isinstance(raw, dict):
         raise OptionError(
-            "the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file"
+            what="the option file holds no object",
+            where=str(path),
+            expected='{ "task": ..., ... }',
+            do="correct the file",
         )
-    options = {key: value for key, value in raw.items() if key not in NO_OPTIONS}
+    options = {}
+    for key, value in raw.items():
+        if key not in NO_OPTIONS:
+            options[key] = value
     return options, places
 
 
 def _read_text(path: Path) -> str:
     """Return the text of a file. Raises OptionError if it is too large or no text."""
     try:
-        # One byte more than allowed tells that the file is too large. So a file of many GB is not
-        # read whole.
+        # Read one byte more than allowed: if it exists, the file is too large. So a file of many GB
+        # is not read whole.
         with open(path, "rb") as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
+            content = file.read(MOST_FILE_BYTES + 1)
+        if len(content) > MOST_FILE_BYTES:
             raise OptionError(
-                what=f"the option file has more than {LARGEST} bytes",
+                what=f"the option file has more than {MOST_FILE_BYTES} bytes",
                 where=str(path),
                 expected="an option file; long lists of exposures may have a file of their own",
                 do="correct the path (a base is relative to the file that names it)",
             )
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")  # "-sig": some editors put a mark of UTF-8 in front
     except UnicodeDecodeError as e:
         raise OptionError(
             what=f"the option file is not UTF-8 text (byte {e.start + 1})",
@@ -447,29 +484,34 @@ def _parse(text: str) -> Any:
     A short text may have the additions of JSON5, such as commas at the end of a list. A long text
     may have comments only, because json5 reads some 10 kB a second.
     """
-    if len(text) <= LARGEST_JSON5:
+    if len(text) <= MOST_JSON5_CHARACTERS:
         return json5.loads(text)
     # Blanks replace each comment, so that messages name the right line and column.
-    plain = _TOKEN.sub(lambda token: _blank(token[0]) if token["skip"] else token[0], text)
+    plain = _TOKEN.sub(_blank_comment, text)
     try:
         return json.loads(plain)
     except json.JSONDecodeError as e:
-        note = f"; beyond {LARGEST_JSON5} bytes it must be JSON, with comments alone added"
+        note = f"; beyond {MOST_JSON5_CHARACTERS} bytes it must be JSON, with comments alone added"
+        # "<string>:LINE" is how json5 begins its messages, see `_read_file`.
         raise ValueError(f"<string>:{e.lineno} {e.msg} at column {e.colno}{note}") from e
 
 
-def _blank(text: str) -> str:
-    """Return a text of the same length with a blank for each character. Line ends stay."""
-    return re.sub(r"[^\n]", " ", text)
+def _blank_comment(token: re.Match[str]) -> str:
+    """Return a token of `_TOKEN` as it is, or blanks in place of a comment. Line ends stay."""
+    is_comment = token["skip"] is not None
+    if is_comment:
+        return re.sub(r"[^\n]", " ", token[0])
+    return token[0]
 
 
 def _with_whole_characters(value: Any) -> Any:
     """Return the value with each pair of surrogates joined to the character that it stands for.
 
-    json.dumps writes an emoji as two escapes, a pair of surrogates. json5 leaves them as two
+    json.dumps writes an emoji as two escapes, a pair of surrogates. json5 leaves the pair as two
     characters, which cannot be encoded. Raises ValueError for half a pair.
     """
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        # UTF-16 writes the two halves one after the other, and reads them as one character.
         try:
             return value.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError as e:
@@ -485,8 +527,9 @@ def _with_whole_characters(value: Any) -> Any:
 
 
 # The tokens of JSON5 as far as needed to find the keys: comments, texts in either quotes, words and
-# numbers, brackets and signs. A missing end of a comment or text counts as an end. Otherwise a
-# search for it would begin anew at each mark, and a long file would take very long.
+# numbers, brackets and signs. A comment or text without its closing mark ends at the end of the
+# file or line. If the closing mark were required, a file of many opening marks would be searched
+# to its end for each of them.
 _TOKEN = re.compile(
     r"""(?P<skip>//[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?)
         | (?P<text>"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)
@@ -501,8 +544,8 @@ class _Bracket:
 
     name: str  # dotted key of the object or list, e.g. "logging.writers"; "" for the whole file
     is_list: bool
-    key: str = ""  # of an object: dotted key of the entry that is read
-    index: int = 0  # of a list: index of the item that is read
+    key: str = ""  # only for an object: dotted key of the entry that is read now
+    index: int = 0  # only for a list: index of the item that is read now
 
     def name_of_value(self) -> str:
         """Return the dotted key of the value that is read now.
@@ -535,21 +578,22 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
     We look for the keys ourselves, because json and json5 do not say on which line a key is. A text
     that is no valid JSON gives some keys or other; `_parse` refuses this text afterwards.
 
-    Raises OptionError if too many brackets are open at once.
+    Raises OptionError if too many brackets are open at once. One pass over the text must be enough,
+    because hostile files of a megabyte are read, too (test_hostile_options.py).
 
     where: the file, for the message
     """
     found: list[tuple[str, int]] = []
-    whole = _Bracket(name="", is_list=False)  # stands around the brackets of the file
-    open_brackets = [whole]
+    whole_file = _Bracket(name="", is_list=False)  # stands around the brackets of the file
+    open_brackets = [whole_file]
     word = ""  # the last text, word or number. It is a key if a colon follows.
     word_line = 1
-    line = 1
+    line = 1  # line of the current token
     counted = 0  # number of characters whose line ends are counted in `line`
     for token in _TOKEN.finditer(text):
         line += text.count("\n", counted, token.start())
         counted = token.start()
-        bracket = open_brackets[-1]
+        bracket = open_brackets[-1]  # the innermost one
         mark = token["mark"]
         if token["word"]:
             word = token["word"]
@@ -568,7 +612,7 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
             open_brackets.append(_Bracket(bracket.name_of_value(), is_list=mark == "["))
         elif mark == "}" or mark == "]":
             # A text that closes more brackets than it opens is no JSON: `_parse` refuses it.
-            if bracket is not whole:
+            if bracket is not whole_file:
                 open_brackets.pop()
     return found
 
@@ -609,12 +653,13 @@ def _refuse_long_key(key: str, line: int, where: str) -> None:
 def read_options(
     values: Mapping[str, Any], parts: Parts, sources: Sources | None = None
 ) -> Options:
-    """Return the options of sections in the form of an option file, completed with every default.
+    """Return the typed options, completed with every default. The argument is not changed.
 
-    A wrong key does not hide the next one: all are collected, and one OptionError names them. Its
-    `where` is the dotted key of the first.
+    All wrong keys are collected, and one OptionError names them. Its `where` is the dotted key of
+    the first one.
 
-    sources: where the values came from; None if they are of no file
+    values: the sections as an option file holds them, e.g. {"task": "a", "netG": {...}}
+    sources: where the values came from; None if they come from no file
     """
     # Work on a copy, because keys are removed and sections replaced.
     sources = sources or Sources("")
@@ -629,95 +674,101 @@ def read_options(
 
     # Each part is checked by its registry and replaced by a typed section. If it is wrong, an
     # unchecked section stands in for it, so that the rest is checked as well.
-    wrong: list[OptionError] = []
+    errors: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         try:
             _resolve_part(raw, where, parts, kind, sources)
         except OptionError as e:
-            wrong.append(e)
+            errors.append(e)
     try:
         values = {**raw, "opt_path": sources.main_file, "kair_totals": totals}
         opt = read_section(Options, values, "")
     except OptionError as e:
-        wrong.insert(0, e)
-    if wrong:
-        raise joined(wrong)
+        errors.insert(0, e)  # a wrong section of the file is named before a wrong parameter
+    if errors:
+        raise joined(errors)
     return opt
 
 
 def _resolve_part(
     raw: dict[str, Any], where: str, parts: Parts, kind: str, sources: Sources
 ) -> None:
-    """Replace the section `where` by the typed section of the part that it names.
+    """Replace the section `where` of `raw` by the typed section of the part that it names.
 
-    If it is wrong, replace it by a section without the part's keys, and raise OptionError.
+    If the section is wrong, replace it by a section without the part's keys, and raise OptionError.
+
+    where: dotted key of the section, e.g. "netG" or "datasets.train"
+    kind: kind of part, a key of `parts`
     """
+    # `outer` is "datasets" for a data set, and "" for a network and a loss.
     outer, _, name = where.rpartition(".")
-    holder = _section_of(raw, outer)  # the whole, or `datasets`
+    is_dataset = outer != ""
+    holder = _section_of(raw, outer)  # the dict that holds the section
     if holder is None:
-        return
-    if outer and name not in holder:
+        return  # `datasets` is missing, or no section: `read_section` decides later
+    if is_dataset and name not in holder:
         return  # a data set may be missing; a network and a loss may not
     section = holder.pop(name, {})
-    is_empty_dataset = outer and not section
+    is_empty_dataset = is_dataset and not section
     if not isinstance(section, dict) or is_empty_dataset:
-        # An empty data set is none. Anything else is refused with the other sections.
+        # An empty data set counts as null. `read_section` refuses any other value that is no dict.
         holder[name] = section or None
         return
 
-    # Leave out inherited keys that the new part does not have, see `Sources.soft`.
+    # Leave out inherited keys that the new part does not have, see `Sources.inherited`. If the part
+    # itself is unknown, leave out none: `resolve` refuses the part.
     registry = parts[kind]
     part = section.get(registry.type_key)
-    known = registry.model(part).model_fields if part in registry.names() else section
-    kept = {}
+    known_keys = registry.model(part).model_fields if part in registry.names() else section
+    remaining = {}
     for key, value in section.items():
-        if key in known or f"{where}.{key}" not in sources.soft:
-            kept[key] = value
+        if key in known_keys or f"{where}.{key}" not in sources.inherited:
+            remaining[key] = value
     try:
-        holder[name] = registry.resolve(kept, where)
+        holder[name] = registry.resolve(remaining, where)
     except OptionError:
-        holder[name] = registry.base.model_construct()
+        holder[name] = registry.base.model_construct()  # unchecked defaults
         raise
 
 
 def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sources) -> list[str]:
     """Return the keys of datasets.train whose numbers are totals of all GPUs, for a warning.
 
-    They are totals if the file is of KAIR, unless the command line gives the number. A file is of
-    KAIR if it has keys that only KAIR has.
+    The numbers are totals if the file comes from KAIR, unless the command line gives the number. A
+    file comes from KAIR if it has keys that only KAIR has.
 
     dropped: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """
-    names = [key.rpartition(".")[2] for key in dropped]
+    names = [key.rpartition(".")[2] for key in dropped]  # "netG.init_type" -> "init_type"
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
     if not is_of_kair:
         return []
-    # A number of the command line is the user's own, so it is no total of KAIR.
+    # A user who types a number means the number per GPU.
     loader = _section_of(raw, "datasets.train") or {}
     totals = []
-    for key in TOTALS:
+    for key in KAIR_TOTAL_KEYS:
         if key in loader and f"datasets.train.{key}" not in sources.overridden:
             totals.append(key)
     return totals
 
 
 def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
-    """Remove the keys that only KAIR has. Return their dotted names.
+    """Remove from `raw` the keys that only KAIR has. Return their dotted names, for a warning.
 
     A key stays if the part of its section has a parameter of this name.
     """
     dropped = []
     for where, keys in KAIR_ONLY.items():
-        # known: the parameters of the part that the section names, e.g. of the network.
         section = _section_of(raw, where) or {}
-        known: set[str] = set()
+        # The parameters of the part that the section names, e.g. of the network.
+        part_keys: set[str] = set()
         registry = parts.get(PART_SECTIONS.get(where, ""))
         if registry:
             name = section.get(registry.type_key)
             if name in registry.names():
-                known = set(registry.keys(name))
+                part_keys = set(registry.keys(name))
         for key in sorted(keys):
-            if key in section and key not in known:
+            if key in section and key not in part_keys:
                 dropped.append(f"{where}.{key}")
                 del section[key]
     return dropped

@@ -1,9 +1,12 @@
 """The one table of option keys: every key that is not a parameter of a registered part, with type,
 range and meaning.
 
-docs/options.md is generated from these models (lab/make_options_doc.py). Names follow KAIR wherever
-KAIR has one. A key that only a network, a dataset or a loss has is a parameter of its constructor,
-see utils/options/section.py.
+A registered part is a network, a dataset or a loss. A key that only one part has is a parameter of
+its constructor, see utils/options/section.py.
+
+docs/options.md is generated from these models (lab/make_options_doc.py). KAIR is the program in
+which VRT was published. A key that KAIR has, too, has KAIR's name here, so that its option files
+can be read. In these names G is the trained network, and E is its averaged copy.
 
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 """
@@ -24,7 +27,7 @@ from utils.files import write_whole
 from utils.options.secrets import redact
 from utils.options.section import Section
 
-# Types of keys. For other numbers, a key gives its range in its own Field.
+# Types of keys. `ge` means "greater or equal". Other numbers give their range in their own Field.
 Count = Annotated[int, Field(ge=0)]  # 0, 1, 2, ...
 Positive = Annotated[int, Field(ge=1)]  # 1, 2, 3, ...
 
@@ -33,9 +36,9 @@ Positive = Annotated[int, Field(ge=1)]  # 1, 2, 3, ...
 #
 # One class is one section, and one field is one key. The first paragraphs of the class docstrings
 # and the descriptions of the fields are printed in docs/options.md and in options/schema.json.
-# After a change of either, run lab/make_options_doc.py: its pages are compared with these models.
-# A default is part of a run: another default changes what old option files do, so say it in
-# CHANGELOG.md.
+# After a change of a docstring or a description, run lab/make_options_doc.py: a test compares the
+# two files with these models. A key may be added if its default changes nothing. A key must not be
+# renamed, and its default must stay, because old option files rely on both.
 
 
 class LoaderOptions(Section):
@@ -73,8 +76,10 @@ class LoaderOptions(Section):
         """Return S, the number of spike channels of a sample, e.g. 12. It is 0 for RGB alone."""
         # `constructor` is the class of the data set that `dataset_type` names. A data set without
         # spikes need not have the function.
-        kind = self.constructor
-        return kind.spike_channels(self) if hasattr(kind, "spike_channels") else 0
+        dataset_class = self.constructor
+        if not hasattr(dataset_class, "spike_channels"):
+            return 0
+        return dataset_class.spike_channels(self)
 
     @property
     def spike_data(self) -> dict[str, Any] | None:
@@ -83,8 +88,10 @@ class LoaderOptions(Section):
         data.cameras.spike_source says which keys there are. Returns None for a data set without
         spikes. Reads the file dataset.json beside the spikes.
         """
-        kind = self.constructor
-        return kind.spike_data(self) if hasattr(kind, "spike_data") else None
+        dataset_class = self.constructor
+        if not hasattr(dataset_class, "spike_data"):
+            return None
+        return dataset_class.spike_data(self)
 
 
 class PathOptions(Section):
@@ -264,12 +271,21 @@ class DebugOptions(Section):
     )
 
 
-# Key of a limit -> how many times watchdog.stall_s the limit has if its key is null.
-# A stall_s below 300 s counts as 300 s here. E.g. stall_s 100 gives start_s 900, validate_s 1500.
+# Key of a limit -> the factor by which watchdog.stall_s is multiplied if the key is null.
+# E.g. stall_s 400 gives start_s 1200. The descriptions of the keys below name these factors, too.
 MULTIPLES = {"start_s": 3, "validate_s": 5, "save_s": 3}
-# Phase of a run -> key of its limit. All other phases have stall_s.
-LIMITS = {"start": "start_s", "first step": "start_s", "save": "save_s"}
-LIMITS |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
+# A shorter stall_s counts as 300 s in this product, because a start or a validation does not get
+# faster if a user wants to hear of a slow batch sooner. E.g. stall_s 100 gives start_s 900.
+LEAST_MULTIPLIED_S = 300.0
+# Phase of a run -> key of its limit. All other phases have the limit stall_s.
+LIMIT_OF_PHASE = {
+    "start": "start_s",
+    "first step": "start_s",
+    "validate": "validate_s",
+    "restore": "validate_s",
+    "score": "validate_s",
+    "save": "save_s",
+}
 
 
 class WatchdogOptions(Section):
@@ -297,10 +313,13 @@ class WatchdogOptions(Section):
     def limit(self, name: str) -> float:
         """Return a limit in seconds.
 
-        name: a key of this section: "stall_s", or a key of MULTIPLES. If the user leaves it out,
-        the limit follows from stall_s.
+        name: a key of this section: "stall_s", or a key of MULTIPLES. A key that is null follows
+        from stall_s.
         """
-        return getattr(self, name) or MULTIPLES[name] * max(300.0, self.stall_s)
+        limit_s = getattr(self, name)
+        if limit_s is None:
+            limit_s = MULTIPLES[name] * max(LEAST_MULTIPLIED_S, self.stall_s)
+        return limit_s
 
     def of(self, name: str) -> float:
         """Return how many seconds a rank may stay in a phase. This is stall_s or more.
@@ -308,21 +327,26 @@ class WatchdogOptions(Section):
         name: the phase as the watchdog writes it, with the phases around it and perhaps a clip,
         e.g. "load in validate: clip_01". The outermost phase decides, here "validate".
         """
-        # Leave out the colon and the clip, then all before the last " in ".
-        outermost = name.partition(":")[0].rpartition(" in ")[2]
+        # Leave out the colon and the clip: "load in validate". The outermost phase is the text
+        # behind the last " in ", or the whole text if there is no " in ".
+        phases = name.partition(":")[0]
+        outermost = phases.rpartition(" in ")[2]
+        if outermost not in LIMIT_OF_PHASE:
+            return self.stall_s
         # A limit that the user sets below stall_s counts as stall_s.
-        return max(self.stall_s, self.limit(LIMITS[outermost]) if outermost in LIMITS else 0.0)
+        return max(self.stall_s, self.limit(LIMIT_OF_PHASE[outermost]))
 
     def timeout_s(self, least_s: float) -> float:
         """Return the time-out of the process group of the ranks, in seconds.
 
-        The time-out must come after each limit of the watchdog, because the watchdog can name the
-        rank that stands still and the process group cannot. So the time-out is 20 % longer than
-        the longest limit.
+        The process group is torch's connection of the ranks. The time-out must come after each
+        limit of the watchdog, because the watchdog can name the rank that stands still and the
+        process group cannot. So the time-out is at least 20 % longer than the longest limit.
 
         least_s: what the user asks for (dist_timeout_s). The result is never shorter.
         """
-        return max(least_s, 1.2 * max(self.stall_s, *map(self.limit, MULTIPLES)))
+        limits_s = [self.stall_s, *(self.limit(name) for name in MULTIPLES)]
+        return max(least_s, 1.2 * max(limits_s))
 
 
 class DatasetsOptions(Section):
@@ -337,9 +361,9 @@ class Options(Section):
 
     `netG`, `datasets.*` and `train` hold the keys of the registered part they name as well.
 
-    opt_path: the file; kair_totals: keys of datasets.train whose values in KAIR's files are totals
-    over all GPUs, where the file is one of those and the command line does not change them. Both
-    are no options.
+    Two fields are no options. opt_path is the option file. kair_totals is empty unless the file
+    comes from KAIR. Then it names the keys of datasets.train whose values are totals over all GPUs
+    in KAIR, without the keys that the command line changes.
     """
 
     # The pattern is that of one folder below path.root: no "/", and neither "." nor "..".
@@ -383,8 +407,8 @@ class Options(Section):
 
         S is the number of spike channels that go into the network. It is 0 for RGB alone.
         """
-        section = self.datasets.train or self.datasets.test
-        return section.spike_channels if section else 0
+        dataset = self.datasets.train or self.datasets.test
+        return dataset.spike_channels if dataset else 0
 
     def portable(self) -> dict[str, Any]:
         """Return what a weights file says of its network, as plain JSON.
@@ -392,16 +416,18 @@ class Options(Section):
         The keys are part of the file format: models/portable.py reads them from old files, too. No
         path of the training data is among them, because weights are given to others.
         """
-        section = self.datasets.train or self.datasets.test
-        # Only data sets with spikes have the key `spike`, and its value may be None.
-        own: Any = getattr(section, "spike", None)
-        spike = own.plain() if hasattr(section, "spike") else None
+        dataset = self.datasets.train or self.datasets.test
+        # Only data sets with spikes have the key `spike`, a nested section.
+        spike_options = None
+        if hasattr(dataset, "spike"):
+            spike_section: Any = dataset.spike
+            spike_options = spike_section.plain()
         return {
             "scale": self.scale,
             "netG": self.netG.plain(),
             "spike_channels": self.spike_channels,
-            "spike": spike,
-            "spike_data": section.spike_data if section else None,
+            "spike": spike_options,
+            "spike_data": dataset.spike_data if dataset else None,
         }
 
     @property
@@ -410,10 +436,10 @@ class Options(Section):
         return Path(self.path.root) / self.task
 
     @property
-    def kept(self) -> Path:
+    def checks_folder(self) -> Path:
         """Return the folder of what the checks found in the data, <path.root>/.preflight.
 
-        All runs below the same path.root share it, so that a file is checked once.
+        All runs below the same path.root share the folder, so that a data file is checked once.
         """
         return Path(self.path.root) / ".preflight"
 
@@ -424,23 +450,23 @@ class Options(Section):
         """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
         # A run that was started twice within one second gets "_2" behind the time.
-        starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))
-        target = folder / f"{name}{f'_{starts + 1}' if starts else ''}.json"
-        write_whole(
-            target,
-            f"{json.dumps({'$version': VERSION, **redact(self.plain())}, indent=2)}\n".encode(),
-        )
+        earlier_starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))
+        if earlier_starts:
+            name += f"_{earlier_starts + 1}"
+        target = folder / f"{name}.json"
+        options = {"$version": VERSION, **redact(self.plain())}
+        text = json.dumps(options, indent=2)
+        write_whole(target, f"{text}\n".encode())
         return target
 
     def digest(self) -> str:
         """Return 12 hex digits that are equal if all options are equal. Secrets do not count.
 
         The ranks compare their digests at the start of a run, so that no rank trains with another
-        option file.
+        option file. A digest is not saved, so its form may change.
         """
-        return hashlib.sha256(
-            json.dumps(redact(self.plain()), sort_keys=True).encode()
-        ).hexdigest()[:12]
+        text = json.dumps(redact(self.plain()), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def note_on_totals(self, ranks: int) -> str:
         """Return the warning for an option file of KAIR on several ranks. "" if there is none.
@@ -454,24 +480,27 @@ class Options(Section):
         # One rank: a total and a number per GPU are the same.
         if ranks == 1 or not self.kair_totals:
             return ""
-        # totals: what each key is here and was in KAIR. overrides: what the user may type.
-        # kept: a batch that cannot be divided, so it stays.
-        totals, overrides, kept = [], [], []
+        totals = []  # texts: what each key is here, and was in KAIR
+        overrides = []  # texts: what the user may type to get KAIR's total
+        indivisible = []  # a text, if the batch cannot be divided by the number of ranks
         for key in self.kair_totals:
             value = getattr(self.datasets.train, key)
             totals.append(
                 f"{key} {value} x {ranks} ranks = {value * ranks} in all, in KAIR {value}"
             )
             if key == "dataloader_batch_size" and value % ranks:
-                kept.append(f"a batch of {value} cannot be divided evenly among {ranks} ranks")
+                indivisible.append(
+                    f"a batch of {value} cannot be divided evenly among {ranks} ranks"
+                )
             else:
                 # At least 1 worker per rank is left if KAIR had any: 0 would read the samples in
                 # the training process. A value of 0 in the file stays 0.
-                overrides.append(f"datasets.train.{key}={max(1, value // ranks) if value else 0}")
+                value_per_rank = max(1, value // ranks) if value else 0
+                overrides.append(f"datasets.train.{key}={value_per_rank}")
         return (
             "This option file has keys that only KAIR has. KAIR divides the loader's numbers among "
             f"the GPUs; here they are per GPU: {'; '.join(totals)}. For the published totals: "
-            f"{' '.join([*overrides, *kept])}"
+            f"{' '.join([*overrides, *indivisible])}"
         )
 
     # ---- Values that contradict one another ----
@@ -480,8 +509,9 @@ class Options(Section):
     def _check_conflicts(self) -> "Options":
         """Raise OptionError for values that contradict one another, or the file system.
 
-        pydantic calls it after each key has been checked by itself. The first contradiction is
-        raised. A contradiction that needs the network or the data is found later, where they are.
+        pydantic calls this function after each key has been checked by itself. The first
+        contradiction is raised. A contradiction that needs the network or the data is found later,
+        where they are. A new check may be added at the end. Tests: test_option.py.
         """
         self._refuse_task()
         self._refuse_static_graph()
@@ -500,12 +530,13 @@ class Options(Section):
     def _refuse_task(self) -> None:
         """Raise OptionError if `task` cannot be the name of the folder of a run."""
         try:
-            # ".preflight" is the folder of `kept`. File systems take at most 255 bytes a name, and
-            # a Chinese character has 3 bytes in UTF-8.
+            # ".preflight" is the name of `checks_folder`. File systems take at most 255 bytes a
+            # name, and a Chinese character has 3 bytes in UTF-8.
             is_no_folder = self.task == ".preflight" or len(os.fsencode(self.task)) > 255
-        except UnicodeEncodeError:  # in an ASCII locale
+        except UnicodeEncodeError:  # the locale has no such character, e.g. an ASCII locale
             is_no_folder = True
         if is_no_folder:
+            # The message shows 80 characters, so that it stays on one line.
             dots = "..." if len(self.task) > 80 else ""
             raise OptionError(
                 what=f"task is {self.task[:80]}{dots}",
@@ -538,7 +569,7 @@ class Options(Section):
 
     def _refuse_steps(self) -> None:
         """Raise OptionError for a run without an end, a slow loader, or wrong milestones."""
-        # No end: neither a number of steps nor a number of epochs.
+        # A run without an end has neither a number of steps nor a number of epochs.
         train = self.train
         if train.total_iter is None and train.epochs is None:
             raise OptionError(
@@ -547,12 +578,12 @@ class Options(Section):
                 expected="steps or epochs",
                 do="set one of them",
             )
-        # The time-out of the loader must come before the watchdog. A time-out of null is derived
-        # from stall_s elsewhere, and always comes before. So it counts as 0 here.
+        # The time-out of the loader must come before the watchdog. A time-out of null is not
+        # checked, because it becomes 4/5 of stall_s.
         loader = self.datasets.train
-        timeout_s = (loader.dataloader_timeout_s if loader else None) or 0
+        timeout_s = loader.dataloader_timeout_s if loader else None
         stall_s = self.watchdog.stall_s
-        if timeout_s >= stall_s:
+        if timeout_s is not None and timeout_s >= stall_s:
             raise OptionError(
                 what=f"datasets.train.dataloader_timeout_s is {timeout_s:g}, "
                 f"watchdog.stall_s {stall_s:g}",
@@ -581,7 +612,7 @@ _FOLDER = "the folder is <path.root>/<task>"
 _SPLIT = "datasets.train is for training, datasets.test for testing"
 _INIT = "the network is initialized as VRT is"
 _REGULARIZER = "there is no such regularizer"
-# Key of a data set -> the reason.
+# Key of datasets.train and of datasets.test -> the reason why it has no effect.
 _DATASET = {
     "val_partition": "only VideoRecurrentTrainDataset leaves clips out",
     "test_mode": _SPLIT, "phase": _SPLIT,
@@ -589,9 +620,11 @@ _DATASET = {
     "spike_data": "it follows from the spikes",
 }  # fmt: skip
 # Section -> key -> the reason why the key has no effect here. The keys come from option files of
-# KAIR, and from files that former versions of this project saved. `drop_without_effect` removes
-# them with one warning, unless a registered part (such as a network) has a parameter of this name.
-# docs/options.md prints the reasons.
+# KAIR, and from files that former versions of this project saved. `drop_without_effect` of
+# utils/options/load.py removes the keys with one warning, unless a registered part (such as a
+# network) has a parameter of this name. docs/options.md prints the reasons. A key may be added, but
+# none removed: an old file with this key would be refused. tests/stories/test_kair_files.py reads
+# each of them.
 KAIR_ONLY = {
     "path": {
         "task": _FOLDER, "log": _FOLDER, "models": _FOLDER, "images": _FOLDER, "options": _FOLDER,
@@ -611,6 +644,6 @@ KAIR_ONLY = {
         "recal_all_flows": "it never had an effect",
     },
 }  # fmt: skip
-# The keys of KAIR_ONLY that former versions of this project saved. They do not show that a file
-# comes from KAIR, so they do not turn the numbers of the loader into totals.
+# The keys of KAIR_ONLY that former versions of this project saved. A file with these keys alone
+# does not come from KAIR, so the numbers of its loader are per GPU.
 FORMERLY_OURS = {"spike_channels", "spike_data"}

@@ -6,8 +6,8 @@ password of a URL), or if the author of a part marked the key with pydantic's Se
     redact          a value or a whole section, for a file or a message
     without_tokens  any text, e.g. a line of the log
 
-What this module misses is published with logs and records of options. So a new form or name may be
-added, and none may be removed.
+A secret that this module misses is published with logs and records of options. So a new form or
+name may be added, and none may be removed or narrowed.
 
 Tests: tests/parts/utils/test_option.py
 """
@@ -22,6 +22,7 @@ MASK = "***"  # what stands in place of a secret that is recognised by its form
 # ---- Keys of secrets ----------------------------------------------------------------------------
 
 # The last words of a key that holds a secret: "wandb_api_key", "db_pwd", but not "token_dim".
+# [_-]? allows "apikey", "api_key" and "api-key". (?i: ...) ignores upper and lower case.
 _NAME = (
     r"(?i:(?:api|access|secret|private|ssh|signing|encryption|license|account|shared)[_-]?keys?|"
     r"(?:auth|access|bearer|refresh)?[_-]?tokens?|passwords?|passwd|passphrases?|pwd|secrets?|"
@@ -37,10 +38,12 @@ SPELLED = (
     "wandb_api_key", "api_key", "access_key", "secret_key", "private_key", "token", "auth_token",
     "password", "passphrase", "secret", "credentials",
 )  # fmt: skip
-# A number under such a key may be a count and no secret: if the key has one of these words
-# ("num_tokens"), or if the number is below LEAST_SECRET, which has fewer digits than any secret.
-COUNTS = {"num", "n", "max", "min", "count", "total", "size", "len", "per"}
-LEAST_SECRET = 100_000
+# A number under the key of a secret may be a count and no secret. It is a count if the key has one
+# of these words, e.g. "num_tokens".
+COUNT_WORDS = {"num", "n", "max", "min", "count", "total", "size", "len", "per"}
+# A number below this one counts as a count under any key, because no service gives out secrets of
+# five digits. With a larger value, a short numeric password would be saved.
+LEAST_SECRET_NUMBER = 100_000
 
 # ---- Forms of secrets in any text ---------------------------------------------------------------
 
@@ -66,7 +69,8 @@ _TOKEN = re.compile(
 # A private key as OpenSSL and SSH write it to a file, also if its end is cut off.
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
 # "token: value" in text that is no JSON, or "--token value" on a command line; for messages.
-# Group 2 is the value: a text in quotes, or all up to a blank, a comma or a closing bracket.
+# Line 1 is the first form, with ":" or "=". Line 2 is the flag. Line 3 is the value, group 2: a
+# text in quotes, or all up to a blank, a comma or a closing bracket.
 _IN_TEXT = re.compile(
     rf"""(?<![^\W_])({_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}|"""
     rf"""--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =])"""
@@ -88,24 +92,29 @@ def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
     A secret that is recognised by its form becomes MASK in both cases.
     """
     is_secret = is_secret_key(key) or (shown is not None and _resembles(key))
-    # Containers: everything below a secret key is secret. The items of a list have its key.
+    # Everything below a secret key is secret, so its inner keys count as the secret key itself.
     if isinstance(value, Mapping):
-        return {k: redact(v, key if is_secret else str(k), shown) for k, v in value.items()}
+        clean = {}
+        for inner_key, inner in value.items():
+            clean[inner_key] = redact(inner, key if is_secret else str(inner_key), shown)
+        return clean
+    # The items of a list have the key of the list.
     if isinstance(value, (list, tuple)):
-        return [redact(v, key, shown) for v in value]
+        return [redact(item, key, shown) for item in value]
     # A bool holds no secret, e.g. "use_auth": true. Test it first: in Python a bool is an int.
     if isinstance(value, bool):
         return value
     # In a message every number of a secret key is hidden. What is saved keeps counts, because a
     # resumed run needs them.
     if isinstance(value, (int, float)):
-        return (
-            shown if is_secret and (shown is not None or _is_secret_number(value, key)) else value
-        )
+        is_message = shown is not None
+        is_hidden = is_secret and (is_message or _is_secret_number(value, key))
+        return shown if is_hidden else value
+    # Any other value that is no text, such as None, holds no secret.
     if not isinstance(value, str):
         return value
     # pydantic prints a SecretStr as ten stars.
-    if is_secret or (len(value) == 10 and set(value) == {"*"}):
+    if is_secret or value == "*" * 10:
         return shown
     text = without_tokens(value)
     return text if shown is None else _IN_TEXT.sub(rf"\1{shown}", text)
@@ -135,12 +144,23 @@ def _resembles(key: str) -> bool:
     "wandb_api_kye", "api_kye" and "kye". The names of SPELLED have three words at most, so four
     words are enough.
     """
-    words = re.split(r"[\W_]+", key[-200:].lower())[-4:]
-    tails = ["_".join(words[first:]) for first in range(len(words))]
-    return any(difflib.get_close_matches(tail, SPELLED, n=1, cutoff=0.8) for tail in tails)
+    last_words = _words_of(key)[-4:]
+    for first in range(len(last_words)):
+        tail = "_".join(last_words[first:])
+        # 0.8: about eight of ten letters agree. A lower value would hide harmless values in
+        # messages; a higher one would show secrets under a key with two wrong letters.
+        if difflib.get_close_matches(tail, SPELLED, n=1, cutoff=0.8):
+            return True
+    return False
+
+
+def _words_of(key: str) -> list[str]:
+    """Return the words of a key in small letters, e.g. "run.wandb_Key" -> run, wandb, key."""
+    # 200 characters bound the time for a long key, see `is_secret_key`.
+    return re.split(r"[\W_]+", key[-200:].lower())
 
 
 def _is_secret_number(value: float, key: str) -> bool:
     """Return whether a number under the key of a secret is a secret, and not a count."""
-    words = re.split(r"[\W_]+", key[-200:].lower())
-    return abs(value) >= LEAST_SECRET and COUNTS.isdisjoint(words)
+    has_count_word = not COUNT_WORDS.isdisjoint(_words_of(key))
+    return abs(value) >= LEAST_SECRET_NUMBER and not has_count_word

@@ -49,7 +49,8 @@ from pydantic_core import ErrorDetails
 from utils.errors import OptionError
 from utils.options.secrets import MASK, redact
 
-# A class or function that is registered. The decorator returns it unchanged.
+# The type of a class or function that is registered. `Registry.register` returns it unchanged, so
+# a type checker must know that input and output have one type.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
 # Flag of the command line, without "--" -> the option that it sets, e.g. --batch_size 8.
@@ -69,6 +70,8 @@ OTHER_NAMES = SHORT_FLAGS | {
 class Section(BaseModel):
     """A group of options: no unknown key, no conversion between types, no change after reading."""
 
+    # strict: "3" is no int. frozen: no change after reading. allow_inf_nan: a NaN or an infinite
+    # number is no option.
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
@@ -80,16 +83,19 @@ class Section(BaseModel):
         return self.model_dump(mode="json", serialize_as_any=True)
 
 
-S = TypeVar("S", bound=Section)
+# The type of one section: `read_section` returns an instance of the class that it is given.
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 # ---- Reading a section, and its errors --------------------------------------------------------
 
 
-def read_section(model: type[S], values: Mapping[str, Any], where: str, kind: str = "") -> S:
+def read_section(
+    model: type[AnySection], values: Mapping[str, Any], where: str, kind: str = ""
+) -> AnySection:
     """Return `values` as an instance of `model`, completed with its defaults.
 
-    Raises OptionError for the first wrong key. It names the others, too.
+    Raises OptionError for the first wrong key. The error names the other wrong keys, too.
 
     where: dotted key of the section, "" for the whole file
     kind: what the section describes, for the message, e.g. 'network "vrt"'
@@ -98,25 +104,32 @@ def read_section(model: type[S], values: Mapping[str, Any], where: str, kind: st
         return model(**values)
     except ValidationError as e:
         errors = [_error_of(error, model, values, where, kind) for error in e.errors()]
+        # `from None`: the error of pydantic would print the values, among them secrets.
         raise joined(errors) from None
 
 
 def joined(errors: Collection[OptionError]) -> OptionError:
-    """Return one error for several: the first one, with the keys of the others in what to do.
+    """Return one error for several: the text of the first error, and the keys of the others.
 
-    `found` of this error has each of them. An unknown key comes first, because a missing key may
-    be just the unknown one, misspelt.
+    Errors of unknown keys come before all others, because a missing key may be just the unknown
+    key, misspelt. `found` of the result has every single error.
     """
     singles: list[OptionError] = []
     for error in errors:
         singles += error.found or (error,)  # an error that is itself joined counts as its parts
 
-    # sorted() keeps the order of equal keys: False (an unknown option) comes before True.
-    first, *others = sorted(singles, key=lambda e: not e.what.startswith("unknown option"))
-    keys = dict.fromkeys(e.where for e in others if e.where != first.where)  # each once, in order
+    unknown_keys = [e for e in singles if e.what.startswith("unknown option")]
+    other_errors = [e for e in singles if not e.what.startswith("unknown option")]
+    first, *others = unknown_keys + other_errors
+
+    # "then also: a, b" names each further key once.
+    further_keys = []
+    for e in others:
+        if e.where != first.where and e.where not in further_keys:
+            further_keys.append(e.where)
     do = first.do
-    if keys:
-        do += f"; then also: {', '.join(keys)}"
+    if further_keys:
+        do += f"; then also: {', '.join(further_keys)}"
     error = OptionError(first.what, first.where, first.expected, do)
     error.found = (first, *others)
     return error
@@ -129,25 +142,27 @@ def _error_of(
 
     model, values, where, kind: arguments of `read_section`
     """
-    # pydantic names the way to the wrong key: ("loss", "weights", 0). Follow it as far as it leads
-    # through sections. What follows then is the key, and perhaps a place within its value.
+    # pydantic names the path to the wrong key, e.g. ("train", "G_optimizer_betas", 0). The first
+    # names are sections within one another, here "train". Then comes the key. What follows the key
+    # is a position within its value, here item 0 of a list, and is left out of the message.
     names = [str(name) for name in error["loc"]]
     owner = model  # the model of the section that has the key
-    value = values  # the values of this section
-    depth = 0
+    owner_values = values  # the values of this section
+    depth = 0  # number of sections on the path
     while depth < len(names) - 1:
         inner = _model_of(owner, names[depth])
         if inner is None:
-            break  # e.g. `betas`, a list: what follows is the index of an item
+            break  # names[depth] is no section, so it is the key
         owner = inner
-        value = value[names[depth]]
+        owner_values = owner_values[names[depth]]
         depth += 1
     key = names[depth]
-    section = ".".join([where, *names[:depth]]).strip(".")
+    section = ".".join([where, *names[:depth]]).strip(".")  # "" for the whole file
     dotted = f"{section}.{key}".strip(".")
 
-    # A key that the section does not have, and one that it lacks.
+    # A key that the section does not know, or a key that is missing.
     if error["type"] == "extra_forbidden":
+        # `kind` describes the outer section only.
         return _unknown_key(key, section, owner, kind if depth == 0 else "")
     field = owner.model_fields[key]
     expected = "an object { ... }" if _model_of(owner, key) else describe(field)
@@ -157,7 +172,7 @@ def _error_of(
     if "SecretStr" in str(field.annotation):
         shown = MASK
     else:
-        shown = repr(redact(value.get(key), key, MASK))
+        shown = repr(redact(owner_values.get(key), key, MASK))
     return OptionError(
         what=f"{dotted} is {shown}",
         where=dotted,
@@ -169,8 +184,9 @@ def _error_of(
 def _unknown_key(key: str, section: str, owner: type[Section], kind: str) -> OptionError:
     """Return the error for a key that a section does not have.
 
-    section: dotted key of the section, "" for the whole file; owner: its model
-    kind: what the section describes, or ""
+    section: dotted key of the section, "" for the whole file
+    owner: the model of the section
+    kind: what the section describes, e.g. 'network "vrt"', or ""
     """
     # Fields with `exclude` are no options: the program itself sets them.
     valid = [name for name, field in owner.model_fields.items() if not field.exclude]
@@ -185,11 +201,16 @@ def _unknown_key(key: str, section: str, owner: type[Section], kind: str) -> Opt
     name = hint.rpartition(" ")[2]  # the last word; "" without a hint
     if name in valid:
         hint += f" ({describe(owner.model_fields[name])})"
-    place = f'one of the keys of "{section}"' if section else "a section"
+    valid_keys = f'one of the keys of "{section}"' if section else "a section"
     if kind:
-        place += f" with {kind}"
+        valid_keys += f" with {kind}"
     dotted = f"{section}.{key}".strip(".")
-    return OptionError(f"unknown option {dotted}", dotted, f"{place}{hint}", do)
+    return OptionError(
+        what=f"unknown option {dotted}",  # `joined` looks for these two words
+        where=dotted,
+        expected=f"{valid_keys}{hint}",
+        do=do,
+    )
 
 
 def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
@@ -226,39 +247,49 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     annotation: a type, or a field of a model
     metadata: the limits that pydantic knows, e.g. Gt(gt=0)
     """
-    # Take off what is around the type: a field of pydantic, then Annotated[type, limits ...].
+    # A field of pydantic: take type and limits out of it.
     if isinstance(annotation, FieldInfo):
         metadata = annotation.metadata
         annotation = annotation.annotation
+    # Annotated[int, Field(ge=0)]: the type, and more limits.
     if get_origin(annotation) is Annotated:
-        base, *extra = get_args(annotation)
+        inner_type, *extra = get_args(annotation)
         limits = []
         for item in extra:
             limits += item.metadata if isinstance(item, FieldInfo) else [item]
-        return describe(base, [*limits, *metadata])
+        return describe(inner_type, [*limits, *metadata])
 
-    # One of several types. The limits belong to the only type beside None; with several types they
-    # are left out.
+    # `int | None`, or `float | list[float]`.
     if get_origin(annotation) in (Union, types.UnionType):
-        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-        limits = list(metadata) if len(kinds) == 1 else []
-        # A list and a tuple, which only Python can give, are one thing in JSON: name it once.
-        # dict.fromkeys drops what is repeated and keeps the order.
-        texts = list(dict.fromkeys(describe(kind, limits) for kind in kinds))
-        if len(kinds) < len(get_args(annotation)):
+        alternatives = [each for each in get_args(annotation) if each is not type(None)]
+        # The limits belong to the only type beside None. With several types they are left out.
+        limits = list(metadata) if len(alternatives) == 1 else []
+        texts = []
+        for alternative in alternatives:
+            text = describe(alternative, limits)
+            # A tuple is a list in JSON, so `list[int] | tuple[int, ...]` gives one text.
+            if text not in texts:
+                texts.append(text)
+        if type(None) in get_args(annotation):
             texts.append("null")
         return " or ".join(texts)
+
+    # Literal["adam", "adamw"] -> "adam" | "adamw".
     if get_origin(annotation) is Literal:
         values = get_args(annotation)
         return " | ".join(f'"{v}"' if isinstance(v, str) else str(v) for v in values)
 
+    # list[float] of fixed length -> "list of 2 float".
     if get_origin(annotation) in (list, tuple):
         size = ""
         for limit in metadata:
             if getattr(limit, "max_length", None):
                 size = f"{limit.max_length} "
                 break
-        return f"list of {size}{describe(get_args(annotation)[0])}"
+        item_type = get_args(annotation)[0]
+        return f"list of {size}{describe(item_type)}"
+
+    # A Section, or dict[str, ...], is an object in JSON.
     origin = get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, (BaseModel, dict)):
         return "object"
@@ -271,9 +302,10 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 def _bounds(metadata: Sequence[Any]) -> str:
     """Return the limits of a plain type in words, e.g. ">= 0, < 1", or "" without limits.
 
-    metadata: objects of pydantic, e.g. Ge(ge=0). A limit that it does not have is missing or None.
+    metadata: objects of pydantic, e.g. Ge(ge=0). An object may have several limits as attributes. A
+        limit that it does not have is missing or None.
     """
-    ranges = {}  # sign -> value; of two limits of one kind, the last counts
+    ranges = {}  # sign -> value; of two limits with the same sign, the last counts
     for limit in metadata:
         for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
             value = getattr(limit, attribute, None)
@@ -313,7 +345,7 @@ class Registered(NamedTuple):
 
     constructor: Callable[..., Any]  # the class or function
     given: frozenset[str]  # parameters that code supplies to `build`; they are no option keys
-    annotations: dict[str, type[Section]]  # parameter -> type, in place of its own annotation
+    annotations: dict[str, type[Section]]  # parameter -> type that replaces its annotation
 
 
 class Registry:
@@ -331,8 +363,11 @@ class Registry:
             constructor gets all options in this argument. So keys that several parts share are
             written down once.
 
-    A constructor may have an attribute `GONE`: keys of former versions -> the value with which the
+    A constructor may have an attribute `GONE`: key of a former version -> the value with which the
     key is accepted and has no effect, e.g. GONE = {"rate_windows": 0}.
+
+    These rules are promised in docs/extending.md: parts of other people rely on them. Tests:
+    test_extending.py.
 
     kind: what the parts are, for messages, e.g. "network"
     type_key: the key of a section that names the part, e.g. "net_type"
@@ -374,8 +409,8 @@ class Registry:
 
     def keys(self, name: str) -> list[str]:
         """Return the option keys of a part, without the type key and the keys of `base`."""
-        others = (self.type_key, *self.base.model_fields)
-        return [key for key in self.model(name).model_fields if key not in others]
+        shared_keys = (self.type_key, *self.base.model_fields)
+        return [key for key in self.model(name).model_fields if key not in shared_keys]
 
     def model(self, name: str) -> type[Section]:
         """Return the model of a part's section.
@@ -384,8 +419,10 @@ class Registry:
         model is made once and kept, so no part may change after its first use.
         """
         if name not in self._models:
-            fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}  # ...: required
-            shared = []  # sections whose keys stand beside the others
+            # The form of pydantic's create_model: key -> (type, default). A default of `...` means
+            # that the key is required. The type key accepts only the name of this part.
+            fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}
+            shared = []  # sections whose keys stand beside the other keys
             for key, parameter in self._parameters(name).items():
                 annotation = parameter.annotation
                 if isinstance(annotation, type) and issubclass(annotation, Section):
@@ -434,12 +471,13 @@ class Registry:
         model = self.model(name)
 
         # Leave out keys of former versions, if they have the value without effect. With another
-        # value the key stays, and is refused below as unknown. `gone` has pairs (key, value).
-        gone = getattr(model.constructor, "GONE", {}).items()
-        values = {key: value for key, value in values.items() if (key, value) not in gone}
+        # value the key stays, and is refused below as unknown.
+        for key, harmless_value in getattr(model.constructor, "GONE", {}).items():
+            if key in values and values[key] == harmless_value:
+                del values[key]
 
         # Resolve the nested parts first. All errors are collected.
-        wrong = []
+        errors = []
         for key, field in model.model_fields.items():
             nested = _registry_in(field.metadata)
             default = None if field.is_required() else field.default
@@ -448,13 +486,14 @@ class Registry:
                 try:
                     values[key] = nested.resolve(value, f"{where}.{key}")
                 except OptionError as e:
-                    wrong.append(e)
+                    errors.append(e)
+        # Then this section. Its own errors come before the errors of its nested parts.
         try:
             resolved = read_section(model, values, where, f'{self.kind} "{name}"')
         except OptionError as e:
-            wrong.insert(0, e)
-        if wrong:
-            raise joined(wrong)
+            errors.insert(0, e)
+        if errors:
+            raise joined(errors)
         return resolved
 
     def _unknown_part(self, name: Any, where: str) -> OptionError:
@@ -475,17 +514,18 @@ class Registry:
         """Return the part that a section describes.
 
         section, where: see `resolve`
-        given: the parameters that code supplies. Those that this part does not take are left out,
-            so callers can offer all to each part of a kind
+        given: parameters that code supplies, e.g. the number of channels. A parameter that this
+            part does not take is left out, so callers can offer all of them to each part of a kind
         """
         options = self.resolve(section, where)
-        part = self._parts[getattr(options, self.type_key)]
-        # The order of the parameters does not matter: all are given by name.
+        name = getattr(options, self.type_key)
+        part = self._parts[name]
+        # The order of the parameters does not matter, because all are given by name.
         arguments = {}
-        for key in self._parameters(getattr(options, self.type_key)):
+        for key in self._parameters(name):
             if key in type(options).model_fields:
                 arguments[key] = getattr(options, key)
-            else:  # a parameter that is annotated with a Section: it gets all options
+            else:  # a parameter that is annotated with a Section, such as `window`: all options
                 arguments[key] = options
         for key, value in given.items():
             if key in part.given:
