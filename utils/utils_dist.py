@@ -83,20 +83,26 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # Signal -> seconds after the first signal. A second signal that comes later than this ends the rank
 # at once. A second signal that comes earlier may belong to the same request: scancel sends SIGTERM
 # to the step and to the job, a moment apart, and some launchers pass on the SIGINT that a terminal
-# has already sent to all processes.
-REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
+# has already sent to all processes. A signal that is not listed here never ends the rank at once.
+LEAST_S_BETWEEN_REQUESTS = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
 
 # Seconds that closing a resource may take after an error. They must be fewer than watchdog.EXIT_S,
-# the seconds within which a rank has to end after an error.
+# 8 s, within which a rank has to end after an error.
 CLOSE_S = 5.0
 
-# Seconds that a rank waits for the report of the rank that failed first.
-PATIENCE_S = 3.0
+# Seconds that a rank with a broken connection waits for the report of the rank that failed first. A
+# longer wait delays the end of the run. A shorter wait could name this rank's lost connection, and
+# not the error behind it.
+WAIT_FOR_REPORT_S = 3.0
 
-# Messages of gloo, NCCL and the store about another rank that is gone or does not answer. The cause
-# is then on the other rank. Other errors of NCCL, e.g. a GPU given to two ranks or a full /dev/shm,
-# have their cause on this rank.
-OF_A_PEER = re.compile(
+# Seconds that a rank waits for lower ranks that may have failed at the same time, see
+# `all_ranks_or_none`. A rank that fails later than this still ends, but a higher rank reports.
+WAIT_FOR_LOWER_RANKS_S = 5.0
+
+# Texts in the errors of gloo, NCCL and the store about another rank (a peer) that is gone or does
+# not answer. The cause is then on the other rank. Other errors of NCCL, e.g. a GPU given to two
+# ranks or a full /dev/shm, have their cause on this rank.
+PEER_IS_GONE = re.compile(
     r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|"
     r"client socket has timed out|ncclRemoteError|remote process|communicator was aborted|"
     r"pair closure"
@@ -104,7 +110,7 @@ OF_A_PEER = re.compile(
 
 
 class _PeerFailed(BaseException):
-    """Raised if another rank has failed and reports its error. This rank ends without a message.
+    """The exception on this rank if another rank has failed. This rank ends without a message.
 
     It is a BaseException, so that no `except Exception` of a caller swallows it. Its only argument
     is the exit code.
@@ -143,7 +149,8 @@ def ranks(log: bool = True) -> Generator[None]:
 
     Collective. At the start the ranks meet. From then on, an error on one rank ends all ranks, with
     one message and one exit code. After an error the ranks end by os._exit, because destroying a
-    broken process group can block for ever.
+    broken process group can block for ever. The order of the lines at start and end must stay; each
+    comment says what would go wrong otherwise. tests/faults and tests/dist/test_life.py notice it.
 
     A cloud platform may have started one process for all GPUs of a node. This process then becomes
     torchrun, which starts this program again, once for each GPU.
@@ -197,7 +204,7 @@ def ranks(log: bool = True) -> Generator[None]:
         raise
     except BaseException as e:
         code = _report(e)
-        # The traceback of the error holds the tensors of the run, so let go of it.
+        # RUN.reported holds the error, whose traceback holds the tensors of the run. Free them.
         RUN.reported = None
         if get_world_size() > 1:
             watchdog.leave(code, RUN.store)  # ends this process
@@ -247,8 +254,8 @@ def begin(
 
     budgets: the options `watchdog`, or None for a test without an option file.
     timeout_s: least time-out of a collective, in seconds.
-    digest: a digest of all options.
-    kept: folder for results of checks of the data, see `Run` of utils.dist.state.
+    digest: a digest of all options, e.g. "3f9a0c12b4de". It must be equal on all ranks.
+    kept: folder in which results of checks of the data are kept for later runs, or None.
     """
     RUN.kept = kept
     if budgets is None:
@@ -259,9 +266,9 @@ def begin(
         init_dist(budgets.timeout_s(timeout_s))
     check_same_on_all_ranks("the options", digest)
     if budgets is None and get_world_size() == 1:
-        return  # without options and other ranks there is no limit to watch
+        return  # a test in one process: nobody waits for this rank, and no limit was asked for
     if budgets is None:
-        budgets = WatchdogOptions()
+        budgets = WatchdogOptions()  # the default limits
     if get_world_size() > 1:
         budgets = _fitted_to_timeout(budgets)
     if RUN.watchdog is None:  # a single process: `ranks` makes a watchdog for several ranks only
@@ -278,9 +285,10 @@ def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     Raises DistError if the time-out would always come before the watchdog. Logs a warning if the
     time-out would come first in slow phases only.
 
-    budgets: the options `watchdog`: `stall_s`, seconds without a beat, and the names of MULTIPLES,
-        seconds in a phase.
+    budgets: the options `watchdog`. `stall_s` is the limit of most phases. The names of MULTIPLES
+        (start_s, validate_s, save_s) are the limits of the slow phases. All are in seconds.
     """
+    # launch.timeout_s is NCCL_TIMEOUT if the user has set it. RUN.timeout_s is what counts.
     if RUN.launch.timeout_s:
         # A user sets NCCL_TIMEOUT if a rank may be slow while the others wait for it. So raise the
         # limits of the phases to 90 % of the time-out, which is still before the time-out. A limit
@@ -295,15 +303,16 @@ def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
             "NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits
         )
 
-    # The limits that are not shorter than the time-out, so that the time-out comes first.
-    late = []
+    # Find the limits that are not shorter than the time-out. For them, the time-out comes first.
+    late_limits = []
     for name in ("stall_s", *MULTIPLES):
         limit_s = budgets.limit(name)
         if limit_s >= RUN.timeout_s:
-            late.append(f"{name} is {limit_s:g} s")
-    if not late:
+            late_limits.append(f"{name} is {limit_s:g} s")
+    if not late_limits:
         return budgets
-    what = f"watchdog: {', '.join(late)}; the time-out of the process group is {RUN.timeout_s:g} s"
+    listed = ", ".join(late_limits)
+    what = f"watchdog: {listed}; the time-out of the process group is {RUN.timeout_s:g} s"
     if budgets.stall_s >= RUN.timeout_s:
         raise DistError(
             what=what,
@@ -375,8 +384,9 @@ def init_dist(timeout_s: float = 1800) -> None:
 def _forget_run() -> None:
     """Forget a run that has ended, and stop its watchdog.
 
-    The process may live on, e.g. in a notebook. The watchdog would take it for a run that hangs. A
-    new field of RUN that belongs to one run needs a line here.
+    The process may live on, e.g. in a notebook. A watchdog that is not stopped would take such a
+    process for a run that hangs, and end it. A new field of RUN that belongs to one run needs a
+    line here.
     """
     if RUN.watchdog is not None:
         RUN.watchdog.stop()
@@ -392,22 +402,25 @@ def _forget_run() -> None:
 def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     """Return the launch of a process group that another library has made before. Collective.
 
-    launch: what the environment says. Rank and world size come from the group.
+    Rank and world size come from the process group, all other fields from `launch`.
+
+    launch: what the environment says of this process.
     """
     world_size = dist.get_world_size()
     if world_size == 1:
-        return launch
+        return launch  # a single process needs no store
     # The watchdog needs a store of this program, at a port that nobody else uses. Rank 0 asks its
     # system for a free port (by binding port 0), and sends the number to the other ranks. A process
     # group of gloo takes CPU tensors only.
     own_device = get_device()
-    is_of_device = dist.get_backend() == devices.backend(own_device)
-    device = torch.device(own_device.type if is_of_device else "cpu")
+    takes_own_device = dist.get_backend() == devices.backend(own_device)
+    device = torch.device(own_device.type if takes_own_device else "cpu")
     port = torch.zeros(1, dtype=torch.int64, device=device)
     if dist.get_rank() == 0:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port[0] = free.getsockname()[1]
+        with socket.socket() as free_socket:
+            free_socket.bind(("", 0))
+            _, free_port = free_socket.getsockname()
+            port[0] = free_port
     dist.broadcast(port, 0)
     return replace(
         launch,
@@ -444,25 +457,37 @@ def gather_objects(obj: Any) -> list[Any]:
     if get_world_size() == 1:
         return [obj]
     device = get_device()
-    own = torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)  # (bytes,)
+    own_bytes = _bytes_tensor(obj)
     with watchdog.collective("all_gather"):
         # Exchange the sizes first, because all tensors of an all_gather must have the same size.
+        # `sizes` and `padded_bytes` are lists of one tensor for each rank, filled by all_gather.
         sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(get_world_size())]
-        dist.all_gather(sizes, torch.tensor([len(own)], device=device))
-        counts = [int(size) for size in sizes]
-        for rank, count in enumerate(counts):
-            message.refuse_size(count, rank)
+        own_size = torch.tensor([len(own_bytes)], device=device)
+        dist.all_gather(sizes, own_size)
+        byte_counts = [int(size) for size in sizes]
+        # A wrong size would make the next lines ask for any amount of memory.
+        for rank, byte_count in enumerate(byte_counts):
+            message.refuse_size(byte_count, rank)
 
         # Then exchange the bytes, padded with zeros to the largest size.
-        padded = torch.zeros(max(counts), dtype=torch.uint8)
-        padded[: len(own)] = own
-        found = [torch.empty(max(counts), dtype=torch.uint8, device=device) for _ in counts]
-        dist.all_gather(found, padded.to(device))
+        largest = max(byte_counts)
+        own_padded = torch.zeros(largest, dtype=torch.uint8)
+        own_padded[: len(own_bytes)] = own_bytes
+        padded_bytes = []
+        for _ in byte_counts:
+            padded_bytes.append(torch.empty(largest, dtype=torch.uint8, device=device))
+        dist.all_gather(padded_bytes, own_padded.to(device))
     objects = []
-    for rank, count in enumerate(counts):
-        content = bytes(found[rank][:count].cpu().numpy())
+    for rank, byte_count in enumerate(byte_counts):
+        content = bytes(padded_bytes[rank][:byte_count].cpu().numpy())  # without the padding
         objects.append(message.unpack(content, rank))
     return objects
+
+
+def _bytes_tensor(obj: Any) -> Tensor:
+    """Return an object as a tensor of its bytes on the CPU, (number of bytes,)."""
+    # frombuffer shares memory, so it wants a buffer that may be written: bytes may not.
+    return torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)
 
 
 def from_rank(source: int, obj: Any) -> Any:
@@ -476,7 +501,7 @@ def from_rank(source: int, obj: Any) -> Any:
         return obj
     device = get_device()
     is_source = get_rank() == source
-    data = torch.frombuffer(bytearray(message.pack(obj if is_source else None)), dtype=torch.uint8)
+    data = _bytes_tensor(obj if is_source else None)
     with watchdog.collective("broadcast"):
         # Send the size first, because the other ranks have to make a tensor for the bytes.
         size = torch.tensor([len(data)], device=device)
@@ -577,15 +602,22 @@ def check_same_on_all_ranks(
     value: a value of the types of `gather_objects`.
     do: the advice of the error.
     """
-    found = gather_objects(value)
-    if all(other == found[0] for other in found):
+    values = gather_objects(value)
+    if all(other == values[0] for other in values):
         return
     # Equal values are listed together, e.g. "rank 0, 1, 3: 'a'; rank 2: 'b'".
-    ranks_of: dict[str, list[str]] = {}
-    for rank, other in enumerate(found):
-        ranks_of.setdefault(repr(other), []).append(str(rank))
-    listed = "; ".join(f"rank {', '.join(same)}: {text}" for text, same in ranks_of.items())
-    raise DistError(f"{name} differ between the ranks", listed, "the same on all ranks", do)
+    ranks_of_value: dict[str, list[str]] = {}
+    for rank, other in enumerate(values):
+        ranks_of_value.setdefault(repr(other), []).append(str(rank))
+    groups = []
+    for text, rank_numbers in ranks_of_value.items():
+        groups.append(f"rank {', '.join(rank_numbers)}: {text}")
+    raise DistError(
+        what=f"{name} differ between the ranks",
+        where="; ".join(groups),
+        expected="the same on all ranks",
+        do=do,
+    )
 
 
 @contextmanager
@@ -598,8 +630,10 @@ def all_ranks_or_none() -> Generator[None]:
     if get_world_size() == 1 or RUN.store is None:
         yield
         return
-    # The number of the call makes its keys in the store different from those of earlier calls. All
-    # ranks make the same calls, so the number is the same on all ranks.
+    # A Round is one meeting of all ranks in the store: each rank arrives with an exit code, 0 for
+    # success, and can wait until all have arrived. The number of the call makes the keys of this
+    # round different from the keys of earlier rounds. All ranks make the same calls, so the number
+    # is the same on all ranks.
     RUN.rounds += 1
     meeting = Round(RUN.store, f"round/{RUN.rounds}", get_rank(), get_world_size())
     try:
@@ -607,19 +641,25 @@ def all_ranks_or_none() -> Generator[None]:
     except Exception as e:
         code = getattr(e, "exit_code", 1)
         meeting.arrive(code)
-        # A lower rank may have failed as well, and then the lower rank reports. Wait for 5 s until
-        # all ranks have arrived. Rank 0 has no lower rank, so it need not wait.
+        # A lower rank may have failed as well, and then the lower rank reports. So wait a while
+        # until all ranks have arrived. Rank 0 has no lower rank, so it need not wait.
         if get_rank() > 0:
-            failed = meeting.wait(5.0)
-            if failed is None or failed.rank != get_rank() or failed.code != code:
+            # `wait` returns the lowest rank that failed, or None.
+            lowest_failure = meeting.wait(WAIT_FOR_LOWER_RANKS_S)
+            is_lowest = (
+                lowest_failure is not None
+                and lowest_failure.rank == get_rank()
+                and lowest_failure.code == code
+            )
+            if not is_lowest:
                 raise _PeerFailed(code) from e
         raise
     meeting.arrive()
     with watchdog.collective("the other ranks"):
         # If another rank fails outside of its block, the watchdog ends this rank here.
-        failed = meeting.wait()
-    if failed is not None:
-        raise _PeerFailed(failed.code)
+        lowest_failure = meeting.wait()
+    if lowest_failure is not None:
+        raise _PeerFailed(lowest_failure.code)
 
 
 # ---- Errors ----------------------------------------------------------------------------------
@@ -640,18 +680,18 @@ def closed_after_report(resource: Any) -> Generator[Any]:
         _, code = reported
         watchdog.leave(code, RUN.store)
 
-    limit = threading.Timer(CLOSE_S, leave)
-    limit.daemon = True
-    with ExitStack() as last:
+    timer = threading.Timer(CLOSE_S, leave)
+    timer.daemon = True
+    with ExitStack() as at_end:
         # An ExitStack calls its callbacks in reverse order: it closes the resource, and then
         # cancels the timer.
-        last.callback(limit.cancel)
-        last.callback(resource.close)
+        at_end.callback(timer.cancel)
+        at_end.callback(resource.close)
         try:
             yield resource
         except BaseException as e:
             _report(e)
-            limit.start()
+            timer.start()  # runs while the resource is closed
             raise
 
 
@@ -668,8 +708,10 @@ def _report(error: BaseException) -> int:
 
     Only the rank that failed first reports, so a user reads one error and not one of each rank.
     """
-    if RUN.reported and RUN.reported[0] is error:
-        return RUN.reported[1]  # reported already, by `closed_after_report`
+    if RUN.reported is not None:
+        reported_error, reported_code = RUN.reported
+        if reported_error is error:
+            return reported_code  # `closed_after_report` has reported it
     if isinstance(error, _PeerFailed):
         ending = _Ending(error, error.args[0], is_reporter=False)
     elif RUN.store is None:
@@ -704,10 +746,11 @@ def _is_reporter_without_store(error: BaseException) -> bool:
         return True
     # The same error on two ranks differs in the number of the rank, e.g. "rank 3 of 8 on host a".
     # So leave the number out.
-    place = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
+    where_without_rank = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
     what = getattr(error, "what", error)
-    launcher = os.getppid()
-    return process.first_to_claim(f"{what} {place} {launcher}")
+    launcher_pid = os.getppid()
+    # True for the first process on this host that calls it with this text.
+    return process.first_to_claim(f"{what} {where_without_rank} {launcher_pid}")
 
 
 def _ending_with_store(error: BaseException) -> _Ending:
@@ -716,14 +759,16 @@ def _ending_with_store(error: BaseException) -> _Ending:
     code = _exit_code(error)
     # If another rank fails, the connection to it breaks, which raises an error on this rank too.
     # Such an error is not the cause: the other rank, or a watchdog, reports the cause.
-    is_of_peer = isinstance(error, DistNetworkError) or OF_A_PEER.search(str(error))
+    is_of_peer = isinstance(error, DistNetworkError) or PEER_IS_GONE.search(str(error))
     if isinstance(error, RuntimeError) and is_of_peer:
         cause = _lost_contact(error)
         code = cause.exit_code
 
-    own = Failure(rank=get_rank(), code=code, by=get_rank())
+    # The first rank that writes its failure into the store reports. `claim_failure` returns None to
+    # this rank, and the first failure to all other ranks.
+    own_failure = Failure(rank=get_rank(), code=code, by=get_rank())
     try:
-        earlier = claim_failure(RUN.store, own, get_world_size())
+        earlier = claim_failure(RUN.store, own_failure, get_world_size())
     except ForeignValueError as e:
         # A process that is no rank of this run has written under the key of the failure, so the
         # ranks cannot agree who reports. If the cause is on this rank, this rank reports it.
@@ -735,7 +780,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
         return _Ending(e, e.exit_code, watchdog.first_to_say_foreign())
     except RuntimeError:
         # The store is gone together with the rank that hosts it. A watchdog reports this.
-        earlier = own._replace(code=StallError.exit_code)
+        earlier = own_failure._replace(code=StallError.exit_code)
     if earlier is None:
         return _Ending(cause, code, is_reporter=True)
     if earlier.code == StallError.exit_code:
@@ -772,13 +817,14 @@ def _ranks_without_new_beat() -> str:
     noted a failure, or if another rank compares the beats.
     """
     store = RUN.store
-    # Only one rank, the observer, compares the beats of all ranks before and after the wait. It is
-    # the rank to which `add` returns 1, the first one here. The other ranks wait twice as long, so
-    # that the observer can report first.
+    # Only one rank, the observer, compares the beats of all ranks before and after the wait. The
+    # observer is the first rank that comes here: `add` counts the calls of all ranks and returns 1
+    # to the first one. The other ranks wait twice as long, so that the observer can report first.
     is_observer = store.add("lost contact", 1) == 1
     before = read_states(store, get_world_size()) if is_observer else {}
-    patience_s = PATIENCE_S if is_observer else 2 * PATIENCE_S
-    deadline = time.monotonic() + patience_s
+    wait_s = WAIT_FOR_REPORT_S if is_observer else 2 * WAIT_FOR_REPORT_S
+    deadline = time.monotonic() + wait_s
+    # FAILURE is the key of the first failure in the store. It is empty until a rank has failed.
     while not store.get(FAILURE) and time.monotonic() < deadline:
         time.sleep(0.1)
     if not is_observer or store.get(FAILURE):
@@ -811,7 +857,7 @@ def stop_on(*numbers: signal.Signals) -> None:
     """From now on, take these signals as requests to stop.
 
     After a request the run finishes its step, saves and ends, see `stop_vote`. A repeated signal
-    ends this rank at once, see REPEATED_S.
+    ends this rank at once, see LEAST_S_BETWEEN_REQUESTS.
     """
     is_torchrun = RUN.launch.mode == "torchrun"
     if signal.SIGUSR1 in numbers and is_torchrun and is_main_process():
@@ -846,8 +892,8 @@ def _on_signal(number: int, _: Any) -> None:
     The second argument is the interrupted stack frame, which Python gives to every signal handler.
     """
     if RUN.stop_requested:
-        since = time.monotonic() - RUN.stop_requested
-        if since > REPEATED_S.get(number, float("inf")):
+        seconds_since = time.monotonic() - RUN.stop_requested
+        if seconds_since > LEAST_S_BETWEEN_REQUESTS.get(number, float("inf")):
             os._exit(128 + number)  # the exit code of a shell for a program that a signal has ended
         return
     if number == signal.SIGINT and is_main_process():
@@ -875,23 +921,25 @@ def stop_vote() -> Callable[[], bool]:
     # torch.full writes the number directly on the device. torch.tensor would copy the number from
     # the host, and on a GPU this copy would wait until the last step has been computed.
     flag = torch.full((), float(RUN.stop_requested > 0), device=device)
-    work = None
+    exchange = None
     if dist.is_initialized():
         # The sum over the ranks is above 0 if any rank was asked to stop.
-        work = dist.all_reduce(flag, async_op=True)
+        exchange = dist.all_reduce(flag, async_op=True)
+
+    # A device without pinned memory, e.g. the CPU: wait for the exchange itself.
     if not devices.pins_memory(device):
 
         def is_stop() -> bool:
-            if work is not None:
-                work.wait()
+            if exchange is not None:
+                exchange.wait()
             return bool(flag > 0)
 
         return is_stop
 
     # A GPU works in the order in which it gets its work. Here it gets the copy of the answer to the
     # host, before it gets the step. So `is_stop_on_gpu` waits for the copy and not for the step.
-    if work is not None:
-        work.wait()  # the GPU waits for the exchange, the host does not
+    if exchange is not None:
+        exchange.wait()  # the GPU waits for the exchange, the host does not
     answer = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
     copied = torch.Event(device)
     copied.record()

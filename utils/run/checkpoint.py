@@ -59,13 +59,14 @@ logger = logging.getLogger(__name__)
 
 # Options that say where and how a run is started, not what is trained. So a difference in them is
 # not reported.
-NO_DIFFERENCE = ("opt_path", "task", "path")
+UNCOMPARED_OPTIONS = ("opt_path", "task", "path")
 
 # Beginnings of the options that the PSNR of a validation depends on. If such an option changes, the
 # best PSNR so far cannot be compared with new ones, ...
-OF_SCORES = ("datasets.test.", "val.", "metric.")
-# ... except for options that begin like this, which have no effect on the PSNR.
-NO_SCORE = (
+OPTIONS_OF_PSNR = ("datasets.test.", "val.", "metric.")
+# ... except for options that begin like this, which have no effect on the PSNR. A new option that
+# only changes speed or output belongs here; otherwise a change of it would forget the best PSNR.
+OPTIONS_WITHOUT_PSNR = (
     "val.save_img",
     "val.batch_tiles",
     "metric.more",
@@ -103,12 +104,15 @@ TEMPORARY = re.compile(r"\..+\.pth(\.sha256)?\.([0-9a-f]{32}|\d{1,10})\.tmp")
 class Progress:
     """Where a run stands: optimizer steps done, and the position of the next step in the data.
 
-    A checkpoint holds each of these fields by its name.
+    A checkpoint holds each of these fields by its name. A new field needs a default, which is the
+    value for a checkpoint of an earlier version. A field must not be renamed.
     """
 
     step: int = 0  # number of optimizer steps done
     epoch: int = 0  # number of epochs done
-    batch: int = 0  # number of steps done in the current epoch, and so the number of the next one
+    # Number of steps done in the current epoch. Steps are counted from 0, so it is also the number
+    # of the next step.
+    batch: int = 0
     best_psnr: float | None = None  # in dB; None before the first validation
     best_step: int = 0  # step of best_psnr
     scored_on: str | None = None  # digest of the test clips of best_psnr; None if it is not known
@@ -146,13 +150,15 @@ class DataOrder:
 def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
     """Return the optimizer steps of the whole run: `total_iter` or `epochs`, whichever ends first.
 
-    The options have at least one of the two, so the result is finite.
+    E.g. 3 epochs of 100 steps and total_iter 250 give 250. The options have at least one of the
+    two, so the result is finite.
     """
     total = math.inf if train.total_iter is None else train.total_iter
     if train.epochs is not None:
         # Count from the present position, because earlier epochs may have had another length.
-        left = (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
-        total = min(total, progress.step + left)
+        epochs_left = train.epochs - progress.epoch  # with the current one
+        steps_left = epochs_left * steps_per_epoch - progress.batch
+        total = min(total, progress.step + steps_left)
     return int(total)
 
 
@@ -161,8 +167,8 @@ def left_to_do(
 ) -> Literal["validation", "steps", "nothing"]:
     """Return what comes next in a run. "nothing" means that the run is finished.
 
-    No other function decides this. A run is finished if its last step is done and validated; the
-    checkpoint records the last validation in `validated`.
+    Only this function decides it, so that training and resuming agree. A run is finished if its
+    last step is done and validated. `progress.validated` is the step of the last validation.
 
     total_iter: number of steps of the run.
     test_every: number of steps between two validations, or 0 if there is no test split. The last
@@ -203,7 +209,10 @@ def own_checkpoint(folder: Path, name: str) -> Path:
 def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     """Return the checkpoint that the run in `folder` resumes from, or None for a fresh start.
 
-    Collective. resume: the option path.resume: null, "auto", or the path of a file or folder.
+    Collective.
+
+    resume: the option path.resume. It is None (null in the file), "auto", or the path of a file or
+        folder.
 
     path.resume            the folder has a checkpoint_latest  the folder has none
     null                   refused                             fresh start*
@@ -221,13 +230,14 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     Raises OptionError if the run is refused, and CheckpointError if a file is missing, damaged, or
     no checkpoint.
     """
-    # Only rank 0 reads the folder, because other hosts may not have it. It sends a table of the
-    # fields, since a message between ranks holds plain types only.
-    found = None
+    # Only rank 0 reads the folder, because other hosts may not have it. Rank 0 sends the fields as
+    # a dict, because a message between ranks holds plain types only.
+    values_on_rank_0 = None
     if utils_dist.is_main_process():
         found = _find(resume, folder)
-    shared = utils_dist.state_from_rank_0(None if found is None else vars(found))
-    return None if shared is None else Resumed(**shared)
+        values_on_rank_0 = None if found is None else vars(found)  # vars: name of field -> value
+    values = utils_dist.state_from_rank_0(values_on_rank_0)
+    return None if values is None else Resumed(**values)
 
 
 def _find(resume: str | None, folder: Path) -> Resumed | None:
@@ -257,8 +267,12 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
         return Resumed(latest, state)
 
     if not _existing_versions(named):
-        expected = "an existing file, auto, or null for a fresh start"
-        raise CheckpointError("no such checkpoint", str(named), expected, "correct it")
+        raise CheckpointError(
+            what="no such checkpoint",
+            where=str(named),
+            expected="an existing file, auto, or null for a fresh start",
+            do="correct it",
+        )
     found = Resumed(named, _read_state(named), is_named=True)
     if not has_own or named.name == latest.name:
         return found
@@ -318,8 +332,9 @@ def _read_state(path: Path) -> dict[str, Any]:
     Raises CheckpointError if the file holds weights alone, or something else.
     """
     state = load(path)
+    # Checkpoints of all versions have these keys. A key that came later must not be asked for.
     needed = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
-    if isinstance(state, dict) and needed <= state.keys():  # it has all of these keys
+    if isinstance(state, dict) and needed.issubset(state):
         refuse_wrong_types(state, path)
         return state
     raise CheckpointError(
@@ -334,8 +349,8 @@ def _read_state(path: Path) -> dict[str, Any]:
 def restoring(resumed: Resumed | None) -> Generator[None]:
     """Turn errors of the block, in which a checkpoint is restored, into a CheckpointError.
 
-    The block gives parts of the checkpoint to network, optimizer and averages, which raise many
-    kinds of errors for a part that does not fit.
+    The block gives the weights, moments and averages of the checkpoint to network and optimizer,
+    which raise many kinds of errors for a value that does not fit.
 
     resumed: the checkpoint, or None for a fresh start. The errors of a fresh start are not changed,
         because no file is their cause.
@@ -378,14 +393,16 @@ def restore_progress(
     """
     # A field that an earlier version did not save has its default.
     state = resumed.state
-    values = {field.name: state.get(field.name, field.default) for field in fields(Progress)}
+    values = {}
+    for field in fields(Progress):
+        values[field.name] = state.get(field.name, field.default)
     progress = Progress(**values)
 
-    # If the position is the end of an epoch, move it to the start of the next epoch. The checkpoint
-    # counts the position in epochs of its own length, which may differ from the length now.
+    # If the position is the end of an epoch, move it to the start of the next epoch. Here and below
+    # `..._then` is a value of the checkpoint. Its epochs may have had another length.
     order_then = _order_in(state)
-    steps_then = order.steps if order_then is None else order_then.steps
-    if progress.batch == steps_then:
+    steps_per_epoch_then = order.steps if order_then is None else order_then.steps
+    if progress.batch == steps_per_epoch_then:
         progress.next_epoch()
 
     # The options of this start count, and not the options in the checkpoint. Log what differs.
@@ -409,28 +426,31 @@ def restore_progress(
     if state["options"].get("task") != options.get("task"):
         progress.wandb_id = None
 
-    # The changed options that the best score depends on.
-    changed_scores = []
+    # The best PSNR counts only if the options that it depends on are the same.
+    changed_psnr_options = []
     for key in changes:
-        if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE):
-            changed_scores.append(key)
-    _forget_best_of_others(progress, folder, changed_scores, scored_on)
+        if key.startswith(OPTIONS_OF_PSNR) and not key.startswith(OPTIONS_WITHOUT_PSNR):
+            changed_psnr_options.append(key)
+    _forget_incomparable_best(progress, folder, changed_psnr_options, scored_on)
 
     # A finished run reads no more samples, so its data may have changed.
-    if progress.step < planned_steps(train, steps_then, progress):
-        _find_place(progress, order_then, order, resumed, options)
+    if progress.step < planned_steps(train, steps_per_epoch_then, progress):
+        _fit_position_to_data(progress, order_then, order, resumed, options)
     return progress
 
 
 def _order_in(state: dict[str, Any]) -> DataOrder | None:
     """Return the order of the data that a checkpoint was written with.
 
-    Returns None if the checkpoint comes from an earlier version, which did not save the order. If
-    it comes from a later version, it may hold further fields, which are ignored.
+    Returns None if the checkpoint comes from an earlier version, which did not save the order. A
+    checkpoint of a later version may hold further fields, which are ignored.
     """
     if not state.get("order"):
         return None
-    return DataOrder(**{field.name: state["order"][field.name] for field in fields(DataOrder)})
+    values = {}
+    for field in fields(DataOrder):
+        values[field.name] = state["order"][field.name]
+    return DataOrder(**values)
 
 
 def _log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
@@ -466,7 +486,7 @@ def differences(
         name = f"{where}{key}"
         value_then = then[key]
         value_now = now[key]
-        if name in NO_DIFFERENCE or value_then == value_now:
+        if name in UNCOMPARED_OPTIONS or value_then == value_now:
             continue
         if isinstance(value_then, dict) and isinstance(value_now, dict):
             found |= differences(value_then, value_now, f"{name}.")
@@ -475,21 +495,21 @@ def differences(
     return found
 
 
-def _forget_best_of_others(
-    progress: Progress, folder: Path, changed: list[str], scored_on: str | None
+def _forget_incomparable_best(
+    progress: Progress, folder: Path, changed_psnr_options: list[str], scored_on: str | None
 ) -> None:
-    """Forget the best score if the scores of this start cannot be compared with it.
+    """Forget the best PSNR if new PSNR values cannot be compared with it. Changes `progress`.
 
-    The reason is logged. A start without a test split measures no score, so it keeps the best
-    score.
+    The reason is logged. A start without a test split measures no PSNR, so other test clips are no
+    reason then.
 
-    changed: keys of changed options that the scores depend on.
+    changed_psnr_options: keys of changed options that the PSNR depends on.
     scored_on: digest of the test clips of this start, or None without a test split.
     """
     if progress.best_psnr is None:
         return
-    if changed:
-        reason = f"{', '.join(changed)} changed"
+    if changed_psnr_options:
+        reason = f"{', '.join(changed_psnr_options)} changed"
     elif not _existing_versions(own_checkpoint(folder, "best")):
         reason = "this run's folder holds no checkpoint_best.pth"
     elif scored_on and progress.scored_on and scored_on != progress.scored_on:
@@ -502,7 +522,7 @@ def _forget_best_of_others(
     progress.scored_on = None
 
 
-def _find_place(
+def _fit_position_to_data(
     progress: Progress,
     order_then: DataOrder | None,
     order: DataOrder,
@@ -519,10 +539,9 @@ def _find_place(
     order: the order of this start.
 
     Raises OptionError if the number of samples per step differs, and DataError if the samples
-    themselves differ.
-    A run that a queue starts again must not continue with half of its GPUs or clips because a host
-    or a disk is missing. But if the user has named the checkpoint, the change is intended and is
-    only logged.
+    themselves differ, because a run that a queue starts again must not continue with half of its
+    GPUs or clips after a host or a disk was lost. But if the user has named the checkpoint, the
+    change is intended and is only logged. tests/dist/test_changed_resume.py tries each case.
     """
     ranks = utils_dist.get_world_size()
     ranks_then = resumed.state["world_size"]
@@ -588,8 +607,8 @@ def _other_data_or_batch(
     per_step_then: number of samples per step of the checkpoint.
     path: the file of the checkpoint.
     """
-    kind = DataError if is_other_data else OptionError
-    return kind(
+    error_class = DataError if is_other_data else OptionError
+    return error_class(
         what="the training data or the batch are not those of the checkpoint: "
         f"{', '.join(changed)}",
         where=str(path),
@@ -607,8 +626,11 @@ def _other_data_or_batch(
 def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     """Write `state` to `path` atomically. Returns when file, sidecar and folder are on the disk.
 
+    The sidecar is the small file with the digest of the checkpoint, see the top of this file.
+
     keep: number of former versions to keep.
-        0: the new file takes the place of the newest one, whose state it completes.
+        0: the new file takes the place of the newest one. Used to add a validation's result to a
+            state that was saved before the validation.
         None: no former version and no sidecar. For weights, which nothing resumes from.
 
     Raises CheckpointError, and leaves the former file as it was, if
@@ -617,7 +639,8 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     * the disk is too full, or
     * writing fails.
     """
-    # The file is a little larger than its tensors. A fifth more is ample.
+    # The file is a little larger than its tensors. A fifth more is ample. A call of `_plain_bytes`
+    # also refuses a state that could not be loaded again, before anything is written.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     sidecar = _sidecar_of(path)
     new_file = _temporary_name(path)
@@ -626,8 +649,12 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         free_mb = free_bytes(path.parent) / 2**20
         if free_mb < need_mb:
-            what = f"the disk is too full for a checkpoint: {free_mb:.0f} MB free"
-            raise CheckpointError(what, str(path), f"at least {need_mb:.0f} MB", ROOM)
+            raise CheckpointError(
+                what=f"the disk is too full for a checkpoint: {free_mb:.0f} MB free",
+                where=str(path),
+                expected=f"at least {need_mb:.0f} MB",
+                do=ROOM,
+            )
         _remove_temporary_files(path)
 
         # Write the file. Mode "x" creates a new file. It raises an error if there is a file of this
@@ -654,11 +681,13 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         os.replace(new_sidecar, sidecar)
         _wait_for_disk(path.parent)
     except (OSError, RuntimeError) as e:  # torch.save raises a RuntimeError if the disk is full
-        room = (
-            f"a writable folder with room for {need_mb:.0f} MB "
-            f"({free_bytes(path.parent) / 2**20:.0f} MB are free)"
-        )
-        raise CheckpointError(f"cannot write the checkpoint: {e}", str(path), room, ROOM) from e
+        raise CheckpointError(
+            what=f"cannot write the checkpoint: {e}",
+            where=str(path),
+            expected=f"a writable folder with room for {need_mb:.0f} MB "
+            f"({free_bytes(path.parent) / 2**20:.0f} MB are free)",
+            do=ROOM,
+        ) from e
     finally:
         # If the folder cannot be written, this fails as well. The error above names the folder.
         with suppress(OSError):
@@ -674,11 +703,17 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
     """
     if isinstance(value, torch.Tensor):
         return value.nbytes
+    byte_count = 0
     if isinstance(value, dict):
-        keys = sum(_plain_bytes(key, f"{where} (a key)") for key in value)
-        return keys + sum(_plain_bytes(item, f"{where}[{key!r}]") for key, item in value.items())
+        for key in value:
+            byte_count += _plain_bytes(key, f"{where} (a key)")  # a key may be of a refused type
+        for key, item in value.items():
+            byte_count += _plain_bytes(item, f"{where}[{key!r}]")
+        return byte_count
     if isinstance(value, (list, tuple)):
-        return sum(_plain_bytes(item, f"{where}[{index}]") for index, item in enumerate(value))
+        for index, item in enumerate(value):
+            byte_count += _plain_bytes(item, f"{where}[{index}]")
+        return byte_count
     # Compare the exact types. torch.load with weights_only=True refuses a subclass, e.g.
     # numpy.float64, which is a subclass of float.
     if type(value) not in (str, int, float, bool, type(None)):
@@ -749,9 +784,9 @@ def _remove_temporary_files(path: Path) -> None:
 
     Files of other users, and files with another form of name, stay.
     """
-    for left in path.parent.glob(f".{path.stem}*.tmp"):
-        if TEMPORARY.fullmatch(left.name) and left.lstat().st_uid == os.geteuid():
-            left.unlink(missing_ok=True)
+    for candidate in path.parent.glob(f".{path.stem}*.tmp"):
+        if TEMPORARY.fullmatch(candidate.name) and candidate.lstat().st_uid == os.geteuid():
+            candidate.unlink(missing_ok=True)
 
 
 # ---- Reading a file --------------------------------------------------------------------------
@@ -760,8 +795,8 @@ def _remove_temporary_files(path: Path) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Return the state in `path`, with its tensors on the CPU.
 
-    If the file is damaged, the former version is read instead, with a warning. A file is data only:
-    code in it is refused, not run.
+    If the file is damaged, the former version is read instead, with a warning. Only data is read
+    from a file: `load_plain` refuses a file with code in it, and never runs the code.
 
     Raises CheckpointError, with the fault of each version, if none can be read.
     """
@@ -805,7 +840,8 @@ def _existing_versions(path: Path) -> list[Path]:
 
     A version in this list may be damaged: `load` finds out.
     """
-    # Sorted by length and then by name: X_previous.pth, X_previous2.pth, ..., X_previous10.pth.
+    # Sorted by length and then by name: X_previous.pth, X_previous2.pth, ..., X_previous10.pth. By
+    # name alone, X_previous10 would come before X_previous2.
     former = sorted(
         path.parent.glob(f"{path.stem}_previous*{path.suffix}"),
         key=lambda version: (len(version.name), version.name),

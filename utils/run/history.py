@@ -1,11 +1,14 @@
 """The history of a run (its numbers over the steps), its curves, and its report.html.
 
-The history is kept in two files. Both are valid JSON, in which NaN and Inf are null.
+The history is kept in two files. NaN and Inf are null in them, because JSON has neither.
 
 * training_history.jsonl has a line for each entry, in the order of the steps:
   `{"step": 100, "train/loss": 0.0234, "train/lr": 0.0004}`
 * training_history.json has a curve for each scalar, as pairs of step and value:
   `{"train/loss": [[100, 0.0234], [200, 0.0229]], "train/lr": [...]}`
+
+A tag is the name of a scalar, e.g. "train/loss". An entry has the scalars that were logged together
+at one step. A curve is one scalar over all steps.
 
 `HistoryWriter` is one of the writers of a run (utils.run.writers). It appends lines, and after each
 validation it writes the .json, curves.png and report.html anew. scripts/compare_runs.py uses
@@ -49,9 +52,9 @@ History = dict[str, list[list[float]]]
 
 # The window of the running mean has a twentieth of all entries, but at least 3 and at most 200. The
 # mean is then smooth enough to compare runs, and still shows a change.
-SMOOTHED_SHARE = 20
-SMOOTHED_LEAST = 3
-SMOOTHED_MOST = 200
+WINDOWS_IN_A_CURVE = 20
+LEAST_WINDOW = 3  # entries
+MOST_WINDOW = 200  # entries
 # Margins of the figure of one run, in parts of its width and height. The figure is written after
 # each validation. If matplotlib computed its margins, the figure would take twice as long.
 MARGINS = {
@@ -88,13 +91,13 @@ class HistoryWriter:
         self.folder = folder
         self.file = folder / LINES_NAME
         self.start = start
-        # Whether the file was written anew by this start, with the earlier entries that stay.
+        # Whether the file has lost the entries that this start is going to repeat.
         self.is_ready = False
-        self.is_behind = False  # whether curves and report lack the newest entry
+        self.is_report_old = False  # whether curves and report lack the newest entry
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
-        self.is_behind = True
+        self.is_report_old = True
         with best_effort(str(self.file)):
             # At its first entry, this start removes the entries that it is going to repeat.
             if not self.is_ready:
@@ -112,8 +115,8 @@ class HistoryWriter:
         """Return the entries of earlier starts that this start does not write again.
 
         This start resumes from a checkpoint, so it repeats all later steps and writes their entries
-        again. If an earlier start recorded a validation, and was killed before it wrote its
-        checkpoint, this start also repeats the validation.
+        again. It also repeats a validation that an earlier start recorded, if this earlier start
+        was killed before it wrote its checkpoint.
 
         values: scalars of the first entry of this start.
         step: step of this entry.
@@ -121,26 +124,29 @@ class HistoryWriter:
         if not self.start:
             return []
         # Old versions of this program wrote only the .json.
-        older = self.file if self.file.is_file() else self.folder / HISTORY_NAME
-        if not older.is_file():
+        earlier_file = self.file if self.file.is_file() else self.folder / HISTORY_NAME
+        if not earlier_file.is_file():
             return []
-        entries = _entries(older)
-        broken = entries.count(None)
-        if broken:
-            logger.warning("%s: %d lines are no entries and are left out", older, broken)
+        entries = _entries(earlier_file)
+        broken_count = entries.count(None)
+        if broken_count:
+            text = "%s: %d lines are no entries and are left out"
+            logger.warning(text, earlier_file, broken_count)
         staying = []
         for entry in entries:
             if entry is None or entry["step"] > self.start:
                 continue
             # A log line and a validation of the same step are two entries. So an earlier entry of
-            # this step is a repeated one only if it has a scalar of the new entry.
-            is_repeated = entry["step"] >= step and not entry.keys().isdisjoint(values)
+            # this step is repeated only if the new entry has a scalar of the same name.
+            has_same_scalar = any(tag in entry for tag in values)
+            is_repeated = entry["step"] >= step and has_same_scalar
             if not is_repeated:
                 staying.append(entry)
         return staying
 
     def _append(self, line: bytes) -> None:
         """Append the whole line, or nothing of it. Raises OSError if the line cannot be written."""
+        # `open_kept` writes without a buffer, and does not follow a link that somebody has made.
         with open_kept(self.file, "ab") as file:
             # If the disk gets full in the middle of the line, cut the file back to this size.
             size = file.tell()
@@ -153,9 +159,9 @@ class HistoryWriter:
 
     def close(self) -> None:
         """Bring curves, report and training_history.json up to date."""
-        if not self.is_behind:
+        if not self.is_report_old:
             return
-        self.is_behind = False
+        self.is_report_old = False
         # Catch every exception, because an error in a plot must not end the run.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
@@ -175,7 +181,9 @@ def _as_json(history: History) -> bytes:
     """Return a history as training_history.json: NaN becomes null."""
     plain: dict[str, list[list[float | None]]] = {}
     for tag, curve in history.items():
-        plain[tag] = [[step, value if math.isfinite(value) else None] for step, value in curve]
+        plain[tag] = []
+        for step, value in curve:
+            plain[tag].append([step, value if math.isfinite(value) else None])
     return json.dumps(plain, allow_nan=False).encode()
 
 
@@ -240,11 +248,11 @@ def _entries(path: Path) -> list[dict[str, Any] | None]:
     is left out, because the run is still writing it, or was killed while it wrote.
     """
     if path.suffix == ".jsonl":
-        # The last item of the split is the text after the last end of line.
-        lines = path.read_bytes().split(b"\n")[:-1]
+        # The last item of the split is the text behind the last end of line: no complete line.
+        *lines, _ = path.read_bytes().split(b"\n")
         return [_entry_of(line) for line in lines]
     try:
-        # Older versions wrote NaN, which is no JSON. It becomes None.
+        # Older versions wrote NaN, which is no JSON. json calls parse_constant for NaN and Inf.
         curves = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
         # From a curve for each scalar to an entry for each step.
         entry_at: dict[int, dict[str, Any]] = {}
@@ -286,22 +294,20 @@ def folder_of(run: Path) -> Path:
 def run_names(runs: list[Path]) -> list[str]:
     """Return a short, unique name of each run, for figures and tables.
 
-    The name is that of the folder, with as many parents in front as make it unique. E.g. the
-    folders /a/x/run and /a/y/run are called "x/run" and "y/run".
+    The name is the last part of the folder's path, with as many parents in front as make it unique.
+    E.g. the folders /a/x/run and /a/y/run are called "x/run" and "y/run".
 
     Raises DataError if a run is given twice.
     """
-    # The parts of each path in reverse, so that the name of the folder comes first: ("run", "x",
-    # "a", "/").
-    all_parts = [folder_of(run).resolve().parts[::-1] for run in runs]
+    all_parts = [folder_of(run).resolve().parts for run in runs]  # e.g. ("/", "a", "x", "run")
     names = []
     for parts in all_parts:
-        # Take one more part until no other folder begins with the same parts.
+        # Take the last part, then the last two parts, ..., until no other folder ends with them.
         others = [other for other in all_parts if other != parts]
         count = 1
-        while any(other[:count] == parts[:count] for other in others):
+        while any(other[-count:] == parts[-count:] for other in others):
             count += 1
-        names.append("/".join(reversed(parts[:count])))
+        names.append("/".join(parts[-count:]))
     for name in names:
         if names.count(name) > 1:
             raise DataError(
@@ -319,13 +325,16 @@ def run_names(runs: list[Path]) -> list[str]:
 def draw_panels(histories: Mapping[str, History]) -> Any:
     """Draw four panels over the iteration: loss, PSNR, learning rate, speed.
 
-    histories: name of the run -> its history. Returns a figure of matplotlib.
+    Returns a figure of matplotlib. The report of a run has one history, a comparison of runs has
+    several. The drawing may be changed freely.
+
+    histories: name of the run -> its history.
     """
-    is_one = len(histories) == 1
+    is_one_run = len(histories) == 1
     titles = ("loss", "PSNR, dB", "learning rate", "speed")
     # If there are several runs, their names stand above the panels. They need unknown room, so
     # matplotlib computes the margins.
-    margins = MARGINS if is_one else None
+    margins = MARGINS if is_one_run else None
     figure, axes = _empty_figure(histories, titles, columns=2, size=(6, 3.75), margins=margins)
     loss, psnr, rate, speed = axes
     _draw_loss(loss, histories)
@@ -341,14 +350,15 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     tags = ("train/loss", "val/psnr", "train/lr", "train/it_per_s")
     for axis, tag in zip(axes, tags, strict=True):
         if not axis.lines:
-            how = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
-            axis.text(0.5, 0.5, f"no {tag} yet", **how)
+            # transAxes: (0.5, 0.5) is the middle of the panel, and no step and value.
+            style = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
+            axis.text(0.5, 0.5, f"no {tag} yet", **style)
 
     # Put the legends at places where curves seldom are. matplotlib could search for an empty place,
     # but with many entries the search takes long.
-    _draw_legend(loss, "upper right", is_one)
-    _draw_legend(psnr, "center right", is_one)
-    _draw_legend(speed, "center left", is_one)
+    _draw_legend(loss, "upper right", is_one_run)
+    _draw_legend(psnr, "center right", is_one_run)
+    _draw_legend(speed, "center left", is_one_run)
     return figure
 
 
@@ -358,8 +368,8 @@ def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
     for curve in _curves(histories, "train/loss"):
         mean, window = smoothed(curve.values)
         label = f"mean of {window} entries" if len(histories) == 1 else "running mean"
-        entries = {"color": curve.colour, "linewidth": 0.6, "alpha": 0.35, "label": "each entry"}
-        axis.plot(curve.steps, curve.values, **entries)
+        thin = {"color": curve.colour, "linewidth": 0.6, "alpha": 0.35, "label": "each entry"}
+        axis.plot(curve.steps, curve.values, **thin)
         axis.plot(curve.steps, mean, color=curve.colour, linewidth=2.2, label=label)
         means.extend(mean[np.isfinite(mean)])
     # If the loss falls by more than a factor of 10, a linear axis would show the end of its curve
@@ -381,13 +391,17 @@ def _draw_psnr(axis: Any, histories: Mapping[str, History]) -> None:
         steps = curve.steps
         values = curve.values
         axis.plot(steps, values, color=curve.colour, marker="o", markersize=3.5, label="restored")
-        if not np.isfinite(values).any():
+        is_finite = np.isfinite(values)
+        if not is_finite.any():
             continue
         # nanargmax ignores NaN. Replace Inf by NaN, because Inf must not be the best value.
-        best = int(np.nanargmax(np.where(np.isfinite(values), values, np.nan)))
-        axis.plot(steps[best], values[best], color=curve.colour, **star)
+        finite_or_nan = np.where(is_finite, values, np.nan)
+        best_index = int(np.nanargmax(finite_or_nan))
+        best_step = steps[best_index]
+        best_psnr = values[best_index]
+        axis.plot(best_step, best_psnr, color=curve.colour, **star)
         if len(histories) == 1:
-            text = f"best {values[best]:.2f} at {steps[best]:,.0f}"
+            text = f"best {best_psnr:.2f} at {best_step:,.0f}"
             axis.set_title(text, loc="right", fontsize="medium", color=GREY)
     for curve in _curves(histories, "val/psnr_input"):
         axis.plot(
@@ -411,18 +425,18 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
         # If there is one run, its two curves have two colours. If there are several runs, each run
         # has one colour.
         colour = "C1" if len(histories) == 1 else curve.colour
-        wait = {"color": colour, "linestyle": ":"}
-        waits.plot(curve.steps, 100 * curve.values, **wait)
+        dotted = {"color": colour, "linestyle": ":"}
+        waits.plot(curve.steps, 100 * curve.values, **dotted)
         # The legend belongs to the first axis, so draw an empty curve there for its entry.
-        axis.plot([], [], label="data wait", **wait)
+        axis.plot([], [], label="data wait", **dotted)
 
 
-def _draw_legend(axis: Any, place: str, is_one: bool) -> None:
+def _draw_legend(axis: Any, place: str, is_one_run: bool) -> None:
     """Draw a legend with each label once.
 
     place: one of matplotlib's names of places, e.g. "upper right".
-    is_one: whether the figure shows only one run. With several runs each run has its own colour,
-        so the lines in the legend, which stand for all runs, are grey.
+    is_one_run: whether the figure shows only one run. With several runs each run has its own
+        colour. Then a line in the legend stands for all runs, so it is grey.
     """
     lines, labels = axis.get_legend_handles_labels()
     # Label -> line. If several runs have a line with the same label, the last line stays.
@@ -432,7 +446,7 @@ def _draw_legend(axis: Any, place: str, is_one: bool) -> None:
     legend = axis.legend(
         line_of.values(), line_of.keys(), loc=place, fontsize="small", framealpha=0.8
     )
-    if not is_one:
+    if not is_one_run:
         for line in legend.get_lines():
             line.set_color(GREY)
 
@@ -474,23 +488,31 @@ def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     values: (n,).
     """
     y = np.asarray(values, float)
+    n = len(y)
     # A twentieth of the entries, but at least 3 and at most 200: 1000 entries -> 50.
-    wanted = int(np.clip(len(y) // SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST))
+    wanted_window = int(np.clip(n // WINDOWS_IN_A_CURVE, LEAST_WINDOW, MOST_WINDOW))
     # The window is centred, so it has an odd number of entries: 50 -> 25 + 1 + 25 = 51.
-    half = wanted // 2  # entries on each side of the middle
+    half = wanted_window // 2  # entries on each side of the middle
     window = 2 * half + 1
+
+    # sums[i] is the sum of the first i entries, counts[i] the number of finite entries among them.
+    # Both have n + 1 elements, and begin with 0.
     is_finite = np.isfinite(y)
-    # sums[i] is the sum of the first i entries. So the sum of the entries a ... b - 1 is
-    # sums[b] - sums[a]. counts[i] is the number of finite entries among the first i.
-    sums = np.concatenate(([0.0], np.cumsum(np.where(is_finite, y, 0.0))))
+    finite_or_zero = np.where(is_finite, y, 0.0)
+    sums = np.concatenate(([0.0], np.cumsum(finite_or_zero)))
     counts = np.concatenate(([0.0], np.cumsum(is_finite)))
+
     # The window of each entry: first ... end - 1, within the curve. E.g. with half = 1 and 4
     # entries, first is [0, 0, 1, 2] and end is [2, 3, 4, 4].
-    first = np.clip(np.arange(len(y)) - half, 0, None)
-    end = np.clip(np.arange(len(y)) + half + 1, None, len(y))
-    count = counts[end] - counts[first]
-    mean = (sums[end] - sums[first]) / np.maximum(count, 1)
-    return np.where(count > 0, mean, np.nan), window
+    index = np.arange(n)
+    first = np.clip(index - half, 0, None)
+    end = np.clip(index + half + 1, None, n)
+
+    # The sum over a window is the sum up to its end, less the sum before it.
+    sum_of_window = sums[end] - sums[first]
+    count_of_window = counts[end] - counts[first]
+    mean = sum_of_window / np.maximum(count_of_window, 1)  # 1: no division by 0
+    return np.where(count_of_window > 0, mean, np.nan), window
 
 
 class _Curve(NamedTuple):
@@ -532,7 +554,7 @@ def _empty_figure(
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    rows = -(-len(titles) // columns)  # rounded up
+    rows = math.ceil(len(titles) / columns)
     width, height = size
     figure = Figure(
         figsize=(width * columns, height * rows), layout=None if margins else "constrained"
@@ -596,17 +618,18 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     for name in ("psnr", "ssim", *further):
         columns.append(_by_step(history, f"val/{name}"))
         columns.append(_by_step(history, f"val/{name}_input"))
-    psnr = columns[0]
-    steps = list(psnr)
-    finite = {step: value for step, value in psnr.items() if math.isfinite(value)}
-    best = None
-    if finite:
-        best = max(finite, key=lambda step: finite[step])
+    psnr_at = columns[0]  # step -> PSNR
+    steps = list(psnr_at)
+    finite_psnr_at = {step: psnr for step, psnr in psnr_at.items() if math.isfinite(psnr)}
+    best_step = None
+    if finite_psnr_at:
+        best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])
 
     # The rows: the newest validations, and the best one. The newest comes first.
     rows = []
+    shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
     for step in reversed(steps):
-        if step == best or step in steps[-SHOWN_ROWS:]:
+        if step in shown_steps:
             rows.append([step, *(column.get(step, math.nan) for column in columns)])
 
     environment: dict[str, Any] = {}
@@ -615,13 +638,13 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     return render(
         "run",
         title=f"Training: {folder.resolve().name}",
-        state=_state(history, finite, best),
+        state=_state(history, finite_psnr_at, best_step),
         curves=data_uri("image/png", curves),
         warnings=_warnings(folder / WARNINGS_NAME),
         shown_warnings=SHOWN_WARNINGS,
         validations=rows,
         further_metrics=further,
-        best=best,
+        best=best_step,
         left_out=len(steps) - len(rows),
         clips=_panels(folder / "images", steps[-1]) if steps else {},
         strip_width=STRIP_WIDTH,
@@ -630,25 +653,26 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     )
 
 
-def _state(history: History, psnr: Mapping[float, float], best: float | None) -> str:
+def _state(history: History, psnr_at: Mapping[float, float], best_step: float | None) -> str:
     """Return the state of the run, e.g. "iteration 4,000; loss 0.0213; PSNR 31.20 dB, best ...".
 
-    psnr: step -> PSNR of its validation. All values are finite.
-    best: the step with the best PSNR, or None if there is none.
+    psnr_at: step -> PSNR of its validation. All values are finite.
+    best_step: the step with the best PSNR, or None if there is none.
     """
     if history:
-        # Each curve ends with its newest entry.
-        newest = max(entries[-1][0] for entries in history.values())
-        state = [f"iteration {newest:,}"]
+        # The last pair of each curve has its newest step.
+        newest_step = max(curve[-1][0] for curve in history.values())
+        state = [f"iteration {newest_step:,}"]
     else:
         state = ["no entry yet"]
     losses = history.get("train/loss")
     if losses:
         _, loss = losses[-1]
         state.append(f"loss {loss:.4f}")
-    if best is not None:
-        last = list(psnr.values())[-1]
-        state.append(f"PSNR {last:.2f} dB, best {psnr[best]:.2f} dB at iteration {best:,}")
+    if best_step is not None:
+        last = list(psnr_at.values())[-1]
+        best = psnr_at[best_step]
+        state.append(f"PSNR {last:.2f} dB, best {best:.2f} dB at iteration {best_step:,}")
     return "; ".join(state)
 
 

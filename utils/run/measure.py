@@ -10,8 +10,9 @@ The numbers go this way, from a step to the log line:
 
 `Health` warns if something makes a run slow or useless, and says what to do. Each warning comes
 once per start of a run, on rank 0. Its thresholds are constants, because they do not depend on the
-options: a run that stays below them needs no attention. A threshold may change if a healthy run is
-warned; docs and tests quote the texts.
+options: a run that stays below them needs no attention. A threshold may be changed if it warns of
+healthy runs: test_health.py then shows which warnings move. The texts of the warnings are quoted
+in docs and tests, so change them everywhere at once.
 
 Tests: tests/parts/utils/test_health.py, tests/stories/test_main_train.py.
 """
@@ -39,49 +40,53 @@ from utils.options.models import DatasetsOptions, TrainOptions
 
 logger = logging.getLogger(__name__)
 
-GB = 1e9
-Use = tuple[float, float]  # (used, total) of a memory, in GB (1e9 bytes)
+GB = 1e9  # bytes
+Use = tuple[float, float]  # (used, total) of a memory, in GB
 
-# The work between two steps that does not count as time of the steps.
+# The kinds of work between two steps that do not count as time of the steps.
 PAUSES = ("validation", "save")
-# The remaining time is predicted from the speed of the last five minutes, roughly.
-WINDOW_S = 300.0
+# Seconds after which an old speed counts 37 % (1 / e) in the predicted speed. A shorter time would
+# let the predicted end jump at each slow step; with a longer one it would follow a change late.
+FADE_S = 300.0
 
 # ---- Thresholds of `Health` ----
 
-# Share of the time that a rank may wait for data. Below this share, a faster loader would gain less
-# than the speeds of two equal runs differ.
-DATA_WAIT = 0.10
+# Largest share of the time that a rank may wait for data. Below this share, a faster loader would
+# gain less than the speeds of two equal runs differ.
+MOST_DATA_SHARE = 0.10
 # A rank is slow if it takes more than 1.2 times the median of the other ranks, ...
-SLOWER = 1.2
+SLOW_FACTOR = 1.2
 # ... and if the difference is more than this share of a step. A smaller delay is not noticeable.
-LEAST_EFFECT = 0.05
+LEAST_DELAY_SHARE = 0.05
 # The speed is judged over a window of at least this many steps. With long steps, several log lines
 # make a window.
 WINDOW_STEPS = 10
 # A warning of the speed needs this many bad windows in a row, because another program may slow down
 # a single window.
-IN_A_ROW = 3
+BAD_WINDOWS_IN_A_ROW = 3
 # Above this share a memory is "nearly full". netG.checkpoint "auto" plans with 0.90, so it stays
 # below.
-MEMORY = 0.95
+MOST_MEMORY_SHARE = 0.95
 # A gradient norm explodes if it grows by this factor. With too high a learning rate it grows by
 # orders of magnitude; in a healthy run it grows by less than 3.
 NORM_FACTOR = 10.0
-# The median of at least 10 newest steps is compared with that of at least 50 steps before them.
-NORM_RECENT = 10
-NORM_BEFORE = 50
-KEPT = 1000  # number of newest gradient norms and losses that are remembered
+# The median norm of at least 10 newest steps is compared with the median norm of at least 50 steps
+# before them. With fewer steps a few large batches could look like an explosion.
+NEW_NORM_STEPS = 10
+OLD_NORM_STEPS = 50
+# Number of newest gradient norms and losses that are remembered. More would only let an early part
+# of the run, in which the norm is large, hide an explosion.
+MOST_REMEMBERED = 1000
 # Share of a run in which the learning rate may stay at its floor. Many schedules end with a short
 # constant part.
-FLOOR_TAIL = 0.10
+MOST_FLOOR_SHARE = 0.10
 # The network overfits if the validation PSNR falls three times in a row, by at least 0.1 dB in all.
 # PSNR varies by some hundredths of a dB anyway.
-FALLS = 3
-FALL_DB = 0.1
+FALLS_IN_A_ROW = 3
+LEAST_FALL_DB = 0.1
 # With room for this many saves on the disk, nobody is warned: the user has a day or more to react
 # with usual options.
-SAVES = 20
+ENOUGH_SAVES = 20
 
 
 # ---- Time ------------------------------------------------------------------------------------
@@ -99,13 +104,15 @@ def seconds_of(
     for _ in range(warmup + repeats):
         begin = time.perf_counter()
         run()
+        # A GPU is still computing when the call returns.
         devices.synchronize(device)
         seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[warmup:])
+    seconds_that_count = seconds[warmup:]
+    return statistics.median(seconds_that_count)
 
 
 class Span:
-    """The number of steps in a time of the run, and the seconds of each kind of work in it.
+    """A time of the run, e.g. an epoch: its number of steps, and the seconds of each kind of work.
 
     `PAUSES` do not count. The kinds of work are the names given to `StepTimer.part`: "data" (wait
     for a batch), "compute", ...
@@ -113,14 +120,14 @@ class Span:
 
     def __init__(self) -> None:
         self.begin = time.perf_counter()
-        self.paused = 0.0  # seconds of PAUSES
+        self.paused_s = 0.0  # seconds of PAUSES
         self.steps = 0
-        self.parts: dict[str, float] = defaultdict(float)  # e.g. "data" -> seconds
+        self.seconds_of: dict[str, float] = defaultdict(float)  # kind of work -> seconds
 
     @property
     def seconds(self) -> float:
         """The seconds since the span began, without the pauses."""
-        return time.perf_counter() - self.begin - self.paused
+        return time.perf_counter() - self.begin - self.paused_s
 
     def values(self) -> dict[str, float]:
         """Return iterations per second, and the share of each kind of work in the time (0..1).
@@ -132,8 +139,8 @@ class Span:
             return {}
         seconds = self.seconds
         values = {"it_per_s": self.steps / seconds}
-        for name, part in self.parts.items():
-            values[f"{name}_share"] = part / seconds
+        for name, seconds_of_name in self.seconds_of.items():
+            values[f"{name}_share"] = seconds_of_name / seconds
         return values
 
 
@@ -151,8 +158,8 @@ class StepTimer:
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
-        # (steps, seconds) up to the last log line, in which older ones count less; see `_faded`.
-        self._recent = (0.0, 0.0)
+        # Result of `_faded` at the last log line: (steps, seconds). Older steps count less in it.
+        self._faded_at_line = (0.0, 0.0)
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
@@ -167,9 +174,9 @@ class StepTimer:
             seconds = time.perf_counter() - begin
             for span in (self.line, self.epoch):
                 if name in PAUSES:
-                    span.paused += seconds
+                    span.paused_s += seconds
                 else:
-                    span.parts[name] += seconds
+                    span.seconds_of[name] += seconds
             if name in PAUSES:
                 self.pauses[name].append(seconds)
 
@@ -190,10 +197,14 @@ class StepTimer:
         CPU the memory of the process.
         """
         values = self.line.values()
-        self._recent = self._faded()
+        # `_faded` reads the current line, so call it before a new line begins.
+        self._faded_at_line = self._faded()
         self.line = Span()
-        peak = devices.peak_gb(utils_dist.get_device())
-        values["memory_gb"] = system.peak_process_gb() if peak is None else peak
+        device_peak_gb = devices.peak_gb(utils_dist.get_device())  # None on the CPU
+        if device_peak_gb is None:
+            values["memory_gb"] = system.peak_process_gb()
+        else:
+            values["memory_gb"] = device_peak_gb
         return values
 
     def begin_epoch(self) -> None:
@@ -209,24 +220,30 @@ class StepTimer:
     def _faded(self) -> tuple[float, float]:
         """Return (steps, seconds) up to now, in which older steps and seconds count less.
 
-        The steps and seconds of the current line count 1. Those of t seconds before the current
-        line count exp(-t / WINDOW_S), e.g. 0.37 after five minutes. So the speed follows a change
-        within minutes, and a single slow step hardly changes it.
+        With t, the seconds of the current line (the steps since the last log line):
+
+            fade    = exp(-t / FADE_S)                            e.g. 0.37 after five minutes
+            steps   = fade * steps at the last line   + steps of the current line
+            seconds = fade * seconds at the last line + t
+
+        So seconds / steps follows a change of speed within minutes, and a single slow step hardly
+        changes it.
         """
         if not self.line.steps:
-            return self._recent
-        steps_before, seconds_before = self._recent
+            return self._faded_at_line
+        steps_at_line, seconds_at_line = self._faded_at_line
         seconds = self.line.seconds
-        fade = math.exp(-seconds / WINDOW_S)
-        return steps_before * fade + self.line.steps, seconds_before * fade + seconds
+        fade = math.exp(-seconds / FADE_S)
+        return steps_at_line * fade + self.line.steps, seconds_at_line * fade + seconds
 
 
 class DeviceClock:
     """Sums the seconds that the device spends on the blocks `measured`.
 
-    On the CPU these are wall-clock seconds. On a GPU the clock puts an event (a time stamp) before
-    and after each block into the queue of the GPU. The GPU stamps an event when it has worked up to
-    it. `read` takes only events that are stamped, so the host never waits for the device.
+    On the CPU these are wall-clock seconds. On a GPU the clock puts an event before and after each
+    block into the queue of the GPU. When the GPU comes to an event in its queue, it writes the time
+    into the event. `read` takes only events that have their time, so the host never waits for the
+    device. Keep it so: a wait in a step would slow down every step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -278,19 +295,19 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 
     proc, groups: where the kernel mounts its files.
     """
-    found: list[Use] = []
-    with suppress(OSError, KeyError, ValueError):
-        found.append(_use_of_host(proc))
+    uses: list[Use] = []  # of the host and of each group
+    with suppress(OSError, KeyError, ValueError):  # a system without /proc, or with another form
+        uses.append(_use_of_host(proc))
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
-            found += _uses_of_groups(line, groups)
+            uses += _uses_of_groups(line, groups)
     # Linux shows about 2**63 bytes as the limit of a group of version 1 without a limit. No host
     # has 2**60 bytes, so a larger limit is none.
-    no_limit = 2**60 / GB
+    no_limit_gb = 2**60 / GB
     fullest = None
     fullest_share = -math.inf
-    for used, total in found:
-        if 0 < total < no_limit and used / total > fullest_share:
+    for used, total in uses:
+        if 0 < total < no_limit_gb and used / total > fullest_share:
             fullest = (used, total)
             fullest_share = used / total
     return fullest
@@ -298,10 +315,15 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 
 def _use_of_host(proc: Path) -> Use:
     """Return (used, total) in GB of the host. Raises OSError, KeyError or ValueError."""
-    # Lines such as "MemTotal:       32768000 kB".
-    lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
-    total = int(lines["MemTotal"].split()[0]) * 1024 / GB
-    free = int(lines["MemAvailable"].split()[0]) * 1024 / GB
+    # Lines such as "MemTotal:       32768000 kB" -> "MemTotal": "       32768000 kB".
+    texts = {}
+    for line in (proc / "meminfo").read_text().splitlines():
+        name, text = line.split(":", 1)
+        texts[name] = text
+    total_kb = int(texts["MemTotal"].split()[0])
+    free_kb = int(texts["MemAvailable"].split()[0])
+    total = total_kb * 1024 / GB
+    free = free_kb * 1024 / GB
     return total - free, total
 
 
@@ -338,13 +360,17 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
     for folder in folders:
         # A folder above the root has no such files. A file with "max" says that there is no limit.
         with suppress(OSError, ValueError, KeyError):
-            total = int((folder / limit_file).read_text())
-            # Lines such as "active_file 1048576".
-            lines = (folder / "memory.stat").read_text().splitlines()
-            counts = dict(line.split(" ", 1) for line in lines)
-            cache = int(counts[f"{prefix}active_file"]) + int(counts[f"{prefix}inactive_file"])
-            used = int((folder / used_file).read_text()) - cache
-            uses.append((used / GB, total / GB))
+            total_bytes = int((folder / limit_file).read_text())
+            # Lines such as "active_file 1048576". The file cache is in two lists of the kernel.
+            texts = {}
+            for stat_line in (folder / "memory.stat").read_text().splitlines():
+                name, text = stat_line.split(" ", 1)
+                texts[name] = text
+            active_bytes = int(texts[f"{prefix}active_file"])
+            inactive_bytes = int(texts[f"{prefix}inactive_file"])
+            cache_bytes = active_bytes + inactive_bytes
+            used_bytes = int((folder / used_file).read_text()) - cache_bytes
+            uses.append((used_bytes / GB, total_bytes / GB))
     return uses
 
 
@@ -362,10 +388,10 @@ class Measured:
     host: str  # name of the host
     cores: tuple[int, ...]  # numbers of the cores that the process may use
     steps: int  # number of steps that were measured
-    # Wall-clock seconds of all these steps.
+    # Wall-clock seconds of all these steps. The three times below are parts of it.
     seconds: float
-    # Of these, the seconds of waiting for batches. The first batch of an epoch does not count,
-    # because it waits for new loader processes.
+    # Seconds of waiting for batches. The first batch of an epoch does not count, because it waits
+    # for new loader processes.
     data_s: float
     # Seconds of the forward passes. A forward pass waits for no other rank; a backward pass does.
     forward_s: float
@@ -383,11 +409,12 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
         the forward passes.
     timed: the values of `StepTimer.read` for these steps.
     """
+    # `pop` takes out what is no number of the log line.
     values: dict[str, Any] = model_log | timed
     forward_s = values.pop("forward_s")
-    norms = values.pop("grad_norms")
-    if norms:
-        values["grad_norm"] = statistics.median(norms)
+    grad_norms = values.pop("grad_norms")
+    if grad_norms:  # empty if all steps were skipped
+        values["grad_norm"] = statistics.median(grad_norms)
     # Without a step there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
     # `data_share` includes the wait for the first batch of an epoch, which does not count.
@@ -424,20 +451,22 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
     """Return the numbers of the log line: means over the ranks, and the largest memory_gb.
 
     If all ranks report their GPU, three numbers are added: "gpu_busy_min" (of the GPU that works
-    least), "gpu_busy_mean", and "gpu_used_gb_max" (memory of the fullest GPU).
+    least), "gpu_busy_mean", and "gpu_used_gb_max" (memory of the fullest GPU). The names are tags
+    of the history of a run, so they must stay.
     """
     values = {}
     for name in ranks[0].values:
+        # A number that only some ranks have would be a mean of another set of ranks: leave it out.
         if all(name in rank.values for rank in ranks):
             values[name] = statistics.fmean(rank.values[name] for rank in ranks)
     values["memory_gb"] = max(rank.values["memory_gb"] for rank in ranks)
 
-    uses = [rank.gpu for rank in ranks if rank.gpu]
-    if len(uses) == len(ranks):
-        busy = [use["busy"] for use in uses]
-        values["gpu_busy_min"] = min(busy)
-        values["gpu_busy_mean"] = statistics.fmean(busy)
-        values["gpu_used_gb_max"] = max(use["used_gb"] for use in uses)
+    gpus = [rank.gpu for rank in ranks if rank.gpu]
+    if len(gpus) == len(ranks):
+        busy_shares = [use["busy"] for use in gpus]
+        values["gpu_busy_min"] = min(busy_shares)
+        values["gpu_busy_mean"] = statistics.fmean(busy_shares)
+        values["gpu_used_gb_max"] = max(use["used_gb"] for use in gpus)
     return values
 
 
@@ -445,7 +474,11 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
 
 
 class Health:
-    """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns."""
+    """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns.
+
+    A new warning is a new `_check_...` method with a name of its own for `_warn`. It must contain
+    no collective, because the other ranks leave `logged` and `saved` at once.
+    """
 
     def __init__(
         self, folder: Path, train: TrainOptions, datasets: DatasetsOptions, total_iter: int
@@ -464,14 +497,14 @@ class Health:
         # The speed is judged in windows of one or several log lines. These are the lines that are
         # not judged yet; each line has the measurements of every rank.
         self.window: list[list[Measured]] = []
-        # Whether no window was judged. The first window is left out: it also starts loader
-        # processes, builds DDP and compiles.
-        self.is_first = True
+        # Whether the present window is the first one. It is not judged, because it also starts
+        # loader processes, builds DDP and compiles.
+        self.is_first_window = True
         self.in_a_row: Counter[str] = Counter()  # name of a warning -> bad windows in a row
 
-        self.norms: deque[float] = deque(maxlen=KEPT)  # gradient norms of the newest steps
-        # Losses of the log lines since the last validation.
-        self.losses: deque[float] = deque(maxlen=KEPT)
+        # Gradient norms of the newest steps, and losses of the log lines since the last validation.
+        self.norms: deque[float] = deque(maxlen=MOST_REMEMBERED)
+        self.losses: deque[float] = deque(maxlen=MOST_REMEMBERED)
         # (PSNR, mean loss since the validation before) of each validation.
         self.validations: list[tuple[float, float]] = []
 
@@ -481,7 +514,10 @@ class Health:
         lr_floor: first step at which the learning rate is at its floor, or None if it never is.
         key: the option that makes the schedule longer, e.g. "train.G_linear_steps".
         """
-        if lr_floor is None or self.total_iter - lr_floor <= FLOOR_TAIL * self.total_iter:
+        if lr_floor is None:
+            return
+        steps_at_floor = self.total_iter - lr_floor
+        if steps_at_floor <= MOST_FLOOR_SHARE * self.total_iter:
             return
         self._warn(
             "learning rate",
@@ -512,13 +548,14 @@ class Health:
 
         # All ranks have made the same number of steps, so `line[0]`, rank 0, tells the number.
         self.window.append(ranks)
-        if sum(line[0].steps for line in self.window) < WINDOW_STEPS:
+        steps_of_window = sum(line[0].steps for line in self.window)
+        if steps_of_window < WINDOW_STEPS:
             return
         lines = self.window
         self.window = []
-        if not self.is_first:
+        if not self.is_first_window:
             self._check_speed(lines)
-        self.is_first = False
+        self.is_first_window = False
 
     def _check_norms(self, grad_norms: list[float]) -> None:
         """Warn if the gradient norm explodes.
@@ -527,46 +564,47 @@ class Health:
 
         grad_norms: gradient norms of the steps since the last log line.
         """
-        known = [*self.norms, *grad_norms]
-        recent = max(NORM_RECENT, len(grad_norms))
+        # The newest steps are those of this log line, or a few more if the line has few steps.
+        all_norms = [*self.norms, *grad_norms]
+        newest_count = max(NEW_NORM_STEPS, len(grad_norms))
         self.norms.extend(grad_norms)
-        if len(known) < recent + NORM_BEFORE:
+        if len(all_norms) < newest_count + OLD_NORM_STEPS:
             return
-        before = statistics.median(known[:-recent])
-        now = statistics.median(known[-recent:])
-        if now > NORM_FACTOR * before:
+        median_before = statistics.median(all_norms[:-newest_count])
+        median_now = statistics.median(all_norms[-newest_count:])
+        if median_now > NORM_FACTOR * median_before:
             self._warn(
                 "gradient norm",
                 "the gradient norm explodes: median %.3g over the last %d steps, %.3g before: "
                 "lower train.G_optimizer_lr (now %g), or set train.G_optimizer_clipgrad=%.1g",
-                now,
-                recent,
-                before,
+                median_now,
+                newest_count,
+                median_before,
                 self.train.G_optimizer_lr,
-                2 * before,
+                2 * median_before,  # clips the explosion, and no usual gradient
             )
 
     def _check_memory(self, ranks: list[Measured]) -> None:
         """Warn if the memory of a GPU or of a host is nearly full."""
         for kind in ("GPU", "host"):
-            # The rank with the fullest memory of this kind.
-            fullest = None
+            # Find the rank with the fullest memory of this kind.
+            fullest_rank = None
             fullest_share = -math.inf
-            for number, rank in enumerate(ranks):
-                if kind in rank.memory:
-                    used, total = rank.memory[kind]
+            for rank, measured_on_rank in enumerate(ranks):
+                if kind in measured_on_rank.memory:
+                    used, total = measured_on_rank.memory[kind]
                     if used / total > fullest_share:
-                        fullest = number
+                        fullest_rank = rank
                         fullest_share = used / total
-            if fullest is None or fullest_share <= MEMORY:
+            if fullest_rank is None or fullest_share <= MOST_MEMORY_SHARE:
                 continue
-            used, total = ranks[fullest].memory[kind]
+            used, total = ranks[fullest_rank].memory[kind]
             self._warn(
                 f"memory {kind}",
                 "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
                 kind,
-                fullest,
-                ranks[fullest].host,
+                fullest_rank,
+                ranks[fullest_rank].host,
                 used,
                 total,
                 self._memory_advice(kind, total),
@@ -600,19 +638,23 @@ class Health:
 
         lines: log lines, each with the measurements of every rank.
         """
-        # Seconds of a step, for each rank.
-        seconds = _per_step(lines, "seconds")
-        waits = _per_step(lines, "data_s")
-        forwards = _per_step(lines, "forward_s")
+        # Seconds in a step, one number for each rank: of the whole step, of waiting, of forward.
+        step_s = _seconds_per_step(lines, "seconds")
+        waits = _seconds_per_step(lines, "data_s")
+        forwards = _seconds_per_step(lines, "forward_s")
         newest = lines[-1]
-        self._check_waits(newest, waits, seconds)
+        self._check_waits(newest, waits, step_s)
 
-        alone = [wait + forward for wait, forward in zip(waits, forwards, strict=True)]
-        for rank, own in enumerate(alone):
-            others = [*alone[:rank], *alone[rank + 1 :]]
+        alone_s = []  # for each rank: seconds in a step in which it does not depend on other ranks
+        for wait, forward in zip(waits, forwards, strict=True):
+            alone_s.append(wait + forward)
+        for rank, own_s in enumerate(alone_s):
+            others_s = [*alone_s[:rank], *alone_s[rank + 1 :]]
             # A rank without others is compared with itself, and is never slow.
-            usual = statistics.median(others or alone)
-            is_slow = own > SLOWER * usual and own - usual > LEAST_EFFECT * seconds[rank]
+            usual_s = statistics.median(others_s or alone_s)
+            is_much_slower = own_s > SLOW_FACTOR * usual_s
+            is_noticed = own_s - usual_s > LEAST_DELAY_SHARE * step_s[rank]
+            is_slow = is_much_slower and is_noticed
             self._warn_if_again(
                 f"slow rank {rank}",
                 is_slow,
@@ -624,39 +666,39 @@ class Health:
                 newest[rank].host,
                 waits[rank],
                 forwards[rank],
-                usual,
+                usual_s,
                 newest[rank].host,
             )
 
-    def _check_waits(
-        self, newest: list[Measured], waits: list[float], seconds: list[float]
-    ) -> None:
+    def _check_waits(self, newest: list[Measured], waits: list[float], step_s: list[float]) -> None:
         """Warn if a rank waits for data for a large share of the time.
 
         newest: the newest measurements of every rank.
-        waits: seconds of a step in which each rank waits for data.
-        seconds: seconds of a step of each rank.
+        waits: for each rank, the seconds of a step in which it waits for data.
+        step_s: for each rank, the seconds of a step.
         """
-        shares = [wait / whole for wait, whole in zip(waits, seconds, strict=True)]
-        share = max(shares)
-        worst = shares.index(share)
+        shares = []
+        for wait, seconds in zip(waits, step_s, strict=True):
+            shares.append(wait / seconds)
+        worst_share = max(shares)
+        worst_rank = shares.index(worst_share)
         # SLURM may give each rank different cores. Otherwise the ranks of a host have the same
         # cores, and share them. Count the ranks with the same host and cores.
-        cores = [(rank.host, rank.cores) for rank in newest]
-        sharing = cores.count(cores[worst])
-        cores_of_rank = max(1, len(newest[worst].cores) // sharing)
+        cores_of_ranks = [(rank.host, rank.cores) for rank in newest]
+        sharing_count = cores_of_ranks.count(cores_of_ranks[worst_rank])
+        cores_per_rank = max(1, len(newest[worst_rank].cores) // sharing_count)
         self._warn_if_again(
             "data",
-            share > DATA_WAIT,
+            worst_share > MOST_DATA_SHARE,
             "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
-            worst,
-            newest[worst].host,
-            100 * share,
-            loader_advice(self.datasets.train, share, cores_of_rank),
+            worst_rank,
+            newest[worst_rank].host,
+            100 * worst_share,
+            loader_advice(self.datasets.train, worst_share, cores_per_rank),
         )
 
     def _warn_if_again(self, name: str, is_bad: bool, text: str, *values: Any) -> None:
-        """Warn if something is bad in IN_A_ROW windows in a row. Call this once for each window.
+        """Warn if something is bad in several windows in a row. Call this once for each window.
 
         name: name of the warning.
         is_bad: whether it is bad in this window.
@@ -666,7 +708,7 @@ class Health:
             self.in_a_row[name] += 1
         else:
             self.in_a_row[name] = 0
-        if self.in_a_row[name] >= IN_A_ROW:
+        if self.in_a_row[name] >= BAD_WINDOWS_IN_A_ROW:
             self._warn(name, text, *values)
 
     # ---- At a validation and at a save ----
@@ -676,19 +718,24 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
+        # Without a loss since the last validation (a repeated one), or with perfect or broken
+        # frames, there is nothing to compare.
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append((psnr, statistics.fmean(self.losses)))
         self.losses.clear()
 
         # Three falls need four validations.
-        if len(self.validations) <= FALLS:
+        needed = FALLS_IN_A_ROW + 1
+        if len(self.validations) < needed:
             return
-        newest = self.validations[-(FALLS + 1) :]
+        newest = self.validations[-needed:]
         psnrs = [value for value, _ in newest]
         losses = [loss for _, loss in newest]
         always_falls = all(later < earlier for earlier, later in pairwise(psnrs))
-        if not always_falls or psnrs[0] - psnrs[-1] < FALL_DB or losses[-1] >= losses[0]:
+        fall_db = psnrs[0] - psnrs[-1]
+        is_loss_higher = losses[-1] >= losses[0]
+        if not always_falls or fall_db < LEAST_FALL_DB or is_loss_higher:
             return
         self._warn(
             "overfitting",
@@ -708,26 +755,28 @@ class Health:
         """
         if not utils_dist.is_main_process():
             return
-        saves_to_come = -(-(self.total_iter - step) // self.train.checkpoint_save)  # rounded up
+        steps_to_come = self.total_iter - step
+        # math.ceil rounds up: the last save comes at the end of the run, if not before.
+        saves_to_come = math.ceil(steps_to_come / self.train.checkpoint_save)
 
         # A new checkpoint replaces the oldest of its former versions, so the folder `checkpoints`
         # grows only until all versions exist. The files of the weights are never deleted, so they
         # fill the disk.
-        weights = 0
+        weights_bytes = 0
         for path in (self.folder / "models").glob(f"{step}_*.pth"):
-            weights += path.stat().st_size
-        if not saves_to_come or not weights:
+            weights_bytes += path.stat().st_size
+        if not saves_to_come or not weights_bytes:
             return
         free = free_bytes(self.folder) - self._growth_of_checkpoints()
-        room = max(0, free / weights)
-        if room < min(SAVES, saves_to_come):
+        room = max(0, free / weights_bytes)  # number of saves
+        if room < min(ENOUGH_SAVES, saves_to_come):
             self._warn(
                 "disk",
                 "the disk of %s has room for %d more saves of %.3g GB, the run makes %d: free some "
                 "space, or raise train.checkpoint_save (now %d)",
                 self.folder,
                 room,
-                weights / 1e9,
+                weights_bytes / GB,
                 saves_to_come,
                 self.train.checkpoint_save,
             )
@@ -737,13 +786,13 @@ class Health:
         sizes = {}
         for path in (self.folder / "checkpoints").glob("checkpoint_*.pth"):
             sizes[path.name] = path.stat().st_size
-        # checkpoint_latest has former versions and so has checkpoint_best, which a run with a test
-        # split writes.
+        # A run writes checkpoint_latest. A run with a test split also writes checkpoint_best. Each
+        # of them has the newest file and its former versions.
         kinds = 1 if self.datasets.test is None else 2
         versions = 1 + self.train.keep_checkpoints
-        missing = max(0, kinds * versions - len(sizes))
+        missing_files = max(0, kinds * versions - len(sizes))
         # One more file is needed, because a new file is written before an old one is deleted.
-        return sizes.get("checkpoint_latest.pth", 0) * (1 + missing)
+        return sizes.get("checkpoint_latest.pth", 0) * (missing_files + 1)
 
     def _warn(self, name: str, text: str, *values: Any) -> None:
         """Log a warning on rank 0, once for each name."""
@@ -752,7 +801,7 @@ class Health:
             logger.warning(text, *values)
 
 
-def _per_step(lines: list[list[Measured]], name: str) -> list[float]:
+def _seconds_per_step(lines: list[list[Measured]], name: str) -> list[float]:
     """Return the mean seconds of a step, for each rank.
 
     lines: log lines, each with the measurements of every rank.
@@ -776,12 +825,14 @@ def loader_advice(section: Any, share: float, cores: int) -> str:
     workers = section.dataloader_num_workers
     # Now n workers make a batch in the time of a step, which includes the wait. Without the wait a
     # step takes (1 - share) of this time, so n / (1 - share) workers are needed. E.g. with 6
-    # workers and a wait of 25 %, 8 workers.
+    # workers and a wait of 25 %, 8 workers. With 0 workers the training process itself reads: try
+    # the default, 2.
     wanted = math.ceil(workers / (1 - share)) if workers else 2
     advice = []
     if wanted <= cores:
         advice.append(f"set datasets.train.dataloader_num_workers={wanted} (now {workers})")
-    backend = getattr(section, "io_backend", None)  # a dataset of another kind may lack it
+    # A clip cache is not advised twice. A dataset of another kind has no `io_backend`.
+    backend = getattr(section, "io_backend", None)
     if getattr(backend, "type", "") != "cache":
         advice.append("build a clip cache with scripts/build_clip_cache.py")
     advice.append(f"copy the data to a faster disk (a rank has {cores} CPU cores)")

@@ -172,8 +172,8 @@ class Experiment:
         speed = timer.epoch.values()
         skipped = values["skipped"]
         took = f"took {duration(time.perf_counter() - timer.epoch_begin)}"
-        if timer.epoch.paused >= 1:  # a shorter pause would be shown as 0 seconds
-            took += f" ({duration(timer.epoch.paused)} of it validation and saving)"
+        if timer.epoch.paused_s >= 1:  # a shorter pause would be shown as 0 seconds
+            took += f" ({duration(timer.epoch.paused_s)} of it validation and saving)"
 
         parts = [f"{values['steps']:,} steps", f"mean loss {values['loss']:.4f}"]
         if speed:
