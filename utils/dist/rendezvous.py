@@ -3,9 +3,9 @@
 The store is a server within a process, mostly rank 0. All ranks connect to it, and exchange short
 texts under keys.
 
-torch alone waits for ever if another program listens on the port. If a name does not resolve, torch
-says "timed out". torch does not name the ranks that are missing. So this module checks each step of
-the meeting itself:
+torch alone has three faults. It waits for ever if another program listens on the port. If a name
+does not resolve, it says "timed out". It does not name the ranks that are missing. So this module
+checks each step of the meeting itself:
 
 1. `open_store`: rank 0 opens the store at MASTER_ADDR:MASTER_PORT, the other ranks connect.
 2. `meet`: each rank notes in the store that it has arrived, and waits until all ranks have.
@@ -22,8 +22,8 @@ The keys of the meeting, in a run of 4 ranks:
                               same RANK counts too
     proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
 
-All ranks wait for these keys, and wait in the same order. So a rank must not leave out a request or
-move it past another one.
+All ranks wait for these keys, and wait in the same order. So a rank must not leave out a request,
+and the order of the requests must stay. Time limits and texts may change.
 
 Tests: tests/faults/test_startup.py, tests/dist/test_torchrun.py, tests/dist/test_trust.py.
 """
@@ -66,7 +66,8 @@ JOINED = "joined"
 # Key: all ranks have arrived.
 MET = "met"
 
-T = TypeVar("T")
+# The type of the result of the function that `_within` calls.
+Result = TypeVar("Result")
 
 
 # ---- Opening the store -----------------------------------------------------------------------
@@ -84,10 +85,10 @@ def open_store(launch: LaunchInfo) -> Store:
     # torchrun's agent (the parent process of the ranks) may have opened a store already. Then rank
     # 0 only connects to this store, as the other ranks do.
     is_host = launch.rank == 0 and not launch.by_agent
-    tcp = _open_on_rank_0(launch) if is_host else _connect(launch)
+    tcp_store = _open_on_rank_0(launch) if is_host else _connect(launch)
     # An agent keeps its store if it restarts the ranks, so the keys of each start need a name.
-    start = _name_of_start(tcp, launch) if launch.by_agent else ""
-    return PrefixStore(f"spikevrt/{start}", tcp)
+    start = _name_of_start(tcp_store, launch) if launch.by_agent else ""
+    return PrefixStore(f"spikevrt/{start}", tcp_store)
 
 
 def _check_address_resolves(launch: LaunchInfo) -> None:
@@ -104,9 +105,9 @@ def _check_address_resolves(launch: LaunchInfo) -> None:
             _within(left_s, lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
             return
         except (OSError, TimeoutError) as e:
-            # Look up once more only if CHECK_S / 2, 5 s, are left, because a single look-up may
-            # take seconds.
-            if clock.now() > limit_s - CHECK_S / 2:
+            # A single look-up may take seconds. So look up once more only if 5 s are left.
+            least_left_s = CHECK_S / 2
+            if clock.now() > limit_s - least_left_s:
                 raise DistError(
                     what=f"MASTER_ADDR does not resolve: {launch.master_addr}",
                     where=_place(launch),
@@ -152,8 +153,9 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
     write into the store, even if MASTER_ADDR is 127.0.0.1.
     """
     address = (launch.master_addr, launch.master_port)
+    # wait_for_workers=False: `meet` waits for the other ranks.
     listener = _listener(*address)
-    if listener is None:
+    if listener is None:  # let torch listen on every address
         return TCPStore(*address, is_master=True, wait_for_workers=False)
     # The store takes over the open socket, and closes it with itself.
     descriptor = listener.detach()
@@ -245,7 +247,7 @@ def _connect(launch: LaunchInfo) -> TCPStore:
 # ---- Several starts in one store -------------------------------------------------------------
 
 
-def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
+def _name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
     """Return a name for this start of the ranks, e.g. "9f86d081884c...". Rank 0 chooses the name.
 
     If torchrun restarts the ranks, its store still holds the keys of the earlier start. The name of
@@ -264,19 +266,19 @@ def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
     if launch.rank == 0:
         # The id of rank 0 is the name. A thread tells it to the other ranks. `clone`, because each
         # thread needs a connection of its own.
-        arguments = (tcp.clone(), own_id, launch.join_s)
+        arguments = (tcp_store.clone(), own_id, launch.join_s)
         threading.Thread(
             target=_answer_requests, args=arguments, daemon=True, name="rendezvous"
         ).start()
         return own_id
-    number = tcp.add("requests", 1)
-    tcp.set(f"request/{number}", own_id)
-    if not wait_for(tcp, f"answer/{own_id}", launch.join_s, lambda: "rank 0"):
+    request_number = tcp_store.add("requests", 1)  # adds 1, and returns the new number
+    tcp_store.set(f"request/{request_number}", own_id)
+    if not wait_for(tcp_store, f"answer/{own_id}", launch.join_s, lambda: "rank 0"):
         raise _not_arrived("rank 0", launch)
-    return tcp.get(f"answer/{own_id}").decode()
+    return tcp_store.get(f"answer/{own_id}").decode()
 
 
-def _answer_requests(tcp: Store, name: str, limit_s: float) -> None:
+def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
     """Answer the requests of `_name_of_start`, until all ranks have met.
 
     This runs in a thread of rank 0. It also answers requests of an earlier start, whose ranks have
@@ -285,20 +287,21 @@ def _answer_requests(tcp: Store, name: str, limit_s: float) -> None:
     name: the name of this start.
     limit_s: seconds after which the thread ends in any case.
     """
-    last_known = 0  # the highest number of a request that this thread knows of
+    known_count = 0  # number of requests that this thread knows of; they are counted from 1
     unanswered = set()  # numbers of requests
     clock = AwakeClock(1.0)
     with suppress(RuntimeError):  # the store is lost
-        while clock.now() < limit_s and not tcp.check([f"spikevrt/{name}/{MET}"]):
-            count = tcp.add("requests", 0)  # adding 0 reads the number
-            unanswered.update(range(last_known + 1, count + 1))
-            last_known = count
+        while clock.now() < limit_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
+            count = tcp_store.add("requests", 0)  # adding 0 reads the number
+            # E.g. 3 requests were known and now there are 5: the new ones are 4 and 5.
+            unanswered.update(range(known_count + 1, count + 1))
+            known_count = count
             # A rank takes its number first and writes its request after that. So a request may not
             # be there yet.
             for number in list(unanswered):
-                if tcp.check([f"request/{number}"]):
-                    asker = tcp.get(f"request/{number}").decode()
-                    tcp.set(f"answer/{asker}", name)
+                if tcp_store.check([f"request/{number}"]):
+                    asker_id = tcp_store.get(f"request/{number}").decode()
+                    tcp_store.set(f"answer/{asker_id}", name)
                     unanswered.remove(number)
             time.sleep(0.1)
 
@@ -316,8 +319,11 @@ def meet(store: Store, launch: LaunchInfo) -> None:
     300), or if two processes have the same rank.
     """
     store.add(JOINED, 1)
+    # `sealed` adds a signature that only a process with the job key can make.
     if RUN.job_key:
-        store.set(f"proof/{launch.rank}", sealed(f"proof/{launch.rank}", "here"))
+        proof_key = f"proof/{launch.rank}"
+        store.set(proof_key, sealed(proof_key, "here"))
+    # `add` returns the new number. It is 2 if another process had this rank before.
     if store.add(f"arrived/{launch.rank}", 1) > 1:
         raise DistError(
             what=f"rank {launch.rank} arrived twice",
@@ -325,7 +331,7 @@ def meet(store: Store, launch: LaunchInfo) -> None:
             expected="each RANK once",
             do="correct RANK, or end the other run that uses this MASTER_PORT",
         )
-    if store.add("arrived", 1) == launch.world_size:
+    if store.add("arrived", 1) == launch.world_size:  # this rank is the last one
         store.set(MET, "1")
 
     if launch.rank == 0:
@@ -343,8 +349,8 @@ def meet(store: Store, launch: LaunchInfo) -> None:
 
     if RUN.job_key:
         # Rank 0 checks the proof of every rank. Every other rank checks the proof of rank 0.
-        checked = range(launch.world_size) if launch.rank == 0 else [0]
-        _refuse_strangers(store, checked, launch)
+        ranks_to_check = range(launch.world_size) if launch.rank == 0 else [0]
+        _refuse_strangers(store, ranks_to_check, launch)
 
 
 def _missing_ranks(store: Store, world_size: int) -> str:
@@ -430,17 +436,17 @@ class Round:
         # compare_set(key, expected, new) writes `new` if the key holds `expected`, and returns what
         # the key then holds. A rank without a failure writes "", because `get` in `wait` would
         # wait for a key that nobody has written.
-        own = "" if code is None else sealed(self.failed, f"{self.rank} {code}")
-        noted = self.store.compare_set(self.failed, "", own)
-        if own:
+        own_value = "" if code is None else sealed(self.failed, f"{self.rank} {code}")
+        value = self.store.compare_set(self.failed, "", own_value)
+        if own_value:
             # Another rank may have noted its failure before. The lowest rank that failed counts, so
             # this rank replaces the failure of a higher rank. Between two requests, a third rank
             # may replace it too. Then compare_set writes nothing and returns the new failure, which
             # is compared in the next turn.
-            failure = self._failure(noted)
+            failure = self._failure(value)
             while failure is not None and failure.rank > self.rank:
-                noted = self.store.compare_set(self.failed, noted.decode(), own)
-                failure = self._failure(noted)
+                value = self.store.compare_set(self.failed, value.decode(), own_value)
+                failure = self._failure(value)
         if self.store.add(self.arrived, 1) == self.world_size:
             self.store.set(self.over, "1")
 
@@ -462,8 +468,10 @@ class Round:
         if not value:
             return None
         try:
-            rank, code = (int(word) for word in unsealed(self.failed, value).split())
-        except ValueError as e:
+            rank_text, code_text = unsealed(self.failed, value).split()
+            rank = int(rank_text)
+            code = int(code_text)
+        except ValueError as e:  # not two words, or no numbers
             raise foreign(self.failed) from e
         if rank not in range(self.world_size) or code not in FAILURE_CODES:
             raise foreign(self.failed)
@@ -501,7 +509,7 @@ def wait_for(
     return True
 
 
-def _within(seconds: float, function: Callable[[], T]) -> T:
+def _within(seconds: float, function: Callable[[], Result]) -> Result:
     """Return the result of `function`, or raise TimeoutError if it takes longer than `seconds`.
 
     The function runs in a thread. If the function hangs, its thread stays behind, because Python
@@ -513,7 +521,8 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
         left_s = seconds - clock.now()
         if left_s <= 0:
             break
-        # Wait in slices, because the clock has to be asked at least once a second.
+        # Wait in slices of half a second. If the clock is asked less than once a second, it takes
+        # the time for a suspended process.
         futures.wait([call], min(0.5, left_s))
     if not call.done():
         raise TimeoutError(f"no answer in {seconds:.0f} s")

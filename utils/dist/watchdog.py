@@ -25,9 +25,10 @@ A main thread that waits for a paused terminal (Ctrl-S, a selection, `less`) is 
 goes on as soon as the terminal does. The watchdog must not hang there itself, so this module writes
 to the log file first and to the terminal last, and never waits longer than SAY_S for the terminal.
 
-The order in `leave` and `_report` is what the other ranks rely on: first the report, then the key
-REPORTED, then the end of the process. A rank that ends earlier takes the store, or the cause, away
-from the others.
+What must stay: the order in `leave` and `_report`, which is first the report, then the key
+REPORTED, then the end of the process. If a rank ended earlier, the store would end with it, or the
+other ranks would never learn the cause. Limits and texts may change; test_stalls.py measures how
+long a run takes to end, and reads the texts.
 
 Tests: tests/faults/test_stalls.py, tests/faults/test_scale.py, tests/dist/test_life.py.
 """
@@ -68,15 +69,17 @@ from utils.options.models import WatchdogOptions
 
 # Store key: the failure has been reported, so all ranks may end.
 REPORTED = "reported"
-STALL_CODE = StallError.exit_code
-# Seconds within which a rank ends after it knows of a failure.
+STALL_CODE = StallError.exit_code  # exit code of a run that hangs
+# Seconds within which a rank ends after it knows of a failure: up to 5 s in `_follow`, and up to 3 s
+# in `_sign_off`.
 EXIT_S = 8.0
 # Seconds of a phase after which the watchdog asks the system whether the main thread waits for a
 # terminal. Most phases are shorter, so most beats need no such question.
 LONG_PHASE_S = 1.0
-# Seconds after which the log file tells that the store or the terminal does not answer.
-PATIENCE_S = 10.0
-# Longest wait for a terminal, in seconds.
+# Seconds after which the log file tells that the store or the terminal does not answer. A shorter
+# silence, e.g. while a user selects text in the terminal, needs no line.
+TELL_AFTER_S = 10.0
+# Longest wait for a terminal, in seconds. A terminal that is not paused takes the text at once.
 SAY_S = 1.0
 
 # ---- Where the main thread is ----------------------------------------------------------------
@@ -95,9 +98,12 @@ def phase(name: str, step: int | None = None, is_sync: bool = False) -> None:
     # Within `stage`, RUN.stage is " in <name>", e.g. " in validate".
     full_name = name if name.endswith(RUN.stage) else name + RUN.stage
     step_now = before.step if step is None else step
-    # Replace the whole tuple in one assignment, so that the watchdog thread, which reads it without
-    # a lock, never sees a new phase with an old time.
-    RUN.place = Place(full_name, step_now, time.monotonic(), before.syncs + is_sync)
+    collective_count = before.syncs + 1 if is_sync else before.syncs
+    # Replace the whole tuple in one assignment. The watchdog thread reads the tuple without a lock,
+    # and must never see a new phase with an old time.
+    RUN.place = Place(
+        phase=full_name, step=step_now, since=time.monotonic(), syncs=collective_count
+    )
 
 
 def go_on() -> None:
@@ -111,9 +117,9 @@ def go_on() -> None:
 def asleep_s() -> float:
     """Return a number of seconds that grows only while this process is suspended, e.g. by Ctrl-Z.
 
-    The number begins anywhere. A caller subtracts two numbers to get the seconds between them. The
-    clock of the watchdog stands still while the process is suspended, see AwakeClock, so the
-    difference to the clock of the system grows.
+    A single number means nothing. A caller asks twice, and the difference is the number of seconds
+    for which the process was suspended in between. The clock of the watchdog stands still while the
+    process is suspended, see AwakeClock, and the clock of the system goes on.
     """
     if RUN.watchdog is None:
         return 0.0
@@ -166,8 +172,8 @@ def run_mark() -> str:
     """
     launch = RUN.launch
     run = f"{launch.master_addr}:{launch.master_port} {launch.world_size} {launch.mode}"
-    mark = hashlib.sha256(run.encode() + RUN.job_key).hexdigest()[:16]
-    return f"-of-{mark}"
+    digest = hashlib.sha256(run.encode() + RUN.job_key).hexdigest()
+    return f"-of-{digest[:16]}"
 
 
 # ---- The thread ------------------------------------------------------------------------------
@@ -201,7 +207,8 @@ class Watchdog(threading.Thread):
         # `utils_dist.ranks` sets this when the program has finished. From then on the other ranks
         # may end as well, and must not be taken for DEAD.
         self.ending = False
-        self.failure: Failure | None = None  # the failure that ends the run, once it is known
+        # The failure that ends the run, once it is known: its rank, exit code, and who claimed it.
+        self.failure: Failure | None = None
 
         # What the main thread does.
         self.place = RUN.place  # the phase of the last beat
@@ -224,14 +231,17 @@ class Watchdog(threading.Thread):
         go_on()
         # With at least six beats within the shortest limit, one late beat makes no rank silent.
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
-        # The clock counts at most slice_s between two questions. Each beat asks the clock; twice
-        # the interval leaves room for a late beat.
+        # The clock asks for the time at each beat. If more than slice_s have passed since the last
+        # question, it takes the rest for a suspended process and does not count it. Twice the
+        # interval leaves room for a late beat.
         self.beats.clock.slice_s = 2 * self.interval_s
         # The other ranks can tell more about a silent rank than the guard can. So the guard waits
-        # 4 s longer than they do.
-        limit_s = budgets.stall_s + 4
-        is_alone = self.store is None
-        self.guard = process.start_guard(self.rank, limit_s, self.stack_path, is_alone, log_file())
+        # 4 s longer than the other ranks.
+        guard_limit_s = budgets.stall_s + 4
+        is_alone = self.store is None  # a single process
+        self.guard = process.start_guard(
+            self.rank, guard_limit_s, self.stack_path, is_alone, log_file()
+        )
         self.budgets = budgets
         # Other ranks report a silent rank only if its last beat has a budget above 0. So write such
         # a beat before the main thread goes on, because the main thread may hang at once.
@@ -253,7 +263,8 @@ class Watchdog(threading.Thread):
         while not self.stopped.wait(self.interval_s):
             self.passes += 1
             if self.guard is not None and self.guard.stdin is not None:
-                # A heartbeat for the guard. This fails if the guard is gone, or does not read.
+                # Any byte tells the guard that this process runs. Writing fails if the guard is
+                # gone, or does not read.
                 with suppress(OSError):
                     self.guard.stdin.write(b".")
             try:
@@ -271,7 +282,8 @@ class Watchdog(threading.Thread):
         """Write a beat, read the beats of other ranks, and end the run if there is a reason.
 
         If another rank has claimed a failure, this rank ends too. Otherwise this rank looks for a
-        rank that stands still, and reports it.
+        rank that stands still, and reports it. A verdict names such a rank, and says how it stands
+        still: SILENT, STUCK or DEAD.
         """
         self.beats.publish(self._own_state())
         failure = self.beats.read()
@@ -282,8 +294,8 @@ class Watchdog(threading.Thread):
             verdict = self.beats.verdict(self.budgets.stall_s if self.budgets else None)
 
         # Several ranks may see the same stall. The first rank that claims it in the store reports
-        # it. `claim_failure` returns None to the first rank, and the failure that the first rank
-        # has claimed to all others.
+        # it. `claim_failure` returns None to this first rank. To all other ranks it returns the
+        # failure that the first rank has claimed.
         if verdict is not None and self.store is not None:
             stall = Failure(verdict.rank, STALL_CODE, self.rank)
             failure = claim_failure(self.store, stall, self.beats.world_size)
@@ -303,7 +315,7 @@ class Watchdog(threading.Thread):
                 # The main thread of this rank stands still. Its stacks go to the rank that reports.
                 key = f"stacks/{self.rank}"
                 self.store.set(key, sealed(key, process.dump_stacks(self.stack_file)))
-            # The rank that reports may still need stacks or the store of this rank. It reports
+            # The reporting rank may still need the stacks or the store of this rank. It reports
             # within 5 s, so wait no longer than this.
             wait_for(self.store, REPORTED, 5.0)
         leave(failure.code, self.store)
@@ -316,9 +328,9 @@ class Watchdog(threading.Thread):
         place = RUN.place
         now = self.beats.clock.now()
         if place is not self.place:
-            # The phase is new, so it began after the last beat. That is at most one slice of the
-            # clock ago. If the clock of the system shows a longer time, the process was suspended,
-            # and the longer time does not count.
+            # The phase is new, so it began after the last beat, at most one slice of the clock ago.
+            # If the clock of the system shows a longer time, the process was suspended, and the
+            # longer time does not count.
             self.place = place
             in_phase_s = time.monotonic() - place.since
             self.entered = now - min(in_phase_s, self.beats.clock.slice_s)
@@ -338,12 +350,13 @@ class Watchdog(threading.Thread):
     def _waits_for_terminal(self, now: float) -> bool:
         """Whether the main thread waits in a write to a paused terminal.
 
-        After PATIENCE_S seconds this writes a line into the log file.
+        After TELL_AFTER_S seconds this writes a line into the log file.
 
         now: time of the clock of the beats.
         """
-        # In a short phase do not ask the system. While the main thread waits, `_own_state` keeps
-        # the age of the phase at 0, so `blocked_since` tells that it has to be asked again.
+        # In a new phase do not ask the system, because asking costs time. But while the main thread
+        # waits for its terminal, `_own_state` keeps the age of the phase at 0, so that the phase
+        # looks new. Then `blocked_since` is set, and the system is asked again.
         is_new_phase = now - self.entered < LONG_PHASE_S
         if self.blocked_since is None and is_new_phase:
             return False
@@ -353,7 +366,7 @@ class Watchdog(threading.Thread):
             return False
         if self.blocked_since is None:
             self.blocked_since = now
-        if now - self.blocked_since > PATIENCE_S and not self.is_block_told:
+        if now - self.blocked_since > TELL_AFTER_S and not self.is_block_told:
             self.is_block_told = True
             write_to_log_file(
                 f"rank {self.rank} waits for its terminal, which takes no output (Ctrl-S, a "
@@ -370,32 +383,34 @@ class Watchdog(threading.Thread):
         """
         clock = process.AwakeClock(2 * self.interval_s)
         seen_passes = 0
-        since = 0.0  # when the number of passes of the watchdog thread last changed
+        changed_at = 0.0  # when the number of passes of the watchdog thread last changed
         is_told = False  # whether the log file has the line about this silence
         while not self.stopped.wait(self.interval_s):
             clock.slice_s = 2 * self.interval_s  # `watch` may have changed the interval
             now = clock.now()
+            # The watchdog thread has made a pass. Before `watch`, and at the end, silence is none.
             if seen_passes != self.passes or self.budgets is None or self.ending:
                 seen_passes = self.passes
-                since = now
+                changed_at = now
                 is_told = False
                 continue
-            silent_s = now - since
-            if silent_s > PATIENCE_S and not is_told:
+            silent_s = now - changed_at
+            if silent_s > TELL_AFTER_S and not is_told:
                 is_told = True
                 write_to_log_file(
                     f"rank {self.rank}: the store of the run at {RUN.launch.master_addr}:"
                     f"{RUN.launch.master_port} has not answered for {silent_s:.0f} s"
                 )
-            if silent_s > self._patience_s(self.budgets.stall_s):
+            if silent_s > self._longest_silence_s(self.budgets.stall_s):
                 self._store_lost()
 
-    def _patience_s(self, stall_s: float) -> float:
+    def _longest_silence_s(self, stall_s: float) -> float:
         """Return how many seconds the store may be silent before this rank ends."""
         if self.failure is not None:
             return EXIT_S
         # Without an agent of torchrun, rank 0 hosts the store. If the process of rank 0 is gone,
-        # the store will never answer again, so there is no reason to wait for long.
+        # the store will never answer again. A longer wait than 1.5 s, three beats, would only delay
+        # the end.
         state_of_host = None if RUN.launch.by_agent else self.beats.states.get(0)
         if state_of_host is not None and is_gone(state_of_host):
             return min(1.5, stall_s)
@@ -416,8 +431,8 @@ class Watchdog(threading.Thread):
             wait_s = 0.5 if verdict.kind == "SILENT" else 1.5
             stacks = self._stacks_of(rank, wait_s) or "(it does not answer)"
         self._say(verdict, stacks)
-        # Set `failure` only now. `_watch_watchdog` has less patience as soon as `failure` is set,
-        # and would end this process while it still collects stacks.
+        # Set `failure` only now. As soon as it is set, `_watch_watchdog` waits for EXIT_S only, and
+        # would end this process while it still collects stacks.
         self.failure = Failure(rank, STALL_CODE, self.rank)
         if self.store is not None:
             self.store.set(REPORTED, "1")
@@ -456,11 +471,13 @@ class Watchdog(threading.Thread):
         lines.append("rank  host              pid  step  seconds  collectives  phase")
         now = self.beats.clock.now()
         for other, state in sorted(self.beats.states.items()):
-            # `age` was true when the rank wrote its last beat. Of a watched rank it is known when
-            # this beat came, so add the seconds since then.
+            # `age` is the age of the phase when the rank wrote its last beat. This rank watches a
+            # few other ranks, and `heard` knows when their last beats came. So add the seconds
+            # since then.
             age = state["age"]
             if other in self.beats.heard:
                 age += now - self.beats.heard[other].when
+            # ">4" is four characters wide, to the right; "<12" is twelve, to the left.
             host = f"{other:>4}  {state['host'][:12]:<12}"
             numbers = f"{state['pid']:>8} {state['step']:>5} {age:>8.1f} {state['syncs']:>12}"
             lines.append(f"{host} {numbers}  {state['phase']}")
@@ -475,9 +492,9 @@ class Watchdog(threading.Thread):
 
         stacks: the stacks of the rank, or "" if there are none. The advice depends on this.
         """
-        rank, kind, what = verdict
+        rank, kind, what = verdict  # e.g. 3, "STUCK", "312.4 s"
         state = self.beats.states[rank]
-        expected = {
+        expected_of_kind = {
             "DEAD": "all ranks alive",
             "SILENT": "a beat of every rank each half second (option watchdog.stall_s)",
             "STUCK": f"a new phase within {state['budget']:.0f} s (options watchdog.*)",
@@ -491,7 +508,7 @@ class Watchdog(threading.Thread):
         return StallError(
             what=f"rank {rank} is {kind}: {what}{link} {where(state)}",
             where=f"host {state['host']}, pid {state['pid']}",
-            expected=expected[kind],
+            expected=expected_of_kind[kind],
             do=do,
         )
 
@@ -500,21 +517,21 @@ class Watchdog(threading.Thread):
 
         A stranger is a process that is no rank of this run.
         """
-        own = Failure(self.rank, error.exit_code, self.rank)
+        own_failure = Failure(rank=self.rank, code=error.exit_code, by=self.rank)
         if self.store is not None:
             with suppress(ForeignValueError, RuntimeError):
-                earlier = claim_failure(self.store, own, self.beats.world_size)
+                earlier = claim_failure(self.store, own_failure, self.beats.world_size)
                 if earlier is not None:
                     self._follow(earlier)
         # The stranger may have written under the key of the failure. Then no rank can claim the
         # failure, and the first rank of each host reports.
         if first_to_say_foreign():
             say(str(error))
-        self.failure = own
+        self.failure = own_failure
         if self.store is not None:
             with suppress(RuntimeError):
                 self.store.set(REPORTED, "1")
-        leave(own.code, self.store)
+        leave(own_failure.code, self.store)
 
     def _store_lost(self) -> NoReturn:
         """End because the store does not answer any more. One rank of each host reports it."""
@@ -598,7 +615,7 @@ def log_file() -> str | None:
 
 
 def leave(code: int, store: Store | None) -> NoReturn:
-    """End this process with an exit code.
+    """End this process with an exit code. The order of the steps below must stay.
 
     If the store ends with this process, the process first waits until the other ranks have read the
     failure from the store.
@@ -641,9 +658,10 @@ def _sign_off(store: Store) -> None:
     The keys: left/<rank> of each rank that has signed off, and `left`, the number of these ranks.
     """
     store.set(f"left/{RUN.launch.rank}", "1")
-    left = store.add("left", 1)
+    signed_off = store.add("left", 1)  # number of ranks that have signed off
     deadline = time.monotonic() + 3
-    if RUN.launch.rank != 0 and not RUN.launch.by_agent:
+    ends_store = RUN.launch.rank == 0 or RUN.launch.by_agent
+    if not ends_store:
         return
     # The beats of all ranks, which have their process ids. Before the ranks have met, some ranks
     # have no beat, and reading would hang.
@@ -651,13 +669,16 @@ def _sign_off(store: Store) -> None:
     with suppress(ForeignValueError):
         if store.check([MET]):
             states = read_states(store, RUN.launch.world_size)
-    # Rank whose process is gone -> True if the rank ended without signing off. A rank that has
-    # signed off before is counted in `left` already.
-    gone: dict[int, bool] = {}
-    # sum(...) is the number of ranks that ended without signing off.
-    while left + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
+    # Wait until each process that has joined has signed off, or is gone without signing off.
+    checked: set[int] = set()  # ranks whose process is gone
+    gone_without_sign = 0  # number of these ranks that have not signed off
+    while signed_off + gone_without_sign < store.add(JOINED, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
         for rank, state in states.items():
-            if rank not in gone and is_gone(state):
-                gone[rank] = not store.check([f"left/{rank}"])
-        left = store.add("left", 0)  # adding 0 reads the number
+            if rank in checked or not is_gone(state):
+                continue
+            checked.add(rank)
+            # A rank that signed off before it ended is counted in `signed_off` already.
+            if not store.check([f"left/{rank}"]):
+                gone_without_sign += 1
+        signed_off = store.add("left", 0)  # adding 0 reads the number

@@ -26,12 +26,15 @@ from tqdm import tqdm
 
 from utils.dist.state import RUN
 
-# Without a bar, one line is logged at each tenth of the whole.
-LINES = 10
+# Number of lines that are logged for an action without a bar: one at each tenth of the whole.
+LINE_COUNT = 10
 # The bar, in the placeholders of tqdm.
-FORM = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-# Seconds after a line until the next line is logged, even if no tenth was completed.
-LINE_S = 60.0
+BAR_FORMAT = (
+    "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+)
+# Seconds after a line until the next line is logged, even if no tenth was completed. A user who
+# looks at the log should not take a slow action for one that hangs.
+LONGEST_WITHOUT_LINE_S = 60.0
 # Seconds before the first line of an action. A shorter action needs no line in the log of a run.
 QUIET_S = 5.0
 
@@ -128,7 +131,7 @@ class Bar(ExitStack):
             leave=is_kept,
             dynamic_ncols=True,  # follow the width of the window
             miniters=0,  # tqdm decides by the time alone when it draws again
-            bar_format=FORM,
+            bar_format=BAR_FORMAT,
             **options,
         )
 
@@ -165,8 +168,10 @@ class Bar(ExitStack):
             if values:
                 self._bar.bar_format = "{desc}: {percentage:3.0f}%|{bar}| " + values
             # Fractions may add up to slightly more than the total, because they are rounded. tqdm
-            # would print a warning into the bar, so never go beyond the total.
-            self._bar.update(min(count, self._bar.total - self._bar.n))
+            # would print a warning into the bar, so never go beyond the total. `n` is the number
+            # of things done so far.
+            left = self._bar.total - self._bar.n
+            self._bar.update(min(count, left))
 
 
 class AboveBars:
@@ -186,7 +191,9 @@ class AboveBars:
 
         E.g. after write("a") and write("b\\nc"), the line "ab" is written and "c" is held back.
         """
-        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        # The last item of the split is the text after the last end of line.
+        all_text = self._unfinished + text
+        *lines, self._unfinished = all_text.split("\n")
         if lines:
             # This block of tqdm clears the bars, and draws them again below the lines.
             with tqdm.external_write_mode(file=self.terminal):
@@ -236,22 +243,24 @@ class Lines:
         former_share = (self.done + 1e-6) / self.total
         self.done += count
         share = (self.done + 1e-6) / self.total
-        completes_tenth = int(LINES * share) > int(LINES * former_share)
+        completes_tenth = int(LINE_COUNT * share) > int(LINE_COUNT * former_share)
 
         if now < self._quiet_until:
             return
         if not completes_tenth and now < self._due:
             return
-        self._due = now + LINE_S
+        self._due = now + LONGEST_WITHOUT_LINE_S
 
-        # Each of the two may be 0 in the first moment. The lower limits avoid a division by zero.
-        rate = max(self.done, 1e-6) / max(now - self._begin, 1e-6)
-        pace = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
-        done = f"{self.done:.1f}".removesuffix(".0")  # "3", but "3.5"
-        left = duration(max(self.total - self.done, 0) / rate)
+        # Done and seconds may be 0 in the first moment. The lower limits avoid a division by zero.
+        seconds = max(now - self._begin, 1e-6)
+        rate = max(self.done, 1e-6) / seconds  # things a second
+        rate_text = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
+        done_text = f"{self.done:.1f}".removesuffix(".0")  # "3", but "3.5"
+        seconds_left = max(self.total - self.done, 0) / rate
+        percent = int(100 * share)
         self._say(
-            f"{self.name}: {int(100 * share)} %, {done} of {self.total} {self.unit}, {pace}, "
-            f"{left} left"
+            f"{self.name}: {percent} %, {done_text} of {self.total} {self.unit}, {rate_text}, "
+            f"{duration(seconds_left)} left"
         )
 
 
@@ -312,20 +321,20 @@ class RunProgress(ExitStack):
         Before the second step neither the speed nor the time that is left is known.
         """
         texts = []
-        pace = self.timer.pace()
-        if pace:
-            texts.append(f"{1 / pace:.3g} it/s")
-        left = self.eta(step)
-        if left:
-            texts.append(f"{left} left")
+        seconds_per_step = self.timer.pace()
+        if seconds_per_step:
+            texts.append(f"{1 / seconds_per_step:.3g} it/s")
+        eta = self.eta(step)
+        if eta:
+            texts.append(f"{eta} left")
         if values:
             texts.append(values)
         return ", ".join(texts)
 
     def _completes_tenth(self, step: int) -> bool:
         """Whether step number `step` completes a tenth of the run."""
-        tenths = step * LINES // self.total_iter
-        tenths_before = (step - 1) * LINES // self.total_iter
+        tenths = step * LINE_COUNT // self.total_iter  # complete tenths, e.g. 3 at 35 of 100
+        tenths_before = (step - 1) * LINE_COUNT // self.total_iter
         return tenths > tenths_before
 
     def eta(self, step: int) -> str:
@@ -334,14 +343,16 @@ class RunProgress(ExitStack):
         The rest is the steps after `step`, with their validations and saves. Validations count only
         after the first one was measured, and so do saves. Returns "" if the speed is not known yet.
         """
-        pace = self.timer.pace()
-        if pace is None:
+        seconds_per_step = self.timer.pace()
+        if seconds_per_step is None:
             return ""
-        seconds = (self.total_iter - step) * pace
+        seconds = (self.total_iter - step) * seconds_per_step
+        # kind: "validation" or "save". `pauses` has the seconds of each one so far.
         for kind, every in self.every.items():
-            known = self.timer.pauses.get(kind)
-            if every and known:
-                seconds += self._pauses_to_come(step, every) * statistics.fmean(known)
+            measured_s = self.timer.pauses.get(kind)
+            if every and measured_s:
+                mean_s = statistics.fmean(measured_s)
+                seconds += self._pauses_to_come(step, every) * mean_s
         return duration(seconds)
 
     def _pauses_to_come(self, step: int, every: int) -> int:
@@ -351,16 +362,18 @@ class RunProgress(ExitStack):
         steps are done and every = 10: at 10, at 20 and at 25. The pause of `step` itself counts,
         because this is asked before it.
         """
-        last_before_end = self.total_iter - 1
-        multiples_until_end = last_before_end // every
+        # The number of multiples of `every` in 1 ... n is n // every. In the example these are
+        # 24 // 10 = 2 before the last step, and 9 // 10 = 0 before `step`.
+        multiples_before_end = (self.total_iter - 1) // every
         multiples_before_step = (step - 1) // every
-        return multiples_until_end - multiples_before_step + 1
+        return multiples_before_end - multiples_before_step + 1  # 1: after the last step
 
 
 def duration(seconds: float) -> str:
     """Return seconds as hours, minutes and seconds: "03:12:00" or "1 d 03:12:00"."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    days, h = divmod(hours, 24)
+    # divmod gives quotient and remainder: 3725 s -> 62 min 5 s -> 1 h 2 min 5 s.
+    all_minutes, s = divmod(round(seconds), 60)
+    all_hours, m = divmod(all_minutes, 60)
+    days, h = divmod(all_hours, 24)
     clock = f"{h:02}:{m:02}:{s:02}"
     return f"{days} d {clock}" if days else clock

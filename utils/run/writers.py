@@ -52,14 +52,15 @@ from utils.run.progress import duration
 
 logger = logging.getLogger(__name__)
 
-# The option sections that TensorBoard shows as hyperparameters, and the scalars beside them.
-HPARAMS = ("datasets", "netG", "train")
-METRICS = ("val/psnr", "val/ssim", "train/loss")
+# The option sections that TensorBoard shows as hyperparameters, and the tags beside them.
+HYPERPARAMETER_SECTIONS = ("datasets", "netG", "train")
+TAGS_BESIDE_HYPERPARAMETERS = ("val/psnr", "val/ssim", "train/loss")
 
 # The classes of `logging.writers`, by their names. TensorBoard and W&B have options of their own.
 WRITERS = Registry("log writer")
 
-# The names of all files and folders that a run writes into its folder.
+# The names of all files and folders that a run writes into its folder. A new file needs an entry:
+# the start of a run checks that it can write each of them.
 WRITTEN = (
     "log",
     "options",
@@ -111,7 +112,7 @@ class Experiment:
         health: object that judges the numbers of log lines and validations, and warns.
         held: the lock of the folder on rank 0, or None on the other ranks.
         """
-        self.held = held
+        self.locked_folder = held
         self.folder = folder
         self.options = options
         self.order = order
@@ -152,14 +153,15 @@ class Experiment:
             further,
         )
 
-        tagged = {f"train/{name}": value for name, value in values.items()}
+        scalars = {f"train/{name}": value for name, value in values.items()}
         # The seconds per step of each rank show which rank is slow. If no step was measured, there
-        # are no seconds to divide.
+        # are no seconds to divide. All ranks have made the same number of steps.
         if ranks[0].steps:
             for name in ("data_s", "forward_s", "compute_s"):
                 for number, rank in enumerate(ranks):
-                    tagged[f"ranks/{name}/{number}"] = getattr(rank, name) / rank.steps
-        self.to_writers("scalars", tagged, progress.step)
+                    seconds = getattr(rank, name)
+                    scalars[f"ranks/{name}/{number}"] = seconds / rank.steps
+        self.to_writers("scalars", scalars, progress.step)
         self.health.logged(ranks, grad_norms)
 
     def log_epoch(self, epoch: int, values: dict[str, float], timer: StepTimer) -> None:
@@ -241,14 +243,15 @@ class Experiment:
         Raises FolderMovedError if somebody has moved the folder of the run. If the new place is
         known, the checkpoint is written there before the error is raised, so that no step is lost.
         """
-        # Whether this step was saved before. A validation after the first save adds its score by a
-        # second save. `progress.saved` is the step of the newest checkpoint_latest.
+        # `progress.saved` is the step of the newest checkpoint_latest. This step may be saved a
+        # second time: the first save comes before the validation, the second adds its score.
         is_second_save = name == "latest" and progress.saved == progress.step
         if name == "latest":
             progress.saved = progress.step
         if not self.is_main:
             return
 
+        # If somebody has moved the folder, write the checkpoint into the moved folder.
         begin = time.perf_counter()
         path = checkpoint.own_checkpoint(self.folder, name)
         moved = None
@@ -268,22 +271,21 @@ class Experiment:
             "version": VERSION,
             "options": self.options,
         }
-        # A second save of the same step replaces the first one. If it made the first one a former
+        # A second save of the same step replaces the first save. If the first save became a former
         # version, it would push out the state of an earlier step.
         keep = 0 if is_second_save else self.options["train"]["keep_checkpoints"]
         checkpoint.save(state, path, keep)
-        logger.info(
-            "saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin
-        )
+        seconds = time.perf_counter() - begin
+        logger.info("saved %s at iter %d (%.1f s)", path, progress.step, seconds)
         if moved is not None:
             # The run ends here: its other files would go to the old place. `saved` tells the user
             # which file the run can resume from.
             raise FolderMovedError(self.folder, moved.now, saved=path)
 
     def check_folder(self) -> None:
-        """Check that the folder is still the one that this run has locked: see RunFolder.check."""
-        if self.held is not None:
-            self.held.check()
+        """Raise FolderMovedError if the folder is not the one that this run has locked."""
+        if self.locked_folder is not None:  # on rank 0
+            self.locked_folder.check()
 
     # ---- The writers of an Experiment ----
 
@@ -322,12 +324,13 @@ class Experiment:
 
     def _close_within(self, limit_s: float) -> None:
         """Close all writers at the same time, and wait at most `limit_s` for all of them."""
-        # The threads are daemons, so that a thread that hangs does not keep the process alive.
-        threads = {}
+        # Each thread calls `self._to_writer(writer, "close")`. The threads are daemons, so that a
+        # thread that hangs does not keep the process alive.
+        threads = {}  # name of the writer's class -> its thread
         for writer in tuple(self.writers):
             name = type(writer).__name__
-            close = (writer, "close")
-            threads[name] = threading.Thread(target=self._to_writer, args=close, daemon=True)
+            arguments = (writer, "close")
+            threads[name] = threading.Thread(target=self._to_writer, args=arguments, daemon=True)
             threads[name].start()
 
         deadline = time.monotonic() + limit_s
@@ -378,6 +381,7 @@ def _commit() -> str:
         # Let git take no lock, because somebody may be working in the repository.
         "GIT_OPTIONAL_LOCKS": "0",
     }
+    # --exclude=*: name the commit and no tag.
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         answer = subprocess.run(
@@ -405,27 +409,31 @@ class TensorBoardWriter:
 
         folder: where TensorBoard's files are, e.g. <run>/tb_logger.
         step: number of steps done when this start begins.
-        options: all options, without secrets. They are shown as text, and the sections of HPARAMS
-            as hyperparameters beside the newest METRICS.
+        options: all options, without secrets. They are shown as text, and some sections also as
+            hyperparameters beside the newest scores.
         repeated: scalars of `step` itself, or None. With scalars, the entries of `step` are hidden
             too, and these scalars are written in their place. With None, the entries of `step`
             stay.
         """
         from torch.utils.tensorboard import SummaryWriter, summary
 
-        first_hidden = step + 1 if repeated is None else step
+        # SummaryWriter starts a thread of its own. Find it by comparing the threads before and
+        # after.
+        first_hidden_step = step + 1 if repeated is None else step
         threads_before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
             put_before_now(folder)
-            self.writer = SummaryWriter(str(folder), purge_step=first_hidden)
-        _silence(set(threading.enumerate()) - threads_before)
+            self.writer = SummaryWriter(str(folder), purge_step=first_hidden_step)
+        new_threads = set(threading.enumerate()) - threads_before
+        _silence(new_threads)
+        # The methods `image` and `close` of a writer, see the top of this file.
         self.image = partial(self.writer.add_image, dataformats="HWC")  # height, width, channels
         self.close = self.writer.close
 
         lines = json.dumps(options, indent=2).splitlines()
         # "train.G_optimizer_lr" -> 0.0004, ...
         hyperparameters: dict[str, Any] = {}
-        for name in HPARAMS:
+        for name in HYPERPARAMETER_SECTIONS:
             hyperparameters.update(flat(options.get(name), name))
         with best_effort(str(folder)):
             # TensorBoard shows text as Markdown, which leaves indented lines as they are.
@@ -435,7 +443,8 @@ class TensorBoardWriter:
             # these lines do its work in this run. TensorBoard takes the values of the metrics from
             # the scalars of this run.
             file_writer: Any = self.writer.file_writer  # open until `close`
-            for entry in summary.hparams(hyperparameters, dict.fromkeys(METRICS)):
+            metrics = dict.fromkeys(TAGS_BESIDE_HYPERPARAMETERS)  # tag -> None
+            for entry in summary.hparams(hyperparameters, metrics):
                 file_writer.add_summary(entry)
             self.scalars(repeated or {}, step)
 
@@ -451,13 +460,14 @@ def _silence(threads: set[threading.Thread]) -> None:
     TensorBoard raises such an error again in the next call of its writer, and `_to_writer` then
     logs it.
     """
-    hook = threading.excepthook
+    # Python calls threading.excepthook for each uncaught error in a thread.
+    usual_hook = threading.excepthook
 
-    def hook_without_them(args: Any) -> None:
+    def hook_for_other_threads(args: Any) -> None:
         if args.thread not in threads:
-            hook(args)
+            usual_hook(args)
 
-    threading.excepthook = hook_without_them
+    threading.excepthook = hook_for_other_threads
 
 
 def put_before_now(folder: Path) -> None:
