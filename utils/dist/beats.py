@@ -15,7 +15,7 @@ A *beat* is a record that a rank writes into the key-value store of the run, eve
     machine         an id of the host, and of the container on it (`process.machine`)
     facts           see `utils.dist.state.tell`
 
-The record of a rank is its *state*.
+The newest record of a rank is called the *state* of this rank.
 
 A rank makes two requests to the store for a beat, whatever the number of ranks. With the first, the
 rank writes its own state. With the second, the rank reads the failure that ends the run, and the
@@ -58,7 +58,8 @@ FAILURE = "failure"
 # Store key: the rank that reads all states. Empty while no rank does.
 LOOKING = "looking"
 # Seconds without a beat after which a rank that looks for the cause takes another rank for silent.
-# A rank that beats is heard within 2.2 s, even on a host with eight processes for each core.
+# A rank that beats is heard within 2.2 s, even on a host with eight processes for each core. With a
+# smaller value, a busy host could look silent; a larger value delays the report.
 QUIET_S = 3.0
 # Seconds between two beats.
 BEAT_S = 0.5
@@ -101,7 +102,8 @@ class Beats:
         self.states: dict[int, State] = {}  # rank -> its newest known state
         self.heard: dict[int, Heard] = {}  # watched rank -> its last beat
         self.is_looking = False  # whether this rank looks for the cause of a wait
-        # While this rank looks: rank that is not watched -> its first beat that was read.
+        # For ranks that this rank does not watch: rank -> the beat that was read when this rank
+        # began to look. Empty while this rank does not look.
         self.first_look: dict[int, Heard] = {}
         if store is not None:
             # `multi_get` in `read` waits for a key that does not exist, so create the key with an
@@ -133,13 +135,13 @@ class Beats:
         if self.watched is None and self.store.check([MET]):
             self.watched = self._ranks_to_watch(self.store)
         watched = self.watched or []
-        # One request for the failure and all watched states.
+        # One request for the failure and all watched states. The first value is the failure.
         keys = [FAILURE]
         for rank in watched:
             keys.append(f"beat/{rank}")
-        failure, *texts = self.store.multi_get(keys)
-        for rank, text in zip(watched, texts, strict=True):
-            state = read_state(rank, text)
+        failure, *beats = self.store.multi_get(keys)
+        for rank, beat in zip(watched, beats, strict=True):
+            state = read_state(rank, beat)
             self._refuse_another_process(rank, state)
             self.states[rank] = state
             # If the number has not changed, this is the beat that was read before, and the time of
@@ -167,6 +169,7 @@ class Beats:
         * The next rank. The last rank watches the first one, so that every rank is watched.
         * The next rank on this host, because the end of a process can be seen only on its host.
         """
+        # The remainder (%) leads from the last rank back to the first one.
         count_on_host = store.add(f"on/{self.machine}", 0)  # adding 0 reads the number
         next_index = (self.index_on_host + 1) % count_on_host
         key = f"on/{self.machine}/{next_index}"
@@ -208,7 +211,8 @@ class Beats:
                 return None
             self.states.update(read_states(self.store, self.world_size))
         # With a short stall_s, a rank must be taken for silent before stall_s is over.
-        return self._cause_of_wait(min(QUIET_S, stall_s / 2))
+        quiet_s = min(QUIET_S, stall_s / 2)
+        return self._cause_of_wait(quiet_s)
 
     def _dead_or_silent(self, stall_s: float | None) -> Verdict | None:
         """Return a watched rank that is DEAD, else the first that is SILENT, else None."""
@@ -218,17 +222,18 @@ class Beats:
             state = self.states[rank]
             if is_gone(state):
                 return Verdict(rank, "DEAD", f"its process {state['pid']} is gone")
-            # A rank with a budget of 0 is not watched yet: it may still be loading libraries.
-            if silent is None and stall_s is not None and state["budget"]:
+            # A rank with a budget of 0 has no limits yet: it may still be loading libraries.
+            has_limits = state["budget"] > 0
+            if silent is None and stall_s is not None and has_limits:
                 silent_s = now - last.when
-                # The rank may have stopped up to one beat after its last beat, so the limit
-                # counts from the beat that is missing.
+                # This rank reads the beats every BEAT_S. So the last beat may have been written up
+                # to BEAT_S before it was heard, and the rank is silent for longer by this time.
                 if silent_s > stall_s - BEAT_S:
                     silent = Verdict(rank, "SILENT", f"no beat for {silent_s:.1f} s")
         return silent
 
     def _may_look(self, store: Store) -> bool:
-        """Whether this rank looks for the cause. The first rank that asks does, the others do not.
+        """Whether this rank looks for the cause. The first rank that asks gets True, others False.
 
         The rank looks until it calls `stop_looking`.
         """
@@ -253,19 +258,19 @@ class Beats:
         """
         if not all(state["budget"] for state in self.states.values()):
             return None  # a rank has not called `watch` yet
-        fewest = min(state["syncs"] for state in self.states.values())
-        latest = None
-        most_over = 0.0
+        fewest_collectives = min(state["syncs"] for state in self.states.values())
+        latest_rank = None
+        most_over_s = 0.0
         # Go from the highest rank down. If two ranks are equally late, the higher rank is taken.
         for rank in sorted(self.states, reverse=True):
             state = self.states[rank]
-            over = state["age"] - state["budget"]
-            if state["syncs"] == fewest and over > most_over:
-                latest = rank
-                most_over = over
-        if latest is None:
+            over_s = state["age"] - state["budget"]
+            if state["syncs"] == fewest_collectives and over_s > most_over_s:
+                latest_rank = rank
+                most_over_s = over_s
+        if latest_rank is None:
             return None
-        return self._stuck_or_silent(latest, quiet_s)
+        return self._stuck_or_silent(latest_rank, quiet_s)
 
     def _stuck_or_silent(self, rank: int, quiet_s: float) -> Verdict | None:
         """Tell whether `rank` is stuck, or waits for a silent rank. Returns None if not known yet.
@@ -276,11 +281,13 @@ class Beats:
         called STUCK.
         """
         now = self.clock.now()
-        all_are_known = True
+        all_are_heard = True
         for other, state in self.states.items():
-            # This rank runs, so it is not silent. And only ranks with as few collectives as `rank`
-            # can be what the others wait for.
-            if other in (rank, self.rank) or state["syncs"] != self.states[rank]["syncs"]:
+            # This rank runs, so it is not silent.
+            if other in (rank, self.rank):
+                continue
+            # The others wait only for ranks with as few collectives as `rank`.
+            if state["syncs"] != self.states[rank]["syncs"]:
                 continue
             if other in self.heard:
                 last = self.heard[other]
@@ -291,11 +298,11 @@ class Beats:
                 last = self.first_look.setdefault(other, Heard(state["beat"], now))
                 if last.beat != state["beat"]:
                     continue  # heard since the first look
-                all_are_known = False
+                all_are_heard = False
             silent_s = now - last.when
             if silent_s > quiet_s:
                 return Verdict(other, "SILENT", f"no beat for {silent_s:.1f} s")
-        if all_are_known:
+        if all_are_heard:
             return Verdict(rank, "STUCK", f"{self.states[rank]['age']:.1f} s")
         return None
 
@@ -325,12 +332,12 @@ def claim_failure(store: Store, failure: Failure, world_size: int) -> Failure | 
     Returns None if `failure` is the first one: the caller then reports it. Otherwise returns the
     earlier failure.
     """
-    mine = write_failure(failure)
+    own_text = write_failure(failure)
     # compare_set writes if the key is empty, and returns what the key then holds.
-    noted = store.compare_set(FAILURE, "", mine).decode()
-    if noted == mine:
+    first_text = store.compare_set(FAILURE, "", own_text).decode()
+    if first_text == own_text:
         return None
-    return read_failure(noted, world_size)
+    return read_failure(first_text, world_size)
 
 
 def is_gone(state: State) -> bool:

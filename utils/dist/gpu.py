@@ -54,8 +54,9 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     if gpu_ids is None:
         return
     # An empty CUDA_VISIBLE_DEVICES asks for the CPU, whatever the accelerator is.
+    # `visible_by` is the name of the variable that hides GPUs of this maker.
     variable = devices.visible_by() if gpu_ids else "CUDA_VISIBLE_DEVICES"
-    chosen = os.environ.get(variable)
+    chosen = os.environ.get(variable)  # what the user or the launcher has chosen, or None
     listed = ",".join(map(str, gpu_ids))
     is_single = RUN.launch.world_size == 1
     if is_single and chosen is None:
@@ -68,9 +69,11 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     note = ""
     if not is_single:
         # Rank 0 of a host takes GPU 0, rank 1 takes GPU 1, and so on, whatever gpu_ids lists.
+        # A launcher other than torchrun may not tell the number of ranks on this host. Then the
+        # number of all ranks is taken.
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or RUN.launch.world_size)
-        used = list(range(min(count, ranks_here)))
-        if gpu_ids[:count] != used:
+        used_gpus = list(range(min(count, ranks_here)))
+        if gpu_ids[:count] != used_gpus:
             note = (
                 f"gpu_ids [{listed}] has no effect with several ranks: "
                 "each rank takes the GPU of its local rank; "
@@ -108,18 +111,19 @@ def require_usable_gpus() -> None:
     if not found.count:
         return
 
+    # Facts that help to find the cause: how torch was built, and what torch and the user say.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    said = ""
+    further = ""
     if reasons:
         first_line = str(reasons[0].message).splitlines()[0]
-        said += f"; torch says: {first_line}"
+        further += f"; torch says: {first_line}"
     if visible is not None:
-        said += f"; CUDA_VISIBLE_DEVICES={visible}"
+        further += f"; CUDA_VISIBLE_DEVICES={visible}"
     plural = "s" if found.count > 1 else ""
     raise DistError(
         what=f"torch cannot use the {found.count} GPU{plural} of this machine",
-        where=f"torch {torch.__version__}, {built}; NVIDIA driver {found.driver}{said}",
+        where=f"torch {torch.__version__}, {built}; NVIDIA driver {found.driver}{further}",
         expected="a driver and a torch that fit each other, and visible GPUs that exist",
         do="update the driver, or install the torch for it (https://pytorch.org/get-started), "
         'or train on the CPU: CUDA_VISIBLE_DEVICES="" in front of the same command',
@@ -190,9 +194,10 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
     if not found:
         return ""  # torch is built for GPUs of another maker
     for kind, major, minor in found:
-        built = (int(major), int(minor))
-        is_same_generation = built[0] == capability[0]
-        if built <= capability and (kind == "compute" or is_same_generation):
+        version = (int(major), int(minor))
+        is_not_newer = version <= capability  # compares major first, then minor
+        is_same_generation = version[0] == capability[0]
+        if is_not_newer and (kind == "compute" or is_same_generation):
             return ""
     if capability < (5, 0):
         return "use the CPU or another GPU: no torch from 2.8 on was built for this one"
@@ -258,15 +263,14 @@ def usage(device: torch.device) -> dict[str, float] | None:
     except ImportError:
         return None
     try:
-        busy = torch.cuda.utilization(device) / 100
-        free, total = torch.cuda.mem_get_info(device)
+        busy = torch.cuda.utilization(device) / 100  # from percent
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     except (RuntimeError, pynvml.NVMLError):
         return None
-    return {"busy": busy, "used_gb": (total - free) / 1e9, "total_gb": total / 1e9}
+    used_bytes = total_bytes - free_bytes
+    return {"busy": busy, "used_gb": used_bytes / 1e9, "total_gb": total_bytes / 1e9}
 
 
-def describe(found: dict[str, float]) -> str:
+def describe(use: dict[str, float]) -> str:
     """Return the `usage` of a GPU in words: "GPU 97% busy, 61.2 of 80.0 GB used"."""
-    return (
-        f"GPU {found['busy']:.0%} busy, {found['used_gb']:.1f} of {found['total_gb']:.1f} GB used"
-    )
+    return f"GPU {use['busy']:.0%} busy, {use['used_gb']:.1f} of {use['total_gb']:.1f} GB used"

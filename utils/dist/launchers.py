@@ -70,11 +70,15 @@ def items(text: str) -> list[str]:
     if text.startswith("["):
         try:
             found = [str(item) for item in json.loads(text)]
-        except ValueError:
+        except ValueError:  # no JSON
             found = []
     else:
         found = re.split(r"[,\s]+", text.strip())
-    return [item.partition(":")[0] for item in found if item]
+    hosts = []
+    for item in found:
+        if item:  # an empty text has the item ""
+            hosts.append(item.partition(":")[0])  # "a:8" -> "a"
+    return hosts
 
 
 def first_of(name: str) -> Read:
@@ -112,7 +116,9 @@ def position_in(name: str, host_name: str) -> Read:
 
 
 def _flux_ranks_on_one_host(env: Env) -> str:
-    """Read the number of ranks of Flux on this host. Flux tells it only of a job on one host."""
+    """Read the number of ranks of Flux on this host. Flux tells the number only if the job has one
+    host.
+    """
     if env.get("FLUX_JOB_NNODES") == "1":
         return env.get("FLUX_JOB_SIZE", "")
     return ""
@@ -131,8 +137,8 @@ def _hydra_size(env: Env) -> str:
 def _pmi_size(env: Env) -> str:
     """Read the number of processes of any launcher that sets PMI_RANK and PMI_SIZE.
 
-    Hydra sets these two as well. Its row is among the rows that are tried before, so this cell
-    counts for the other launchers.
+    Hydra sets these two as well. But `with_standard_names` tries Hydra's row before, so this cell
+    counts for the other launchers only.
     """
     if "PMI_RANK" in env:
         return env.get("PMI_SIZE", "")
@@ -346,19 +352,21 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     has_standard_names = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
     if has_standard_names or env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE"):
         return dict(env)
-    for process in PER_PROCESS:
-        if _number(process.size(env)) > 1:
-            return {**env, **_of_process(process, env, command)}
+    # {**a, **b} is a copy of a, in which the entries of b are added or replaced.
+    for launcher in PER_PROCESS:
+        rank_count = _number(launcher.size(env))
+        if rank_count > 1:
+            return {**env, **_variables_of_rank(launcher, env, command)}
     if "SLURM_PROCID" in env:
         return dict(env)  # a task of srun: `utils.dist.platforms` reads the variables of SLURM
-    for node in PER_NODE:
-        nodes = _number(node.nodes(env))
-        gpus = _number(node.gpus(env))
-        if nodes > 1 or (nodes == 1 and gpus > 1):
-            return {**env, **_of_node(node, env, gpu_count)}
-    for platform in UNPLACED:
-        if _number(platform.count(env)) > 1:
-            raise _not_placed(platform, env, command)
+    for platform in PER_NODE:
+        node_count = _number(platform.nodes(env))
+        gpus_per_node = _number(platform.gpus(env))
+        if node_count > 1 or (node_count == 1 and gpus_per_node > 1):
+            return {**env, **_variables_of_node(platform, env, gpu_count)}
+    for unplaced in UNPLACED:
+        if _number(unplaced.count(env)) > 1:
+            raise _not_placed(unplaced, env, command)
     return dict(env)
 
 
@@ -376,7 +384,7 @@ def process_count(env: Env) -> int:
     return 1
 
 
-def _of_process(row: PerProcess, env: Env, command: str) -> dict[str, str]:
+def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str]:
     """Return the standard variables of a process that is a rank.
 
     Raises DistError if no variable tells the host of rank 0, and there are several hosts.
@@ -409,18 +417,18 @@ def _of_process(row: PerProcess, env: Env, command: str) -> dict[str, str]:
     }
 
 
-def _of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]:
+def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]:
     """Return the standard variables of a process that stands for a node.
 
     Their names are those of the platform PAI-DLC, where RANK and WORLD_SIZE count nodes.
     `platforms.node_variables` reads them.
     """
     gpus = _number(row.gpus(env))
-    if gpus == 0:  # the platform does not tell it
+    if gpus == 0:  # the platform does not tell the number
         gpus = max(1, gpu_count)
     if gpu_count:
         gpus = min(gpus, gpu_count)  # CUDA_VISIBLE_DEVICES may hide some GPUs
-    found = {
+    variables = {
         "RANK": row.node_rank(env),
         "WORLD_SIZE": row.nodes(env),
         "NPROC_PER_NODE": str(gpus),
@@ -430,8 +438,8 @@ def _of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]:
     # With one GPU on each of several nodes, this process is the only rank of its node: LOCAL_RANK
     # says so. On a single node, WORLD_SIZE=1 already says that there is only one process.
     if row.nodes(env) != "1" and gpus == 1:
-        found["LOCAL_RANK"] = "0"
-    return found
+        variables["LOCAL_RANK"] = "0"
+    return variables
 
 
 def _not_placed(row: Unplaced, env: Env, command: str) -> DistError:
@@ -457,8 +465,10 @@ def _port_of_job(env: Env) -> str:
     process id of the launcher, which is the parent of all ranks.
     """
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
+    # A digest spreads similar names over all ports. Its first 4 bytes are enough for 10,000 ports.
     digest = hashlib.sha256(job.encode()).digest()
-    return str(FIRST_PORT + int.from_bytes(digest[:4], "big") % PORT_COUNT)
+    number = int.from_bytes(digest[:4], "big")
+    return str(FIRST_PORT + number % PORT_COUNT)
 
 
 def _number(text: str) -> int:

@@ -6,15 +6,18 @@ those of torchrun, which many platforms and users set too:
 
     WORLD_SIZE=8 RANK=3 LOCAL_RANK=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 
-`node_variables` is for platforms that start one process for each node (host). The process of a node
-then becomes torchrun, which starts the ranks of the node.
+`node_variables` is for platforms that start one process for each node (host). torchrun then takes
+the place of this process, and starts the ranks of the node.
 
 `utils_dist.ranks` calls `node_variables` and then `read_launch`. Before, `utils.dist.launchers` has
 added these names to an environment that has other names.
 
 Most functions here append a text to a list `faults` when a variable is wrong, and return a harmless
 value (mostly the least allowed number). They do not raise at once, because one error shall list all
-wrong variables.
+wrong variables. `_refuse` raises this error.
+
+What must stay: which variables count, because users' job scripts rely on it. test_launch.py has an
+environment of each platform.
 
 Tests: tests/stories/test_launch.py.
 """
@@ -99,22 +102,25 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     is_slurm_task = "SLURM_PROCID" in env and "TORCHELASTIC_RUN_ID" not in env
     if _is_batch_script(env) and env.get("WORLD_SIZE") == "1":
         is_slurm_task = False  # the user has set WORLD_SIZE=1 to get a single process
-    tasks = 1
+    task_count = 1
     if is_slurm_task:
-        tasks = _number(env, "SLURM_NTASKS", faults, default=1, low=1)
-    # Without tasks of SLURM, WORLD_SIZE alone tells the number of ranks.
-    world_size = _count_of_members(env, "WORLD_SIZE", faults, is_required=tasks == 1)
+        task_count = _number(env, "SLURM_NTASKS", faults, default=1, low=1)
+    # With tasks of SLURM, WORLD_SIZE may be missing. Else it alone tells the number of ranks.
+    is_required = task_count == 1
+    world_size = _count_of_members(env, "WORLD_SIZE", faults, is_required)
 
     if world_size > 1:
         mode = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "platform"
-        names = MemberNames("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
+        names = MemberNames(
+            count="WORLD_SIZE", number="RANK", addr="MASTER_ADDR", port="MASTER_PORT"
+        )
         member = _member(env, names, faults)
-    elif tasks > 1:
+    elif task_count > 1:
         mode = "slurm"
-        world_size = tasks
-        _refuse_batch_script(env, tasks, command)
-        _refuse_idle_gpus(env, tasks, gpu_count, command)
-        member = _member_of_step(env, tasks, faults)
+        world_size = task_count
+        _refuse_batch_script(env, task_count, command)
+        _refuse_idle_gpus(env, task_count, gpu_count, command)
+        member = _member_of_step(env, task_count, faults)
     else:
         _refuse(faults, env)
         return LaunchInfo(mode="single", by_agent=_is_store_of_agent(env))
@@ -133,9 +139,10 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         high=gpu_count - 1 if gpu_count > 1 else None,
         high_is_from="the number of GPUs on this host",
     )
-    # Two ranks on one GPU would be slow or run out of memory, so a missing LOCAL_RANK is no 0 if
-    # there are several GPUs. torchrun and SLURM always set it.
-    if mode == "platform" and gpu_count > 1 and not env.get(local_name) and not faults:
+    # Two ranks on one GPU would be slow or run out of memory. So if there are several GPUs, a
+    # missing LOCAL_RANK must not count as 0. torchrun and SLURM always set it.
+    has_local_rank = bool(env.get(local_name))
+    if mode == "platform" and gpu_count > 1 and not has_local_rank and not faults:
         raise _unknown_local_rank(world_size, member.number, gpu_count, command)
     _refuse(faults, env)
     return LaunchInfo(
@@ -159,13 +166,14 @@ def _is_store_of_agent(env: Env) -> bool:
     return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _member_of_step(env: Env, tasks: int, faults: list[str]) -> Member:
+def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
     """Return the number of a task of SLURM, and where all tasks of its step meet.
 
     Each task computes address and port by itself, and all tasks of one srun must get the same
     values. MASTER_ADDR and MASTER_PORT count if the user has set them.
     """
-    rank = _number(env, "SLURM_PROCID", faults, low=0, high=tasks - 1, high_is_from="SLURM_NTASKS")
+    last = task_count - 1
+    rank = _number(env, "SLURM_PROCID", faults, low=0, high=last, high_is_from="SLURM_NTASKS")
     # Task 0 runs on the first host of its step (one srun). With `srun --nodelist` this need not be
     # the first host of the job, so the list of the step comes first. SLURM_NODELIST is the name
     # that older versions of SLURM use for the list of the job.
@@ -180,9 +188,11 @@ def _member_of_step(env: Env, tasks: int, faults: list[str]) -> Member:
     if env.get("MASTER_PORT"):
         port = _number(env, "MASTER_PORT", faults, low=1, high=65535)
     else:
-        # Two jobs on one host have different numbers, so they seldom get the same port.
-        port = FIRST_PORT + _number(env, "SLURM_JOB_ID", faults, low=0) % PORT_COUNT
-    return Member(rank, addr, port)
+        # Two jobs on one host have different numbers, so they seldom get the same port. E.g. job
+        # 4712345 gets port 15000 + 2345.
+        job_number = _number(env, "SLURM_JOB_ID", faults, low=0)
+        port = FIRST_PORT + job_number % PORT_COUNT
+    return Member(number=rank, addr=addr, port=port)
 
 
 # ---- One process for each node ---------------------------------------------------------------
@@ -222,8 +232,8 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         return {}  # no variable tells the number of ranks on a node
     if env.get("LOCAL_RANK"):
         return {}  # this process has a number among the ranks of its node
-    # srun sets SLURM_PROCID, and starts one process for each rank. A platform that starts one
-    # process for each node sets WORLD_SIZE as well, even if it runs on top of SLURM.
+    # srun sets SLURM_PROCID, and starts one process for each rank. A platform on top of SLURM that
+    # starts one process for each node sets WORLD_SIZE as well, and srun does not.
     if "SLURM_PROCID" in env and "WORLD_SIZE" not in env:
         return {}
 
@@ -239,9 +249,9 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 
     faults: list[str] = []
     ranks_text = found["PET_NPROC_PER_NODE"]
-    ranks = _checked_number(ranks_text, name_of["PET_NPROC_PER_NODE"], faults, low=1)
-    nodes = _count_of_members(env, name_of["PET_NNODES"], faults)
-    if nodes > 1:
+    ranks_per_node = _checked_number(ranks_text, name_of["PET_NPROC_PER_NODE"], faults, low=1)
+    node_count = _count_of_members(env, name_of["PET_NNODES"], faults)
+    if node_count > 1:
         names = MemberNames(
             count=name_of["PET_NNODES"],
             number=name_of["PET_NODE_RANK"],
@@ -252,10 +262,10 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     else:
         found["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     _refuse(faults, env)
-    # With one rank on each node, the number of nodes is the number of ranks. If WORLD_SIZE is this
-    # number (or is missing, with one node), the variables of the node are those of its rank. So
-    # this process can be the rank itself, and needs no torchrun.
-    if ranks == 1 and env.get("WORLD_SIZE", "1") == str(nodes):
+    # With one rank on each node, nodes and ranks have the same numbers. If WORLD_SIZE is this
+    # number, it counts ranks and nodes alike. So this process can be the rank itself, and needs no
+    # torchrun. A missing WORLD_SIZE stands for 1.
+    if ranks_per_node == 1 and env.get("WORLD_SIZE", "1") == str(node_count):
         return {}
     return found
 
@@ -272,18 +282,20 @@ def host_count(nodelist: str) -> int:
     for name in names:
         # If a name has several brackets, their numbers multiply: "rack[1-2]gpu[1-4]" stands for
         # 2 x 4 hosts. A name without a bracket is one host.
-        hosts = 1
+        hosts_of_name = 1
         # The text within each bracket, e.g. "003-007,9", which stands for 5 + 1 numbers.
-        for numbers in re.findall(r"\[([^\]]*)\]", name):
-            hosts *= sum(_length_of_range(text) for text in numbers.split(","))
-        count += hosts
+        for ranges in re.findall(r"\[([^\]]*)\]", name):
+            numbers_in_bracket = sum(_length_of_range(text) for text in ranges.split(","))
+            hosts_of_name *= numbers_in_bracket
+        count += hosts_of_name
     return count
 
 
 def _length_of_range(text: str) -> int:
     """Return how many numbers "003-007" stands for, here 5. "9" stands for 1."""
     low, dash, high = text.partition("-")
-    if not dash or not (low.isdigit() and high.isdigit()):
+    is_range = dash and low.isdigit() and high.isdigit()
+    if not is_range:
         return 1
     return int(high) - int(low) + 1
 
@@ -293,10 +305,11 @@ def first_host(nodelist: str) -> str:
 
     The zeros in front of a number stay.
     """
-    # The name up to the first comma outside of brackets: "gpu[003-007,9]".
-    first = re.findall(rf"{PIECE_OF_NAME}*", nodelist.strip())[0]
+    # The name up to the first comma outside of brackets: "gpu[003-007,9]". The pattern also matches
+    # an empty text, so there always is a first match.
+    first_name = re.findall(rf"{PIECE_OF_NAME}*", nodelist.strip())[0]
     # Replace each bracket by its first number, which ends at "-", "," or "]": "gpu003".
-    return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first)
+    return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first_name)
 
 
 # ---- Reading variables -----------------------------------------------------------------------
@@ -305,10 +318,8 @@ def first_host(nodelist: str) -> str:
 def _count_of_members(env: Env, name: str, faults: list[str], is_required: bool = True) -> int:
     """Return the variable `name`, which is the number of ranks or nodes.
 
-    A missing variable means 1. But RANK together with MASTER_ADDR shows that other ranks exist, so
-    a missing variable is then a fault.
-
-    is_required: False if a missing variable is no fault in this case either.
+    A missing variable means 1. But RANK together with MASTER_ADDR shows that other ranks exist. A
+    missing variable is then a fault, if is_required is True.
     """
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
     default = None if is_required and has_others else 1
@@ -433,20 +444,20 @@ def _unknown_local_rank(world_size: int, rank: int, gpu_count: int, command: str
     )
 
 
-def _refuse_idle_gpus(env: Env, tasks: int, gpu_count: int, command: str) -> None:
+def _refuse_idle_gpus(env: Env, task_count: int, gpu_count: int, command: str) -> None:
     """Raise DistError if each node has several GPUs, but SLURM started only one task on each node.
 
-    A task uses one GPU, so the others of the node would idle.
+    A task uses one GPU, so the other GPUs of the node would idle.
     """
     hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
-    nodes = host_count(hosts)
-    if gpu_count > 1 and nodes == tasks:
+    node_count = host_count(hosts)
+    if gpu_count > 1 and node_count == task_count:
         raise DistError(
-            what=f"SLURM started one task on each of {nodes} nodes, and each sees {gpu_count} "
+            what=f"SLURM started one task on each of {node_count} nodes, and each sees {gpu_count} "
             f"GPUs: {gpu_count - 1} of them would idle",
             where="the environment of this task",
             expected="one task for each GPU",
-            do=f"sbatch --nodes={nodes} --ntasks-per-node={gpu_count} submit_job.sh FILE\n"
+            do=f"sbatch --nodes={node_count} --ntasks-per-node={gpu_count} submit_job.sh FILE\n"
             f"{BLANKS}or: srun --ntasks-per-node={gpu_count} {command}\n"
             f"{BLANKS}one GPU of each node: CUDA_VISIBLE_DEVICES=0 srun {command}",
         )
@@ -461,15 +472,15 @@ def _is_batch_script(env: Env) -> bool:
     return env.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in env
 
 
-def _refuse_batch_script(env: Env, tasks: int, command: str) -> None:
+def _refuse_batch_script(env: Env, task_count: int, command: str) -> None:
     """Raise DistError if this is the batch script of a job of several tasks.
 
     sbatch runs the script once, so this process would wait in vain for the other tasks.
     """
     if _is_batch_script(env):
         raise DistError(
-            what=f"the job has {tasks} tasks, and this process is its batch script: srun starts "
-            "tasks",
+            what=f"the job has {task_count} tasks, and this process is its batch script: "
+            "srun starts tasks",
             where="the environment of the batch script: SLURM_PROCID without SLURM_STEP_ID",
             expected="a process that srun has started",
             do=f"sbatch submit_job.sh FILE, or in your own script: srun {command}\n"

@@ -54,7 +54,7 @@ from utils import system
 from utils.errors import StallError
 
 # Python's own function that runs the functions registered with atexit. It is private, and has no
-# public equivalent. None if this Python does not have it. See `end`.
+# public equivalent. It is None if this Python does not have it. See `end`.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
 # The request of fcntl that only a file in memory answers. The number is from linux/fcntl.h.
@@ -68,10 +68,11 @@ WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 # Seconds that a rank with a claim waits for the other ranks. Ranks of one start that fail with the
 # same error do so within this time.
 CLAIM_S = 10.0
-# Longest wait for exit handlers of libraries, in seconds.
+# Longest wait for exit handlers of libraries, in seconds. A library may still send its last data
+# over a slow network; a shorter wait would lose them, a longer one only delays the end.
 HANDLERS_S = 60.0
-# A guard writes its report last. If the terminal is paused, the write never returns, and the guard
-# ends after this number of seconds.
+# Longest time, in seconds, that a guard takes to write its report. If the terminal is paused, the
+# write never returns, and the guard ends after this time.
 LAST_WORDS_S = 5
 
 # The claims of this process, see `first_to_claim`. A claim lasts as long as its socket is open.
@@ -294,7 +295,8 @@ def _has_siblings(mark: str | None) -> bool:
     """Whether another rank with the same parent is alive. mark: see `outlast_siblings`."""
     # All processes below the same parent, without this process and its own descendants.
     own_tree = {os.getpid(), *descendants_of(os.getpid())}
-    for pid in set(descendants_of(os.getppid())) - own_tree:
+    others = set(descendants_of(os.getppid())) - own_tree
+    for pid in others:
         with suppress(OSError):  # the process has ended meanwhile
             is_python = os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")
             if is_python and (mark is None or _has_mark(pid, mark)):
@@ -337,13 +339,13 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
         roots = list(pids)
     # Find all processes before killing the first one. Otherwise a process could notice that another
     # one is gone, and report an error, before it is killed itself.
-    doomed = []
+    pids_to_kill = []
     for pid in roots:
-        doomed.extend(descendants_of(pid))
-        doomed.append(pid)
-    for process in doomed:
+        pids_to_kill.extend(descendants_of(pid))
+        pids_to_kill.append(pid)
+    for pid in pids_to_kill:
         with suppress(ProcessLookupError, PermissionError):  # ended meanwhile, or of another user
-            os.kill(process, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 def end(code: int) -> NoReturn:
@@ -446,7 +448,7 @@ def guard(
     """
     # With at most a third of the limit, one late turn of the loop does not end a rank.
     clock = AwakeClock(slice_s=min(1.0, limit_s / 3))
-    heard = 0.0  # time of the last heartbeat, on `clock`
+    heard_at = 0.0  # time of the last heartbeat, on `clock`
     while True:
         if os.getppid() != pid:  # the rank has ended, so the system gave the guard another parent
             return
@@ -458,9 +460,10 @@ def guard(
             return
         now = clock.now()
         if is_heard or process_state(pid) in ("T", "t"):  # stopped, by a signal or a debugger
-            heard = now
-        elif now - heard > limit_s:
+            heard_at = now
+        elif now - heard_at > limit_s:
             break
+    silent_s = now - heard_at
 
     # The order of these three matters. Read the stacks first, while the rank lives. Then end the
     # rank. Write the report last, because the terminal may be paused. For the report the guard
@@ -476,7 +479,7 @@ def guard(
     if not is_alone:
         return  # the other ranks report
     error = StallError(
-        what=f"rank {rank} is SILENT: its threads did not run for {now - heard:.1f} s: C code "
+        what=f"rank {rank} is SILENT: its threads did not run for {silent_s:.1f} s: C code "
         "holds Python's lock",
         where=f"host {socket.gethostname()}, pid {pid}",
         expected="a beat each half second (option watchdog.stall_s)",
@@ -628,7 +631,10 @@ def _handles(status: str, number: signal.Signals) -> bool:
     if found is None:
         return False
     handled = int(found[1], 16)
-    return (handled >> (number - 1)) & 1 == 1
+    # Shift the bit of this signal to the lowest place, and look at this bit alone. E.g. 0xa00 has
+    # the bits 9 and 11, counted from 0, for the signals 10 and 12.
+    bit = (handled >> (number - 1)) & 1
+    return bit == 1
 
 
 if __name__ == "__main__":

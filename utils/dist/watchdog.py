@@ -70,8 +70,8 @@ from utils.options.models import WatchdogOptions
 # Store key: the failure has been reported, so all ranks may end.
 REPORTED = "reported"
 STALL_CODE = StallError.exit_code  # exit code of a run that hangs
-# Seconds within which a rank ends after it knows of a failure: up to 5 s in `_follow`, and up to 3 s
-# in `_sign_off`.
+# Seconds within which a rank ends after it knows of a failure: up to 5 s in `_follow`, and up to
+# 3 s in `_sign_off`.
 EXIT_S = 8.0
 # Seconds of a phase after which the watchdog asks the system whether the main thread waits for a
 # terminal. Most phases are shorter, so most beats need no such question.

@@ -66,9 +66,9 @@ LONGEST_KEY = 500
 # Keys of a file that are no options: the JSON Schema for editors, and the version of this project
 # that wrote a record of options.
 NO_OPTIONS = ("$schema", "$version")
-# Loader keys whose numbers are per GPU here. In files of KAIR they are totals of all GPUs. (KAIR is
-# the program in which VRT was published. Its option files can be read.)
-KAIR_TOTAL_KEYS = ("dataloader_batch_size", "dataloader_num_workers")
+# Loader keys whose numbers are per GPU here. In files of KAIR they are totals of all GPUs. KAIR is
+# the program in which VRT was published; its option files can be read.
+TOTALS = ("dataloader_batch_size", "dataloader_num_workers")
 
 # Kind of part -> the registry that knows the parts of this kind.
 Parts = Mapping[str, Registry]
@@ -746,7 +746,7 @@ def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sou
     # A user who types a number means the number per GPU.
     loader = _section_of(raw, "datasets.train") or {}
     totals = []
-    for key in KAIR_TOTAL_KEYS:
+    for key in TOTALS:
         if key in loader and f"datasets.train.{key}" not in sources.overridden:
             totals.append(key)
     return totals
