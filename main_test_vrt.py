@@ -117,9 +117,9 @@ def main(argv: list[str]) -> int:
             request = read_request(argv, __doc__)
             method = read_method(request)
             opt = read_options(request)
-        # Join the ranks. The digest lets them find out that they have read different options, and
-        # `kept` is the folder of what was found in the data before. Without an option file there is
-        # neither, and the limits are the defaults.
+        # Join the ranks. By the digest they notice that they have read different options.
+        # `checks_folder` has what earlier runs found in the data. Without an option file there is
+        # no digest and no folder, and the time limits are the defaults.
         if opt is None:
             utils_dist.begin()
         else:
@@ -179,8 +179,9 @@ def read_options(request: TestRequest) -> Options | None:
 
 def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> Job:
     """Restore the clips of datasets.test by a network with the tiles of `val`, or by a formula."""
-    # What makes the frames, or the first estimates of the joint solution. A formula reads its
-    # spikes in another form than the option file says, so it changes the section.
+    # `start` makes the frames, or the first estimates of the joint solution. A formula reads its
+    # spikes in another form than the option file says, so it changes the section. `saved` is the
+    # network with its weights, or None for a formula.
     section = section_of_test_set(opt)
     start: Method
     formula = asked.formula
@@ -189,13 +190,17 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
         section = section_for(formula, section, opt.opt_path, opt.scale)
         start = formula
     else:
-        saved = read_saved(find_weights(opt.path, opt.folder, request.weights), opt.portable())
+        weights_file = find_weights(opt.path, opt.folder, request.weights)
+        saved = read_saved(weights_file, opt.portable())
         start = network_for_test_set(saved, request, opt.val, section)
     method = improved(start, asked.joint, saved)
 
-    # The clips. check_clips looks at the files before the first frame is restored.
+    # The clips. check_clips looks at the files before the first frame is restored. It compares the
+    # number of sharp frames of each exposure with the instants that a network restores. A formula
+    # has no such number.
     dataset: Any = build_dataset(section, "test", opt.train.manual_seed)
-    check_clips(dataset, "test", opt.scale, method.instants if saved is not None else None)
+    instants = method.instants if saved is not None else None
+    check_clips(dataset, "test", opt.scale, instants)
     clips = dataset.readers()
     if saved is not None:
         clips = scored_clips(clips, saved.spec)
@@ -210,11 +215,17 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
     if formula is not None:
         title += f" on the test set of {opt.task}"
     # A clip that the meta file does not list is counted as expected, so that the report shows that
-    # it was not restored.
+    # the clip was not restored.
     expected = len(clips)
     if hasattr(dataset, "count_folders"):
         expected = max(expected, dataset.count_folders())
-    save = request.save or (("frames",) if opt.val.save_img else ())
+    # What is saved: as --save says, else as val.save_img says.
+    if request.save:
+        save = request.save
+    elif opt.val.save_img:
+        save = ("frames",)
+    else:
+        save = ()
     return Job(
         method=method,
         clips=clips,
@@ -274,8 +285,8 @@ def keys_of_scores(section: LoaderOptions) -> dict[str, Any]:
 def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> str:
     """Return which frames of a clip are restored, in words for the report, e.g. "all"."""
     # num_frame: -1 is all frames. A data set that a user has registered may lack the key.
-    first = getattr(section, "num_frame", -1)
-    frames = f"the first {first} of each clip" if first > 0 else "all"
+    num_frame = getattr(section, "num_frame", -1)
+    frames = f"the first {num_frame} of each clip" if num_frame > 0 else "all"
     # The blurry frame to compare with does not exist between two frames, so their mean stands in.
     if saved is not None and saved.spec.interpolates:
         return f"made between every second of {frames}; input: mean of both neighbours"
@@ -290,10 +301,12 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
 
     opt: the options that describe the network. None if the weights file describes its network.
     """
-    # What makes the frames, or the first estimates, and how the spikes are read.
-    assert request.output is not None  # else refused by `read_request`, as are other flags below
+    # `read_request` has refused a command line without --output, and without other flags that are
+    # needed below. The assertions tell this to the type checker.
+    assert request.output is not None
+    # `start` makes the frames, or the first estimates. `spike` says how the spikes are read.
     start: Method
-    frames = "all"
+    frames_note = "all"  # which frames are restored, for the report
     with spike_size_is_a_flag():
         if asked.formula is not None:
             saved = None
@@ -317,8 +330,8 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
             clips = [spike_clip(request.spike, request.gt, section)]
             # One frame is restored for each exposure that the options name, or for each spike file.
             each = "exposure" if section.exposure else "spike file"
-            frames = f"one for each {each}; "
-            frames += f"the input beside it is the mean of all planes of the {each}"
+            frames_note = f"one for each {each}; "
+            frames_note += f"the input beside it is the mean of all planes of the {each}"
         else:
             raise OptionError(
                 what=f"--method {request.method_name} needs the blurry frames",
@@ -350,7 +363,7 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
         title=title,
         expected=len(clips),
         section={"spike": spike},
-        frames_note=frames,
+        frames_note=frames_note,
     )
 
 
@@ -369,14 +382,19 @@ def spikes_for_formula(request: TestRequest, formula: Reconstruction) -> Any:
 def clips_with_frames(
     path: str, request: TestRequest, spike: dict[str, Any] | None, saved: SavedNetwork | None
 ) -> Sequence[ClipReader]:
-    """Return the clips of --input. Rank 0 warns if their spikes lie wrongly.
+    """Return the clips of --input. Rank 0 warns if spikes and frames do not show the same.
 
-    path: --input. spike: the spike section, None if no spikes are read. saved: the network, None
-    for a formula.
+    path: --input.
+    spike: the spike section, or None if no spikes are read.
+    saved: the network, or None for a formula.
     """
-    # trained: what the weights say of their training spikes. A formula has none of this.
-    scale, trained = (saved.scale, saved.spike_data) if saved is not None else (1, None)
-    clips = user_clips(path, request.spike, request.gt, spike, scale, trained)
+    if saved is not None:
+        scale = saved.scale
+        training_spikes = saved.spike_data  # what the weights say of the spikes of their training
+    else:
+        scale = 1
+        training_spikes = None
+    clips = user_clips(path, request.spike, request.gt, spike, scale, training_spikes)
     # Whether spikes and frames show the same place and time is measured once, not by each rank.
     warning = warning_of(clips) if utils_dist.is_main_process() else None
     if warning:
@@ -391,38 +409,43 @@ def clips_with_frames(
 def spike_size_is_a_flag() -> Generator[None]:
     """Let an error about the unknown size of a spike plane name the flag, not the option.
 
-    The code below knows only the keys spike.h and spike.w, but a user who gave --spike types
-    --spike-size.
+    The functions that read spikes know only the keys spike.h and spike.w. But a user who gave
+    --spike types --spike-size.
     """
     try:
         yield
     except SpikeVRTError as e:
+        # These two texts are written where the size is missing, in data/spike and data/cameras.
         if e.where.startswith("spike.h") or "spike height and width" in e.do:
             shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
             e.do = f"give --spike-size H W; {shows}"
         raise
 
 
-# ---- Both ------------------------------------------------------------------------------------
+# ---- For a test set and for a user's own clips -----------------------------------------------
 
 
 def improved(start: Method, joint: JointOptions | None, saved: SavedNetwork | None) -> Method:
     """Return `start`, or a method that improves the frames of `start`.
 
-    The joint solution improves them if --method joint asks for it. The learned steps improve them
-    if the network has the fusion "motion". With --method joint, the learned steps are left out.
+    The joint solution improves the frames if --method joint asks for it. The learned steps improve
+    the frames if the network has the fusion "motion". With --method joint, the learned steps are
+    left out.
 
+    joint: the options of the joint solution, or None without --method joint.
     saved: the network of `start`. None if `start` is a formula.
     """
     if joint is None:
-        return start if saved is None else with_motion(start, saved)
+        if saved is None:
+            return start
+        return with_motion(start, saved)
     if saved is not None:
         refuse_other_frames(saved)
     return JointMethod(joint, start)
 
 
 def with_motion(start: Method, saved: SavedNetwork) -> Method:
-    """Return the method of a network, with the steps of the fusion "motion" if it has this one."""
+    """Return the method of a network, with the learned steps if its fusion is "motion"."""
     # On the device "meta" tensors have shapes and no memory. The shapes are enough to see which
     # fusion the network has.
     with torch.device("meta"):
@@ -433,11 +456,14 @@ def with_motion(start: Method, saved: SavedNetwork) -> Method:
     def parts(device: torch.device) -> LearnedParts:
         """Return the learned parts of the fusion on a device. Reads the weights anew."""
         net = motion_of(saved.build())
-        assert net is not None
+        assert net is not None  # the network on "meta" had the fusion, too
         net = net.to(device).eval()
+        # `find` estimates the motion within an exposure.
         find = finder_of(net.motion_by, net.motion_net, device)
-        # Without steps of their own for few spikes, the only steps serve for both.
-        return LearnedParts(net.steps, net.few_steps or net.steps, find)
+        # Some weights have further steps for dim light, where spikes are few. Other weights have
+        # one kind of steps for all light.
+        few_steps = net.few_steps or net.steps
+        return LearnedParts(net.steps, few_steps, find)
 
     solver = Solver(
         groups=fusion.groups, linearisations=fusion.linearisations, steps=fusion.proposal_steps
@@ -452,7 +478,7 @@ def outputs_of(
     method: Method,
     metric: MetricOptions,
 ) -> Outputs:
-    """Return what is written to `folder`. save: names such as "frames", "video"; sorted here."""
+    """Return what is written to `folder`. save: names such as "frames", "video", in any order."""
     return Outputs(
         folder,
         tuple(sorted(save)),
@@ -470,17 +496,17 @@ def refuse_other_frames(saved: SavedNetwork) -> None:
     """
     spec = saved.spec
     # Words for the message -> whether they are true of these weights.
-    faults = {
+    is_true_of_weights = {
         "take no spikes": not spec.spike_channels,
         "enlarge the frames": spec.scale != 1,
         "make frames between the frames": spec.interpolates,
         "restore several instants of each exposure": spec.out_instants != 1,
         "restore grey frames": spec.image_channels != 3,
     }
-    found = [fault for fault, is_there in faults.items() if is_there]
-    if found:
+    faults = [words for words, is_true in is_true_of_weights.items() if is_true]
+    if faults:
         raise OptionError(
-            what=f"--method joint with weights that {', and '.join(found)}",
+            what=f"--method joint with weights that {', and '.join(faults)}",
             where=str(saved.path),
             expected="weights that restore each blurry frame from RGB and spikes, in its size",
             do="give other weights, such as weights/operator.pth, or leave out --weights",

@@ -39,8 +39,9 @@ MARK = ".spikevrt"
 # The mark of a folder of results.
 RESULTS = "run.json"
 # Largest number of names in a message. More names would make the message unreadable.
-SHOWN = 5
-READ_AT_ONCE = 2**24  # bytes
+MOST_SHOWN_NAMES = 5
+# Bytes of one read. A limit keeps a wrong size of a file from asking for all memory at once.
+READ_AT_ONCE = 2**24
 # Advice for the folder of a run, see `writing`.
 OTHER_ROOT = "free some space, or set path.root to another disk"
 
@@ -61,12 +62,13 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     For example, "a12" becomes ((1, 0, "a"), (0, 12, "0002"), (1, 0, "")).
     """
     key = []
-    # With a group in the pattern, split returns text and digits in turn, beginning with text.
-    for number, part in enumerate(_DIGITS.split(str(path))):
-        is_digits = number % 2 == 1
+    # With a group in the pattern, split returns text and digits in turn, beginning with text: "a12"
+    # becomes "a", "12", "". So each second part is digits.
+    for index, part in enumerate(_DIGITS.split(str(path))):
+        is_digits = index % 2 == 1
         if is_digits:
-            length = f"{len(part):04d}"
-            key.append((0, int(part), length))
+            digit_count = f"{len(part):04d}"  # "0001" for "1", "0002" for "01"
+            key.append((0, int(part), digit_count))
         else:
             key.append((1, 0, part))
     return tuple(key)
@@ -97,13 +99,14 @@ def are_values(names: Collection[str]) -> bool:
         values.append(_Value(*match.groups(default="")))
     signs = {value.sign for value in values}
     if "" not in signs:
-        return False
+        return False  # a sign stands before each name: it may be a hyphen
     have_several_signs = len(signs) > 1
     have_exponents = any(value.exponent for value in values)
     if have_several_signs or have_exponents:
         return True
-    lengths = {len(value.fraction) for value in values}
-    return len(lengths) > 1 and not _is_counter(values)
+    # Fractions of one length, such as 1.10 and 1.25, have the right order digit by digit.
+    fraction_lengths = {len(value.fraction) for value in values}
+    return len(fraction_lengths) > 1 and not _is_counter(values)
 
 
 def _is_counter(values: list[_Value]) -> bool:
@@ -119,7 +122,9 @@ def _is_counter(values: list[_Value]) -> bool:
             return False
         counts.append(count)
     counts.sort()
-    return counts == list(range(counts[0], counts[0] + len(counts)))
+    first = counts[0]
+    without_gap = list(range(first, first + len(counts)))  # e.g. 9, 10, 11
+    return counts == without_gap
 
 
 def order_of(names: Iterable[str]) -> Callable[[str], Any]:
@@ -149,11 +154,11 @@ def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
     """
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    about = os.fstat(descriptor)
-    if stat.S_ISREG(about.st_mode):
-        return descriptor, about
+    state = os.fstat(descriptor)
+    if stat.S_ISREG(state.st_mode):  # a regular file
+        return descriptor, state
     os.close(descriptor)
-    if stat.S_ISDIR(about.st_mode):
+    if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(0, "it is a device or a pipe, not a file", str(path))
 
@@ -172,25 +177,31 @@ def rest_of(descriptor: int, count: int = -1) -> bytes:
 
     count: largest number of bytes to return, -1: all.
     """
+    has_limit = count >= 0
     parts = []
-    left = count
-    while left != 0:
+    bytes_left = count  # stays -1 without a limit
+    while bytes_left != 0:
         # os.read may return fewer bytes than asked for, and none at the end of the file.
-        wanted = READ_AT_ONCE if count < 0 else min(left, READ_AT_ONCE)
+        wanted = min(bytes_left, READ_AT_ONCE) if has_limit else READ_AT_ONCE
         part = os.read(descriptor, wanted)
         if not part:
             break
         parts.append(part)
-        if count >= 0:
-            left -= len(part)
+        if has_limit:
+            bytes_left -= len(part)
     return b"".join(parts)
 
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hex."""
-    digest = hashlib.sha256()  # hashlib.file_digest came with Python 3.11
+    # Read a megabyte at a time, because a checkpoint may be larger than the free memory.
+    # (hashlib.file_digest would do this, but it came with Python 3.11.)
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(2**20):
+        while True:
+            block = file.read(2**20)
+            if not block:  # the end of the file
+                break
             digest.update(block)
     return digest.hexdigest()
 
@@ -253,10 +264,11 @@ def free_bytes(folder: Path) -> float:
     """
     while not folder.exists():
         folder = folder.parent
-    found = os.statvfs(folder)
-    if not found.f_blocks:  # a file system without a size
+    file_system = os.statvfs(folder)
+    if not file_system.f_blocks:  # a file system without a size
         return math.inf
-    return found.f_bavail * found.f_frsize
+    # Blocks that a user may take, times the bytes of a block.
+    return file_system.f_bavail * file_system.f_frsize
 
 
 # ---- Files of a run ----------------------------------------------------------------------------
@@ -303,15 +315,17 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
     Raises OptionError for a folder of results, and if one of these files exists although the folder
     has no mark.
     """
-    taken = []
+    # Files in the folder that the run would write over.
+    existing = []
     for name in names:
         for path in sorted(folder.glob(name)):
-            taken.append(path.name)
+            existing.append(path.name)
+    # What speaks against using the folder, in words.
     holds = ""
     if not is_ours and (folder / RESULTS).is_file():
         holds = "the results of a test"
-    elif taken and not is_ours and not (folder / MARK).is_file():
-        holds = f"files that no run of this program made: {', '.join(taken)}"
+    elif existing and not is_ours and not (folder / MARK).is_file():
+        holds = f"files that no run of this program made: {', '.join(existing)}"
     if holds:
         raise OptionError(
             what=f"the folder of the run holds {holds}",
@@ -333,7 +347,10 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
     Also raises it if something else, such as a folder, has the name of the file.
     paths: paths of the files, below `folder`.
     """
-    wrong = [path for path in dict.fromkeys(paths) if not _is_plain(folder, path)]
+    wrong = []
+    for path in dict.fromkeys(paths):  # each path once, in order
+        if not _is_plain(folder, path):
+            wrong.append(path)
     if wrong:
         names = _first_names(path.relative_to(folder) for path in wrong)
         raise DataError(
@@ -362,17 +379,18 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def _is_plain(folder: Path, path: Path) -> bool:
-    """Return whether a file can be at `path` below `folder`, and only there.
+    """Return whether a file that is written to `path` lies below `folder`, and nowhere else.
 
     No folder between `folder` and `path` may be a link, and none may be a file.
     """
     if folder not in path.parents:
         return False
-    # Where the path leads if no link is on the way. `folder` itself may be behind links.
-    parent = folder.resolve() / path.parent.relative_to(folder)
-    if ".." in parent.parts or path.name == "..":
+    # The folder of the file, if no link is on the way. `folder` itself may be behind links.
+    parent_without_links = folder.resolve() / path.parent.relative_to(folder)
+    if ".." in parent_without_links.parts or path.name == "..":
         return False
-    if path.parent.resolve() != parent or path.is_symlink():
+    # `resolve` follows links. If it leads elsewhere, there is a link on the way.
+    if path.parent.resolve() != parent_without_links or path.is_symlink():
         return False
     if path.is_dir():
         return False
@@ -502,9 +520,10 @@ def refuse_overlap(
 
 
 def _first_names(paths: Iterable[Path]) -> str:
-    """Return the first SHOWN paths for a message, and how many more there are."""
+    """Return the first paths for a message, and how many more there are: "a, b and 3 more"."""
     names = [str(path) for path in paths]
-    text = ", ".join(names[:SHOWN])
-    if len(names) > SHOWN:
-        text += f" and {len(names) - SHOWN} more"
+    text = ", ".join(names[:MOST_SHOWN_NAMES])
+    more_count = len(names) - MOST_SHOWN_NAMES
+    if more_count > 0:
+        text += f" and {more_count} more"
     return text

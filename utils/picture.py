@@ -10,6 +10,9 @@ is cut short or contradicts itself, and never loops without an end.
 
 Each format has one reader below, `_read_png` and so on. Its docstring shows the layout of the file.
 A layout such as "8 length, 12 kind" gives the number of the byte at which a value begins.
+
+What must stay: no reader may trust a number in the file without a limit, and each turn of a loop
+must move on. tests/stories/test_foreign_files.py reads damaged files.
 """
 
 import re
@@ -115,20 +118,20 @@ def has_whole_chunks(png: bytes) -> bool:
     See `_read_png` for the layout.
     """
     size_of_picture = png[16:24]  # width and height in the first chunk, 4 bytes each
-    at = PNG_FIRST_CHUNK
+    at = PNG_FIRST_CHUNK  # the byte at which the chunk begins
     while at + PNG_CHUNK_OVERHEAD <= len(png):
         length = int.from_bytes(png[at : at + 4], "big")
         kind = png[at + 4 : at + 8]
         data = png[at + 8 : at + 8 + length]
-        end = at + PNG_CHUNK_OVERHEAD + length
-        if end > len(png):
+        next_chunk = at + PNG_CHUNK_OVERHEAD + length
+        if next_chunk > len(png):
             return False
-        if kind == b"IEND":
+        if kind == b"IEND":  # the last chunk
             return True
-        if kind == b"fcTL" and not _lies_within(data, size_of_picture):
+        if kind == b"fcTL" and not _lies_within(data, size_of_picture):  # a frame of an animation
             return False
-        at = end
-    return False
+        at = next_chunk
+    return False  # the file ends before the last chunk
 
 
 def _lies_within(frame: bytes, size_of_picture: bytes) -> bool:
@@ -170,16 +173,19 @@ def _read_png(content: bytes) -> Header | None:
     A chunk eXIf with the orientation counts only if it comes before the pixels (IDAT), as libpng
     writes it.
     """
+    # 26: the bytes up to the colour type, with it.
     if len(content) < 26 or content[12:16] != b"IHDR":
         return None
     width = int.from_bytes(content[16:20], "big")
     height = int.from_bytes(content[20:24], "big")
     bits = content[24]
     is_grey = content[25] in PNG_GREY
+
+    # Look for the orientation in the chunks before the pixels.
     orientation = UPRIGHT
     at = PNG_FIRST_CHUNK
     while content[at + 4 : at + 8] != b"IDAT":
-        if len(content) < at + 8:
+        if len(content) < at + 8:  # the content ends before the pixels
             return None
         length = int.from_bytes(content[at : at + 4], "big")
         if content[at + 4 : at + 8] == b"eXIf":
@@ -190,9 +196,9 @@ def _read_png(content: bytes) -> Header | None:
 
 
 # Markers of a JPEG: the second byte of a segment, after 0xFF.
-JPEG_END = 0xD9
-JPEG_PIXELS = 0xDA
-JPEG_EXIF = 0xE1
+JPEG_END = 0xD9  # end of the picture
+JPEG_PIXELS = 0xDA  # the pixels follow
+JPEG_EXIF = 0xE1  # Exif data, with the orientation
 # Frame headers, which have the size, are 0xC0 to 0xCF without these three: tables, an extension and
 # arithmetic coding.
 JPEG_NO_FRAME_HEADER = (0xC4, 0xC8, 0xCC)
@@ -201,12 +207,12 @@ JPEG_NO_FRAME_HEADER = (0xC4, 0xC8, 0xCC)
 def _read_jpeg(content: bytes) -> Header | None:
     """Read a JPEG up to its frame header.
 
-    Layout: 2 bytes, then segments: 0 the byte 0xFF, 1 marker, 2 length (it counts itself, not the
-    marker), 4 data. A frame header has 4 bits, 5 height, 7 width, 9 number of colours.
+    Layout: 2 bytes, then segments: 0 the byte 0xFF, 1 marker, 2 length (its own 2 bytes and the
+    data), 4 data. A frame header has 4 bits, 5 height, 7 width, 9 number of colours.
     """
     orientation = UPRIGHT
-    at = 2
-    while at + 10 <= len(content):
+    at = 2  # the byte at which the segment begins
+    while at + 10 <= len(content):  # a frame header has 10 bytes up to the number of colours
         marker = content[at + 1]
         if content[at] != 0xFF:
             # Bytes between two segments are skipped.
@@ -226,13 +232,13 @@ def _read_jpeg(content: bytes) -> Header | None:
             is_grey = content[at + 9] == 1
             return Header("JPEG", height, width, bits, is_grey=is_grey, orientation=orientation)
         elif marker in (JPEG_END, JPEG_PIXELS):
-            return None
+            return None  # the frame header must come before
         else:
             length = int.from_bytes(content[at + 2 : at + 4], "big")
             data = content[at + 4 : at + 2 + length]
             if marker == JPEG_EXIF and data.startswith(b"Exif\0\0"):
-                orientation = _exif_orientation(data[6:])
-            # A length below 2 is wrong. 2 still moves on, so the loop ends.
+                orientation = _exif_orientation(data[6:])  # without the 6 bytes "Exif\0\0"
+            # A length below 2 is wrong. With 2 instead, the loop still moves on, and ends.
             at += 2 + max(length, 2)
     return None
 
@@ -262,8 +268,9 @@ def _read_tiff(content: bytes) -> Header | None:
     tags = _tiff_tags(content)
     if TAG_WIDTH not in tags or TAG_HEIGHT not in tags:
         return None
-    # 2 values are grey and opacity.
-    is_grey = tags.get(TAG_VALUES_PER_PIXEL, 1) < 3 and tags.get(TAG_COLOUR_SPACE) in TIFF_GREY
+    # A grey pixel has 1 value, or 2: grey and opacity.
+    has_few_values = tags.get(TAG_VALUES_PER_PIXEL, 1) < 3
+    is_grey = has_few_values and tags.get(TAG_COLOUR_SPACE) in TIFF_GREY
     return Header(
         kind="TIFF",
         height=tags[TAG_HEIGHT],
@@ -295,10 +302,11 @@ def _read_webp(content: bytes) -> Header | None:
         width = 1 + int.from_bytes(content[24:27], "little")
         height = 1 + int.from_bytes(content[27:30], "little")
     elif first_kind == b"VP8L":
-        # Lossless: from 21 on, 14 bits of width - 1 and 14 bits of height - 1.
+        # Lossless: from 21 on, 14 bits of width - 1 and 14 bits of height - 1. "& LOW_14_BITS"
+        # keeps the lowest 14 bits of a number; ">> 14" moves the next bits down to them.
         packed = int.from_bytes(content[21:25], "little")
         width = 1 + (packed & LOW_14_BITS)
-        height = 1 + (packed >> 14 & LOW_14_BITS)
+        height = 1 + ((packed >> 14) & LOW_14_BITS)
     elif first_kind == b"VP8 ":
         # Lossy: 26 width and 28 height, of 14 bits. The two high bits ask for scaling.
         width = int.from_bytes(content[26:28], "little") & LOW_14_BITS
@@ -306,6 +314,7 @@ def _read_webp(content: bytes) -> Header | None:
     else:
         return None
 
+    # Look for the orientation in all chunks. The first chunk begins at byte 12.
     orientation = UPRIGHT
     at = 12
     while at + 8 <= len(content):
@@ -314,7 +323,7 @@ def _read_webp(content: bytes) -> Header | None:
         if kind == b"EXIF":
             data = content[at + 8 : at + 8 + length]
             orientation = _exif_orientation(data.removeprefix(b"Exif\0\0"))
-        at += 8 + length + length % 2
+        at += 8 + length + length % 2  # a byte more if the length is odd
     return Header("WebP", height, width, orientation=orientation)
 
 
@@ -343,6 +352,7 @@ def _read_pnm(content: bytes) -> Header | None:
     Between them there are spaces, line ends, and comments from # to the end of a line. P1 and P4
     are black and white, and have no largest value.
     """
+    # One or more of: a blank or line end, or a comment. {0,1000} bounds the time for a long line.
     space = rb"(?:\s|#[^\n]{0,1000}\n)+"
     found = re.match(rb"P([1-6])" + space + rb"(\d{1,9})" + space + rb"(\d{1,9})", content)
     if found is None:
@@ -352,8 +362,10 @@ def _read_pnm(content: bytes) -> Header | None:
     height = int(found[3])
     bits = 8
     if digit not in (b"1", b"4"):
-        largest = re.match(space + rb"(\d{1,5})", content[found.end() :])
-        if largest is not None and int(largest[1]) > 255:
+        # The largest value follows the height. Above 255, a value has two bytes.
+        rest = content[found.end() :]
+        largest_value = re.match(space + rb"(\d{1,5})", rest)
+        if largest_value is not None and int(largest_value[1]) > 255:
             bits = 16
     return Header("PNM", height, width, bits)
 
@@ -397,32 +409,35 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
     order: Any = "big" if content[:2] == b"MM" else "little"
 
     def number(at: int, length: int) -> int:
+        """Return the number in the `length` bytes from byte `at` on."""
         return int.from_bytes(content[at : at + length], order)
 
+    # Below, `..._at` is the byte of the file at which something begins.
     if number(2, 2) == BIG_TIFF:
         word = 8  # bytes of a place in the file, and of a number of values
-        directory = number(8, word)
-        count_length = 8
-        entry_length = 20
+        directory_at = number(8, word)
+        count_length = 8  # bytes of the number of entries
+        entry_length = 20  # bytes of an entry
     else:
         word = 4
-        directory = number(4, word)
+        directory_at = number(4, word)
         count_length = 2
         entry_length = 12
 
     tags: dict[int, int] = {}
-    entries = number(directory, count_length)
-    for index in range(entries):
-        entry = directory + count_length + index * entry_length
-        if entry + entry_length > len(content):
-            break
-        tag = number(entry, 2)
-        value_length = TIFF_TYPE_BYTES.get(number(entry + 2, 2), 0)
-        count = number(entry + 4, word)
-        value = entry + 4 + word
-        if value_length * count > word:  # the values are elsewhere
-            value = number(value, word)
-        has_value = value_length > 0 and count > 0
-        if has_value and value + value_length <= len(content):
-            tags[tag] = number(value, value_length)
+    entry_count = number(directory_at, count_length)
+    for index in range(entry_count):
+        entry_at = directory_at + count_length + index * entry_length
+        if entry_at + entry_length > len(content):
+            break  # the count may be any number: stop at the end of the file
+        tag = number(entry_at, 2)
+        value_type = number(entry_at + 2, 2)
+        value_length = TIFF_TYPE_BYTES.get(value_type, 0)
+        value_count = number(entry_at + 4, word)
+        value_at = entry_at + 4 + word
+        if value_length * value_count > word:  # the values are elsewhere; here is their place
+            value_at = number(value_at, word)
+        has_value = value_length > 0 and value_count > 0
+        if has_value and value_at + value_length <= len(content):
+            tags[tag] = number(value_at, value_length)
     return tags

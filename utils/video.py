@@ -12,8 +12,8 @@ come from anybody, so it is limited what FFmpeg may open and decode, see `open_c
 
 "A frame of PyAV" below is an `av.VideoFrame`; "a film" is the video stream in a file.
 
-Frames and times of a film decide the samples of a run, so they may not change for films that are
-read today.
+What must stay: the frames and the times of a film decide the samples of a run. So a film that is
+read today must give the same frames and times tomorrow; test_video.py compares them.
 
 Tests: tests/parts/utils/test_video.py, tests/stories/test_foreign_files.py
 """
@@ -38,8 +38,9 @@ from utils.picture import MOST_PIXELS, UPRIGHT, Orientation, upright
 
 logger = logging.getLogger(__name__)
 
-# Suffixes of films that can be written, and of films that can be read.
+# Suffixes of films that can be written.
 VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+# Suffixes of films that can be read.
 FILM_SUFFIXES = (
     *VIDEO_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
     ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
@@ -54,11 +55,13 @@ CONTAINERS = (
 # In these containers each stream states its start in a clock of its own.
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
 
-# When `VideoReader.read` goes back, it also keeps frames before the wanted frame, at most so many
-# bytes of them: about 48 frames of 720p.
-KEPT_BYTES = 128 * 2**20
+# When `VideoReader.read` goes back, it also keeps frames before the wanted frame. This is the
+# largest number of bytes that they may take: about 48 frames of 720p. A larger number takes more
+# memory in each loader process; with a smaller one, a clip that is read backwards is decoded from
+# its start more often.
+MOST_KEPT_BYTES = 128 * 2**20
 # x264's constant rate factor: 0 is lossless, 18 counts as visually lossless.
-QUALITY = "10"
+RATE_FACTOR = "10"
 
 # FFmpeg's numbers for colours. They are written into the file, because otherwise players guess the
 # colours from the size of the frame.
@@ -78,15 +81,17 @@ TURNS = (
 # Aspect of a square pixel: width divided by height.
 SQUARE = Fraction(1)
 
+# Words for the message about a frame that is not decoded.
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
 # Frames with fewer pixels are decoded several at a time. A 4K frame has half of this number. Larger
 # frames would take much memory if several were decoded at a time.
-LARGE = 2**24
+LARGE_FRAME_PIXELS = 2**24
 # The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
 # The operating system raises OSError, FFmpeg its own errors.
+#
 # In this file OSError(0, text) is an error that we found ourselves. 0 stands for "no error of the
-# system". With a number before it, `text` becomes `strerror`, which the message to the user shows.
+# system". OSError stores its second argument as `strerror`, which the message to the user shows.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 
@@ -107,10 +112,10 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     av.logging.set_libav_level(av.logging.PANIC)
 
     # Without "file:", FFmpeg would take "12:30:05.mp4" for a protocol named 12.
-    place = f"file:{path}"
+    url = f"file:{path}"
     if mode != "r":
         av_open: Any = av.open  # the type checker knows only literal modes
-        return av_open(place, mode, **options)
+        return av_open(url, mode, **options)
 
     open_plain(path).close()  # raises OSError for a device or a pipe
     limits = {
@@ -119,9 +124,10 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
         "max_pixels": str(MOST_PIXELS),
     }
     try:
-        return av.open(place, mode, options=limits, metadata_errors="replace", **options)
+        return av.open(url, mode, options=limits, metadata_errors="replace", **options)
     except av.error.ArgumentError as e:
-        # CONTAINERS, the white list, has the kinds of film that are read.
+        # FFmpeg's text is "Invalid argument", which tells a user nothing. FFmpeg raises this error
+        # for a damaged file, and for a container that is not in CONTAINERS.
         text = "its content is damaged, or no film of a kind that is read"
         raise OSError(e.errno, text) from e
 
@@ -175,14 +181,15 @@ class VideoReader:
         self.fps = float(fps)
         self.times = _usable_times(path, stamps, fps)
 
-        # The decoded frames from number `_next` on. None: the film was not opened yet.
+        # The decoded frames from number `_next_index` on. None: the film was not opened yet.
         self._frames: Iterator[np.ndarray] | None = None
-        self._next = 0
+        self._next_index = 0
         # Decoded frames by number. As long as the caller reads forwards, this is the last frame
         # alone. After a step back it also has the frames before the last one, because the caller
         # will ask for them next. E.g. after read(0), read(1) and read(5) it is {5: ...}, and
-        # `_next` is 6. Then read(4) decodes from the start again. With memory for 3 more frames it
-        # keeps the frames 1, 2, 3 and 4, so that read(3), read(2) and read(1) decode nothing.
+        # `_next_index` is 6. Then read(4) decodes from the start again. With memory for 3 more
+        # frames it keeps the frames 1, 2, 3 and 4, so that read(3), read(2) and read(1) decode
+        # nothing.
         self._kept: dict[int, np.ndarray] = {}
 
     def read(self, index: int) -> np.ndarray:
@@ -193,27 +200,29 @@ class VideoReader:
         if index in self._kept:
             return self._kept[index]
 
-        # The first frame that is kept. Frames before it are decoded but not converted.
-        first = index
-        if self._frames is None or index < self._next:
+        # Index of the first frame that is kept. Frames before it are decoded but not converted.
+        first_kept = index
+        if self._frames is None or index < self._next_index:
             # Decode from the start again. If frames were read before, the caller reads backwards,
             # and will want the frames before `index` next: keep them, too.
             if self._kept:
                 frame_bytes = max(frame.nbytes for frame in self._kept.values())
-                first = index - max(1, KEPT_BYTES // frame_bytes)
-            self._frames = _decoded(self.path, first)
-            self._next = 0
+                frames_before = max(1, MOST_KEPT_BYTES // frame_bytes)
+                first_kept = index - frames_before
+            self._frames = _decoded(self.path, first_kept)
+            self._next_index = 0
 
+        # Decode up to frame `index`.
         self._kept = {}
-        while self._next <= index:
-            with self._errors(f"frame {self._next} of {self.num_frames} cannot be decoded"):
-                frame = next(self._frames, None)
+        while self._next_index <= index:
+            with self._errors(f"frame {self._next_index} of {self.num_frames} cannot be decoded"):
+                frame = next(self._frames, None)  # None at the end of the film
                 if frame is None:
                     raise OSError(0, "the video ends there")
             self._go_on()
-            if self._next >= first:
-                self._kept[self._next] = frame
-            self._next += 1
+            if self._next_index >= first_kept:
+                self._kept[self._next_index] = frame
+            self._next_index += 1
         return self._kept[index]
 
     @contextmanager
@@ -237,8 +246,8 @@ class VideoReader:
             ) from e
 
 
-def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
-    """Yield all frames of a film in order. Frames before number `first` are empty arrays.
+def _decoded(path: Path, first_kept: int) -> Iterator[np.ndarray]:
+    """Yield all frames of a film in order. Frames before number `first_kept` are empty arrays.
 
     This is a function, not a method of the reader. A method would hold the reader, and the reader
     holds this generator. In such a cycle the file could stay open until a forked worker collects
@@ -246,7 +255,7 @@ def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
     """
     with open_container(str(path)) as container:
         for number, frame in enumerate(container.decode(_film_in(container))):
-            if number < first:
+            if number < first_kept:
                 yield np.empty(0, np.uint8)
                 continue
             image = upright(_pixels(frame), _orientation(frame))
@@ -276,7 +285,7 @@ def _film_in(container: Any) -> Any:
         raise OSError(0, f"its frames are {film.width} x {film.height}, {TOO_LARGE}")
     # With AUTO, each thread decodes a frame of its own, which takes memory for each. With SLICE,
     # the threads share one frame.
-    film.thread_type = "AUTO" if pixels < LARGE else "SLICE"
+    film.thread_type = "AUTO" if pixels < LARGE_FRAME_PIXELS else "SLICE"
     return film
 
 
@@ -356,11 +365,13 @@ def _orientation(frame: Any) -> Orientation:
         return TURNS[quarter_turns % 4]
     if matrix is None:
         return UPRIGHT
-    # The matrix is stored as a b u, c d v, x y w. u is not needed.
-    a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
+    # The matrix is stored as nine integers: a b u, c d v, x y w. Only a, b, c and d are needed.
+    numbers = np.frombuffer(bytes(matrix), np.int32).tolist()
+    a, b, _, c, d = numbers[:5]
     # x and y are exchanged if b and c are larger than a and d. A negative factor reverses the axis:
     # b and d belong to the rows that are shown, a and c to the columns.
-    if abs(a) + abs(d) < abs(b) + abs(c):
+    is_transposed = abs(a) + abs(d) < abs(b) + abs(c)
+    if is_transposed:
         return Orientation(is_transposed=True, has_reversed_columns=c < 0, has_reversed_rows=b < 0)
     return Orientation(is_transposed=False, has_reversed_columns=a < 0, has_reversed_rows=d < 0)
 
@@ -414,17 +425,17 @@ class VideoWriter(AbstractContextManager):
         self.pixel_aspect = pixel_aspect
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
-        # The clock is the number of ticks a second, of which each time stamp needs a whole number:
-        # times in 1/24 s and 1/25 s need 600 ticks a second.
+        # A film has a clock, a number of ticks a second. Each time stamp is a whole number of
+        # ticks. E.g. times in 1/24 s and 1/25 s need 600 ticks a second, the least common multiple.
         # At 30000 / 1001 frames a second a frame lasts 1001 / 30000 s, so 30000 ticks are needed.
         if times:
             denominators = [time.denominator for time in times]
         else:
             denominators = [self._fps.numerator]
-        self._clock = min(math.lcm(*denominators), FINEST_CLOCK)
+        self._ticks_a_second = min(math.lcm(*denominators), FINEST_CLOCK)
         self._temporary = temporary_beside(self.path)
         self._out: av.container.OutputContainer | None = None
-        self._count = 0  # frames written so far
+        self._frame_count = 0  # number of frames written so far
 
     def write(self, frame: np.ndarray) -> None:
         """Write a frame (H, W, 3) uint8 RGB. All frames have one size.
@@ -448,14 +459,14 @@ class VideoWriter(AbstractContextManager):
             image = image.reformat(
                 format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG"
             )
-            image.time_base = Fraction(1, self._clock)
+            image.time_base = Fraction(1, self._ticks_a_second)
             if self._times:
-                time = self._times[self._count]
+                seconds = self._times[self._frame_count]
             else:
-                time = self._count / self._fps
-            image.pts = round(time * self._clock)
+                seconds = self._frame_count / self._fps
+            image.pts = round(seconds * self._ticks_a_second)  # the time stamp
             self._out.mux(self._stream.encode(image))
-            self._count += 1
+            self._frame_count += 1
 
     def _open(self, frame: np.ndarray) -> None:
         """Open the temporary file and add a film for frames as large as `frame`."""
@@ -467,22 +478,22 @@ class VideoWriter(AbstractContextManager):
                 width,
                 height,
             )
-            height = height + height % 2
+            height = height + height % 2  # the next even number
             width = width + width % 2
 
         options = {}
         if self.path.suffix.lower() in MP4_SUFFIXES:
             # These containers state the start of a stream in a clock of their own, which counts
             # milliseconds by default. faststart lets players begin before they have the whole file.
-            options = {"movie_timescale": str(self._clock), "movflags": "+faststart"}
+            options = {"movie_timescale": str(self._ticks_a_second), "movflags": "+faststart"}
         self._out = open_container(str(self._temporary), "w", options=options)
 
-        crf = {"crf": QUALITY}
-        self._stream = self._out.add_stream("libx264", rate=self._fps, options=crf)
+        quality = {"crf": RATE_FACTOR}
+        self._stream = self._out.add_stream("libx264", rate=self._fps, options=quality)
         self._stream.height = height
         self._stream.width = width
         self._stream.pix_fmt = f"yuv{self.chroma}p"
-        tick = Fraction(1, self._clock)
+        tick = Fraction(1, self._ticks_a_second)  # seconds
         context = self._stream.codec_context
         self._stream.time_base = tick
         context.time_base = tick
@@ -499,7 +510,7 @@ class VideoWriter(AbstractContextManager):
             with writing(self.path, errors=FFMPEG_ERRORS):
                 self._close(is_complete=kind is None)
                 # A video without a frame is not written.
-                if kind is None and self._count:
+                if kind is None and self._frame_count:
                     self._refuse_unreadable()
                     os.replace(self._temporary, self.path)
         finally:
@@ -524,9 +535,10 @@ class VideoWriter(AbstractContextManager):
         FFmpeg does not report every error of a write. Reading back finds all of them.
         """
         with open_container(str(self._temporary)) as container:
-            readable = 0
+            readable_count = 0
+            # x264 puts each frame into a packet of its own.
             for packet in container.demux(container.streams.video[0]):
                 if packet.size > 0:  # PyAV ends with an empty packet
-                    readable += 1
-        if readable != self._count:
-            raise OSError(0, f"{readable} of {self._count} frames can be read back")
+                    readable_count += 1
+        if readable_count != self._frame_count:
+            raise OSError(0, f"{readable_count} of {self._frame_count} frames can be read back")
