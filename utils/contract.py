@@ -11,11 +11,13 @@ here, which any class with the same members fulfils:
     JointEquations, MotionNetwork, MotionCurves
                     what the fusion "motion" and data/motion know of each other
 
-A researcher's own classes fulfil them as well (docs/extending.md), so another member here breaks
-code that is not in this project.
+What must stay: researchers' own classes fulfil these protocols as well (docs/extending.md). So no
+member may be renamed, and a new member needs a default where it is read. test_extending.py has such
+classes.
 
-Sizes: H, W height and width of a frame; h, w of a spike plane; C colours; S spike channels;
-s the scale; K sharp instants for each frame. "..." is any further dimensions.
+Sizes: H and W are height and width of a frame, h and w of a spike plane. C is the number of
+colours, S the number of spike channels, s the scale, and K the number of sharp instants for each
+frame. "..." stands for any further dimensions.
 """
 
 import math
@@ -66,7 +68,8 @@ class InputSpec:
         It is the least common multiple of the stride and the sides of a window, e.g. stride 4 and
         window 6 x 6 -> 12.
         """
-        return math.lcm(self.stride, *self.window_size[1:])
+        _, height, width = self.window_size
+        return math.lcm(self.stride, height, width)
 
 
 def input_spec(net: Any) -> InputSpec:
@@ -80,17 +83,24 @@ def input_spec(net: Any) -> InputSpec:
 def wanted_frames(count: int, only_middle: bool) -> range:
     """Return the frames to restore of a clip: all, or the middle one alone.
 
-    E.g. of 5 frames: range(0, 5), or range(2, 3). count: number of frames of the clip.
+    E.g. of 5 frames: range(0, 5), or range(2, 3) if only the middle one is wanted.
+
+    count: number of frames of the clip.
     """
-    return range(count // 2, count // 2 + 1) if only_middle else range(count)
+    if not only_middle:
+        return range(count)
+    middle = count // 2
+    return range(middle, middle + 1)
 
 
 def middle_instant(frame: Tensor, instants: int) -> Tensor:
     """Return the middle one of K sharp frames, (..., C, H, W).
 
-    frame: (..., K C, H, W), the K frames one after the other in the channels. instants: K, odd.
+    frame: (..., K C, H, W), the K frames one after the other in the channels.
+    instants: K, an odd number.
     """
-    return frame.unflatten(-3, (instants, -1))[..., instants // 2, :, :, :]
+    frames = frame.unflatten(-3, (instants, -1))  # (..., K, C, H, W)
+    return frames[..., instants // 2, :, :, :]  # (..., C, H, W)
 
 
 class FrameReader(Protocol):
@@ -195,7 +205,8 @@ class MotionNetwork(Protocol):
     `models.fusion.motion_net.MotionNet` fulfils it, and says what it takes and returns.
     """
 
-    # Edges of the windows, ascending, in elevenths of an exposure after its middle. K + 1 numbers.
+    # Edges of the windows, ascending, in elevenths of an exposure after its middle. In this class K
+    # is the number of windows, so there are K + 1 edges.
     @property
     def edges(self) -> Sequence[float]: ...
 
@@ -225,7 +236,9 @@ class FrameRestorer(Protocol):
         Exactly the frames `wanted` come, in this order, because the caller pairs them with the
         names of the frames.
 
-        reader: a FrameReader. wanted: numbers of frames. tick: is told of the progress.
+        reader: a FrameReader.
+        wanted: numbers of the frames to restore, from 0.
+        tick: function that is called after each piece of work, to show progress.
         """
         ...
 

@@ -41,10 +41,10 @@ VISIBLE = {
 # memory is full, the system swaps, and no error is raised at once.
 SHARED_MEMORY = ("cpu", "mps")
 # The PCI address of the small GPU within a processor of Intel. `unused` does not name this GPU.
-INTEGRATED = "0000:00:02.0"
+INTEGRATED_GPU_ADDRESS = "0000:00:02.0"
 
 
-class Make(NamedTuple):
+class Maker(NamedTuple):
     """How accelerators of one maker are recognised, also if torch cannot use them."""
 
     name: str  # for messages, e.g. "an AMD GPU"
@@ -54,11 +54,12 @@ class Make(NamedTuple):
     package: str = ""
 
 
-# NVIDIA is not here. `utils.dist.gpu` has what concerns CUDA.
-MAKES = (
-    Make("an AMD GPU", "dev/kfd", "cuda"),
-    Make("an Ascend NPU", "dev/davinci[0-9]*", "npu", "torch_npu"),
-    Make("a Moore Threads GPU", "dev/mtgpu*", "musa", "torch_musa"),
+# A new maker is a new row here, and a row of VISIBLE. NVIDIA is not here: `utils.dist.gpu` has what
+# concerns CUDA.
+MAKERS = (
+    Maker("an AMD GPU", files="dev/kfd", kind="cuda"),
+    Maker("an Ascend NPU", files="dev/davinci[0-9]*", kind="npu", package="torch_npu"),
+    Maker("a Moore Threads GPU", files="dev/mtgpu*", kind="musa", package="torch_musa"),
 )
 
 
@@ -105,7 +106,8 @@ def of_rank(local_rank: int) -> torch.device:
     if is_cpu_wanted() or not torch.get_device_module(_kind_of_torch()).is_available():
         return torch.device("cpu")
     # Some launchers show each process its own accelerator alone. Then its number is 0 on each rank.
-    return torch.device(_kind_of_torch(), 0 if count() == 1 else local_rank)
+    index = 0 if count() == 1 else local_rank
+    return torch.device(_kind_of_torch(), index)
 
 
 def _kind_of_torch() -> str:
@@ -114,8 +116,8 @@ def _kind_of_torch() -> str:
     Returns "cuda" for a torch that is built for none: torch.cuda is always there, and counts 0.
     """
     _load_packages()
-    found = torch.accelerator.current_accelerator()
-    return "cuda" if found is None else found.type
+    accelerator = torch.accelerator.current_accelerator()
+    return "cuda" if accelerator is None else accelerator.type
 
 
 @cache
@@ -124,11 +126,12 @@ def _load_packages() -> None:
 
     Only packages whose accelerator is there are loaded.
     """
-    for make in MAKES:
-        if make.package and _is_here(make, Path("/")) and not hasattr(torch, make.kind):
+    for maker in MAKERS:
+        is_loaded = hasattr(torch, maker.kind)
+        if maker.package and _is_here(maker, Path("/")) and not is_loaded:
             # A package may raise anything. `unused` tries again and says what was raised.
             with suppress(Exception):
-                importlib.import_module(make.package)
+                importlib.import_module(maker.package)
 
 
 def backend(device: torch.device) -> str:
@@ -153,7 +156,7 @@ def make_current(device: torch.device) -> None:
         torch.accelerator.set_device_index(device.index)
 
 
-# ---- What is said ----------------------------------------------------------------------------
+# ---- Names and notes for the log -------------------------------------------------------------
 
 
 def name(device: torch.device) -> str:
@@ -161,22 +164,25 @@ def name(device: torch.device) -> str:
     if device.type == "cpu":
         return f"CPU, {torch.get_num_threads()} threads"
     # torch.mps has no function for the name.
-    named = getattr(torch.get_device_module(device), "get_device_name", None)
-    return f"{platform.machine()} ({device.type})" if named is None else named(device)
+    get_name = getattr(torch.get_device_module(device), "get_device_name", None)
+    if get_name is None:
+        return f"{platform.machine()} ({device.type})"
+    return get_name(device)
 
 
 def notes(device: torch.device, ranks: int, stand_ins: list[str]) -> list[str]:
     """Return what the log says of a device after its name, one text per fact.
 
-    ranks: number of processes. stand_ins: the computations that run in another form on this device,
-    each in a few words, see `models.vrt.forms`.
+    ranks: number of processes.
+    stand_ins: the computations that run in another form on this device, each in a few words, see
+        `models.vrt.forms`.
     """
-    found = []
+    facts = []
     if device.type == "cpu" and is_cpu_wanted():
-        found.append("as CUDA_VISIBLE_DEVICES asks")
+        facts.append("as CUDA_VISIBLE_DEVICES asks")
     if ranks > 1:
-        found.append(f"ranks exchange by {backend(device)}")
-    return [*found, *stand_ins, *unused(device)]
+        facts.append(f"ranks exchange by {backend(device)}")
+    return [*facts, *stand_ins, *unused(device)]
 
 
 def unused(device: torch.device, root: Path = Path("/")) -> list[str]:
@@ -188,36 +194,39 @@ def unused(device: torch.device, root: Path = Path("/")) -> list[str]:
     """
     if device.type != "cpu" or is_cpu_wanted():
         return []
-    found = [
-        f"{make.name} is not used: {_reason_against(make)}"
-        for make in MAKES
-        if _is_here(make, root)
-    ]
+    reasons = []
+    for maker in MAKERS:
+        if _is_here(maker, root):
+            reasons.append(f"{maker.name} is not used: {_reason_against(maker)}")
     if any(_intel_gpus(root)):
-        found.append("an Intel GPU is not used: this torch is not built for it (xpu)")
+        reasons.append("an Intel GPU is not used: this torch is not built for it (xpu)")
     # macOS has no files of a driver. Each Mac with an ARM processor has a GPU of Apple.
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        has = "does not run on this macOS" if torch.backends.mps.is_built() else "has no mps"
-        found.append(f"the Apple GPU is not used: this torch {has}")
-    return found
+        fault = "does not run on this macOS" if torch.backends.mps.is_built() else "has no mps"
+        reasons.append(f"the Apple GPU is not used: this torch {fault}")
+    return reasons
 
 
-def _is_here(make: Make, root: Path) -> bool:
+def _is_here(maker: Maker, root: Path) -> bool:
     """Return whether the driver of such an accelerator has its files on this machine."""
-    return any(root.glob(make.files))
+    return any(root.glob(maker.files))
 
 
-def _reason_against(make: Make) -> str:
-    """Return why an accelerator that is there is not used, e.g. "torch_npu is not installed"."""
-    if not make.package:
-        return f"this torch is not built for it ({'ROCm' if make.kind == 'cuda' else make.kind})"
-    if importlib.util.find_spec(make.package) is None:
-        return f"{make.package} is not installed"
+def _reason_against(maker: Maker) -> str:
+    """Return why torch does not use an accelerator of this machine.
+
+    E.g. "torch_npu is not installed".
+    """
+    if not maker.package:
+        build = "ROCm" if maker.kind == "cuda" else maker.kind  # the name of torch's own build
+        return f"this torch is not built for it ({build})"
+    if importlib.util.find_spec(maker.package) is None:
+        return f"{maker.package} is not installed"
     try:
-        importlib.import_module(make.package)
+        importlib.import_module(maker.package)
     except Exception as e:  # whatever a package raises that does not fit torch or its driver
-        return f"{make.package} does not load ({e})"
-    return f"{make.package} is loaded and finds no device"
+        return f"{maker.package} does not load ({e})"
+    return f"{maker.package} is loaded and finds no device"
 
 
 def _intel_gpus(root: Path) -> Iterator[Path]:
@@ -226,11 +235,11 @@ def _intel_gpus(root: Path) -> Iterator[Path]:
         # A folder without the file `vendor` is of no GPU on the PCI bus. 0x8086 is Intel.
         with suppress(OSError):
             is_intel = (folder / "vendor").read_text().strip() == "0x8086"
-            if is_intel and folder.resolve().name != INTEGRATED:
+            if is_intel and folder.resolve().name != INTEGRATED_GPU_ADDRESS:
                 yield folder
 
 
-# ---- Its work --------------------------------------------------------------------------------
+# ---- The work of a device --------------------------------------------------------------------
 
 
 def synchronize(device: torch.device) -> None:
@@ -266,13 +275,14 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
 
     What is drawn inside does not change what is drawn after it, on the CPU and on the device.
     """
-    # fork_rng cannot restore the generator of torch.mps, so there only that of the CPU is restored.
-    # With no devices, the name "cuda" has no effect, but the function asks for one.
-    devices = [] if device.type in SHARED_MEMORY else [device]
-    return torch.random.fork_rng(devices, device_type="cuda" if not devices else device.type)
+    # fork_rng always restores the generator of the CPU. It cannot restore the generator of mps.
+    if device.type in SHARED_MEMORY:
+        # Without devices, the name "cuda" has no effect, but the function wants a name.
+        return torch.random.fork_rng([], device_type="cuda")
+    return torch.random.fork_rng([device], device_type=device.type)
 
 
-# ---- Its memory ------------------------------------------------------------------------------
+# ---- The memory of a device ------------------------------------------------------------------
 
 
 def peak_gb(device: torch.device) -> float | None:
@@ -281,10 +291,10 @@ def peak_gb(device: torch.device) -> float | None:
     Returns None on the CPU and on kinds whose memory torch does not count.
     """
     module = torch.get_device_module(device)
-    counted = getattr(module, "max_memory_allocated", None)
-    if device.type == "cpu" or counted is None:
+    most_bytes = getattr(module, "max_memory_allocated", None)
+    if device.type == "cpu" or most_bytes is None:
         return None
-    return counted(device) / GB
+    return most_bytes(device) / GB
 
 
 def total_gb(device: torch.device) -> float:
@@ -309,10 +319,11 @@ def memory_gb(device: torch.device) -> tuple[float, float] | None:
     module: Any = torch.get_device_module(device)
     if peak is None or not hasattr(module, "mem_get_info"):
         return None
-    # All in bytes. What is neither free nor reserved by torch belongs to others.
-    free, total = module.mem_get_info(device)
-    others = max(0, total - free - module.memory_reserved(device))
-    return peak + others / GB, total / GB
+    # What is neither free nor reserved by torch belongs to other programs and libraries.
+    free_bytes, total_bytes = module.mem_get_info(device)
+    reserved_bytes = module.memory_reserved(device)
+    others_bytes = max(0, total_bytes - free_bytes - reserved_bytes)
+    return peak + others_bytes / GB, total_bytes / GB
 
 
 def free_kept_memory(device: torch.device) -> None:
@@ -329,16 +340,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # The host and mps raise a plain RuntimeError, which only its text tells from others.
-    said = str(error)
-    return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator" in said or "backend out of memory" in said  # the latter: mps
-    )
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    is_of_host = "DefaultCPUAllocator" in text
+    is_of_mps = "backend out of memory" in text
+    return is_of_host or is_of_mps
 
 
 def swaps_when_full(device: torch.device) -> bool:
     """Return whether the system swaps if the memory is full, which can take minutes.
 
-    Other devices raise an error at once, so code may try a size there and halve it. Here it must
-    compare the size with the memory before.
+    Other devices raise an error at once. There code may try a size, and halve it after an error. If
+    this function returns True, code must compare the size with the memory before.
     """
     return device.type in SHARED_MEMORY

@@ -23,11 +23,13 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_HEIGHT = 18
 # Width in pixels of the gap between two panels of a strip.
 GAP = 2
-# Name of the panel with the error.
+# Name of the panel with the error. The report of a run finds the panel by this name.
 ERROR = "error x5"
 # Largest width of an image in a page. A page of more than some tens of megabytes opens slowly.
 MAX_WIDTH = 1280
-JPEG_QUALITY = 93  # of an image in a page
+# Quality of a JPEG in a page, 0 to 100. Artefacts of a lower quality could be taken for artefacts
+# of the restoration.
+JPEG_QUALITY = 93
 
 
 # ---- Tensors -----------------------------------------------------------------------------------
@@ -120,15 +122,18 @@ def comparison(
 
     Order: blurry, spikes, restored, sharp, error x5. Panels without data are left out.
 
-    spikes: display values (H, W), as FrameReader.spike_light returns them. Their 99.5th percentile
-    becomes white, so that single bright pixels do not make the picture dark.
+    spikes: display values (H, W), as ClipReader.spike_light returns them. Their 99.5th percentile
+        becomes white, so that single bright pixels do not make the picture dark.
+
     The error is |restored - sharp| x 5, at most white.
     """
     panels = {"blurry": blurry}
     if spikes is not None:
+        # The lower limit avoids a division by 0 if there are no spikes.
         white = max(float(np.percentile(spikes, 99.5)), 1e-6)
-        grey = np.round(255 * np.clip(spikes / white, 0, 1)).astype(np.uint8)
-        panels["spikes"] = np.repeat(grey[..., None], 3, axis=2)
+        relative = np.clip(spikes / white, 0, 1)  # 0 is black, 1 is white
+        grey = np.round(255 * relative).astype(np.uint8)  # (H, W)
+        panels["spikes"] = np.repeat(grey[..., None], 3, axis=2)  # (H, W, 3)
     panels["restored"] = restored
     if sharp is not None:
         # In int16, because a difference of uint8 would wrap around.
@@ -143,16 +148,19 @@ def comparison_strip(
 ) -> np.ndarray:
     """Put panels (h, w, 3) uint8 side by side, each below its name. Returns (H, W, 3) uint8.
 
+    `panels_of` cuts a strip again, also a strip of an earlier version. So label and gap must keep
+    their sizes.
+
     size: (height, width) of each panel in the strip, to which its pixels are repeated. None: the
-    size of the panel "restored".
+        size of the panel "restored".
     """
     if size is None:
         size = panels["restored"].shape[:2]
     height, width = size
-    gap = np.full((LABEL_HEIGHT + height, GAP, 3), 255, np.uint8)
+    gap = np.full((LABEL_HEIGHT + height, GAP, 3), 255, np.uint8)  # white
     columns = []
     for name, image in panels.items():
-        label = np.full((LABEL_HEIGHT, width, 3), 32, np.uint8)
+        label = np.full((LABEL_HEIGHT, width, 3), 32, np.uint8)  # dark grey
         cv2.putText(
             label,
             name,
@@ -176,12 +184,14 @@ def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
 
     names: names of the panels, from left to right.
     """
-    # n panels have n - 1 gaps between them. With one gap more, each panel takes the same width.
-    step = (strip.shape[1] + GAP) // len(names)
+    # n panels have n - 1 gaps between them. With one gap more, each panel takes the same width:
+    # the panel and the gap behind it.
+    strip_width = strip.shape[1]
+    width_with_gap = (strip_width + GAP) // len(names)
     panels = {}
-    for i, name in enumerate(names):
-        left = i * step
-        right = left + step - GAP
+    for index, name in enumerate(names):
+        left = index * width_with_gap
+        right = left + width_with_gap - GAP
         panels[name] = strip[LABEL_HEIGHT:, left:right]
     return panels
 
@@ -212,8 +222,9 @@ def jpeg_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
 def render(template: str, **values: Any) -> str:
     """Return an HTML page that needs no other file: images and styles are in it.
 
-    template: name of a file utils/templates/<template>.html. values: what is filled into it; text
-    is escaped. In a template, `image | data_uri` is `jpeg_uri` of an image.
+    template: name of a file utils/templates/<template>.html. In a template, `image | data_uri` is
+        `jpeg_uri` of an image.
+    values: what is filled into the template, by name. Text is escaped.
     """
     # Imported here, because only programs that write pages need it.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-LARGEST = 2**26  # bytes; exposures of 1000 clips of 1000 frames take a quarter of it
-# Of brackets within brackets. Our files need 5; Python and pydantic fail at some hundreds.
+# Bytes of a file. Exposures of 1000 clips of 1000 frames take a quarter of this.
+LARGEST = 2**26
+# Number of brackets within one another. Our files need 5; Python and pydantic fail at some
+# hundreds.
 DEEPEST = 32
 
 
@@ -30,10 +32,14 @@ def _depth(text: str) -> int:
 
     json.loads calls itself for each bracket, so the depth must be known before.
     """
-    deepest = depth = 0
-    # A text between quotes is every second piece, once escaped characters are gone.
-    pieces = text.replace("\\\\", "").replace('\\"', "").split('"')
+    deepest = 0
+    depth = 0
+    # Remove escaped backslashes and quotes. Then the quotes that are left begin and end the texts,
+    # so the pieces 0, 2, 4, ... stand outside of texts.
+    plain = text.replace("\\\\", "").replace('\\"', "")
+    pieces = plain.split('"')
     for piece in pieces[::2]:
+        # Most pieces open no bracket: counting is faster than going through the characters.
         opened = piece.count("[") + piece.count("{")
         if opened:
             for character in piece:
@@ -48,4 +54,5 @@ def _depth(text: str) -> int:
 
 
 def _refuse_constant(name: str) -> None:
+    """Raise ValueError for NaN and Infinity, which Python would accept. json.loads calls this."""
     raise ValueError(f"{name} is no JSON number")

@@ -25,8 +25,9 @@ from utils.files import OTHER_ROOT, open_kept, writing
 logger = logging.getLogger(__name__)
 
 # Below the folder of a run. The report and the documents name these files.
-LOG_NAME, WARNINGS_NAME = "log/train.log", "log/warnings.jsonl"
-TIME = "%Y-%m-%d %H:%M:%S"
+LOG_NAME = "log/train.log"
+WARNINGS_NAME = "log/warnings.jsonl"
+TIME = "%Y-%m-%d %H:%M:%S"  # e.g. 2025-11-06 10:00:00
 
 # What could not be written at the last attempt. So each failure is reported once.
 _unwritten: set[str] = set()
@@ -73,12 +74,9 @@ class _SaysOnce(logging.Handler):
             self.has_failed = True
             # Straight to stderr (2), because sys.stderr may be what fails. If this fails as well,
             # there is nowhere left to report it.
+            text = f"cannot write the log ({self.name}: {error}); the run goes on without it\n"
             with suppress(OSError):
-                os.write(
-                    2,
-                    f"cannot write the log ({self.name}: {error}); the run goes on without "
-                    "it\n".encode(),
-                )
+                os.write(2, text.encode())
 
 
 class _LogFile(_SaysOnce, logging.FileHandler):
@@ -94,12 +92,9 @@ class _Warnings(_LogFile):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a warning as one line of JSON. The two keys are part of the file format."""
-        return json.dumps(
-            {
-                "time": logging.Formatter().formatTime(record, TIME),
-                "text": record.getMessage().rstrip(),
-            }
-        )
+        time = logging.Formatter().formatTime(record, TIME)
+        text = record.getMessage().rstrip()
+        return json.dumps({"time": time, "text": text})
 
 
 class _Stdout(_SaysOnce, logging.StreamHandler):
@@ -109,7 +104,8 @@ class _Stdout(_SaysOnce, logging.StreamHandler):
     handler that kept the first sys.stdout would write across the bar.
     """
 
-    # StreamHandler sets the stream once. The setter ignores this.
+    # Reading the attribute gives the present sys.stdout. StreamHandler sets the attribute once,
+    # when it is made; the second function, the setter, ignores this.
     stream = property(lambda _: sys.stdout, lambda *_: None)
 
 
@@ -135,27 +131,27 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     logging.captureWarnings(True)
     # At INFO, matplotlib tells of its font cache.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    handlers: list[logging.Handler] = [
-        _Stdout() if rank == 0 else logging.StreamHandler(sys.stderr)
-    ]
-    handlers[0].set_name("stdout")
+    console = _Stdout() if rank == 0 else logging.StreamHandler(sys.stderr)
+    console.set_name("stdout")
+    handlers: list[logging.Handler] = [console]
     if log_file is not None:
         with writing(log_file, OTHER_ROOT):
             log_file.parent.mkdir(parents=True, exist_ok=True)
-            handlers += [
-                _LogFile(log_file),
-                _Warnings(log_file.with_name(Path(WARNINGS_NAME).name)),
-            ]
-        handlers[1].set_name(str(log_file))
-        handlers[2].setLevel(logging.WARNING)
+            lines = _LogFile(log_file)
+            warnings = _Warnings(log_file.with_name(Path(WARNINGS_NAME).name))
+        lines.set_name(str(log_file))
+        warnings.setLevel(logging.WARNING)
+        handlers += [lines, warnings]
+
     # All loggers of this process pass their lines to the root logger.
     root = logging.getLogger()
     root.handlers.clear()
-    root.setLevel(logging.WARNING if rank else logging.INFO)
+    if rank == 0:
+        root.setLevel(logging.INFO)
+        form = "[%(asctime)s] %(mark)s%(message)s"  # `_Line` sets the mark
+    else:
+        root.setLevel(logging.WARNING)
+        form = f"[rank {rank}] %(message)s"
     for handler in handlers:
-        handler.setFormatter(
-            _Line(
-                f"[rank {rank}] %(message)s" if rank else "[%(asctime)s] %(mark)s%(message)s", TIME
-            )
-        )
+        handler.setFormatter(_Line(form, TIME))
         root.addHandler(handler)

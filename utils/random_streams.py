@@ -1,6 +1,9 @@
 """The generators of all random numbers. Each purpose has a stream of its own.
 
 So no draw depends on draws for another purpose, and a new purpose changes no old numbers.
+
+What must stay: every number that these functions give. They decide the samples of a run and the
+spikes of a data set, so a change would make resumed runs and made data differ.
 """
 
 import hashlib
@@ -20,8 +23,9 @@ def random_stream(purpose: str, *key: int) -> np.random.Generator:
 def published_stream(*key: int) -> np.random.Generator:
     """Return the generator for made scenes, for prepared spikes, or for the order of an epoch.
 
-    These are older than `random_stream` and keep their numbers. So data sets are made as before,
-    and older runs resume. Use it for nothing new, because zeros at the end of a key change nothing.
+    These three purposes are older than `random_stream` and keep their numbers. So data sets are
+    made as before, and older runs resume. Use this function for nothing new, because zeros at the
+    end of a key change nothing.
     """
     return np.random.default_rng(key)
 
@@ -32,5 +36,6 @@ def mix_seed(*parts: int | str) -> int:
     Python's own hash() differs from process to process.
     """
     text = "/".join(map(str, parts))
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1  # of the 64 bits, the last is left out
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()  # 64 bits
+    # ">> 1" drops the last bit, so that the seed fits a signed integer of 64 bits.
+    return int.from_bytes(digest, "big") >> 1

@@ -13,7 +13,8 @@ from typing import Any
 
 from utils.errors import DataError
 
-# Characters that a column of `plain_table` keeps if the table is cut to the width of a line.
+# Characters that a column of `plain_table` keeps if the table is cut to the width of a line. A
+# shorter name could no longer be told from other names.
 LEAST_WIDTH = 8
 
 # "inf" or "-inf" as a whole value that `json_bytes` wrote. It is no key (a colon would follow), and
@@ -28,10 +29,12 @@ def json_bytes(value: Any) -> bytes:
     an infinite number becomes the text "inf" or "-inf", and NaN becomes null. `read_json` turns the
     texts back into numbers. This is the format of metrics.json, so it must stay.
     """
-    # Write once as Python does, and replace the three words when they are read again.
-    valid = {"Infinity": "inf", "-Infinity": "-inf", "NaN": None}
-    plain = json.loads(json.dumps(value), parse_constant=valid.get)
-    return (json.dumps(plain, indent=1, allow_nan=False) + "\n").encode()
+    # Write once as Python does. json.loads calls parse_constant for each of the three words that
+    # are no JSON, so it replaces them.
+    replacements = {"Infinity": "inf", "-Infinity": "-inf", "NaN": None}
+    plain = json.loads(json.dumps(value), parse_constant=replacements.get)
+    text = json.dumps(plain, indent=1, allow_nan=False)
+    return f"{text}\n".encode()
 
 
 def read_json(path: Path) -> Any:
@@ -40,7 +43,10 @@ def read_json(path: Path) -> Any:
     "inf" becomes an infinite number again. null stays None.
     """
     try:
-        return json.loads(_INFINITE.sub(r"\1Infinity", path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        # Python reads Infinity and -Infinity as numbers. \1 is the sign.
+        text = _INFINITE.sub(r"\1Infinity", text)
+        return json.loads(text)
     except (OSError, ValueError) as e:
         raise DataError(
             what=f"cannot read results: {e}",
@@ -55,14 +61,18 @@ def plain_table(
 ) -> str:
     """Return a table as text: the first column aligned to the left, the others to the right.
 
-    rows: lines of cells. header: the names of the columns.
+    rows: lines of cells.
+    header: the names of the columns.
     most: largest number of characters in a line, None without a limit. Long cells are cut in their
-    middle, in the widest column first. A line may stay too long if all columns are narrow already.
+        middle, in the widest column first. A line may stay too long if all columns are narrow.
     """
-    # Two blanks stand between two columns. Take one character at a time from the widest column.
+    # Take one character at a time from the widest column, until a line is short enough. Two blanks
+    # stand between two columns.
     widths = _widths(rows, header)
-    while most and sum(widths) + 2 * (len(widths) - 1) > most and max(widths) > LEAST_WIDTH:
-        widths[widths.index(max(widths))] -= 1
+    blanks = 2 * (len(widths) - 1)
+    while most and sum(widths) + blanks > most and max(widths) > LEAST_WIDTH:
+        widest = widths.index(max(widths))
+        widths[widest] -= 1
     lines = []
     for row in (header, *rows):
         first, *others = map(_cut, row, widths)
@@ -77,8 +87,11 @@ def _cut(cell: str, width: int) -> str:
     """Return a cell with at most `width` characters, e.g. "experiments", 8 -> "exp..nts"."""
     if len(cell) <= width:
         return cell
-    tail = (width - 2) // 2
-    return f"{cell[: width - 2 - tail]}..{cell[-tail:]}"
+    # Two dots stand in the middle. E.g. width 8: 3 characters before them, 3 behind them.
+    kept = width - 2
+    tail = kept // 2
+    head = kept - tail
+    return f"{cell[:head]}..{cell[-tail:]}"
 
 
 def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
@@ -89,7 +102,8 @@ def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
     # The line of dashes below the header makes it a table.
     widths = _widths(cells, header)
     lines = []
-    for row in (header, ["-" * width for width in widths], *cells):
+    dashes = ["-" * width for width in widths]
+    for row in (header, dashes, *cells):
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append(f"| {' | '.join(padded)} |")
     return "\n".join(lines)
@@ -97,4 +111,8 @@ def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
 
 def _widths(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[int]:
     """Return the length of the longest cell of each column."""
-    return [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    widths = []
+    # zip(*lines) turns lines of cells into columns of cells.
+    for column in zip(header, *rows, strict=True):
+        widths.append(max(len(cell) for cell in column))
+    return widths

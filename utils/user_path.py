@@ -5,6 +5,7 @@ import re
 
 from utils.errors import DataError
 
+# "$NAME" or "${NAME}".
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 
 
@@ -15,6 +16,8 @@ def expanded(path: str) -> str:
     A variable that is not set stays in the path.
     Raises DataError for a name that is no UTF-8, because it cannot be written into records.
     """
+    # Python keeps bytes that are no UTF-8 as special characters. "backslashreplace" writes them out
+    # as "\udce4", so a path with such bytes changes here.
     shown = path.encode("utf-8", "backslashreplace").decode()
     if not path.isascii() and shown != path:
         raise DataError(

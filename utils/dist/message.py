@@ -31,7 +31,7 @@ from utils.errors import DistError
 
 # Number of bytes in front of a message that tell the length of its text.
 HEAD = 8
-# A message of more bytes, 4 GiB, is refused. The largest messages of a run, which hold pictures of
+# Largest number of bytes of a message, 4 GiB. The largest messages of a run, which hold pictures of
 # a validation, have some MB.
 LARGEST = 2**32
 
@@ -78,7 +78,9 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
         return value
     if isinstance(value, dict):
         # Write a dict as pairs of key and value, because a key in JSON can only be a text.
-        pairs = [[_outline(k, contents), _outline(v, contents)] for k, v in value.items()]
+        pairs = []
+        for key, item in value.items():
+            pairs.append([_outline(key, contents), _outline(item, contents)])
         return ["dict", *pairs]
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
@@ -93,7 +95,8 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
         flat = value.detach().cpu().contiguous().reshape(-1)
         contents.append(flat.view(torch.uint8).numpy().tobytes())
         return ["tensor", dtype, list(value.shape)]
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":  # bool, int, unsigned, float
+    # The letters of NumPy for bool, integer, unsigned integer and floating-point number.
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         contents.append(np.ascontiguousarray(value).tobytes())
         return ["array", value.dtype.str, list(value.shape)]
     raise TypeError(f"a message between ranks cannot hold a {type(value).__name__}")
@@ -142,30 +145,34 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
         return torch.empty(shape, dtype=dtype, device="meta"), begin
     if kind != "tensor":
         raise ValueError(f"{kind} is no kind of value")
-    # Read the bytes of a tensor as an array of uint8, and then take them as numbers of its type.
-    content, end = _array(np.dtype(np.uint8), [-1], message, begin, _bytes_of(dtype, shape))
+    # Read the bytes of a tensor as a flat array of uint8, and then take them as numbers of its
+    # type.
+    byte_count = _bytes_of(dtype, shape)
+    content, end = _array(np.dtype(np.uint8), [-1], message, begin, byte_count)
     return torch.from_numpy(content).view(dtype).reshape(shape), end
 
 
 def _array(
-    dtype: np.dtype, shape: list[int], message: bytes, begin: int, size: int | None = None
+    dtype: np.dtype, shape: list[int], message: bytes, begin: int, byte_count: int | None = None
 ) -> tuple[np.ndarray, int]:
     """Return the array whose bytes begin at position `begin` of `message`, and the position behind.
 
     dtype: type of the numbers. Object arrays and texts are refused, because they are not bytes of
         numbers.
-    shape: shape of the array; [-1] for a flat array of `size` bytes.
-    size: number of bytes of the array, or None to compute it from dtype and shape.
+    shape: shape of the array; [-1] for a flat array of `byte_count` bytes.
+    byte_count: number of bytes of the array, or None to compute it from dtype and shape.
     """
     if dtype.kind not in "biuf":
         raise ValueError(f"{dtype} is no type of an array")
-    if size is None:
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if not 0 <= size <= len(message) - begin:
+    if byte_count is None:
+        byte_count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    # A shape of another program may be of any size, and even negative.
+    bytes_left = len(message) - begin
+    if not 0 <= byte_count <= bytes_left:
         raise ValueError("the message is too short")
     # Copy the bytes, because nobody could write into an array that shares them with the message.
-    content = np.frombuffer(message, np.uint8, count=size, offset=begin).copy()
-    return content.view(dtype).reshape(shape), begin + size
+    content = np.frombuffer(message, np.uint8, count=byte_count, offset=begin).copy()
+    return content.view(dtype).reshape(shape), begin + byte_count
 
 
 def _bytes_of(dtype: torch.dtype, shape: list[int]) -> int:

@@ -87,20 +87,21 @@ def _answer(folder: Path, over: threading.Event) -> None:
     """Answer requests until `over` is set. Runs in a thread."""
     path = folder / STATUS_NAME
     store = RUN.store.clone() if RUN.store else None  # each thread needs a connection of its own
-    # The time of the newest answer. At the start, a file with content is an answer of an earlier
-    # run. An empty file is a request, because `touch` makes an empty file.
-    answered = None
+    # When the newest answer was written, or None if there is none. At the start, a file with
+    # content is an answer of an earlier run. An empty file is a request, because `touch` makes an
+    # empty file.
+    answered_at = None
     if path.exists() and path.stat().st_size:
-        answered = _time_of(path)
+        answered_at = _time_of(path)
     with suppress(RuntimeError):  # the store is lost, so the run is ending
         while not over.wait(POLL_S):
-            if _time_of(path) in (None, answered):  # no file, or nobody has touched it
+            if _time_of(path) in (None, answered_at):  # no file, or nobody has touched it
                 continue
             over.wait(POLL_S)  # so that every rank writes a beat that is newer than the request
             lines = [time.strftime("%Y-%m-%d %H:%M:%S"), *_lines(store), ""]
             with suppress(DataError):  # a full disk: the next request may succeed
                 write_whole(path, "\n".join(lines).encode())
-            answered = _time_of(path)
+            answered_at = _time_of(path)
 
 
 def _lines(store: Any) -> list[str]:

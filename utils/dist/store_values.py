@@ -73,7 +73,8 @@ def unsealed(key: str, value: str | bytes) -> str:
     if not RUN.job_key:
         return text
     proof, _, content = text.partition(" ")
-    # compare_digest takes the same time for each wrong proof, so nobody can guess it bit by bit.
+    # compare_digest takes the same time for each wrong proof. Otherwise somebody could measure how
+    # many characters of a guess are right.
     if not hmac.compare_digest(proof.encode(), _proof(key, content).encode()):
         raise foreign(key)
     return content

@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 LOCK_NAME = ".lock"
 HOLDER = b"process "  # the text of a lock begins with this
 # Seconds to wait for a lock of this host. A rank that was killed a moment ago may still be ending.
-PATIENCE_S = 3.0
+WAIT_ON_THIS_HOST_S = 3.0
 # Seconds to wait for a lock of another host. The lock of a host that crashed lasts until the file
-# server releases it: 90 s by default for NFS.
-PATIENCE_WITH_HOSTS_S = 180.0
+# server releases it: 90 s by default for NFS. This is twice as long.
+WAIT_ON_ANOTHER_HOST_S = 180.0
 
 
 class FolderMovedError(OptionError):
@@ -87,17 +87,19 @@ class RunFolder:
         Raises FolderMovedError if the folder was moved, or if another folder has its path now, and
         OptionError if another run has locked the folder.
         """
-        own = os.fstat(self.lock.fileno())  # identifies the file that this run has locked
+        locked_file = os.fstat(self.lock.fileno())  # identifies the file that this run has locked
         lock = self.path / LOCK_NAME
-        if _is_same(lock, own):
+        if _is_same(lock, locked_file):
             return
         # The locked file is not at its path any more. The kernel knows the present path of an open
         # file.
-        path = system.path_of(self.lock.fileno())
-        now = None if path is None else path.parent
+        present_path = system.path_of(self.lock.fileno())
         # Case 1: the folder was moved, and the locked file is still in it.
-        if now is not None and _is_same(now / LOCK_NAME, own) and now != self.path.resolve():
-            raise FolderMovedError(self.path, now)
+        if present_path is not None:
+            present_folder = present_path.parent
+            is_there = _is_same(present_folder / LOCK_NAME, locked_file)
+            if is_there and present_folder != self.path.resolve():
+                raise FolderMovedError(self.path, present_folder)
         # Case 2: somebody removed the folder, and another run made a new one with its own lock.
         if lock.exists():
             raise FolderMovedError(self.path, None)
@@ -155,10 +157,10 @@ def log_links(folder: Path) -> None:
             logger.info("%s is a link to %s", path.relative_to(folder), path.resolve())
 
 
-def _is_same(path: Path, found: os.stat_result) -> bool:
-    """Whether `path` names the file whose state is `found`."""
+def _is_same(path: Path, file: os.stat_result) -> bool:
+    """Whether `path` names a certain file. file: what os.stat or os.fstat tells of the file."""
     try:
-        return os.path.samestat(os.stat(path), found)
+        return os.path.samestat(os.stat(path), file)
     except OSError:  # there is no such file
         return False
 
@@ -193,16 +195,17 @@ def _take_lock(path: Path) -> BinaryIO:
             return file
 
         # The lock says who holds it, e.g. "process 4711 on host7, since Fri Nov 27 15:20:46 2026".
+        # 1000 bytes are enough for it, and a file of somebody else may be of any size.
         holder = file.read(1000).decode(errors="replace").strip()
         is_on_this_host = f" on {socket.gethostname()}," in holder
         is_elsewhere = holder.startswith("process ") and not is_on_this_host
         if is_elsewhere and not is_told:
             is_told = True
             logger.warning(
-                "%s is held by %s: waiting up to %.0f s", path, holder, PATIENCE_WITH_HOSTS_S
+                "%s is held by %s: waiting up to %.0f s", path, holder, WAIT_ON_ANOTHER_HOST_S
             )
-        patience_s = PATIENCE_WITH_HOSTS_S if is_elsewhere else PATIENCE_S
-        if time.monotonic() - start > patience_s:
+        longest_wait_s = WAIT_ON_ANOTHER_HOST_S if is_elsewhere else WAIT_ON_THIS_HOST_S
+        if time.monotonic() - start > longest_wait_s:
             file.close()
             note = "" if is_elsewhere else _note_if_gone(holder)
             raise OptionError(

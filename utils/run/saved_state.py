@@ -26,8 +26,9 @@ from utils.errors import CheckpointError
 
 # The largest count that a checkpoint may hold. No run has so many steps, and every number that is
 # computed from such a count is still exact.
-MOST = 2**40
-Count = Annotated[int, Field(ge=0, le=MOST)]
+LARGEST_COUNT = 2**40
+# `ge` means "greater or equal", `le` "less or equal".
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
 # The tables that training restores -> whether a checkpoint may lack the table. An older version may
 # not have written it, or its run did not need it.
@@ -54,10 +55,10 @@ class Saved(BaseModel):
 class Order(Saved):
     """The order of the training data; `checkpoint.DataOrder` says what its fields are."""
 
-    samples: Annotated[int, Field(ge=1, le=MOST)]
+    samples: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
     sample_list: str
     seed: int | None
-    steps: Annotated[int, Field(ge=1, le=MOST)]
+    steps: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 
 
 class Position(Saved):
@@ -74,9 +75,9 @@ class Position(Saved):
     scored_on: str | None = None
     validated: Count = 0
     validation_stops: Count = 0
-    saved: Annotated[int, Field(ge=-1, le=MOST)] = -1
+    saved: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] = -1
     wandb_id: str | None = None
-    world_size: Annotated[int, Field(ge=1, le=MOST)] = 1
+    world_size: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = 1
     nonfinite_in_a_row: Count = 0
     order: Order | None = None
 
@@ -103,19 +104,28 @@ def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
         if not isinstance(value, Tensor):
             raise _wrong(path, f"model_state_dict[{name!r}]", value, "a tensor")
 
-    position = {key: state[key] for key in Position.model_fields if key in state}
+    position = {}
+    for key in Position.model_fields:
+        if key in state:
+            position[key] = state[key]
     try:
         Position.model_validate(position)
     except ValidationError as e:
-        first = e.errors()[0]
-        key = ".".join(map(str, first["loc"]))  # e.g. "order.samples"
-        raise _wrong(path, key, first["input"], first["msg"].lower()) from None
+        first_error = e.errors()[0]
+        key = ".".join(map(str, first_error["loc"]))  # e.g. "order.samples"
+        expected = first_error["msg"].lower()
+        raise _wrong(path, key, first_error["input"], expected) from None
 
 
 def _wrong(path: Path, key: str, value: Any, expected: str) -> CheckpointError:
     """Return the error of a wrong value. expected: what a run saves there."""
+    # A value may be a list of any length: 60 characters are enough to recognise it.
     shown = repr(value)
     if len(shown) > 60:
         shown = f"{shown[:57]}..."
-    what = f"the checkpoint holds what no run saves: {key} is {shown}"
-    return CheckpointError(what, str(path), f"{key}: {expected}", DO)
+    return CheckpointError(
+        what=f"the checkpoint holds what no run saves: {key} is {shown}",
+        where=str(path),
+        expected=f"{key}: {expected}",
+        do=DO,
+    )

@@ -27,7 +27,7 @@ OLD_PICKLES = 5
 # The most tables within tables. A checkpoint has fewer than ten.
 DEEPEST = 100
 # Number of bytes that are read at once, 1 MiB: little memory, and few calls.
-CHUNK = 2**20
+CHUNK_BYTES = 2**20
 
 
 class RefusedFile(UnpicklingError):
@@ -52,12 +52,12 @@ def load_plain(path: Path, mmap: bool = False) -> Any:
 
     Raises RefusedFile, and whatever torch.load raises for a file of something else.
     """
-    operations = _check_file(path)
+    operation_count = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     # Each operation of a pickle makes one value, or puts values together. So an honest file holds
     # about as many values as its pickle has operations. Ten times as many, plus 1000 for small
     # files, is an ample limit.
-    _refuse_repetition(content, most=1000 + 10 * operations)
+    _refuse_repetition(content, most=1000 + 10 * operation_count)
     return content
 
 
@@ -83,21 +83,29 @@ def _check_file(path: Path) -> int:
             members = archive.infolist()
             pickles = [member for member in members if member.filename.endswith("data.pkl")]
             if pickles:
-                _refuse_packing(members, path.stat().st_size)
+                _refuse_compression(members, path.stat().st_size)
                 _refuse_flipped_bits(archive, members)
-            return sum(_check_pickle(archive.read(member)) for member in pickles)
+            operation_count = 0
+            for member in pickles:
+                operation_count += _check_pickle(archive.read(member))
+            return operation_count
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError):
         pass  # the file is no zip archive, or a damaged one
     # The pickles of an old file follow one another. `_check_pickle` reads up to the end of a
     # pickle, so the next call reads the next pickle.
+    operation_count = 0
     with open(path, "rb") as file:
-        return sum(_check_pickle(file) for _ in range(OLD_PICKLES))
+        for _ in range(OLD_PICKLES):
+            operation_count += _check_pickle(file)
+    return operation_count
 
 
-def _refuse_packing(members: list[zipfile.ZipInfo], size: int) -> None:
+def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None:
     """Refuse members that are compressed or overlap, as torch.save never writes them.
 
-    size: number of bytes of the file.
+    Such members can make a small file stand for gigabytes.
+
+    file_bytes: number of bytes of the file.
     """
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED:
@@ -105,7 +113,8 @@ def _refuse_packing(members: list[zipfile.ZipInfo], size: int) -> None:
                 f"{member.filename} in it is compressed, as torch.save never writes it"
             )
     # If no two members overlap, the sum of their sizes is at most the size of the file.
-    if sum(member.file_size for member in members) > size:
+    members_bytes = sum(member.file_size for member in members)
+    if members_bytes > file_bytes:
         raise GrowingFile(f"its {len(members)} parts overlap, as torch.save never writes them")
 
 
@@ -121,8 +130,8 @@ def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo
         try:
             # At the end of the member, zipfile compares the checksum and raises BadZipFile.
             with archive.open(member) as content:
-                while content.read(CHUNK):
-                    pass
+                while content.read(CHUNK_BYTES):
+                    pass  # only the checksum is wanted
         except zipfile.BadZipFile as e:
             raise DamagedFile(f"the bytes of {member.filename} in it have changed: {e}") from e
 
