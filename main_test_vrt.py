@@ -340,20 +340,13 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
                 do="add --input PATH, or use another method",
             )
 
-    # What is saved: as --save says, else in the form of the input, with a comparison.
-    if request.save:
-        save = request.save
-    else:
-        kind = "video" if clips[0].fps is not None else "frames"
-        save = (kind, "comparison")
-        if method.instants > 1:
-            save += ("slowmotion",)
     # The title of the report: the folder of several clips, or the name of the only clip.
     if request.input is not None and len(clips) > 1:
         title = Path(request.input).name
     else:
         title = clips[0].name
     metric = opt.metric if opt is not None else MetricOptions()
+    save = forms_of_own_clips(request, clips, method)
     return Job(
         method=method,
         clips=clips,
@@ -365,6 +358,22 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
         section={"spike": spike},
         frames_note=frames_note,
     )
+
+
+def forms_of_own_clips(
+    request: TestRequest, clips: Sequence[ClipReader], method: Method
+) -> Sequence[str]:
+    """Return the forms in which the results are saved, e.g. ("video", "comparison").
+
+    They are as --save says. Without --save they follow from the input: a film gives a film, and a
+    folder of frames gives frames.
+    """
+    if request.save:
+        return request.save
+    kind = "video" if clips[0].fps is not None else "frames"
+    if method.instants > 1:
+        return (kind, "comparison", "slowmotion")
+    return (kind, "comparison")
 
 
 def spikes_for_formula(request: TestRequest, formula: Reconstruction) -> Any:

@@ -35,8 +35,8 @@ from torch import Tensor
 class InputSpec:
     """What a network needs of its input clips; a network offers it as `net.input_spec`.
 
-    Frames and pixels are those of the input. The defaults are those of a network that takes RGB
-    clips of any size.
+    Frames and pixels mean frames and pixels of the input. The defaults describe a network that
+    takes RGB clips of any size.
     """
 
     # Height and width must be multiples of this number. VRT halves them several times.

@@ -40,7 +40,7 @@ def address_of(path: object) -> str:
     return ""
 
 
-# Control characters but for tab and line feed, and those that turn the direction of writing.
+# Control characters except tab and line feed, and characters that turn the direction of writing.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 

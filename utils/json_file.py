@@ -28,7 +28,7 @@ def read_json(path: str | Path, largest: int = LARGEST) -> Any:
 
 
 def _depth(text: str) -> int:
-    """Return the largest number of brackets within one another, those in texts left out.
+    """Return the largest number of brackets within one another. Brackets in texts do not count.
 
     json.loads calls itself for each bracket, so the depth must be known before.
     """

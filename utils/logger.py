@@ -123,8 +123,8 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     """Set where this process logs. Replaces what an earlier call has set.
 
     Rank 0 writes all lines to stdout and to `log_file`, as ``[2025-11-06 10:00:00] text``. Other
-    ranks write warnings to stderr, as ``[rank 2] text``. Warnings of Python modules, such as those
-    of torch, go the same way.
+    ranks write warnings to stderr, as ``[rank 2] text``. Warnings that Python modules such as torch
+    give by `warnings.warn` go the same way.
 
     log_file: lines are appended to it. None: no file.
     """

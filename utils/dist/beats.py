@@ -239,8 +239,9 @@ class Beats:
         """
         if not self.is_looking:
             # compare_set writes if the key is empty, and returns what the key then holds.
-            mine = str(self.rank)
-            self.is_looking = store.compare_set(LOOKING, "", mine).decode() == mine
+            own_number = str(self.rank)
+            looking_rank = store.compare_set(LOOKING, "", own_number).decode()
+            self.is_looking = looking_rank == own_number
         return self.is_looking
 
     def _cause_of_wait(self, quiet_s: float) -> Verdict | None:

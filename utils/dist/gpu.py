@@ -107,9 +107,9 @@ def require_usable_gpus() -> None:
         warnings.simplefilter("always")
         if devices.of_rank(0).type != "cpu":
             return
-    found = _gpus_of_machine()
-    if not found.count:
-        return
+    gpus = _gpus_of_machine()
+    if not gpus.count:
+        return  # a machine without NVIDIA GPUs trains on the CPU
 
     # Facts that help to find the cause: how torch was built, and what torch and the user say.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -120,10 +120,10 @@ def require_usable_gpus() -> None:
         further += f"; torch says: {first_line}"
     if visible is not None:
         further += f"; CUDA_VISIBLE_DEVICES={visible}"
-    plural = "s" if found.count > 1 else ""
+    plural = "s" if gpus.count > 1 else ""
     raise DistError(
-        what=f"torch cannot use the {found.count} GPU{plural} of this machine",
-        where=f"torch {torch.__version__}, {built}; NVIDIA driver {found.driver}{further}",
+        what=f"torch cannot use the {gpus.count} GPU{plural} of this machine",
+        where=f"torch {torch.__version__}, {built}; NVIDIA driver {gpus.driver}{further}",
         expected="a driver and a torch that fit each other, and visible GPUs that exist",
         do="update the driver, or install the torch for it (https://pytorch.org/get-started), "
         'or train on the CPU: CUDA_VISIBLE_DEVICES="" in front of the same command',

@@ -12,7 +12,7 @@ and `with_standard_names` adds
     WORLD_SIZE=4  RANK=2  LOCAL_RANK=2  MASTER_ADDR=127.0.0.1  MASTER_PORT=17301
 
 `utils_dist.ranks` calls `with_standard_names`, and gives the result to `utils.dist.platforms`. That
-module reads the standard names and those of SLURM.
+module reads the standard names, and the names of SLURM.
 
 The names in the table come from the documentation of the platforms. Open MPI and MPICH were tried
 with real processes, all others with environments that were made after their documentation.
@@ -69,13 +69,13 @@ def items(text: str) -> list[str]:
     """
     if text.startswith("["):
         try:
-            found = [str(item) for item in json.loads(text)]
+            all_items = [str(item) for item in json.loads(text)]
         except ValueError:  # no JSON
-            found = []
+            all_items = []
     else:
-        found = re.split(r"[,\s]+", text.strip())
+        all_items = re.split(r"[,\s]+", text.strip())
     hosts = []
-    for item in found:
+    for item in all_items:
         if item:  # an empty text has the item ""
             hosts.append(item.partition(":")[0])  # "a:8" -> "a"
     return hosts
@@ -85,8 +85,8 @@ def first_of(name: str) -> Read:
     """Return a cell that reads the first item of the list `name`."""
 
     def read(env: Env) -> str:
-        found = items(env.get(name, ""))
-        return found[0] if found else ""
+        hosts = items(env.get(name, ""))
+        return hosts[0] if hosts else ""
 
     return read
 
@@ -95,8 +95,8 @@ def count_of(name: str) -> Read:
     """Return a cell that reads the number of items of the list `name`."""
 
     def read(env: Env) -> str:
-        found = items(env.get(name, ""))
-        return str(len(found)) if found else ""
+        hosts = items(env.get(name, ""))
+        return str(len(hosts)) if hosts else ""
 
     return read
 
@@ -420,7 +420,7 @@ def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str
 def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]:
     """Return the standard variables of a process that stands for a node.
 
-    Their names are those of the platform PAI-DLC, where RANK and WORLD_SIZE count nodes.
+    They have the names that the platform PAI-DLC uses, where RANK and WORLD_SIZE count nodes.
     `platforms.node_variables` reads them.
     """
     gpus = _number(row.gpus(env))

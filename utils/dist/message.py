@@ -126,11 +126,12 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
             items.append(value)
         return (items if kind == "list" else tuple(items)), begin
     if kind == "dict":
-        found = {}
+        pairs = {}
         for key_outline, value_outline in rest:
             key, begin = _value(key_outline, message, begin)
-            found[key], begin = _value(value_outline, message, begin)
-        return found, begin
+            item, begin = _value(value_outline, message, begin)
+            pairs[key] = item
+        return pairs, begin
     if kind == "path":
         return Path(rest[0]), begin
     # All other kinds are arrays and tensors, e.g. ["tensor", "uint8", [2, 3]]. `rest` is the name

@@ -2,7 +2,7 @@
 
 `read_launch` reads the variables of one rank: the number of this rank, the number of all ranks, and
 the host of rank 0. `read_launch` understands the variables of SLURM (of tasks that srun starts) and
-those of torchrun, which many platforms and users set too:
+the variables of torchrun, which many platforms and users set too:
 
     WORLD_SIZE=8 RANK=3 LOCAL_RANK=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 
@@ -220,15 +220,15 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     # Take torchrun's own variable if it is set, else the platform's: NODE_NAMES is the table of the
     # two names, e.g. "PET_NNODES": "WORLD_SIZE".
     name_of = {}  # torchrun's name of a variable -> the name that this environment uses
-    found = {}  # torchrun's name of a variable -> its value
+    values = {}  # torchrun's name of a variable -> its value
     for torchruns_name, other_name in NODE_NAMES.items():
         name = torchruns_name if env.get(torchruns_name) else other_name
         name_of[torchruns_name] = name
         if env.get(name):
-            found[torchruns_name] = env[name].strip()
+            values[torchruns_name] = env[name].strip()
 
     # A process that is a rank itself, or that is alone, needs no torchrun.
-    if "PET_NPROC_PER_NODE" not in found:
+    if "PET_NPROC_PER_NODE" not in values:
         return {}  # no variable tells the number of ranks on a node
     if env.get("LOCAL_RANK"):
         return {}  # this process has a number among the ranks of its node
@@ -238,17 +238,17 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         return {}
 
     # torchrun takes these three words in place of a number.
-    if found["PET_NPROC_PER_NODE"] in ("auto", "gpu"):
-        found["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
-    elif found["PET_NPROC_PER_NODE"] == "cpu":
-        found["PET_NPROC_PER_NODE"] = str(os.cpu_count())
+    if values["PET_NPROC_PER_NODE"] in ("auto", "gpu"):
+        values["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
+    elif values["PET_NPROC_PER_NODE"] == "cpu":
+        values["PET_NPROC_PER_NODE"] = str(os.cpu_count())
     # An elastic job may change its number of nodes. torchrun's own variables describe it, and
     # torchrun checks them.
     if "PET_RDZV_ENDPOINT" in env:
-        return found
+        return values
 
     faults: list[str] = []
-    ranks_text = found["PET_NPROC_PER_NODE"]
+    ranks_text = values["PET_NPROC_PER_NODE"]
     ranks_per_node = _checked_number(ranks_text, name_of["PET_NPROC_PER_NODE"], faults, low=1)
     node_count = _count_of_members(env, name_of["PET_NNODES"], faults)
     if node_count > 1:
@@ -260,14 +260,14 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         )
         _member(env, names, faults)  # called for the faults alone; torchrun reads the values itself
     else:
-        found["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
+        values["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     _refuse(faults, env)
     # With one rank on each node, nodes and ranks have the same numbers. If WORLD_SIZE is this
     # number, it counts ranks and nodes alike. So this process can be the rank itself, and needs no
     # torchrun. A missing WORLD_SIZE stands for 1.
     if ranks_per_node == 1 and env.get("WORLD_SIZE", "1") == str(node_count):
         return {}
-    return found
+    return values
 
 
 # ---- Lists of hosts --------------------------------------------------------------------------

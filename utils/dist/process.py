@@ -60,8 +60,8 @@ run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 # The request of fcntl that only a file in memory answers. The number is from linux/fcntl.h.
 F_GET_SEALS = 1034
 
-# The numbers of the system calls write and writev in linux/unistd.h, first those of x86-64, then
-# those of most other processors. They are texts, because they are compared with a word of
+# The numbers of the system calls write and writev in linux/unistd.h: 1 and 20 on x86-64, 64 and 66
+# on most other processors. They are texts, because they are compared with a word of
 # /proc/.../syscall.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
@@ -444,7 +444,7 @@ def guard(
     by a signal (Ctrl-Z) sends no heartbeat either. The guard leaves such a rank alone: the user
     will let it go on, or the other ranks end it.
 
-    pid: process id of the rank. The other arguments are those of `start_guard`.
+    pid: process id of the rank. `start_guard` explains the other arguments.
     """
     # With at most a third of the limit, one late turn of the loop does not end a rank.
     clock = AwakeClock(slice_s=min(1.0, limit_s / 3))

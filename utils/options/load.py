@@ -257,24 +257,9 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         )
     value = _value_of(text)
 
-    # Go down to the section of the key. Missing sections are made. E.g. "train.amp.enable": go to
-    # "train", then to "amp"; there the key is "enable".
+    # E.g. "train.amp.enable" is the key "enable" in the section "train.amp".
     *section_names, last_name = key.split(".")
-    section: dict[str, Any] = raw
-    for depth, name in enumerate(section_names):
-        given: Any = section.get(name, {})
-        # A part may be given by its name alone: "fusion": "concat" is "fusion": {"type": "concat"}.
-        inner: Any = {"type": given} if isinstance(given, str) else given
-        if not isinstance(inner, dict):
-            dotted = ".".join(section_names[: depth + 1])  # up to this name
-            raise OptionError(
-                what=f"{dotted} has no keys",
-                where=f"the command line ({shown})",
-                expected=f"{dotted}=value",
-                do="correct the override",
-            )
-        section[name] = inner
-        section = inner
+    section = _section_to_change(raw, section_names, shown)
 
     # If the override names another part, the parameters of the old part no longer fit. The section
     # of a nested part (`type`) holds nothing but its parameters, so it becomes empty. The section
@@ -292,6 +277,31 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     sources.inherited.discard(key)
     sources.overridden.add(key)
     sources.places[key] = f"the command line ({shown})"
+
+
+def _section_to_change(raw: dict[str, Any], names: Sequence[str], shown: str) -> dict[str, Any]:
+    """Return the section of `raw` with these names, e.g. ["train", "amp"]. Missing ones are made.
+
+    shown: the override without secrets, for the error.
+
+    Raises OptionError if a name stands for an option and not for a section.
+    """
+    section = raw
+    for depth, name in enumerate(names):
+        given: Any = section.get(name, {})
+        # A part may be given by its name alone: "fusion": "concat" is "fusion": {"type": "concat"}.
+        inner: Any = {"type": given} if isinstance(given, str) else given
+        if not isinstance(inner, dict):
+            dotted = ".".join(names[: depth + 1])  # up to this name
+            raise OptionError(
+                what=f"{dotted} has no keys",
+                where=f"the command line ({shown})",
+                expected=f"{dotted}=value",
+                do="correct the override",
+            )
+        section[name] = inner
+        section = inner
+    return section
 
 
 def _value_of(text: str) -> Any:
@@ -325,9 +335,9 @@ def shown_argument(argument: str) -> str:
 
 
 def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
-    """Return the sections of a file, laid over those of its base, if it has the key `base`.
+    """Return the sections of a file. If it has the key `base`, they are laid over its base file.
 
-    E.g. with {"base": "a.json", "train": {"epochs": 3}}, all other keys are those of a.json.
+    E.g. with {"base": "a.json", "train": {"epochs": 3}}, all other keys come from a.json.
 
     Raises OptionError. Sets the places of `sources`, and marks inherited keys in it.
     """

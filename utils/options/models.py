@@ -366,7 +366,7 @@ class Options(Section):
     in KAIR, without the keys that the command line changes.
     """
 
-    # The pattern is that of one folder below path.root: no "/", and neither "." nor "..".
+    # The pattern lets through the name of one folder below path.root: no "/", and not "." or "..".
     task: str = Field(
         pattern=r"^\.*[\w\-][\w.\-]*$",
         description="Name of the run; its folder is <path.root>/<task>.",

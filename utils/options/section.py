@@ -237,8 +237,8 @@ def nearest(name: str, valid: Collection[str]) -> str:
     valid: the names that would be right.
     """
     # 0.6 is the usual cutoff of difflib: about six of ten letters agree.
-    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
-    return f"; the nearest is {found[0]}" if found else ""
+    matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
+    return f"; the nearest is {matches[0]}" if matches else ""
 
 
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
@@ -545,13 +545,14 @@ class Registry:
             function = function.__init__
         # The annotations that were given to `register` win.
         hints = get_type_hints(function, include_extras=True) | part.annotations
-        found = {}
+        option_parameters = {}
         for key, parameter in inspect.signature(part.constructor).parameters.items():
             # *args and **kwargs have no names that an option file could use.
             is_star = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if key not in part.given and not is_star:
-                found[key] = parameter.replace(annotation=hints.get(key, Any))
-        return found
+                annotation = hints.get(key, Any)
+                option_parameters[key] = parameter.replace(annotation=annotation)
+        return option_parameters
 
 
 def _registry_in(metadata: Sequence[Any]) -> Registry | None:

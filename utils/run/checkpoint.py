@@ -481,18 +481,18 @@ def differences(
 
     where: text in front of each key, e.g. "train." if then and now are sections `train`.
     """
-    found = {}
-    for key in sorted(then.keys() & now.keys()):  # keys of both
+    differing = {}
+    for key in sorted(then.keys() & now.keys()):  # the keys that are in `then` and in `now`
         name = f"{where}{key}"
         value_then = then[key]
         value_now = now[key]
         if name in UNCOMPARED_OPTIONS or value_then == value_now:
             continue
         if isinstance(value_then, dict) and isinstance(value_now, dict):
-            found |= differences(value_then, value_now, f"{name}.")
+            differing |= differences(value_then, value_now, f"{name}.")
         else:
-            found[name] = (value_then, value_now)
-    return found
+            differing[name] = (value_then, value_now)
+    return differing
 
 
 def _forget_incomparable_best(
@@ -858,13 +858,14 @@ def _fault(path: Path) -> str | None:
     try:
         if not sidecar.exists():
             return None  # weights from elsewhere have no sidecar
-        found = sha256_of(path)
+        digest = sha256_of(path)
         expected = sidecar.read_text(errors="replace").strip()
     except OSError as e:
         return f"{e}"
-    if found == expected:
+    if digest == expected:
         return None
-    return f"sha256 {found[:12]}, expected {expected[:12]}"
+    # 12 of 64 digits are enough to compare two digests by eye.
+    return f"sha256 {digest[:12]}, expected {expected[:12]}"
 
 
 def _sidecar_of(path: Path) -> Path:

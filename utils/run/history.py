@@ -199,12 +199,12 @@ def training_scalars(folder: Path, step: int) -> dict[str, float]:
     if not path.is_file():
         return {}
     # A step may have several entries: a log line, and a validation.
-    found: dict[str, Any] = {}
+    entry_of_step: dict[str, Any] = {}
     for entry in _entries(path):
         if entry is not None and entry["step"] == step:
-            found.update(entry)
+            entry_of_step.update(entry)
     scalars = {}
-    for tag, value in found.items():
+    for tag, value in entry_of_step.items():
         if tag != "step" and not tag.startswith("val/"):
             scalars[tag] = math.nan if value is None else value
     return scalars

@@ -217,8 +217,8 @@ class AboveBars:
 class Lines:
     """Writes lines that tell how much is done, and how long the rest takes.
 
-    A line comes after the first seconds, at each tenth, and after a minute without a line. The
-    arguments are those of `open_progress`.
+    A line comes after the first seconds, at each tenth, and after a minute without a line.
+    `open_progress` explains the arguments.
     """
 
     def __init__(
