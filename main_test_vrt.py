@@ -104,7 +104,8 @@ def main(argv: list[str]) -> int:
     """Restore and score what the command line asks for.
 
     Every rank runs this function. `all_ranks_or_none` lets all ranks go on, or ends all of them
-    with one message if any of them has an error. So no rank may leave out one of these blocks.
+    with one message if any of them has an error. So no rank may leave out one of these blocks. A
+    new refusal belongs inside a block, before the first frame is restored.
 
     Returns the exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything
     else.

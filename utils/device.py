@@ -5,9 +5,9 @@ An accelerator is a GPU or NPU of any maker. "Kind" means torch.device.type, e.g
 AMD), "xpu" (Intel), "mps" (Apple), "npu" (Ascend), "musa" (Moore Threads) or "cpu".
 
 Other modules ask here which accelerator there is, how much memory it has, when its work has ended,
-and which random generators it has. So no other module needs to name a kind. Two things are
-elsewhere: what only CUDA has is in `utils.dist.gpu`, and which form of a computation runs on which
-kind is in `models.vrt.forms`.
+and which random generators it has. So no other module needs to name a kind: a new kind of
+accelerator needs changes here alone. Two things are elsewhere: what only CUDA has is in
+`utils.dist.gpu`, and which form of a computation runs on which kind is in `models.vrt.forms`.
 
 Tests: tests/parts/utils/test_device.py, tests/parts/utils/test_gpu.py
 """

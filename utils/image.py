@@ -120,7 +120,8 @@ def comparison(
 ) -> dict[str, np.ndarray]:
     """Return the panels of a comparison: name -> (H, W, 3) uint8.
 
-    Order: blurry, spikes, restored, sharp, error x5. Panels without data are left out.
+    The panels come in this order: blurry, spikes, restored, sharp, error x5. A panel without data
+    is left out. A new panel may be added; reports of older strips read their names from a file.
 
     spikes: display values (H, W), as ClipReader.spike_light returns them. Their 99.5th percentile
         becomes white, so that single bright pixels do not make the picture dark.

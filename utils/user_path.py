@@ -1,4 +1,7 @@
-"""Paths as users write them: ~ for the home folder, $NAME or ${NAME} for a variable."""
+"""Paths as users write them: ~ for the home folder, $NAME or ${NAME} for a variable.
+
+Paths of data in option files and in flags go through `expanded`.
+"""
 
 import os
 import re

@@ -7,6 +7,9 @@
 
 Functions that serve every kind of accelerator are in `utils.device`.
 
+The checks here only read. They may be reordered or extended, but none may start CUDA before
+`choose_gpus` has run, because CUDA reads its variables once.
+
 Tests: tests/parts/utils/test_gpu.py.
 """
 

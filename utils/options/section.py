@@ -244,6 +244,9 @@ def nearest(name: str, valid: Collection[str]) -> str:
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """Return type and range of a field in words, e.g. "float > 0" or "list of 2 int or null".
 
+    Errors and docs/options.md show these words. After a change run lab/make_options_doc.py, which
+    writes the page anew. A type without a branch of its own gets its Python name.
+
     annotation: a type, or a field of a model
     metadata: the limits that pydantic knows, e.g. Gt(gt=0)
     """
