@@ -163,7 +163,7 @@ def ranks(log: bool = True) -> Generator[None]:
     process.open_closed_streams()
     try:
         # Find out which rank this is. Another library, e.g. Ray Train, may have made a process
-        # group already. Then this run uses that group, and leaves it to the library at the end.
+        # group already. Then this run uses that group, and the library destroys the group later.
         launch = _read_own_launch()
         is_group_of_others = dist.is_initialized()
         if is_group_of_others:
@@ -757,7 +757,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
     """Return how this rank ends after an error. The ranks agree through the store who reports."""
     cause = error
     code = _exit_code(error)
-    # If another rank fails, the connection to it breaks, which raises an error on this rank too.
+    # If another rank fails, the connection to this rank breaks, which raises an error here too.
     # Such an error is not the cause: the other rank, or a watchdog, reports the cause.
     is_of_peer = isinstance(error, DistNetworkError) or PEER_IS_GONE.search(str(error))
     if isinstance(error, RuntimeError) and is_of_peer:
@@ -779,7 +779,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
         # foreign value.
         return _Ending(e, e.exit_code, watchdog.first_to_say_foreign())
     except RuntimeError:
-        # The store is gone together with the rank that hosts it. A watchdog reports this.
+        # The store is gone together with the rank that hosts the store. A watchdog reports this.
         earlier = own_failure._replace(code=StallError.exit_code)
     if earlier is None:
         return _Ending(cause, code, is_reporter=True)
@@ -936,8 +936,8 @@ def stop_vote() -> Callable[[], bool]:
 
         return is_stop
 
-    # A GPU works in the order in which it gets its work. Here it gets the copy of the answer to the
-    # host, before it gets the step. So `is_stop_on_gpu` waits for the copy and not for the step.
+    # A GPU does its work in the order of its queue. Here the copy of the answer to the host comes
+    # into the queue before the step. So `is_stop_on_gpu` waits for the copy and not for the step.
     if exchange is not None:
         exchange.wait()  # the GPU waits for the exchange, the host does not
     answer = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)

@@ -293,9 +293,9 @@ class Watchdog(threading.Thread):
         elif failure is None:
             verdict = self.beats.verdict(self.budgets.stall_s if self.budgets else None)
 
-        # Several ranks may see the same stall. The first rank that claims it in the store reports
-        # it. `claim_failure` returns None to this first rank. To all other ranks it returns the
-        # failure that the first rank has claimed.
+        # Several ranks may see the same stall. The first rank that claims the stall in the store
+        # also reports the stall. `claim_failure` returns None to this first rank, and the failure
+        # that the first rank has claimed to all other ranks.
         if verdict is not None and self.store is not None:
             stall = Failure(verdict.rank, STALL_CODE, self.rank)
             failure = claim_failure(self.store, stall, self.beats.world_size)

@@ -682,8 +682,8 @@ def read_options(
 
     totals = _totals_of_kair(raw, dropped, sources)
 
-    # Each part is checked by its registry and replaced by a typed section. If it is wrong, an
-    # unchecked section stands in for it, so that the rest is checked as well.
+    # Each part is checked by its registry and replaced by a typed section. A wrong part is replaced
+    # by an unchecked section, so that the other sections are checked as well.
     errors: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         try:

@@ -168,7 +168,7 @@ def _error_of(
     expected = "an object { ... }" if _model_of(owner, key) else describe(field)
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
-    # The value is wrong. It is shown, unless it is a secret.
+    # The value is wrong. The error shows the value, unless the value is a secret.
     if "SecretStr" in str(field.annotation):
         shown = MASK
     else:
