@@ -164,7 +164,7 @@ def test_validation_and_saving_do_not_count_across_epochs(clock):
             clock.step()
             clock.pause("validation", 60.0)
         whole = clock.timer.epoch.values()
-        assert (whole["it_per_s"], clock.timer.epoch.paused) == (1.0, 240.0), epoch
+        assert (whole["it_per_s"], clock.timer.epoch.paused_s) == (1.0, 240.0), epoch
     values = clock.timer.read()
     assert (values["it_per_s"], values["compute_share"]) == (1.0, 1.0)
 
