@@ -470,6 +470,23 @@ def test_what_the_calibration_tells_of_the_shutter_helps(tmp_path):
     assert with_exposure + 0.5 < with_both
 
 
+def test_the_motion_takes_the_planes_that_were_exposed_and_no_others(tmp_path):
+    folder = Scene(exposure=0.7).write(tmp_path / "clip")
+    path = tmp_path / "cameras.json"
+    view = {"matrix": [[2, 0, 0.5], [0, 2, 0.5]], "spike_size": [48, 48], "rgb_size": [96, 96]}
+    path.write_text(json.dumps({"format": 1, **view, "exposure_share": 0.7}))
+    reader = reader_of(folder, calibration=str(path))
+
+    recording = RecordedClip(reader, context=None).read(FRAME)
+
+    # Of 60 planes, 42 were exposed. Channels are made of 1.12 times as many.
+    assert recording.length == 42
+    assert reader.clip.exposures[FRAME].own.count == 47
+    # The planes lie in the middle, and half as many are read on each side.
+    assert recording.begin == 21
+    assert len(recording.stream) == 42 + 2 * 21
+
+
 # ---- The guard, which falls back to the start where the solution does not fit ----
 
 
