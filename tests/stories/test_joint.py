@@ -90,14 +90,22 @@ def test_frames_that_stand_still_stay_as_sharp_as_they_are(tmp_path):
     assert found["restored"]["psnr"] > 38
 
 
-def test_a_test_set_of_an_option_file_is_restored_from_a_formula_and_from_weights(tmp_path):
-    home = make_home(tmp_path)
+def test_a_test_set_of_an_option_file_is_restored_from_a_formula_and_from_weights(home, tmp_path):
     joint = ["--method", "joint", "--opt", home / "options.json", "--save", "frames"]
     for name, more in (("a", []), ("b", ["--weights", home / "spike.pth"])):
         restore(*joint, *more, "--output", tmp_path / name)
         assert sorted(metrics(tmp_path / name)["clips"]) == ["test0", "test1", "test2"]
     restore("--method", "joint", "--opt", home / "options.json")
     assert (home / "experiments/run/test_joint/metrics.json").exists()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Give the folder of `make_home`, with three.pth: weights of a network of three instants."""
+    folder = make_home(tmp_path_factory.mktemp("home"))
+    three_instants = ("netG.out_instants=3", "netG.fusion=gated")
+    save_weights(folder / "options.json", folder / "three.pth", *three_instants)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -111,11 +119,7 @@ def test_a_test_set_of_an_option_file_is_restored_from_a_formula_and_from_weight
     ],
     ids=["no frames", "weights", "tiles", "weights without spikes", "weights of several instants"],
 )
-def test_what_does_not_go_together_is_refused(clip, tmp_path, capfd, arguments, words):
-    home = make_home(tmp_path)
-    save_weights(
-        home / "options.json", home / "three.pth", "netG.out_instants=3", "netG.fusion=gated"
-    )
+def test_what_does_not_go_together_is_refused(clip, home, tmp_path, capfd, arguments, words):
     out = tmp_path / "out"
     user = f"--input {clip}/blur --spike {clip}/spike --output {out}"
     places = {"clip": clip, "out": out, "home": home, "operator": OPERATOR, "user": user}

@@ -1,6 +1,8 @@
 """weights/motion.pth: sharp frames by learned steps along the motion that the spikes show."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -32,8 +34,28 @@ def gain(scene, folder):
     return better - start
 
 
-def test_a_clip_that_moves_is_sharper_than_by_the_operator(tmp_path):
-    assert gain(MOVING, tmp_path) > 1
+class Restored(NamedTuple):
+    """The clip of MOVING, restored with motion.pth."""
+
+    clip: Path  # a user's folders: blur, spike, sharp
+    out: Path  # the results
+    psnr: float  # mean of the restored frames, in dB
+    protocol: dict[str, str]  # what the report says of the method
+
+
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory):
+    """Give the clip of MOVING, restored with motion.pth."""
+    folder = tmp_path_factory.mktemp("moving")
+    clip = MOVING.write(folder / "clip")
+    psnr, protocol = restored(clip, folder / "out", MOTION)
+    return Restored(clip, folder / "out", psnr, protocol)
+
+
+def test_a_clip_that_moves_is_sharper_than_by_the_operator(moving, tmp_path):
+    by_operator, _ = restored(moving.clip, tmp_path / "operator", OPERATOR)
+
+    assert moving.psnr > by_operator + 1  # dB
 
 
 def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
@@ -56,19 +78,19 @@ def test_a_wrong_motion_or_a_false_model_of_the_frame_loses_hardly_anything(scen
     assert gain(scene, tmp_path) > -MOST_LOST
 
 
-def test_a_frame_does_not_depend_on_which_others_are_restored_and_the_report_names_the_steps(
-    tmp_path,
-):
-    clip = MOVING.write(tmp_path / "clip")
-    _, protocol = restored(clip, tmp_path / "all", MOTION)
-    restored(clip, tmp_path / "middle", MOTION, "--center-frame-only")
+def test_a_frame_does_not_depend_on_which_others_are_restored(moving, tmp_path):
+    restored(moving.clip, tmp_path / "middle", MOTION, "--center-frame-only")
+
     [file] = sorted((tmp_path / "middle/clip").glob("*.png"))
-    assert np.array_equal(imread_rgb(file), imread_rgb(tmp_path / "all/clip" / file.name))
-    assert "motion" in protocol and protocol["weights"].startswith(MOTION)
+    assert np.array_equal(imread_rgb(file), imread_rgb(moving.out / "clip" / file.name))
 
 
-def test_the_joint_solution_without_learned_steps_begins_at_its_first_estimate(tmp_path):
-    clip = MOVING.write(tmp_path / "clip")
-    by_motion, protocol = restored(clip, tmp_path / "a", MOTION, "--method", "joint")
-    by_operator, _ = restored(clip, tmp_path / "b", OPERATOR, "--method", "joint")
+def test_the_report_names_the_learned_steps(moving):
+    assert "motion" in moving.protocol
+    assert moving.protocol["weights"].startswith(MOTION)
+
+
+def test_the_joint_solution_without_learned_steps_begins_at_its_first_estimate(moving, tmp_path):
+    by_motion, protocol = restored(moving.clip, tmp_path / "a", MOTION, "--method", "joint")
+    by_operator, _ = restored(moving.clip, tmp_path / "b", OPERATOR, "--method", "joint")
     assert by_motion == by_operator and "motion" not in protocol
