@@ -4,12 +4,13 @@
     python scripts/prepare_gopro_spike.py --source GOPRO_Large_all --out trainsets/gopro
     python scripts/prepare_gopro_spike.py --source my_videos --rig random --out trainsets/mine
 
-The first makes blur, blur_gamma, sharp and spikes from video of a high frame rate, whose frames are
-averaged. The second takes videos of any rate, folders of frames and photographs. Two simulated
-cameras (data/cameras/rig.py) record the light. Between the frames of a video, the light moves along
-the optical flow. A photograph is seen by a moving camera. Sharp frames are real ones.
+The first command is for video of a high frame rate. It averages frames, which gives blurry frames
+(blur, blur_gamma), and makes sharp frames and spikes. The second command takes videos of any rate,
+folders of frames and photographs. Two simulated cameras (data/cameras/rig.py) record the light.
+Between the frames of a video, the light moves along the optical flow. A photograph is seen by a
+moving camera. The sharp frames are real frames.
 
-The source is only read. All clips are checked before the first one is made. Existing clips are
+The source is only read. All clips are checked before the first clip is made. Existing clips are
 kept, so the same command continues an interrupted run. Other settings and changed sources need
 another --out. The settings are recorded in dataset.json, and in made.json beside the frames of each
 clip.
@@ -40,45 +41,54 @@ from utils.errors import DataError, OptionError
 from utils.files import free_bytes, refuse_overlap, write_whole
 from utils.options.section import read_section
 
-# Words of this file (data/making/prepare.py):
+# Words of this file. Their classes are in data/making/prepare.py:
 #   Recipe    the settings of a data set, one flag for each
 #   RawClip   a video, a folder of frames or a photograph of the source
-#   Job       a clip to make, with its split; with a rig, a part (cut) of a RawClip
+#   Job       a clip to make, with its split ("train" or "test"); with a rig, a part of a RawClip
+#   Cut       which part of a RawClip a job is: its first frame, averaged frames, and size
 #   Plan      what a checked job will write: frames, bytes, size of a frame
 
-# Below --out: says how to read the spikes, and how the clips were made.
+# dataset.json, below --out. It says how to read the spikes, and how the clips were made.
 INFO = Path("GOPRO_Large_spike_seq", FILE_NAME)
+# This share of the free bytes of the disk may be used. A full disk would stop other programs.
+USABLE_SHARE_OF_DISK = 0.95
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Check all clips, then make them. Returns the exit code 0; see `with_exit_code`.
+
+    Nothing is written before all checks have passed.
+    """
     command = parse(arguments)
     recipe = command.recipe
     out = command.out
     for name in ("GOPRO_Large_spike_seq", "GOPRO_Large"):
         refuse_overlap(out / name, {"--source": command.source}, "--out")
 
-    # Find and check everything before anything is written.
+    # Find and check everything.
     jobs = find_jobs(command)
     info = read_info(out, recipe)
     plans = plan_all(jobs, recipe, command.workers)
-    todo = [job for job in jobs if plans[job].is_to_make]
-    bytes_to_write = sum(plans[job].bytes for job in todo)
+    jobs_to_do = [job for job in jobs if plans[job].is_to_make]
+    made_already = len(jobs) - len(jobs_to_do)
+    bytes_to_write = sum(plans[job].bytes for job in jobs_to_do)
     print(
-        f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about "
+        f"{len(jobs)} clips, {made_already} of them made already; about "
         f"{bytes_to_write / 1e9:.2f} GB to write"
     )
     if command.dry_run:
         print_plans(plans, recipe)
         return 0
 
+    # Make the clips. dataset.json is written first, so that an interrupted run can be continued.
     out.mkdir(parents=True, exist_ok=True)
     refuse_full_disk(out, bytes_to_write)
     write_info(out, info, recipe, plans)
     # The longest clips come first, so that no process is left alone with a long one at the end.
-    todo.sort(key=lambda job: -plans[job].frames)
-    calls = [(job, recipe, plans[job].record) for job in todo]
-    frames = [plans[job].frames for job in todo]
+    jobs_to_do.sort(key=lambda job: -plans[job].frames)
+    calls = [(job, recipe, plans[job].record) for job in jobs_to_do]
+    frames = [plans[job].frames for job in jobs_to_do]
     run_counted(command.workers, prepare.make_clip, calls, "making", "frames", frames)
     print(
         f"made {out}: look at it with scripts/show_sample.py, check it with scripts/doctor.py "
@@ -88,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
-    """Print a line for each clip: its size, or that it is made, and how it is made."""
+    """Print a line for each clip: its size on the disk, or that it is made, and how it is made."""
     for job, plan in plans.items():
         state = f"{plan.bytes / 1e6:9.1f} MB" if plan.is_to_make else "     made"
         average = job.cut.average if job.cut else recipe.raw_frames_per_exposure(job.name)
@@ -99,9 +109,9 @@ def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
 
 
 def refuse_full_disk(out: Path, needed: int) -> None:
-    """Raise DataError if the clips would not fit on the disk. 5 % of the free bytes stay free."""
+    """Raise DataError if the clips would not fit on the disk. needed: their bytes."""
     free = free_bytes(out)
-    if needed > 0.95 * free:
+    if needed > USABLE_SHARE_OF_DISK * free:
         raise DataError(
             what=f"about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free",
             where=str(out),
@@ -163,13 +173,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each setting of the recipe, with its type, default and description."""
+    """Add a flag for each setting of the recipe, with its type, default and description.
+
+    E.g. the setting `shot_noise` becomes the flag --shot-noise. So a new field of `Recipe` is a
+    flag without any change here.
+    """
     for name, setting in Recipe.model_fields.items():
         # The settings whose default is None are numbers.
         kind = int if setting.default is None else type(setting.default)
+        # A setting with some allowed texts has the type Literal["a", "b"].
         choices = None
         if kind is str:
-            choices = get_args(setting.annotation) or None  # of a Literal
+            choices = get_args(setting.annotation) or None
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             type=kind,
@@ -185,24 +200,29 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
     try:
         recipe = read_section(Recipe, values, "")
     except OptionError as e:
-        flag = f"--{e.where.replace('_', '-')}"
+        flag = f"--{e.where.replace('_', '-')}"  # e.where is the name of the setting
         raise OptionError(
-            f"{flag} is {getattr(command, e.where)}", flag, e.expected, "correct it"
+            what=f"{flag} is {getattr(command, e.where)}",
+            where=flag,
+            expected=e.expected,
+            do="correct it",
         ) from None
     recipe.rig_of("")  # refuses an unknown rig
     return recipe
 
 
 def refuse_numbers(command: argparse.Namespace) -> None:
-    """Raise OptionError for a number that does not fit the others."""
-    # Of an odd number of frames, one is in the middle: the sharp frame. A rig needs no middle
-    # frame, because it also has the light between the frames.
-    # Without --average, the frames of a video are averaged as the recipe says.
-    is_even = bool(command.average) and command.average % 2 == 0
-    is_average_wrong = command.rig == "none" and is_even
-    refuse_if(is_average_wrong, "--average", command.average, "an odd number")
-    is_instants_wrong = bool(command.instants) and command.instants % 2 == 0
-    refuse_if(is_instants_wrong, "--instants", command.instants, "0, or an odd number")
+    """Raise OptionError for a number that is out of range, or does not fit the others."""
+    # The sharp frame is the middle one of the averaged frames, so their number is odd. A rig needs
+    # no middle frame, because it has the light between the frames, too. Without --average the
+    # recipe chooses the number.
+    has_even_average = bool(command.average) and command.average % 2 == 0
+    refuse_if(
+        command.rig == "none" and has_even_average, "--average", command.average, "an odd number"
+    )
+    # The middle instant is the sharp frame.
+    has_even_instants = bool(command.instants) and command.instants % 2 == 0
+    refuse_if(has_even_instants, "--instants", command.instants, "0, or an odd number")
     refuse_if(command.crop > command.side, "--crop", command.crop, f"at most --side {command.side}")
     refuse_if(command.workers < 1, "--workers", command.workers, "at least 1")
     is_share = 0 <= command.test_share < 1
@@ -210,8 +230,9 @@ def refuse_numbers(command: argparse.Namespace) -> None:
 
 
 def refuse_if(is_wrong: bool, flag: str, value: Any, expected: str) -> None:
+    """Raise OptionError about the value of a flag, if it is wrong."""
     if is_wrong:
-        raise OptionError(f"{flag} is {value}", flag, expected, "correct it")
+        raise OptionError(what=f"{flag} is {value}", where=flag, expected=expected, do="correct it")
 
 
 def refuse_without_effect(command: argparse.Namespace) -> None:
@@ -257,7 +278,10 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
     wanted = [job for job in jobs if job.name not in command.leave_out]
     if not wanted:
         raise OptionError(
-            "no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips"
+            what="no clip is left to make",
+            where="--leave-out",
+            expected="at least one clip",
+            do="leave out fewer clips",
         )
     return wanted
 
@@ -265,42 +289,48 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
 def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
     """Return a job for each part of a source that a rig can record.
 
-    A source that it cannot record is named and left out. Raises DataError if none is left.
+    Prints which sources the rig cannot record, and leaves them out. Raises DataError if none is
+    left.
 
     jobs: a job for each source
     """
     calls = [(job.raw, command.recipe) for job in jobs]
     results = run_counted(command.workers, prepare.cuts_of, calls, "cutting", "clips")
-    found = []
-    for job, cuts in zip(jobs, results, strict=True):
-        if isinstance(cuts, DataError):
+    cut_jobs_of_all = []
+    for job, result in zip(jobs, results, strict=True):
+        if isinstance(result, DataError):
             print(
-                f"{job.name}: left out: {cuts.what}  [{cuts.where}]; expected: "
-                f"{cuts.expected}; {cuts.do}"
+                f"{job.name}: left out: {result.what}  [{result.where}]; expected: "
+                f"{result.expected}; {result.do}"
             )
             continue
-        for number, cut in enumerate(cuts):
-            found.append(replace(job, name=f"{job.name}_{number:02d}", cut=cut))
-    if not found:
+        for cut_index, cut in enumerate(result):
+            # E.g. camel_00, camel_01: the names of the clips.
+            cut_jobs_of_all.append(replace(job, name=f"{job.name}_{cut_index:02d}", cut=cut))
+    if not cut_jobs_of_all:
         raise DataError(
             what="no source can be used",
             where=str(command.source),
             expected="one of those named above",
             do="see there",
         )
-    return found
+    return cut_jobs_of_all
 
 
 def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
     """Return source name -> split, "train" or "test".
 
-    A source keeps the split of its folder, or the split of an earlier start. Enough of the other
-    sources become test clips to make `share` of all sources test clips: at least one, never all.
+    A source keeps the split of its folder (train/ or test/), or the split of an earlier start, so
+    that no frame of a test clip is ever trained on. Of the other sources, some become test clips,
+    until `share` of all sources without a folder are test clips: at least one, never all.
+
+    share: --test-share. out: --out, with the clips of an earlier start.
     """
     names = [clip.name for clip in raw if not clip.split]
 
-    # The splits of an earlier start: by the folders that it made, and by its dataset.json. There a
-    # clip that was made with a rig stands under its own name, and "source" is the name in `raw`.
+    # The splits of an earlier start: by the folders that it made, and by its dataset.json. With a
+    # rig, a source becomes several clips. dataset.json lists them by their own names, and the name
+    # of the source is their key "source".
     earlier = {}
     for split in prepare.SPLITS:
         for name in names:
@@ -318,17 +348,19 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
     wanted = 0
     if share > 0 and len(names) > 1:
         wanted = min(max(1, round(share * len(names))), len(names) - 1)
-    have = sum(split == "test" for split in earlier.values())
-    count = min(max(0, wanted - have), len(free))
-    # Choose them at equal distances among the free ones: if 2 of 6 are wanted, indices 2 and 5.
-    test = set()
-    for number in range(count):
-        test.add(free[(number + 1) * len(free) // count - 1])
+    test_clips = sum(split == "test" for split in earlier.values())
+    count = min(max(0, wanted - test_clips), len(free))
+    # Choose them at equal distances, so that they differ: the last one of each of `count` equal
+    # groups. E.g. 2 of 6: the groups are 0 to 2 and 3 to 5, so indices 2 and 5.
+    chosen = set()
+    for group in range(count):
+        end_of_group = (group + 1) * len(free) // count
+        chosen.add(free[end_of_group - 1])
 
     splits = {}
     for clip in raw:
-        new = "test" if clip.name in test else "train"
-        splits[clip.name] = clip.split or earlier.get(clip.name) or new
+        new_split = "test" if clip.name in chosen else "train"
+        splits[clip.name] = clip.split or earlier.get(clip.name) or new_split
     return splits
 
 
@@ -347,16 +379,17 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
         else:
             plans[job] = plan
 
-    # All clips of a data set have frames of one size: the size that most have.
+    # All clips of a data set have frames of one size. Clips of another size than most are errors.
     sizes = Counter(plan.size for plan in plans.values())
     for job, plan in plans.items():
-        common, _ = sizes.most_common(1)[0]
-        if plan.size != common:
+        most_common_size, _ = sizes.most_common(1)[0]
+        if plan.size != most_common_size:
             height, width = plan.size
+            usual_height, usual_width = most_common_size
             errors[job] = DataError(
                 what=f"clip {job.name} has another size than the others: {height} x {width}",
                 where=str(job.raw.path),
-                expected=f"frames of one size, as {common[0]} x {common[1]}",
+                expected=f"frames of one size, as {usual_height} x {usual_width}",
                 do="make clips of another size in a run of their own, with another --out",
             )
     if errors:
@@ -365,7 +398,7 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
 
 
 def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
-    """Return the errors of several clips as one. count: number of all clips."""
+    """Return the errors of several clips as one error. count: number of all clips."""
     first = next(iter(errors.values()))
     what = first.what
     where = first.where
@@ -374,7 +407,7 @@ def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
         for error in errors.values():
             what += f"\n    {error.what}  [{error.where}]"
         where = "the clips named"
-    # Each text once, in the order of the clips.
+    # Each text once, in the order of the clips: dict.fromkeys keeps the first of equal texts.
     expected = "; ".join(dict.fromkeys(error.expected for error in errors.values()))
     do = "; ".join(dict.fromkeys(error.do for error in errors.values()))
     if len(errors) < count:
@@ -389,7 +422,7 @@ def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
 def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
     """Return the dataset.json of an earlier run, or an empty one.
 
-    Raises DataError if another program made it, or another recipe.
+    Raises DataError if another program made it, or this program with another recipe.
 
     recipe: None accepts any recipe
     """
@@ -398,7 +431,7 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
     try:
         if path.exists():
             table = json.loads(path.read_text(encoding="utf-8"))
-        made = table["recipe"]
+        made = table["recipe"]  # the settings of the earlier run; None without such a run
         if not isinstance(table["clips"], dict):
             raise TypeError("no clips")
     except (OSError, ValueError, KeyError, TypeError) as e:
@@ -410,8 +443,9 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
         ) from e
     wanted = recipe.record() if recipe else None
     if wanted is not None and made is not None and made != wanted:
+        # A version of this program may have fewer settings, so look at the settings of both.
         differing = []
-        for key in {**wanted, **made}:  # the settings of either
+        for key in {**wanted, **made}:
             if made.get(key) != wanted.get(key):
                 differing.append(key)
         raise DataError(
@@ -424,9 +458,11 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
 
 
 def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job, Plan]) -> None:
-    """Write dataset.json: the size of a plane, the planes of each clip, with a rig its cameras.
+    """Write dataset.json: the size of a plane, and for each clip its planes and its cameras.
 
-    Clips of an earlier run stay in it. Raises DataError if their planes have another size.
+    docs/data_format.md describes the keys. Every reader of spikes depends on them, so they must
+    stay. Clips of an earlier run stay in the file. Raises DataError if their planes have another
+    size.
 
     table: the dataset.json of the earlier run, or an empty one
     """
@@ -446,19 +482,20 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     for job, plan in plans.items():
         clips[job.name] = clip_info(job, plan, recipe, (height, width))
 
-    # The values of the whole set are those that most clips have.
+    # The set as a whole has the number of planes that most clips have.
     counts = Counter(clip["planes"] for clip in clips.values())
     most_common_planes, _ = counts.most_common(1)[0]
-    common = next(clip for clip in clips.values() if clip["planes"] == most_common_planes)
-    # Random cameras differ from clip to clip. Then each clip has its own rate and light.
+    usual_clips = [clip for clip in clips.values() if clip["planes"] == most_common_planes]
+    usual_clip = usual_clips[0]
+    # Random cameras differ from clip to clip, so the set as a whole has no rate. Each clip has.
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
         "h": height,
         "w": width,
         "flip": True,
-        "planes": common["planes"],
-        "gt_plane": common["gt_plane"],
+        "planes": usual_clip["planes"],
+        "gt_plane": usual_clip["gt_plane"],
         "rate": rig.rate if rig else None,
         "light": rig.light if rig else "linear",
         "clips": clips,
@@ -472,8 +509,10 @@ def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int])
     """Return what dataset.json says of one clip. spike_size: height and width of a plane."""
     planes = recipe.planes_of(job.name)
     if job.cut is None:
-        # The sharp frame is the middle one of the averaged frames.
-        gt_plane = recipe.interpolate * (recipe.raw_frames_per_exposure(job.name) // 2)
+        # The sharp frame is the middle one of the averaged frames, and a frame has `interpolate`
+        # planes. E.g. of 7 frames with 8 planes each: frame 3, so plane 24.
+        middle_frame = recipe.raw_frames_per_exposure(job.name) // 2
+        gt_plane = recipe.interpolate * middle_frame
         return {"split": job.split, "planes": planes, "gt_plane": gt_plane}
     rig = recipe.rig_of(job.name)
     return {
@@ -514,29 +553,31 @@ def run_counted(
     workers = min(workers, len(calls))
     with shown(sum(counts), name, unit, quiet_s=0) as progress:
         if workers <= 1:
-            for number, call in enumerate(calls):
-                results[number] = function(*call)
-                progress.update(counts[number])
+            for call_index, call in enumerate(calls):
+                results[call_index] = function(*call)
+                progress.update(counts[call_index])
             return results
 
-        # spawn, because OpenCV's threads do not survive a fork. A process ends with its parent.
-        # Otherwise it would write into the folders of the next run.
+        # The start method is spawn, because OpenCV's threads do not survive a fork.
+        # die_with_parent: a process ends with its parent, because otherwise it would write into the
+        # folders of the next run.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, context, die_with_parent) as pool:
-            # Ctrl-C reaches all processes. Only the parent shall answer, by ending the others. They
-            # inherit from the parent that SIGINT is blocked.
+            # Ctrl-C reaches all processes. Only the parent shall answer, by ending the others. So
+            # SIGINT is blocked while the processes start (at the first `submit`): they inherit it.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
-                numbers = {}  # future -> number of its call
-                for number, call in enumerate(calls):
-                    numbers[pool.submit(function, *call)] = number
+                index_of_call = {}  # future -> index of its call
+                for call_index, call in enumerate(calls):
+                    future = pool.submit(function, *call)
+                    index_of_call[future] = call_index
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             try:
-                for future in as_completed(numbers):
-                    number = numbers[future]
-                    results[number] = future.result()
-                    progress.update(counts[number])
+                for future in as_completed(index_of_call):
+                    call_index = index_of_call[future]
+                    results[call_index] = future.result()
+                    progress.update(counts[call_index])
             except BrokenProcessPool as e:
                 raise DataError(
                     what="a process of the pool died",

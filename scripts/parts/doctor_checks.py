@@ -34,7 +34,17 @@ from utils.dist.state import RUN
 from utils.errors import SpikeVRTError
 from utils.run.measure import seconds_of
 
-STEPS = 3  # steps that are timed; the mean of a few is enough to see a slow exchange
+TIMED_STEPS = 3  # the mean of a few steps is enough to see a slow exchange
+# Seconds that ranks wait for one another at the start. A rank that is missing then has failed.
+LONGEST_WAIT_S = 120
+LEAST_FREE_GB = 5  # below it the check warns: a few checkpoints of VRT take some GB
+LEAST_SHARED_MB = 1024  # the same for /dev/shm: Docker gives a container 64 MB by default
+# Below this efficiency the check warns about the exchange of gradients. On a CPU a low efficiency
+# is usual, because the ranks share the cores, so the check does not warn there.
+LEAST_EFFICIENCY = 0.85
+# Largest relative difference of the gradients of the ranks together and of one process. Rounding in
+# float64 stays far below it, and a missing gradient is far above it.
+LARGEST_DIFFERENCE = 1e-6
 
 
 def examine(file: str | None, overrides: Sequence[str]) -> int:
@@ -44,7 +54,7 @@ def examine(file: str | None, overrides: Sequence[str]) -> int:
     """
     begin = time.perf_counter()
     with utils_dist.ranks(log=False):
-        utils_dist.init_dist(120)  # seconds that ranks wait for one another
+        utils_dist.init_dist(LONGEST_WAIT_S)
         seconds = time.perf_counter() - begin
         findings = [Finding(OK, "rendezvous", f"all ranks met in {seconds:.1f} s")]
         findings += from_all_ranks(list(check_host()))
@@ -64,10 +74,10 @@ def examine(file: str | None, overrides: Sequence[str]) -> int:
 def check_host() -> Iterator[Finding]:
     """Yield what this rank sees of its launch, its environment and its host."""
     launch = RUN.launch  # how this rank was started: by torchrun, srun, ...
-    place = (
+    what = (
         f"{launch.mode}, rank {launch.rank} of {launch.world_size}, local rank {launch.local_rank}"
     )
-    yield Finding(OK, "launch", place)
+    yield Finding(OK, "launch", what)
     yield from check_environment()
     yield from check_devices()
     yield from check_room()
@@ -78,7 +88,7 @@ def check_environment() -> Iterator[Finding]:
     env = os.environ
     launch = RUN.launch
 
-    # A value in milliseconds would mean a wait of hours. 10**5 s are more than a day.
+    # 10**5 s are more than a day, so a larger value is probably in milliseconds.
     timeout = env.get("NCCL_TIMEOUT")
     if timeout:
         what = f"{timeout} s for every collective"
@@ -153,10 +163,9 @@ def check_devices() -> Iterator[Finding]:
 
 def check_room() -> Iterator[Finding]:
     """Yield how much room the disk and the memory have."""
-    # A few checkpoints of VRT with their optimizer states take some GB.
     free_gb = shutil.disk_usage(".").free / 2**30
     what = f"{free_gb:.0f} GB free here"
-    if free_gb < 5:
+    if free_gb < LEAST_FREE_GB:
         yield Finding(
             WARN,
             "disk",
@@ -167,10 +176,10 @@ def check_room() -> Iterator[Finding]:
     else:
         yield Finding(OK, "disk", what)
 
-    # Docker gives a container 64 MB of shared memory by default.
+    # Linux keeps shared memory in this folder. Other systems have no such folder.
     shared = Path("/dev/shm")
     shared_mb = shutil.disk_usage(shared).free / 2**20 if shared.exists() else None
-    if shared_mb is not None and shared_mb < 1024:
+    if shared_mb is not None and shared_mb < LEAST_SHARED_MB:
         yield Finding(
             WARN,
             "shared memory",
@@ -196,10 +205,12 @@ def check_room() -> Iterator[Finding]:
 
 def check_ranks() -> Iterator[Finding]:
     """Yield where the ranks are, and whether their sums are right and fast. Collective."""
-    places = utils_dist.gather_objects((os.uname().nodename, torch.__version__))
-    hosts = sorted({host for host, _ in places})
+    # Of each rank: its host, and its version of torch.
+    ranks = utils_dist.gather_objects((os.uname().nodename, torch.__version__))
+    hosts = sorted({host for host, _ in ranks})
+    versions = {version for _, version in ranks}
     hosts_text = "host" if len(hosts) == 1 else "hosts"
-    yield Finding(OK, "ranks", f"{len(places)} on {len(hosts)} {hosts_text}: {', '.join(hosts)}")
+    yield Finding(OK, "ranks", f"{len(ranks)} on {len(hosts)} {hosts_text}: {', '.join(hosts)}")
 
     world = utils_dist.get_world_size()
     device = utils_dist.get_device()
@@ -208,15 +219,15 @@ def check_ranks() -> Iterator[Finding]:
         for rank, usage in enumerate(utils_dist.gather_objects(gpu.usage(device))):
             texts.append(f"rank {rank}: {gpu.describe(usage) if usage else 'unknown'}")
         yield Finding(OK, "GPUs", "; ".join(texts))
-    if len({version for _, version in places}) > 1:
+    if len(versions) > 1:
         yield Finding(
-            FAIL, "versions", f"torch differs: {places}", why="sums differ", cure="install the same"
+            FAIL, "versions", f"torch differs: {ranks}", why="sums differ", cure="install the same"
         )
     if world == 1:
         yield Finding(OK, "collectives", "one process: none are needed")
         return
 
-    # Rank r gives r + 1, so the sum over all ranks is known: 1 + 2 + ... + world.
+    # Rank r gives r + 1, so the sum over all ranks is 1 + 2 + ... + world = world (world + 1) / 2.
     total = torch.tensor([float(utils_dist.get_rank() + 1)], device=device)
     dist.all_reduce(total)
     expected = world * (world + 1) / 2
@@ -250,20 +261,21 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
 
     findings: what this rank found
     """
-    # As tuples, because each rank gets copies that are made from plain values.
-    of_ranks = utils_dist.gather_objects([astuple(finding) for finding in findings])
-    gathered = [[Finding(*values) for values in of_rank] for of_rank in of_ranks]
+    # The ranks exchange plain values, so a finding travels as a tuple of its fields.
+    gathered = utils_dist.gather_objects([astuple(finding) for finding in findings])
+    findings_of_rank = []
+    for tuples in gathered:
+        findings_of_rank.append([Finding(*fields) for fields in tuples])
 
-    merged = list(gathered[0])
-    seen = set()
-    for of_rank in gathered[1:]:
+    of_rank_0 = findings_of_rank[0]
+    merged = list(of_rank_0)
+    seen = set(of_rank_0)
+    for of_rank in findings_of_rank[1:]:
         for finding in of_rank:
             if finding.status == OK or finding in seen:
                 continue
             seen.add(finding)
-            if finding in gathered[0]:
-                continue
-            ranks = [str(rank) for rank, found in enumerate(gathered) if finding in found]
+            ranks = [str(rank) for rank, found in enumerate(findings_of_rank) if finding in found]
             merged.append(replace(finding, what=f"rank {', '.join(ranks)}: {finding.what}"))
     return merged
 
@@ -274,7 +286,8 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
 def check_training(argv: list[str]) -> list[Finding]:
     """Return what is found about options, data, network, speed and gradients. Collective.
 
-    The first of options, data and network that fails ends the checks, because the next needs it.
+    Options, data and network are checked in this order, because each needs the one before. The
+    first failure ends the checks.
 
     argv: arguments of main_train_vrt.py
     """
@@ -302,7 +315,8 @@ def check_training(argv: list[str]) -> list[Finding]:
             return findings
 
     findings += check_shards(loader, model)
-    batches = loader.start(0, 0)  # from epoch 0, batch 0; each item is the batches of one step
+    # From epoch 0, batch 0. Each item is a list with the batches of one step.
+    batches = loader.start(0, 0)
     batch = next(batches)[0]
     findings.append(check_loader(batches, batch))
     model.fit_memory(batch)
@@ -317,24 +331,29 @@ def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
 
     The samples that one rank reads are its shard of the epoch.
     """
-    of_this_rank = [index for _, index in loader.sampler]
-    shards = utils_dist.gather_objects(of_this_rank)
+    shard_of_this_rank = [index for _, index in loader.sampler]  # (epoch, index of the sample)
+    shards = utils_dist.gather_objects(shard_of_this_rank)
     texts = []
     for rank, shard in enumerate(shards):
         texts.append(f"rank {rank}: {', '.join(map(str, shard[:3]))}")
-    first = "; ".join(texts)
-    is_unequal = len({len(shard) for shard in shards}) > 1
+    first_samples = "; ".join(texts)
+    lengths = {len(shard) for shard in shards}
+    has_unequal_shards = len(lengths) > 1
     samples = list(itertools.chain(*shards))
-    has_twice = len(set(samples)) < len(samples)
-    if is_unequal or has_twice:
+    has_sample_twice = len(set(samples)) < len(samples)
+    if has_unequal_shards or has_sample_twice:
         yield Finding(
-            FAIL, "shards", f"overlapping or unequal; first samples {first}", why="work done twice"
+            FAIL,
+            "shards",
+            f"overlapping or unequal; first samples {first_samples}",
+            why="work done twice",
         )
     else:
         yield Finding(
             OK,
             "shards",
-            f"{len(of_this_rank)} samples a rank and epoch, none twice; first samples {first}",
+            f"{len(shard_of_this_rank)} samples a rank and epoch, none twice; first samples "
+            f"{first_samples}",
         )
 
     digests = utils_dist.gather_objects(weights_hash(model.netG))
@@ -354,8 +373,9 @@ def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
     """
     begin = time.perf_counter()
     clips = 0
-    for of_step in itertools.islice(batches, STEPS):
-        clips += sum(len(following["key"]) for following in of_step)
+    for batches_of_step in itertools.islice(batches, TIMED_STEPS):
+        for next_batch in batches_of_step:
+            clips += len(next_batch["key"])  # "key" has the name of each sample
     seconds = time.perf_counter() - begin
     rate = clips / seconds if clips else 0.0  # an epoch of one step has no further batch
     rates = utils_dist.gather_objects(rate)
@@ -370,7 +390,9 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     """Return how much faster all ranks are than rank 0 alone. Collective.
 
     A step of all ranks also exchanges the gradients. If the exchange took no time, a step would
-    take as long as on rank 0 alone.
+    take as long as on rank 0 alone:
+
+        efficiency = seconds alone / seconds together        1: the exchange costs nothing
     """
     on_device = model.to_device(batch)
 
@@ -381,25 +403,26 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     world = utils_dist.get_world_size()
     alone = 0.0
     if utils_dist.is_main_process():
-        alone = seconds_of(step, model.device, STEPS)
+        alone = seconds_of(step, model.device, TIMED_STEPS)
     utils_dist.barrier()  # the other ranks are idle until rank 0 has finished
     if world == 1:
         return Finding(OK, "step", f"{alone:.2f} s forward and backward")
 
+    # Wrapped in DDP, the network exchanges gradients in each backward pass.
     net = unwrap_ddp(model.netG)
     model.netG = model.wrap(net)
-    seconds = utils_dist.gather_objects(seconds_of(step, model.device, STEPS))
+    seconds = utils_dist.gather_objects(seconds_of(step, model.device, TIMED_STEPS))
     model.netG = net
     together = max(seconds)
-    efficiency = utils_dist.gather_objects(alone)[0] / together  # 1: the exchange costs nothing
+    alone_of_rank_0 = utils_dist.gather_objects(alone)[0]
+    efficiency = alone_of_rank_0 / together
     is_cpu = devices.kind() == "cpu"
     shared_cores = " (ranks share the cores)" if is_cpu else ""
     what = (
         f"{efficiency * world:.2f} x on {world} ranks ({efficiency:.0%}): a step takes "
         f"{efficiency * together:.2f} s alone, {together:.2f} s together{shared_cores}"
     )
-    # On a CPU a low value is usual, because the ranks share the cores.
-    if efficiency < 0.85 and not is_cpu:
+    if efficiency < LEAST_EFFICIENCY and not is_cpu:
         return Finding(
             WARN,
             "scaling",
@@ -413,8 +436,8 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     """Return whether the ranks together get the gradients of one process. Collective.
 
-    Each rank computes both: alone from the batches of all ranks, and through DDP from its own
-    batch. In float64, so that only errors are seen and no rounding.
+    Each rank computes the gradients twice: alone from the batches of all ranks, and through DDP
+    from its own batch. Everything is float64, so that rounding does not hide an error.
     """
     net = unwrap_ddp(model.netG).double().eval()  # eval: no random dropout
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
@@ -422,14 +445,17 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 
     def gradients(batches: list[dict[str, Any]]) -> torch.Tensor:
         """Return the gradients of the mean loss of some batches, as one vector."""
-        for one in batches:
-            precise = model.to_device({key: value.double() for key, value in one.items()})
-            loss = model.loss_terms(precise)["loss"] / len(batches)
-            loss.backward()
-        given = [p.grad.flatten() for p in net.parameters() if p.grad is not None]
-        flat = torch.cat(given)
+        for each in batches:
+            in_float64 = {key: value.double() for key, value in each.items()}
+            loss = model.loss_terms(model.to_device(in_float64))["loss"] / len(batches)
+            loss.backward()  # adds to the gradients of the batches before
+        parts = []
+        for parameter in net.parameters():
+            if parameter.grad is not None:  # a frozen parameter has no gradient
+                parts.append(parameter.grad.flatten())
+        vector = torch.cat(parts)
         net.zero_grad(set_to_none=True)
-        return flat
+        return vector
 
     # DDP broadcasts the weights of rank 0. The process alone must have them as well.
     model.netG = net
@@ -441,8 +467,7 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 
     error = float((found - expected).abs().max() / expected.abs().max())
     worst = max(utils_dist.gather_objects(error))
-    # Rounding in float64 stays far below 1e-6. A missing gradient is far above.
-    if worst < 1e-6:
+    if worst < LARGEST_DIFFERENCE:
         return Finding(
             OK,
             "gradients",

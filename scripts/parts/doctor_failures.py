@@ -1,4 +1,9 @@
-"""What doctor.py finds, as a table, and what the known failures in a log mean."""
+"""What doctor.py finds, as a table, and what the known failures in a log mean.
+
+doctor.py calls `read_log` for its option --log, and `table` for its output. A `Finding` is a row of
+this table. known_failures.json has a row for each known failure: add a row there to explain a new
+one. The first row that matches a line counts, so a special row stands before a general row.
+"""
 
 import json
 import re
@@ -8,21 +13,22 @@ from pathlib import Path
 from utils.errors import printable
 
 # Rows of [name, pattern, meaning, cure]. The pattern is a regular expression for a line of a log.
-# {0} in a meaning stands for the first group of the pattern. The first row that matches counts.
-TABLE = Path(__file__).with_name("known_failures.json")
+# {0} in a meaning stands for the first group of the pattern.
+KNOWN_FAILURES = Path(__file__).with_name("known_failures.json")
 # States of a rank in the log -> words for a meaning.
-IN_WORDS = {"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}
+STATE_WORDS = {"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}
+# The statuses of a finding, the best first.
 OK = "ok"
 WARN = "warn"
 FAIL = "fail"
 # Characters of a line of a log that are shown. A line about a stall names rank, phase and step
-# within these.
-MOST = 200
+# within its first 200 characters.
+SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check has found."""
+    """What one check has found: a row of the table."""
 
     status: str  # "ok", "warn" or "fail"
     check: str  # what was looked at, e.g. "disk"
@@ -47,9 +53,11 @@ def table(findings: list[Finding]) -> str:
     lines = []
     for finding in sorted(findings, key=lambda finding: severity.index(finding.status)):
         lines.append(f"{finding.status:<5} {finding.check:<14} {finding.what}")
-        for label, text in (("why", finding.why), ("cure", finding.cure)):
-            if text:
-                lines.append(f"{'':<20} {label:<4} {text}")
+        # Below the third column: 5 + 1 + 14 characters come before it.
+        if finding.why:
+            lines.append(f"{'':<20} why  {finding.why}")
+        if finding.cure:
+            lines.append(f"{'':<20} cure {finding.cure}")
     counts = []
     for status in severity:
         count = sum(finding.status == status for finding in findings)
@@ -63,7 +71,7 @@ def read_log(text: str) -> list[Finding]:
     Each kind of failure is returned once. A log may hold several starts of a run. Only the last
     start is read.
     """
-    # Rank 0 writes this once at each start. Without it, the whole log is read.
+    # Rank 0 writes this once at each start. Without it, the whole log is read: rfind gives -1.
     begin = max(text.rfind("] rank 0 of "), 0)
     last_start = text[begin:]
     first_line = 1 + text.count("\n", 0, begin)
@@ -74,8 +82,15 @@ def read_log(text: str) -> list[Finding]:
     # No known failure: say how the start ended.
     error = re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE)
     if error:
-        why = "the last start ended with this error"
-        return [Finding(FAIL, "log", error[0][:MOST], why, "read the lines below it")]
+        return [
+            Finding(
+                FAIL,
+                "log",
+                error[0][:SHOWN_CHARACTERS],
+                why="the last start ended with this error",
+                cure="read the lines below it",
+            )
+        ]
     if re.search("Finished at iter|already finished", last_start):
         return [Finding(OK, "log", "the run finished")]
     return [
@@ -90,22 +105,22 @@ def read_log(text: str) -> list[Finding]:
 
 
 def known_failures(text: str, first_line: int) -> list[Finding]:
-    """Return a finding for each kind of failure of TABLE in a text, at its first line.
+    """Return a finding for each kind of failure in a text, about the first line of this kind.
 
     first_line: number of the first line of the text in its file
     """
-    rows = json.loads(TABLE.read_text(encoding="utf-8"))
-    findings: dict[str, Finding] = {}
-    for number, line in enumerate(text.splitlines(), first_line):
+    rows = json.loads(KNOWN_FAILURES.read_text(encoding="utf-8"))
+    findings: dict[str, Finding] = {}  # name of the failure -> finding
+    for line_number, line in enumerate(text.splitlines(), first_line):
         if not line.strip():
             continue
         for name, pattern, meaning, cure in rows:
-            found = re.search(pattern, line)
-            if not found:
+            match = re.search(pattern, line)
+            if not match:
                 continue
-            words = [IN_WORDS.get(word, word) for word in found.groups(default="")]
-            what = f"line {number}: {line.strip()[:MOST]}"
-            finding = Finding(FAIL, name, what, meaning.format(*words), cure)
-            findings.setdefault(name, finding)  # the first line of this kind stays
-            break
+            words = [STATE_WORDS.get(word, word) for word in match.groups(default="")]
+            what = f"line {line_number}: {line.strip()[:SHOWN_CHARACTERS]}"
+            finding = Finding(FAIL, name, what, why=meaning.format(*words), cure=cure)
+            findings.setdefault(name, finding)  # an earlier line of this kind stays
+            break  # the first row that matches counts
     return list(findings.values())

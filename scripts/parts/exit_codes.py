@@ -30,8 +30,14 @@ DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
     """Decorate the `main` of a script, so that an error becomes a message and an exit code.
 
-    These are errors of this project and errors of files. Ctrl-C gives one line and INTERRUPTED. A
-    closed pipe of the output (`| head -1`) gives READER_GONE. Any other error keeps its traceback.
+        what happens                            exit code
+        an error of this project                its `exit_code`, e.g. 2 for wrong options
+        an error of a file, or a full disk      the code of DataError
+        Ctrl-C                                  130 (INTERRUPTED), after one line
+        the reader of stdout ends (`| head`)    141 (READER_GONE), without a message
+        any other error                         Python's, with its traceback
+
+    docs and shell scripts of users depend on the codes, so they must stay.
     """
 
     @functools.wraps(main)
@@ -44,7 +50,7 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
                 print(e, file=sys.stderr)
                 return e.exit_code
             except OSError as e:
-                # An error of a pipe or a connection names no file.
+                # An error of a pipe or a connection names no file. It is not about the disk.
                 if e.filename is None and e.errno not in DISK_FULL:
                     raise
                 error = DataError(
@@ -59,7 +65,8 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
                 print("Interrupted (Ctrl-C). The same command starts again.", file=sys.stderr)
                 return INTERRUPTED
             finally:
-                # Here, so that the `except` below sees a closed pipe. Python itself flushes later.
+                # Write what is still in the buffer, so that the `except` below sees a closed pipe.
+                # Python itself would do so later, outside of this function.
                 sys.stdout.flush()
         except BrokenPipeError:
             # Ask whether nobody reads stdout. The system reports POLLERR without a request for it.
@@ -67,8 +74,9 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
             poll.register(sys.stdout.fileno(), 0)
             is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
             if not is_closed:
-                raise  # the pipe is another one, to a process of the script
-            # What is still in the buffer goes nowhere. Otherwise Python would fail at its end.
+                raise  # it was another pipe, to a process that the script has started
+            # Let what is still in the buffer go to the null device, because at its end Python
+            # would fail to write it.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
 

@@ -46,6 +46,7 @@ class OneHost(RendezvousHandler):
         self.run_id = parameters.run_id
 
     def get_backend(self) -> str:
+        """Return the name under which `use` has registered this class."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -67,6 +68,7 @@ class OneHost(RendezvousHandler):
         )
 
     def is_closed(self) -> bool:
+        """Return False: nobody can close the rendezvous of a single agent."""
         return False
 
     def set_closed(self) -> None:
@@ -77,6 +79,7 @@ class OneHost(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
+        """Return the identifier of this run, which `use` has made."""
         return self.run_id
 
     def shutdown(self) -> bool:

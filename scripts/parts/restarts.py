@@ -14,8 +14,10 @@ from typing import Any
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
-# Exit codes after which a restart would end in the same way (docs/troubleshooting.md).
-FINAL = (
+# Exit codes after which a restart would end in the same way (docs/troubleshooting.md). A code that
+# is missing here costs restarts without use. A wrong code here leaves a run down that a restart
+# would have mended. Tests: tests/dist/test_torchrun.py
+FINAL_CODES = (
     2,  # wrong options or launch
     3,  # bad data
     4,  # NaN or Inf
@@ -25,7 +27,7 @@ FINAL = (
 
 
 class FinalError(Exception):
-    """The run ended with an exit code of FINAL."""
+    """The run ended with an exit code of FINAL_CODES. scripts/torchrun_quiet.py ends with it."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
@@ -35,7 +37,7 @@ class FinalError(Exception):
 def only_after_faults_that_pass(exit_file: Path) -> None:
     """Make torchrun's agent look at the run's exit code before it restarts the ranks.
 
-    If the code is one of FINAL, the agent stops the ranks and raises FinalError.
+    If the code is one of FINAL_CODES, the agent stops the ranks and raises FinalError.
 
     exit_file: file into which the first rank that ends writes its exit code. The agent empties the
     file before each restart.
@@ -48,7 +50,7 @@ def only_after_faults_that_pass(exit_file: Path) -> None:
             codes = exit_file.read_text(encoding="ascii").split()
             if codes:
                 code = int(codes[0])
-                if code in FINAL:
+                if code in FINAL_CODES:
                     self._stop_workers(worker_group)
                     raise FinalError(code)
             # The newline reserves a block of the disk, see scripts/torchrun_quiet.py.

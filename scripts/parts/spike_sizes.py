@@ -1,27 +1,33 @@
-"""The sizes of a spike plane that the length of a packed file allows, ranked by their images."""
+"""The sizes of a spike plane that the length of a packed file allows, ranked by their images.
+
+A packed file has no header: it is planes of height x width bits, one after the other. So its length
+allows many sizes. The right size gives an image whose neighbouring pixels resemble one another
+(`smoothness`). scripts/spike_tool.py uses this module for `info`.
+"""
 
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-# What is tried, in pixels. A row has whole bytes, so its width is a multiple of 8.
-LEAST = 32
-MOST = 2048
-STEP = 8
+# The sizes that are tried. Larger limits would give more wrong sizes that fit by chance.
+LEAST_SIDE = 32  # pixels
+MOST_SIDE = 2048  # pixels
+WIDTH_STEP = 8  # a row has whole bytes, so its width is a multiple of 8 pixels
 # The shapes of cameras, height / width: from upright to wide.
-UPRIGHT = 4 / 3
-WIDE = 2 / 5
+HIGHEST_SHAPE = 4 / 3
+WIDEST_SHAPE = 2 / 5
+# The limits in words. `Ranking.tried` cuts the text at ", not", so these words must stay.
 TRIED = (
-    f"heights and widths from {LEAST} to {MOST}, the width a multiple of {STEP}, "
+    f"heights and widths from {LEAST_SIDE} to {MOST_SIDE}, the width a multiple of {WIDTH_STEP}, "
     "not higher than 4:3 and not wider than 2:5"
 )
-# `smoothest_first` judges each size by at most so many planes and bits in the middle of the file,
-# because hundreds of sizes can fit.
+# `smoothest_first` judges each size by a few planes in the middle of the file, because hundreds of
+# sizes can fit: by at most this number of planes, and of bits.
 JUDGED_PLANES = 16
 JUDGED_BITS = 4_000_000
-# Relative difference of two shapes that count as equal, as data.clips.files.check_same_view allows.
-SAME_SHAPE = 0.02
+# Two shapes count as equal up to this relative difference, as in data.clips.files.check_same_view.
+SHAPE_TOLERANCE = 0.02
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -38,7 +44,7 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 def smoothness(rates: np.ndarray) -> dict[str, float]:
     """Return the correlations of neighbouring columns and rows of a mean image (h, w).
 
-    If the image was read with a wrong size, they are lower than with the right one.
+    The correlations are lower if the image was read with a wrong size.
     """
     return {
         "columns": correlation(rates[:, 1:], rates[:, :-1]),
@@ -51,27 +57,27 @@ def sizes_that_fit(length: int, picture: tuple[int, int] | None = None) -> list[
 
     picture: height and width of a frame of the same view. Only sizes of its shape are returned.
     """
-    found = []
-    for width in range(LEAST, MOST + 1, STEP):
-        for height in range(LEAST, MOST + 1):
+    sizes = []
+    for width in range(LEAST_SIDE, MOST_SIDE + 1, WIDTH_STEP):
+        for height in range(LEAST_SIDE, MOST_SIDE + 1):
             plane_bytes = height * width // 8
             if length % plane_bytes:
                 continue
             if picture is None:
-                is_right = WIDE <= height / width <= UPRIGHT
+                is_right_shape = WIDEST_SHAPE <= height / width <= HIGHEST_SHAPE
             else:
-                is_right = has_shape((height, width), picture)
-            if is_right:
-                found.append((height, width))
-    return found
+                is_right_shape = has_shape((height, width), picture)
+            if is_right_shape:
+                sizes.append((height, width))
+    return sizes
 
 
 def has_shape(size: tuple[int, int], picture: tuple[int, int]) -> bool:
     """Return whether a spike plane of this size can show what a picture of that size shows."""
     h, w = size
     height, width = picture
-    # h / w = height / width, without a division and up to SAME_SHAPE.
-    return abs(width * h - height * w) <= SAME_SHAPE * width * h
+    # h / w = height / width, multiplied by w width, up to the tolerance.
+    return abs(width * h - height * w) <= SHAPE_TOLERANCE * width * h
 
 
 def smoothest_first(
@@ -86,8 +92,9 @@ def smoothest_first(
         plane_bytes = height * width // 8
         planes = len(data) // plane_bytes
         judged = max(1, min(planes, JUDGED_PLANES, JUDGED_BITS // (height * width)))
-        first = (planes - judged) // 2 * plane_bytes  # the first byte of the planes in the middle
-        packed = data[first : first + judged * plane_bytes]
+        # The bytes of the judged planes, which lie in the middle of the file.
+        first_byte = (planes - judged) // 2 * plane_bytes
+        packed = data[first_byte : first_byte + judged * plane_bytes]
         bits = np.unpackbits(packed, bitorder=bit_order)
         rates = bits.reshape(judged, height, width).mean(axis=0, dtype=np.float32)
         return min(smoothness(rates).values())

@@ -31,15 +31,17 @@ from utils.errors import DataError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "main_test_vrt.py"
-NETWORK = "network"  # the method on the page that has no --method
-# Name on the page -> --weights. Of the released networks those that deblur without further input.
+NETWORK = "network"  # the method on the page for which main_test_vrt.py gets no --method
+# Name on the page -> value of --weights: the files in weights/, and the released networks that
+# deblur and need nothing but frames.
 WEIGHTS = {path.stem: f"weights/{path.name}" for path in sorted(SHIPPED.parent.glob("*.pth"))}
 WEIGHTS |= {name: name for name in ("vrt/005", "vrt/006", "vrt/007")}
-# What a stranger may ask of the machine.
-MOST_FILE = 256 * 2**20  # bytes of one file, for app.py
-MOST_BYTES = 512 * 2**20  # of all files
+# What a stranger may ask of the machine. The limits were judged: a larger value lets a visitor use
+# more disk, memory and time. Tests: tests/parts/scripts/test_uploaded_clip.py
+MOST_FILE = 256 * 2**20  # bytes of one file; app.py hands it to gradio
+MOST_BYTES = 512 * 2**20  # bytes of all files together
 MOST_FRAMES = 120
-MOST_PIXELS = 1920 * 1088  # of a frame; codecs round 1080 rows up to 1088
+MOST_PIXELS = 1920 * 1088  # pixels of a frame; codecs round 1080 rows up to 1088
 # An option of the page, e.g. "spike.exposure=[0, 20]" or "method.groups=8". Only these two sections
 # may be set, and a value has no "/", so that it names no file outside of this project.
 OPTION = re.compile(r"(?:spike|method)(?:\.\w+)+=[\w.,+\-\[\]{}:\"' ]*")
@@ -64,8 +66,8 @@ class Work:
 
         A restored frame has the name of its blurry frame. Names alone do not tell the order.
         """
-        found = {path.stem: path for path in self.results.glob("*/*.png")}
-        return [found[stem] for stem in self.frames.stems if stem in found]
+        path_of_stem = {path.stem: path for path in self.results.glob("*/*.png")}
+        return [path_of_stem[stem] for stem in self.frames.stems if stem in path_of_stem]
 
     def messages(self) -> str:
         """Return what the program has printed so far, with the names of files as uploaded."""
@@ -98,34 +100,54 @@ def start_work(
 ) -> Work:
     """Start main_test_vrt.py on uploaded files. Raises SpikeVRTError if they are refused.
 
+    The page gives the values of its fields in the order of these arguments, so the order must stay.
+    A new field of the page needs its limit here, because strangers fill it in.
+
     folder: where the files of this restoration go; nothing is there yet.
     frames, spikes, sharp: paths of uploaded files, None without any. Only frames are needed.
-    method: NETWORK, or a value of --method. weights: a key of WEIGHTS.
-    height, width: of a spike plane, 0 if they are to be found.
-    rate: spike.rate, 0 if it is to be found. more: options, one "key=value" per line.
+    method: NETWORK, or a value of --method.
+    weights: a key of WEIGHTS.
+    height, width: of a spike plane; 0 if they are to be found.
+    rate: spikes per plane at full light (spike.rate); 0 if it is to be found.
+    more: options, one "key=value" per line.
     """
     # The limits come before anything is copied or read.
     refuse_size([*(frames or ()), *(spikes or ()), *(sharp or ())])
     if not frames:
-        raise OptionError("no frames", "the page", "a blurry film, or frames", "give the files")
+        raise OptionError(
+            what="no frames",
+            where="the page",
+            expected="a blurry film, or frames",
+            do="give the files",
+        )
     blurry = placed(frames, folder / "clip/blur")
     source = FrameSource(blurry)
     frame_size = source.read(0).shape[:2]
     refuse_long(source, frame_size)
-    # The command line. Each option of the page adds its flags, or none.
+
+    # The command line. Each field of the page adds its flags, or none if it is empty.
     command: list[str | int | Path]
     command = ["--input", blurry, "--output", folder / "results", "--save", "frames", "comparison"]
-    command += ["video"] if source.is_video else []
+    if source.is_video:
+        command.append("video")  # one more value of --save
     if spikes:
         recorded = placed(spikes, folder / "clip/spike")
-        size = [height, width] if height or width else found_size(recorded, frame_size)
         command += ["--spike", recorded]
-        command += ["--spike-size", *size] if size else []
-    command += ["--gt", placed(sharp, folder / "clip/sharp")] if sharp else []
-    command += ["--method", method] if method != NETWORK else []
-    command += ["--weights", WEIGHTS[weights]] if method in (NETWORK, JOINT) else []
-    command += [f"spike.rate={rate}"] if rate else []
-    command += [checked_option(option) for option in more.splitlines() if option]
+        size = (height, width) if height or width else found_size(recorded, frame_size)
+        if size:
+            command += ["--spike-size", *size]
+    if sharp:
+        command += ["--gt", placed(sharp, folder / "clip/sharp")]
+    if method != NETWORK:
+        command += ["--method", method]
+    if method in (NETWORK, JOINT):  # the other methods have no weights
+        command += ["--weights", WEIGHTS[weights]]
+    if rate:
+        command.append(f"spike.rate={rate}")
+    for option in more.splitlines():
+        if option:
+            command.append(checked_option(option))
+
     # The process has its own copy of the open log, so the file can be closed here.
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
@@ -148,11 +170,14 @@ def placed(files: Sequence[str], folder: Path) -> Path:
         path = folder / Path(file).name
         if path.exists():
             raise DataError(
-                "two files with the same name", path.name, "names that differ", "rename one"
+                what="two files with the same name",
+                where=path.name,
+                expected="names that differ",
+                do="rename one",
             )
         shutil.copyfile(file, path)
-    others = [path for path in folder.iterdir() if path.name != FILE_NAME]
-    return others[0] if len(others) == 1 else folder
+    without_info = [path for path in folder.iterdir() if path.name != FILE_NAME]
+    return without_info[0] if len(without_info) == 1 else folder
 
 
 def found_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
@@ -167,13 +192,20 @@ def found_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None
     files = spike_files(spikes)
     if not files:
         return None
+    command = spike_tool.parse(["info", str(files[0])])
     with spike_errors_as_data_errors():
-        ranking = spike_tool.Ranking(spike_tool.parse(["info", str(files[0])]), picture)
-    return None if ranking.is_given or not ranking.is_clear else ranking.shown[0].file.size
+        ranking = spike_tool.Ranking(command, picture)
+    if ranking.is_given or not ranking.is_clear:
+        return None
+    best = ranking.shown[0]
+    return best.file.size
 
 
 def checked_option(option: str) -> str:
-    """Return an option unchanged. Raises OptionError if the page may not set it, see OPTION."""
+    """Return an option unchanged. Raises OptionError if the page may not set it.
+
+    OPTION says what may be set. The check keeps strangers from naming files of this machine.
+    """
     if OPTION.fullmatch(option) is None:
         raise OptionError(
             what=f"cannot set {option}",
@@ -213,4 +245,6 @@ def as_uploaded(text: str, folder: Path) -> str:
 
     E.g. "<folder>/clip/blur/a.mp4" -> "blur/a.mp4". So messages do not show paths of the machine.
     """
-    return text.replace(f"{folder / 'clip'}/", "").replace(f"{folder}/", "")
+    # The longer path first, because it begins with the shorter path.
+    without_clip_folder = text.replace(f"{folder / 'clip'}/", "")
+    return without_clip_folder.replace(f"{folder}/", "")

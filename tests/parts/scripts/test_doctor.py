@@ -6,7 +6,7 @@ import re
 import pytest
 
 from scripts import doctor
-from scripts.parts.doctor_failures import FAIL, OK, TABLE, WARN, Finding, read_log, table
+from scripts.parts.doctor_failures import FAIL, KNOWN_FAILURES, OK, WARN, Finding, read_log, table
 from tests.dist.launching import ROOT, run_ranks
 from tests.helpers.train_files import write_options
 
@@ -86,7 +86,9 @@ def test_two_ranks_are_examined_together_and_a_wrong_option_is_a_finding(tmp_pat
         own = [line for line in result.stdout[0].splitlines() if f" {name} " in line]
         pattern = rf"\b{re.escape(name)} .*{re.escape(text)}"
         assert any(re.search(pattern, line) for line in [*own, *in_logs]), (name, text)
-    for name, _, _, cure in json.loads(TABLE.read_text()):  # and every known failure has an entry
+    for name, _, _, cure in json.loads(
+        KNOWN_FAILURES.read_text()
+    ):  # and every known failure has an entry
         assert f"**{name}**" in page and cure in page
     assert "0 fail" in result.stdout[0] and "0 fail" not in result.stdout[1]
 
