@@ -11,11 +11,17 @@ Each clip is restored by main_test_vrt.py in a process of its own. See docs/pyth
 
 # How a clip passes through this program:
 #
-#   button "Restore" -> restore() -> start_work() of scripts/parts/uploaded_clip.py checks the files
-#   and starts main_test_vrt.py -> follow() counts the restored frames -> restore() shows the result
+#   button "Restore"
+#   -> restore       calls
+#   -> start_work    (scripts/parts/uploaded_clip.py) checks the files, starts main_test_vrt.py
+#   -> follow        counts the restored frames until the process ends
+#   -> restore       shows the result
 #
-# The page is built with the package gradio. A handler of a button gets the values of the fields
-# that are named as inputs, and returns or yields the new values of the fields named as outputs.
+# The page is built with the package gradio. A handler is a function that gradio calls when a button
+# is pressed. It gets the values of the fields that are named as inputs, and returns (or yields, as
+# often as it likes) the new values of the fields that are named as outputs.
+#
+# Tests: tests/stories/test_app.py opens the page in a browser.
 
 import argparse
 import importlib
@@ -41,11 +47,14 @@ from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.image import imread_rgb
 from utils.results import read_json
 
-MOST_S = 3600  # seconds after which a restoration is ended
-POLL_S = 0.3  # seconds after which the number of restored frames is shown anew
-# Gradio removes uploaded files, and forgets the restoration of a visitor, after so many seconds.
+# Seconds after which a restoration is ended, so that the next visitor gets a turn. With a larger
+# value, one visitor could hold the machine for longer.
+LONGEST_RESTORATION_S = 3600
+POLL_S = 0.3  # seconds between two looks at the number of restored frames
+# Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor. It is
+# longer than a restoration, so that the files are there until the restoration has ended.
 VISITOR_S = 7200
-CLEAN_EACH_S = 600  # seconds after which gradio looks for such files again
+CLEAN_EVERY_S = 600  # seconds after which gradio looks for such files again
 MOST_WAITING = 8  # requests that may wait for a restoration to end; more are refused
 
 ABOUT = """# SpikeVRT
@@ -56,6 +65,7 @@ or take the demo clip. A `dataset.json` beside the spikes says their size and ra
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Serve the page until Ctrl-C. Returns the exit code; see `with_exit_code`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,26 +126,26 @@ def build_page(gr: Any, folder: Path) -> Any:
     gr: the package gradio.
     folder: the folder in which each restoration makes a folder of its own.
     """
-    cleaning = (CLEAN_EACH_S, VISITOR_S)
+    cleaning = (CLEAN_EVERY_S, VISITOR_S)
     with gr.Blocks(title="SpikeVRT", analytics_enabled=False, delete_cache=cleaning) as page:
         # The last restoration of the visitor (`Work`). Gradio keeps one value for each visitor.
         work = gr.State(None, time_to_live=VISITOR_S, delete_callback=forget)
 
-        # What the visitor gives.
+        # What the visitor gives. tests/stories/test_app.py finds the fields by their elem_id.
         gr.Markdown(ABOUT)
         with gr.Row():
-            files = partial(gr.File, file_count="multiple", height=160)
-            frames = files(label="Blurry film, or frames", elem_id="frames")
-            spikes = files(label="Spike file, or one for each frame", elem_id="spikes")
-            sharp = files(label="Sharp film or frames, to score against", elem_id="sharp")
+            file_field = partial(gr.File, file_count="multiple", height=160)
+            frames = file_field(label="Blurry film, or frames", elem_id="frames")
+            spikes = file_field(label="Spike file, or one for each frame", elem_id="spikes")
+            sharp = file_field(label="Sharp film or frames, to score against", elem_id="sharp")
         with gr.Row():
             method = gr.Dropdown([NETWORK, JOINT, *METHODS], value=NETWORK, label="Method")
             weights = gr.Dropdown(
                 [*WEIGHTS], value=SHIPPED.stem, label="Weights (of network and joint)"
             )
-            sides = partial(gr.Number, 0, precision=0, minimum=0)
-            height = sides(label="Height of a spike plane (0: found)", elem_id="height")
-            width = sides(label="Width of a spike plane (0: found)", elem_id="width")
+            side_field = partial(gr.Number, 0, precision=0, minimum=0)
+            height = side_field(label="Height of a spike plane (0: found)", elem_id="height")
+            width = side_field(label="Width of a spike plane (0: found)", elem_id="width")
             rate = gr.Number(0, label="Spikes per plane at full light (0: found)", elem_id="rate")
             more = gr.Textbox(
                 label="Options spike.key=value, method.key=value, one a line", lines=2
@@ -152,17 +162,17 @@ def build_page(gr: Any, folder: Path) -> Any:
         download = gr.File(label="Results", interactive=False, elem_id="download")
         said = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
-        # What the buttons do. The arguments of an event are handler, inputs, outputs. The order of
-        # the inputs is the order of start_work's arguments. The order of the outputs is the order
-        # of what `restore` yields.
+        # What the buttons do. The arguments of `click` are handler, inputs, outputs. Two orders
+        # must stay: the inputs are the arguments of `start_work`, and the outputs are the values
+        # that `restore` yields.
         inputs = [frames, spikes, sharp, method, weights, height, width, rate, more]
         outputs = [work, state, said, slider, number, download]
         private = {"api_visibility": "private"}  # for this page only, not for programs
         demo.click(partial(demo_clip, folder), None, [frames, spikes, sharp], **private)
-        # Gradio's own progress would cover the fields that show the progress here.
+        # Gradio's own progress bar would cover the fields that show the progress here.
         hidden = {**private, "show_progress": "hidden"}
         running = start.click(partial(restore, gr, folder), [work, *inputs], outputs, **hidden)
-        # Not in the queue, where it would wait for the end of what it is to cancel.
+        # queue=False, because in the queue it would wait for the restoration that it should cancel.
         cancel.click(stop, work, state, cancels=[running], queue=False, **hidden)
         # If the visitor moves on while a frame is read, only the last position counts.
         number.release(compare, [work, number], slider, **hidden, trigger_mode="always_last")
@@ -195,12 +205,13 @@ def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator
     former: the last restoration of this visitor. Its files are removed.
     asked: the values of the fields, the arguments of `start_work` after the folder.
 
-    Yields (work, state, messages, pictures of the slider, number of the frame, results), the
-    outputs in `build_page`.
+    Yields (work, state, messages, pictures of the slider, number of the frame, results): the
+    outputs in `build_page`, in their order.
     """
     forget(former)
     folder = Path(tempfile.mkdtemp(prefix="clip_", dir=folder))
-    no_result = (None, gr.update(value=1), None)  # slider, number, results
+    # Slider, number of the frame and results, as long as there is no result.
+    no_result = (None, gr.update(value=1), None)
     yield None, progress("looking at the files", 0, 1), "", *no_result
 
     work = None
@@ -235,13 +246,16 @@ def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator
 
 
 def follow(work: Work) -> Iterator[int]:
-    """Yield the number of restored frames until the process ends. Raises DataError after MOST_S."""
+    """Yield the number of restored frames until the process ends.
+
+    Raises DataError after LONGEST_RESTORATION_S.
+    """
     begin = time.monotonic()
     while work.process.poll() is None:
-        if time.monotonic() - begin > MOST_S:
+        if time.monotonic() - begin > LONGEST_RESTORATION_S:
             work.cancel()
             raise DataError(
-                what=f"{len(work.restored())} frames are restored after {MOST_S} s",
+                what=f"{len(work.restored())} frames are restored after {LONGEST_RESTORATION_S} s",
                 where="the clip",
                 expected="a clip that takes less",
                 do="give a part of the clip, or use main_test_vrt.py, which has no such limit",

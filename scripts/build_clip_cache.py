@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Write the clips of an option file as raw arrays, from which training reads only the crops it
-needs.
+"""Write the clips of an option file as raw arrays: the clip cache.
+
+Training reads only the crops that it needs from the arrays, and decodes no pictures.
 
     python scripts/build_clip_cache.py --opt FILE --out /fast/disk/train
     python scripts/build_clip_cache.py --opt FILE --split test --out /fast/disk/test
 
-Afterwards set  "io_backend": {"type": "cache", "path": DIR}  in that dataset section. A run refuses
-a cache whose source has changed since; build it again then. After an interruption, the same command
-continues.
+Afterwards set  "io_backend": {"type": "cache", "path": DIR}  in the section datasets.train (or
+datasets.test). If the source has changed since, a run refuses the cache: then build it again. After
+an interruption, the same command continues.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from utils.options.load import load_options
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Build the cache, and print what to set. Returns the exit code 0; see `with_exit_code`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,8 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         """Return the clips, and show on the terminal how many are done."""
         return tracked(clips, len(clips), f"cache {command.split}", "clips")
 
-    # A source is a folder of clips. Several sources have a folder of the cache each, and their
-    # clips have the folder's name before their own.
+    # A source is a folder of clips. If there are several sources, each has a folder of the cache,
+    # and a clip is named after its folder, e.g. "video/clip_a".
     clips = []
     for source in section.constructor.sources_of(section):
         folder = Path(command.out, source.name_prefix)

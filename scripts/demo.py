@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Restore two short clips with the shipped weights, train a small network for a minute, show both
-on a page.
+"""Restore two short clips, then train a small network for a minute. A page shows the results.
 
     python scripts/demo.py
     python scripts/demo.py --data /tmp/clips --output /tmp/demo
 
-A made scene, and a photograph under a moving camera (NASA's portrait of Eileen Collins, in the
-public domain); their blur and their spikes are simulated. Results: experiments/demo/report.html,
-and a video of each clip beside it.
+First part. The shipped weights restore two clips: a made scene, and a photograph under a moving
+camera (NASA's portrait of Eileen Collins, in the public domain). Their blur and their spikes are
+simulated. The results are experiments/demo/report.html and a video of each clip beside it.
 
-Then the real trainer begins the sample run. After a minute it gets the signal of a scheduler, saves
-and ends; the page gets its curves. `make sample` goes on from there to the end.
+Second part. main_train_vrt.py begins the sample run. After a minute the demo sends it the signal
+that a scheduler would send. The run saves a checkpoint and ends, and its curves are added to the
+page. `make sample` continues the run to its end.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from utils.run.history import LINES_NAME
 ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
 RESTORATION = ROOT / "options/operators/exposure_alone.json"  # option file of the first part
-SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # and of the second part
+SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
 # The exit code of a run that a signal stopped. The same command resumes such a run.
 STOPPED = 75
 TRAIN_S = 60.0  # seconds of training
@@ -67,7 +67,8 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
     return partial(render, layers)
 
 
-DEMO = Size("demo", {"test": 2}, 8, scene, version=1, side=256)
+# The set of both clips. If the clips change, raise the version: then `make_sample` makes them anew.
+DEMO = Size("demo", {"test": 2}, frames=8, scene=scene, version=1, side=256)
 
 
 # ---- The command -----------------------------------------------------------------------------
@@ -75,6 +76,7 @@ DEMO = Size("demo", {"test": 2}, 8, scene, version=1, side=256)
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Restore, then train. Returns the exit code of the first part that fails, else 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -102,7 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     page = (command.output / "report.html").resolve()
     print(f"\nopen {page}")
-    # On Linux without a display a browser of the terminal might start, and take the terminal.
+    # On Linux without a display no browser is opened, because a text browser might start and take
+    # the terminal.
     if os.environ.get("DISPLAY") or sys.platform == "darwin":
         webbrowser.open(page.as_uri())
 
@@ -166,10 +169,10 @@ def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
 def train_for(seconds: float, sample: Path, root: Path) -> int:
     """Start the sample run, or resume it, and stop it as a scheduler would. Returns its exit code.
 
-    seconds: time from the first line of losses to the signal. The start before it may take long on
-    a slow machine, and there are curves all the same.
+    seconds: time from the first line of losses to the signal. The time before the first line does
+    not count, so that there are curves on a slow machine, too.
     """
-    history = root / SAMPLE_RUN.stem / LINES_NAME  # losses, a line is added at each log step
+    history = root / SAMPLE_RUN.stem / LINES_NAME  # losses; a line is added at each log step
     bytes_before = _size(history)
     folders = data_roots("train", sample) + data_roots("test", sample)
     launcher = [ROOT / "launch_train.sh", "1", SAMPLE_RUN, f"path.root={root}", *folders]

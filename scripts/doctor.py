@@ -32,6 +32,7 @@ from utils.options.load import load_options
 
 @with_exit_code
 def main(argv: list[str]) -> int:
+    """Run the checks that the options ask for. Returns the exit code, see the top."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -81,7 +82,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     from data.clips.manifest import raise_problems
     from main_train_vrt import PARTS
 
-    found = []  # (where the clips are, their problems) of each report
+    problems = []  # (where the clips are, their problems) of each report
     unreadable = []  # errors of splits whose whole folder is missing
     opt = load_options(file, overrides, parts=PARTS)
     for split, section in opt.datasets:
@@ -96,9 +97,10 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
             unreadable.append(e)  # go on, because the other split has problems of its own
             continue
         for report in reports:
-            found.append((report.source, report.problems))
+            problems.append((report.source, report.problems))
             print_report(report)
-    raise_problems(found, shown=sys.maxsize, unreadable=unreadable)
+    # Every problem is named: `shown` is the largest number of problems in the message.
+    raise_problems(problems, shown=sys.maxsize, unreadable=unreadable)
     print("no problem found")
 
 
@@ -116,10 +118,13 @@ def print_report(report: Any) -> None:
     for clip in report.clips:
         height, width = clip.size
         gt_height, gt_width = clip.gt_size
-        # The number of spike planes of a frame: one number, or the smallest and the largest.
+        # The number of spike planes of a frame, e.g. "88", or the smallest and the largest number,
+        # e.g. "56-88".
         planes = "none"
         if clip.planes:
-            planes = "-".join(map(str, sorted({min(clip.planes), max(clip.planes)})))
+            fewest = min(clip.planes)
+            most = max(clip.planes)
+            planes = str(fewest) if fewest == most else f"{fewest}-{most}"
         rows.append(
             [
                 clip.name,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torchrun with the run's own exit code, and without torchrun's traceback after the run's message.
+"""Start ranks as torchrun does, but end with the exit code of the run and without a traceback.
 
 usage:
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=2 main_train_vrt.py --opt FILE
@@ -8,9 +8,18 @@ usage:
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=8 --max-restarts=3 \\
         main_train_vrt.py --opt FILE
 
-Takes torchrun's arguments (`torchrun --help` lists them). torchrun itself turns every exit code of
-a worker into 1 and ends with its own traceback. SIGUSR1 reaches the ranks, and after a signal they
-have GRACE_S seconds, with every supported version of torchrun.
+The arguments are those of torchrun (`torchrun --help` lists them). What differs from torchrun:
+
+    exit code     torchrun turns every exit code of a rank into 1, and prints a traceback after the
+                  message of the run. This program ends with the code of the rank that failed first.
+    signals       SIGUSR1 reaches the ranks, and after a signal they have 180 seconds to save, with
+                  every supported version of torchrun.
+    restarts      --max-restarts does not repeat a run that would fail again
+                  (scripts/parts/restarts.py).
+    one host      The ranks meet without a server that other machines can reach
+                  (scripts/parts/one_host.py).
+
+launch_train.sh starts this program. Tests: tests/dist/test_torchrun.py
 """
 
 import os
@@ -49,10 +58,12 @@ def main(argv: list[str]) -> int:
 
     args = run.parse_args([*signal_flags(), *argv])
 
-    # More ranks than GPUs would fail much later, with a message of CUDA.
-    gpus = torch.cuda.device_count()
-    # torchrun also takes "gpu", "cpu" and "auto" in place of a number.
+    # The number of ranks of this host. torchrun also takes "gpu", "cpu" and "auto" in place of a
+    # number, and chooses it later.
     ranks = int(args.nproc_per_node) if args.nproc_per_node.isdigit() else None
+    # More ranks than GPUs would fail much later, with a message of CUDA. Without any GPU the ranks
+    # run on the CPU.
+    gpus = torch.cuda.device_count()
     if ranks is not None and 0 < gpus < ranks:
         error = DistError(
             what=f"{ranks} ranks on {gpus} GPUs",
@@ -81,7 +92,8 @@ def main(argv: list[str]) -> int:
 def signal_flags() -> list[str]:
     """Return torchrun's flags for SIGNALS and GRACE_S.
 
-    An older torchrun does not have these flags. Then this function sets the same in the process.
+    An older torchrun does not have these flags. Then this function changes torchrun within this
+    process instead, so it must be called before the agent starts.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
@@ -98,7 +110,8 @@ def signal_flags() -> list[str]:
     else:  # torch 2.8: torchrun handles all of them except SIGUSR1
 
         def on_signal(number: int, _: FrameType | None) -> None:
-            # As torchrun's own handlers: the agent passes the signal on to the ranks and waits.
+            # torchrun's own handlers raise this, too: the agent passes the signal on to the ranks
+            # and waits.
             raise SignalException(
                 f"process {os.getpid()} got signal {number}", signal.Signals(number)
             )
@@ -115,7 +128,7 @@ def signal_flags() -> list[str]:
         flags.append(f"--shutdown-timeout={GRACE_S}")
     else:
         # The agent calls close(death_sig) without the second argument, the seconds until SIGKILL.
-        # So our time becomes the default of that argument: (death_sig=None, timeout=GRACE_S).
+        # So our time becomes the default of the second argument: (death_sig=None, timeout=GRACE_S).
         PContext.close.__defaults__ = (None, GRACE_S)
     return flags
 
