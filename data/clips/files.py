@@ -813,9 +813,9 @@ def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, pat
     if size is None or found == size:
         return
     raise DataError(
-        what="frame of {} x {}".format(*found),
+        what=f"frame of {found[0]} x {found[1]}",
         where=path,
-        expected="{} x {}, as the first of its clip".format(*size),
+        expected=f"{size[0]} x {size[1]}, as the first of its clip",
         do="remove the frame, or make it again",
     )
 

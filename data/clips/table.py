@@ -69,6 +69,10 @@ SPIKE_COLUMNS = {
     "exposures": np.int32,  # for each frame of each clip: the number of its row
 }
 
+# {dtype: letter of the same type in Python's `array`}. `TableBuilder` collects numbers in an
+# `array`, because an `array` can grow and a numpy array cannot.
+ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
+
 # An `Exposure` is stored as a row of integers. Most frames have equal rows, so each different row
 # is stored once. If rows named files, all rows would differ. So a row holds three pairs of numbers
 # instead: for the previous file, the own file and the next file of a frame. Planes are read from no
@@ -593,11 +597,6 @@ def types_of(kinds: Iterable[str]) -> dict[str, Any]:
     if "spike" in kinds:
         types.update(SPIKE_COLUMNS)
     return types
-
-
-# {dtype: letter of the same type in Python's `array`}. `TableBuilder` collects numbers in an
-# `array`, because an `array` can grow and a numpy array cannot.
-ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
 
 
 # ---- Check of columns from a file ------------------------------------------------------------
