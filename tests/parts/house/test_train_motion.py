@@ -10,12 +10,15 @@ from data.motion.flow import motion_of
 from data.motion.joint import Solver
 from data.motion.recording import RecordedClip
 from lab.train_motion import (
+    LEAST_SAMPLES,
     OPERATOR,
     SETS,
+    STEP_COUNT,
     Sample,
     begin_at,
     loss_of,
     motion_network,
+    samples_of_part,
     steps_of,
     train,
     write_weights,
@@ -81,7 +84,7 @@ def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_bett
     mixed[:, :12, :12] = 0.6 + 0.02
     error = [float(((each - sharp) ** 2).mean()) for each in (better, mixed)]
     assert error[0] < error[1] * 1.05
-    losses = [float(loss_of([each, each], z_0, sharp)[0]) for each in (better, mixed)]
+    losses = [float(loss_of([each] * STEP_COUNT, z_0, sharp)[0]) for each in (better, mixed)]
     assert losses[0] < losses[1]
 
 
@@ -131,3 +134,21 @@ def test_the_control_sees_neither_the_motion_nor_its_equations(sample):
     assert torch.equal(hidden.evidence(), hidden_still.evidence())
     assert torch.equal(hidden.pulls(z_0), hidden_still.pulls(z_0))
     assert hidden.pulls(z_0)[-1].any()  # the spikes of the sharp instant stay
+
+
+@pytest.mark.parametrize(("part", "sets"), [("few", ["seven_dim"]), ("good", ["seven_ideal"])])
+def test_each_part_is_trained_on_the_light_in_which_it_is_used(sample, part, sets):
+    def sample_with_a_spike_every(planes):
+        stream = np.zeros_like(sample.recording.stream)
+        stream[::planes] = 1
+        return replace(sample, recording=replace(sample.recording, stream=stream))
+
+    bright = sample_with_a_spike_every(2)
+    dim = sample_with_a_spike_every(30)
+    samples = {
+        "seven_ideal": [bright] * LEAST_SAMPLES,
+        "seven_rig": [bright] * (LEAST_SAMPLES - 1),  # too few: this set is left out
+        "seven_dim": [dim] * LEAST_SAMPLES,
+    }
+
+    assert list(samples_of_part(samples, part)) == sets
