@@ -523,6 +523,33 @@ class NormalEquations:
     unexplained: float
 
 
+@dataclass(frozen=True)
+class JointChange:
+    """One change of the matrix that moves the parts as their shifts say.
+
+    amounts: c (k,), of the k changes of the model.
+    covariance: (k, k), of these amounts.
+    remaining: (t, 2), the shifts of the parts minus the shifts that this change makes.
+    """
+
+    amounts: np.ndarray
+    covariance: np.ndarray
+    remaining: np.ndarray
+
+
+class PartEquations(NamedTuple):
+    """The normal equations of the shift of each part, for t parts and v views.
+
+    H: (v, t, 2, 2), and g: (v, t, 2). The two directions are right and down.
+    center_sums: (t, 3), over the compared pixels of a part and all views: the sum of x, the sum of
+    y, and the number of pixels.
+    """
+
+    H: np.ndarray
+    g: np.ndarray
+    center_sums: np.ndarray
+
+
 class State:
     """The present estimate, and its rounds of Gauss-Newton. The module has the equations.
 
@@ -648,11 +675,12 @@ class State:
         around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
         around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-        # Their details. Blurred details vary slowly, so every `every`-th pixel is enough: with a
-        # sigma of 3, every second pixel.
+        # Blurred details vary slowly, so every `every`-th pixel is enough: with a sigma of 3, every
+        # second pixel.
         every = max(1, int(sigma / 1.5))
 
         def details_of(image: np.ndarray) -> np.ndarray:
+            """Return the details of an image of the plane, at every `every`-th pixel."""
             return _band_pass(image, sigma)[::every, ::every]
 
         # The details that the frame shows at the places of these pixels. The features are blurred
@@ -762,7 +790,8 @@ class State:
             mean_square = _mean_square(explanation.residuals, explanation.weights)
             noise = mean_square * _correlated_pixels(sigma, views[0].every)
             self._add_priors_of_times(P, p, noise)
-        # If the matrix is fixed (no model), a very strong prior keeps its step at 0.
+        # If the matrix is fixed (no model), a prior a billion times as strong as the data keeps its
+        # step at 0.
         if not len(self.changes):
             P[:MATRIX_CHANGES] = 1e9 * np.diag(H)[:MATRIX_CHANGES]
 
@@ -930,8 +959,9 @@ class State:
         offset = self.middle + later - planes / 2
         offset = np.clip(offset, -self.most_offset, self.most_offset)
         self.middle = planes / 2 + float(offset)
-        # Exposures of less than 40 % of the planes are not searched. The length may be 5 % above
-        # all planes, and the roll up to a fifth of them: noise moves a true value of 100 % up too.
+        # Exposures of less than 40 % of the planes are not searched. The length may exceed all
+        # planes by 5 %, because noise moves a true length of 100 % up as often as down. The roll
+        # may be a fifth of the planes in both directions.
         self.length = float(np.clip(self.length + longer, 0.4 * planes, 1.05 * planes))
         self.roll = float(np.clip(self.roll + rolled, -0.2 * planes, 0.2 * planes))
 
@@ -973,16 +1003,39 @@ class State:
         the amounts (k,) of this change, one for each of the k changes of the model.
         """
         explanation = _explain(views)
-        weights = explanation.weights
-        residuals = explanation.residuals
-        a = explanation.a.astype(np.float32)
+        H, g, center_sums = self._equations_of_parts(views, explanation)
 
-        # The normal equations of each view and part.
+        # Use only parts with texture. If there are fewer parts than changes, the change is not
+        # determined, and the matrix stays.
+        is_usable = _usable_parts(H.sum(axis=0), pixels=center_sums[:, 2])  # (PARTS^2,)
+        if is_usable.sum() < len(self.changes):
+            self.matrix_error = np.inf
+            self.residuals = np.empty(0)
+            return np.zeros(MATRIX_CHANGES)
+        H = H[:, is_usable]  # (v, t, 2, 2), with t usable parts
+        g = g[:, is_usable]  # (v, t, 2)
+        center_sums = center_sums[is_usable]  # (t, 3)
+        pixels_of_parts = center_sums[:, 2:]  # (t, 1)
+        centers = center_sums / pixels_of_parts  # (t, 3): mean x, mean y, 1
+
+        # Turn the shifts of the parts into one change of the matrix.
+        mean_square = _mean_square(explanation.residuals, explanation.weights)
+        noise = mean_square * _correlated_pixels(sigma, views[0].every)
+        shifts, variances = _shifts(H, g, noise)
+        joint = _join_shifts(shifts, variances, centers, self.changes)
+
+        self._set_errors(joint)
+        return self._change_matrix(joint.amounts)
+
+    def _equations_of_parts(self, views: list[Details], explanation: Explanation) -> PartEquations:
+        """Sum J' W J and J' W r over the pixels of each part, for the shift of the part."""
+        a = explanation.a.astype(np.float32)
         count = PARTS * PARTS
         H = np.zeros((len(views), count, 2, 2))
         g = np.zeros((len(views), count, 2))
-        center_sums = np.zeros((count, 3))  # sum of x, sum of y, number of the compared pixels
-        for v, (details, w, r) in enumerate(zip(views, weights, residuals, strict=True)):
+        center_sums = np.zeros((count, 3))
+        of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
+        for v, (details, w, r) in enumerate(of_views):
             parts = self._tiles(details, PARTS)  # (n,), the part of each compared pixel
             columns = self._columns(details, predicted=details.features @ a)
             by_right = columns[0][details.is_compared]  # (n,), dr / d(shift right)
@@ -997,27 +1050,15 @@ class State:
             y = self._thinned(self.y, details)
             for i, values in enumerate((x, y, np.ones_like(x))):
                 center_sums[:, i] += np.bincount(parts, values[details.is_compared], count)
+        return PartEquations(H, g, center_sums)
 
-        # Use only parts with texture. If there are fewer parts than changes, the change is not
-        # determined, and the matrix stays.
-        is_usable = _usable_parts(H.sum(axis=0), pixels=center_sums[:, 2])  # (count,)
-        if is_usable.sum() < len(self.changes):
-            self.matrix_error = np.inf
-            self.residuals = np.empty(0)
-            return np.zeros(MATRIX_CHANGES)
-        H = H[:, is_usable]  # (v, t, 2, 2), with t usable parts
-        g = g[:, is_usable]  # (v, t, 2)
-        center_sums = center_sums[is_usable]  # (t, 3)
-        pixels_of_parts = center_sums[:, 2:]  # (t, 1)
-        centers = center_sums / pixels_of_parts  # (t, 3): mean x, mean y, 1
+    def _set_errors(self, joint: JointChange) -> None:
+        """Set the error of the matrix and the residuals of the parts, both in RGB pixels.
 
-        # Turn the shifts of the parts into one change of the matrix.
-        noise = _mean_square(residuals, weights) * _correlated_pixels(sigma, views[0].every)
-        shifts, variances = _shifts(H, g, noise)
-        joint = _join_shifts(shifts, variances, centers, self.changes)
-
-        # The error of this change is a mean over the plane in RGB pixels. A shift moves all places
-        # alike. Any other change moves a place in proportion to its distance from the middle.
+        Called before the matrix is changed.
+        """
+        # The error is a mean over the plane. A shift moves all places alike. Any other change moves
+        # a place in proportion to its distance from the middle.
         rgb_per_half_side = self.half_side * scale_of(self.matrix)  # RGB pixels
         variance_of_change = np.diag(joint.covariance)  # (k,)
         mean_square_distance = float((self.x**2 + self.y**2).mean())
@@ -1028,7 +1069,6 @@ class State:
         # What remains of the shift of each part, as a length.
         remaining_x, remaining_y = joint.remaining.T
         self.residuals = rgb_per_half_side * np.hypot(remaining_x, remaining_y)
-        return self._change_matrix(joint.amounts)
 
     # ---- Brightness ----------------------------------------------------------------------------
 
@@ -1162,20 +1202,6 @@ def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.
     # The sum of the squared moves, with the usual correction n / (n - 1) for a fitted mean.
     from_spread = np.einsum("vti,vtj->tij", moves, moves) * views / (views - 1)  # (t, 2, 2)
     return shifts, (from_noise + from_spread) / 2
-
-
-@dataclass(frozen=True)
-class JointChange:
-    """One change of the matrix that moves the parts as their shifts say.
-
-    amounts: c (k,), of the k changes of the model.
-    covariance: (k, k), of these amounts.
-    remaining: (t, 2), the shifts of the parts minus the shifts that this change makes.
-    """
-
-    amounts: np.ndarray
-    covariance: np.ndarray
-    remaining: np.ndarray
 
 
 def _join_shifts(
