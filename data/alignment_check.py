@@ -1,15 +1,18 @@
 """Check on a few samples, before training, that spikes and frames show the same at the same place.
 
-Spikes around the sharp instant are compared with the sharp frame. Without a sharp frame, the spikes
-of the whole exposure are compared with the blurry frame: after strong motion, nothing of a sharp
-instant is left in it.
+The spikes around the sharp instant are compared with the sharp frame. If there is no sharp frame,
+the spikes of the whole exposure are compared with the blurry frame, because a frame blurred by
+strong motion shows nothing of a sharp instant.
 
-`warning_of` compares some samples and returns a warning; main programs call it. `compare` compares
-one sample; scripts/show_sample.py shows its result. A comparison turns both pictures into gradients
-(edges) on the grid of the spike pixels. If they show the same, the edges correlate. If they show
-the same at another place, a phase correlation finds the shift between them.
+    warning_of   compares some samples, and returns a warning. The main programs call it.
+    compare      compares one sample. scripts/show_sample.py shows the result.
 
-The result is only said and never stops a run, because a clip without texture looks wrong, too.
+A comparison turns the picture of the spikes and the frame into gradients (edges) on the grid of the
+spike pixels. If the two show the same, their edges correlate. If they show the same at another
+place, a phase correlation finds the shift between them.
+
+What must stay: the result is only said and never stops a run, because a clip without texture looks
+wrong, too. What may change: the thresholds, if they are measured anew.
 
 Tests: tests/parts/data/test_two_cameras.py, tests/parts/data/test_dataset_video_rgbspike.py
 """
@@ -34,11 +37,12 @@ LEAST_CORRELATION = 0.4
 # The phase correlation responds with 0.80 and more in place (blurry: 0.44), with 0.53 and more if
 # the spikes are shifted, and else with 0.39 and less.
 LEAST_RESPONSE = 0.42
-# Largest shift in spike pixels. A frame that is blurred by motion may lie a little beside the sharp
-# instant.
-SHARP_TOLERANCE = 0.5
-BLURRY_TOLERANCE = 2.0
-# A check of so many samples, and frames of each, takes about a second with frames of 720p.
+# Largest shift in spike pixels that counts as agreement, for a sharp and for a blurry frame. A
+# frame blurred by motion may lie a little beside the sharp instant.
+MOST_SHIFT_OF_SHARP = 0.5
+MOST_SHIFT_OF_BLURRY = 2.0
+# Number of samples that are compared, and of frames in each. With these numbers, a check takes
+# about a second with frames of 720p.
 SAMPLES = 4
 FRAMES = 2
 # Share of the samples that must be wrong for a warning. A clip without texture cannot be judged and
@@ -50,7 +54,7 @@ LEAST_SAMPLES = 2
 EPOCH = 0
 # Standard deviation of gradients below which a picture has no texture, of values 0 to 1.
 NO_TEXTURE = 1e-6
-# A smaller shift along one axis is not named in the sentence about a shift, in RGB pixels.
+# Smallest shift along one axis that the sentence names, in RGB pixels. Smaller shifts are noise.
 SMALLEST_NAMED_SHIFT = 0.35
 # Pixels to cut off at each border of a gradient. There the gradient is 0 in every image, and equal
 # borders would correlate.
@@ -127,9 +131,9 @@ class _Sample(NamedTuple):
 
 
 def warning_of(source: Any, option_file: str = "") -> str | None:
-    """Return a warning if the spikes of nearly all compared samples lie wrongly.
+    """Return a warning if the spikes of nearly all compared samples lie at a wrong place.
 
-    Returns None if they do not, or if nothing can be compared.
+    Returns None if they lie at the right place, or if nothing can be compared.
     source: a training set, or the list of the readers of a user's own clips.
     option_file: the option file of the training set, for the advice.
     """
@@ -139,11 +143,11 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
     else:
         samples = _samples_of_training(source)
         plural = "training samples"
-    wrong = []
+    wrong = []  # (sample, what is wrong with it)
     for sample in samples:
-        found = compare(sample.dataset, sample.draw, FRAMES)
-        if not found.is_right:
-            wrong.append((sample, found.sentence))
+        comparison = compare(sample.dataset, sample.draw, count=FRAMES)
+        if not comparison.is_right:
+            wrong.append((sample, comparison.sentence))
     if len(samples) < LEAST_SAMPLES or len(wrong) < LEAST_WRONG * len(samples):
         return None
 
@@ -170,6 +174,7 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
 
 def _samples_of_training(dataset: Any) -> list[_Sample]:
     """Return some samples of the first epoch of a training set, none if it has no spikes."""
+    # A user's dataset of another kind has no draws that could be compared.
     if not isinstance(dataset, TrainClips) or not dataset.clips[0].spikes:
         return []
     samples = []
@@ -181,7 +186,7 @@ def _samples_of_training(dataset: Any) -> list[_Sample]:
 
 def _samples_of_user(readers: Sequence[Any]) -> list[_Sample]:
     """Return some frames of a user's clips, only of clips with spikes."""
-    frames = []
+    frames = []  # (reader, number of the frame in its clip)
     for reader in readers:
         if reader.clip.spikes:
             for frame in range(len(reader.stems)):
@@ -201,7 +206,9 @@ def _spread(count: int, wanted: int) -> list[int]:
     """
     if count == 0:
         return []
-    return sorted({round(number) for number in np.linspace(0, count - 1, wanted)})
+    evenly_spaced = np.linspace(0, count - 1, wanted)
+    # A set, because neighbours are rounded to one number if count < wanted.
+    return sorted({round(number) for number in evenly_spaced})
 
 
 # ---- One sample ------------------------------------------------------------------------------
@@ -210,11 +217,11 @@ def _spread(count: int, wanted: int) -> list[int]:
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """Compare the spikes of a sample with its frames.
 
-    dataset: the dataset of the draw. count: number of frames of the sample to measure; the middle
+    dataset: the dataset of the draw. count: number of frames of the sample to measure. The middle
     frame is measured in any case.
     """
     grid = draw.clip.grid
-    # The whole region that both cameras see: a crop would show less.
+    # Compare the whole region that both cameras see, because a crop has less texture.
     top, left, height, width = grid.region
     region = Augment(top, left, height, width)
     kind = "gt" if draw.clip.gt else "lq"
@@ -222,38 +229,51 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         draw = _with_mean_of_exposure(draw)
     spikes = draw.clip.spikes
 
-    numbers = range(len(draw.frames))
-    middle = len(numbers) // 2
+    # The pictures of the spikes and of the frames.
+    frame_count = len(draw.frames)
+    middle = frame_count // 2
+    positions = {middle, *_spread(frame_count, wanted=count)}  # in the sample
     pairs = []
-    for number in sorted({middle, *_spread(len(numbers), count)}):
-        frame = draw.frames[number]
-        is_backwards = draw.backwards[number]
-        single = dataclasses.replace(draw, frames=[frame], backwards=[is_backwards], aug=region)
-        item = dataset.read(single)
+    for position in sorted(positions):
+        frame = draw.frames[position]
+        is_backwards = draw.backwards[position]
+        one_frame = dataclasses.replace(draw, frames=[frame], backwards=[is_backwards], aug=region)
+        item = dataset.read(one_frame)
         exposure = draw.clip.exposures[frame]
-        spike_picture = spikes.sharp_image(item["spike"][0].numpy(), exposure, is_backwards)
-        image = item[kind][0, :3]  # (3, sH, sW); lq may have a noise map as channel 3
-        grey = to_grey(image.permute(1, 2, 0).numpy())
+        channels = item["spike"][0].numpy()  # (S, H, W)
+        spike_picture = spikes.sharp_image(channels, exposure, is_backwards)  # (H, W)
+        image = item[kind][0, :3]  # (3, sH, sW), without the noise map that lq may have
+        grey = to_grey(image.permute(1, 2, 0).numpy())  # (sH, sW)
         size = (width, height)  # OpenCV's order
-        pairs.append((spike_picture, cv2.resize(grey, size, interpolation=cv2.INTER_AREA)))
-        if number == middle:
+        frame_picture = cv2.resize(grey, size, interpolation=cv2.INTER_AREA)  # (H, W)
+        pairs.append((spike_picture, frame_picture))
+        if position == middle:
             name = f"{kind} {draw.clip.stems[frame]}"
             shown = Shown(name, tensor_to_uint8(image), spike_picture)
 
-    # `grid.pixel` is the number of RGB pixels along a spike pixel, so the tolerance is turned from
-    # spike pixels into RGB pixels.
     measures = measure(pairs, grid.pixel)
-    distance = float(np.hypot(*measures.shift))
-    tolerance = SHARP_TOLERANCE if kind == "gt" else BLURRY_TOLERANCE
-    is_near = distance <= grid.pixel * tolerance
+    distance = float(np.hypot(*measures.shift))  # RGB pixels
+    most_spike_pixels = MOST_SHIFT_OF_SHARP if kind == "gt" else MOST_SHIFT_OF_BLURRY
+    # `grid.pixel` is the number of RGB pixels along a spike pixel.
+    is_near = distance <= grid.pixel * most_spike_pixels
     is_right = measures.correlation >= LEAST_CORRELATION and is_near
     if is_right:
         # Without the limit, the text would say 0.0 px for a very small distance.
         sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
     else:
-        wrong = _what_differs(pairs, measures, grid.pixel, spikes.calibration is not None)
+        is_calibrated = spikes.calibration is not None
+        wrong = _what_differs(pairs, measures, grid.pixel, is_calibrated)
         sentence = f"They do not agree: {wrong}."
-    return Comparison(*measures, is_right, sentence, kind, len(pairs), shown)
+    return Comparison(
+        correlation=measures.correlation,
+        shift=measures.shift,
+        response=measures.response,
+        is_right=is_right,
+        sentence=sentence,
+        kind=kind,
+        measured=len(pairs),
+        shown=shown,
+    )
 
 
 def _with_mean_of_exposure(draw: Draw) -> Draw:
@@ -261,15 +281,23 @@ def _with_mean_of_exposure(draw: Draw) -> Draw:
 
     This mean is as blurry as the blurry frame, so their edges can be compared.
     """
+    # One bin of the representation "voxel" is the mean of its planes.
     spikes = draw.clip.spikes.changed(
         name="voxel", options={"num_bins": 1}, channels=1, ignored=frozenset(), rate=1.0
     )
     exposures = []
     for exposure in draw.clip.exposures:
         # Only the planes of the exposure, without context, and the sharp instant in their middle.
-        own = exposure.own
-        center = (own.count - 1) / 2
-        exposures.append(Exposure(own, (own,), 0, center, exposure.origin))
+        planes = exposure.own
+        exposures.append(
+            Exposure(
+                own=planes,
+                pieces=(planes,),
+                before=0,
+                center=(planes.count - 1) / 2,
+                origin=exposure.origin,
+            )
+        )
     clip = dataclasses.replace(draw.clip, exposures=tuple(exposures), spikes=spikes)
     return dataclasses.replace(draw, clip=clip)
 
@@ -281,20 +309,20 @@ def _what_differs(
 
     pixel: see `measure`. is_calibrated: whether a calibration says where the spikes lie.
     """
-    # Do the spikes fit if they are turned?
-    turned = {
+    # Do the spikes fit if they are turned? A turn is an index: np.s_[::-1] reverses the rows.
+    turns = {
         "upside down (spike.flip)": np.s_[::-1],
         "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],
         "turned by 180 degrees (spike.calibration, key mirror, and spike.flip)": np.s_[::-1, ::-1],
     }
     correlation = measures.correlation
-    for name, order in turned.items():
-        turned_pairs = [(spikes[order], frame) for spikes, frame in pairs]
-        other = measure(turned_pairs, pixel).correlation
-        if correlation < LEAST_CORRELATION <= other:
-            return f"the spikes are {name}; correlation {correlation:.2f}, turned {other:.2f}"
+    for name, turn in turns.items():
+        turned_pairs = [(spikes[turn], frame) for spikes, frame in pairs]
+        if_turned = measure(turned_pairs, pixel).correlation
+        if correlation < LEAST_CORRELATION <= if_turned:
+            return f"the spikes are {name}; correlation {correlation:.2f}, turned {if_turned:.2f}"
 
-    # A clear peak of the phase correlation means: spikes and frame fit if the spikes are shifted.
+    # If the phase correlation has a clear peak, the spikes fit after a shift.
     if measures.response >= LEAST_RESPONSE:
         keys = (
             "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, "
@@ -330,26 +358,28 @@ def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
     pairs: for each frame, what the spikes show and the frame, both (H, W).
     pixel: number of RGB pixels along a spike pixel.
     """
-    found = []  # (correlation, right, down, response) of each frame
+    values = []  # (correlation, right, down, response) of each frame
     for spike_picture, frame_picture in pairs:
         spikes = _gradients(spike_picture, pixel)
         frame = _gradients(frame_picture, pixel)
         # Nothing correlates with a picture without texture.
         if spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
-            found.append((0.0, 0.0, 0.0, 0.0))
+            values.append((0.0, 0.0, 0.0, 0.0))
             continue
+        # corrcoef returns a matrix (2, 2) with 1 on its diagonal.
         correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
         # The window fades out the borders, because a phase correlation takes the picture as
         # periodic. `phaseCorrelate` multiplies its arguments by the window, in place.
-        window = cv2.createHanningWindow(spikes.shape[::-1], cv2.CV_32F)
+        height, width = spikes.shape
+        window = cv2.createHanningWindow((width, height), cv2.CV_32F)
         shift_of_frame, response = cv2.phaseCorrelate(spikes, frame, window)
-        # It tells where the frame lies relative to the spikes, in spike pixels. We want the reverse
-        # in RGB pixels.
+        # `shift_of_frame` is the offset of the frame from the spikes, in spike pixels. `Measures`
+        # has the offset of the spikes from the frame, in RGB pixels.
         right, down = shift_of_frame
-        found.append((correlation, -pixel * right, -pixel * down, response))
-    correlation, _, _, response = np.mean(found, axis=0).tolist()
+        values.append((correlation, -pixel * right, -pixel * down, response))
+    correlation, _, _, response = np.mean(values, axis=0).tolist()
     # A median, because one frame may give a wrong peak.
-    _, right, down, _ = np.median(found, axis=0).tolist()
+    _, right, down, _ = np.median(values, axis=0).tolist()
     return Measures(correlation, (right, down), response)
 
 
@@ -359,31 +389,36 @@ def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
     image: (H, W). pixel: see `measure`.
     Returns about (H / pixel, W / pixel) float32, without the border.
     """
-    height, width = (max(1, side // pixel) for side in image.shape)
+    rgb_height, rgb_width = image.shape
+    height = max(1, rgb_height // pixel)
+    width = max(1, rgb_width // pixel)
     small = image
     if pixel > 1:
         small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    small = np.ascontiguousarray(small, np.float32)
     # A Gaussian of one spike pixel reduces the noise of the spikes.
-    smooth = cv2.GaussianBlur(np.ascontiguousarray(small, np.float32), (0, 0), 1.0)
-    across = cv2.Sobel(smooth, cv2.CV_32F, 1, 0)
-    down = cv2.Sobel(smooth, cv2.CV_32F, 0, 1)
+    smooth = cv2.GaussianBlur(small, (0, 0), sigmaX=1.0)
+    across = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)
+    down = cv2.Sobel(smooth, cv2.CV_32F, dx=0, dy=1)
     magnitude = cv2.magnitude(across, down)
     return np.ascontiguousarray(magnitude[_inner(height), _inner(width)])
 
 
 def _inner(side: int) -> slice:
-    """Return the middle of a side: without the border, and of a length that suits the Fourier
-    transform.
+    """Return the middle part of a side, without the border, as a slice.
 
-    cv2.phaseCorrelate pads other lengths, and its result is half a pixel off if the padded length
-    is odd. So the length must be even and need no padding. A side that is too short is kept whole.
+    The length of the part suits the Fourier transform: cv2.phaseCorrelate pads other lengths, and
+    its result is half a pixel off if the padded length is odd. So the length must be even and need
+    no padding. A side that is too short is kept whole.
     """
     length = side
+    longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)
-    for shorter in range(side - 2 * BORDER, shortest - 1, -1):
-        needs_no_padding = cv2.getOptimalDFTSize(shorter) == shorter
-        if shorter % 2 == 0 and needs_no_padding:
-            length = shorter
+    # Take the longest such length.
+    for candidate in range(longest, shortest - 1, -1):
+        needs_no_padding = cv2.getOptimalDFTSize(candidate) == candidate
+        if candidate % 2 == 0 and needs_no_padding:
+            length = candidate
             break
     begin = (side - length) // 2
     return slice(begin, begin + length)

@@ -5,9 +5,9 @@
 a sample, and maybe its blurry frames, as another camera would have recorded them. Another simulated
 camera is a new file data/camera_<name>.py whose class registers itself in `CAMERAS`.
 
-Which random numbers are drawn, and in which order, decides every sample of a seed. A resumed run
-must see the same samples, so a new draw comes from a generator of its own and never between two
-existing draws.
+What must stay: the random numbers that are drawn, and their order, because they decide every sample
+of a seed, and a resumed run must see the same samples. So a new draw takes its numbers from a new
+generator, and never stands between two existing draws.
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/parts/data/test_spike_simulate.py
 """
@@ -32,13 +32,15 @@ Share = Annotated[float, Field(ge=0, le=1)]  # a probability or a fraction
 
 @dataclass(frozen=True)
 class Augment(Crop):
-    """The crop, in pixels of the lq frame, and the flips; the same for every frame of a sample.
+    """The crop, in pixels of the lq frame, and the flips. They are the same for every frame.
 
     The fields top, left, height and width come from `Crop`.
     hflip: left and right are swapped. vflip: up and down are swapped.
     transpose: the two axes are swapped. With the flips this gives all rotations by 90 degrees.
     reverse: the clip is played backwards, its spikes too.
-    The order is crop, hflip, vflip, transpose.
+
+    What must stay: the order crop, hflip, vflip, transpose, because lq, gt and spikes are changed
+    one after the other and must agree.
     """
 
     hflip: bool = False
@@ -64,24 +66,26 @@ class Augment(Crop):
         size: (height, width) of the region in which the crop must lie.
         origin: (top, left) of this region within the frame.
         patch: side of the crop.
-        step: number of RGB pixels along a spike pixel. The crop starts at a multiple of it from the
-        origin, so that no spike pixel is cut.
+        step: number of RGB pixels along a spike pixel. The distance of the crop from the origin is
+        a multiple of the step, so that no spike pixel is cut.
         hflip, rot, reverse: which flips are allowed. rot allows vflip and transpose.
         """
+        height, width = size
+        origin_top, origin_left = origin
         # All random numbers are drawn in any case and in this order, so that switching one flip off
         # does not change the others.
-        top = origin[0] + _random_start(rng, size[0] - patch, step)
-        left = origin[1] + _random_start(rng, size[1] - patch, step)
-        drawn = (rng.random(4) < 0.5).tolist()
+        top = origin_top + _random_start(rng, height - patch, step)
+        left = origin_left + _random_start(rng, width - patch, step)
+        wants_hflip, wants_vflip, wants_transpose, wants_reverse = (rng.random(4) < 0.5).tolist()
         return cls(
             top=top,
             left=left,
             height=patch,
             width=patch,
-            hflip=hflip and drawn[0],
-            vflip=rot and drawn[1],
-            transpose=rot and drawn[2],
-            reverse=reverse and drawn[3],
+            hflip=hflip and wants_hflip,
+            vflip=rot and wants_vflip,
+            transpose=rot and wants_transpose,
+            reverse=reverse and wants_reverse,
         )
 
     @classmethod
@@ -109,6 +113,7 @@ class Augment(Crop):
             frames = frames[..., ::-1, :]
         if self.transpose:
             frames = frames.swapaxes(-1, -2)
+        # The steps above make views. torch takes no array with a negative stride.
         return np.ascontiguousarray(frames)
 
 
@@ -146,8 +151,8 @@ class CameraDraw:
         stream = change_threshold(stream, self.threshold, rng, self.dark)
         if self.drop:
             # A lost plane stays in the stream, without spikes, so that times do not change.
-            is_there = rng.random(len(stream)) >= self.drop  # (T,)
-            factors = is_there.astype(np.uint8)[:, None, None]  # (T, 1, 1), 0 or 1
+            is_recorded = rng.random(len(stream)) >= self.drop  # (T,)
+            factors = is_recorded.astype(np.uint8)[:, None, None]  # (T, 1, 1), 0 or 1
             stream = stream * factors
         if self.hot or self.dead:
             # These random numbers do not depend on `frame`, so that the same pixels are stuck in
@@ -220,11 +225,12 @@ class CameraPerturb:
     jpeg_min: Annotated[int, Field(ge=1, le=100)] = 85  # OpenCV's scale, 100 is best
 
     def __post_init__(self) -> None:
-        found = list(self.threshold_range)
-        is_pair = len(found) == 2
-        if not is_pair or not 0 < found[0] <= found[1]:
+        # The range is drawn from in the logarithm, so both ends must be above 0.
+        given = list(self.threshold_range)
+        is_range = len(given) == 2 and 0 < given[0] <= given[1]
+        if not is_range:
             raise OptionError(
-                what=f"camera.threshold_range is {found}",
+                what=f"camera.threshold_range is {given}",
                 where="camera.threshold_range",
                 expected="[lowest, highest] factor, both > 0",
                 do="for instance [0.5, 4.0]",
@@ -237,28 +243,30 @@ class CameraPerturb:
         is. All numbers are drawn in any case, so that one option does not change another draw.
         """
         # The order of the random numbers fixes the samples of existing runs: do not change it.
+        # The first four decide whether a change happens, the next four how large it is.
         rng = random_stream("camera", *seed)
-        chance = rng.random(4)  # whether it happens: threshold, drop, hot, dead
-        size = rng.random(4)  # how large it is, in the same order
+        threshold_chance, drop_chance, hot_chance, dead_chance = rng.random(4)
+        threshold_size, drop_size, hot_size, dead_size = rng.random(4)
         threshold = 1.0
-        if chance[0] < self.threshold_prob:
+        if threshold_chance < self.threshold_prob:
             low, high = np.log(self.threshold_range)
-            threshold = float(np.exp(low + size[0] * (high - low)))
-        drop = _amount(chance[1], self.drop_prob, size[1], self.drop_max)
-        hot = _amount(chance[2], self.hot_prob, size[2], self.hot_max)
-        dead = _amount(chance[3], self.dead_prob, size[3], self.dead_max)
+            threshold = float(np.exp(low + threshold_size * (high - low)))
+        drop = _amount(drop_chance, self.drop_prob, drop_size, self.drop_max)
+        hot = _amount(hot_chance, self.hot_prob, hot_size, self.hot_max)
+        dead = _amount(dead_chance, self.dead_prob, dead_size, self.dead_max)
 
-        # A second generator, so that these later options did not change the draws above.
+        # These options came later. They have a second generator, so that the draws above stayed the
+        # same.
         rng = random_stream("dark current and frames of a camera", *seed)
-        chance = rng.random(3)  # whether it happens: dark, rgb, jpeg
-        size = rng.random(4)  # how large it is: dark, shot, read, jpeg
-        dark = _amount(chance[0], self.dark_prob, size[0], self.dark_max)
-        # Both kinds of noise come together.
-        shot = _amount(chance[1], self.rgb_prob, size[1], self.rgb_shot_max)
-        read = _amount(chance[1], self.rgb_prob, size[2], self.rgb_read_max)
+        dark_chance, rgb_chance, jpeg_chance = rng.random(3)
+        dark_size, shot_size, read_size, jpeg_size = rng.random(4)
+        dark = _amount(dark_chance, self.dark_prob, dark_size, self.dark_max)
+        # Both kinds of noise come together, so they share one chance.
+        shot = _amount(rgb_chance, self.rgb_prob, shot_size, self.rgb_shot_max)
+        read = _amount(rgb_chance, self.rgb_prob, read_size, self.rgb_read_max)
         jpeg = 0  # quality; 0: no JPEG
-        if chance[2] < self.jpeg_prob:
-            jpeg = round(self.jpeg_min + size[3] * (100 - self.jpeg_min))
+        if jpeg_chance < self.jpeg_prob:
+            jpeg = round(self.jpeg_min + jpeg_size * (100 - self.jpeg_min))
         rgb = None
         if shot or read or jpeg:
             rgb = RgbCamera(shot=shot, read=read, jpeg=jpeg)
@@ -275,8 +283,9 @@ class CameraPerturb:
 
 
 def _random_start(rng: np.random.Generator, largest: int, step: int) -> int:
-    """Draw a random multiple of `step` from 0 to `largest`."""
-    return int(rng.integers(0, largest // step + 1)) * step
+    """Draw a random multiple of `step` from 0 to `largest`: 0, 4 or 8 for step 4 and largest 10."""
+    steps = largest // step
+    return int(rng.integers(0, steps + 1)) * step
 
 
 def _amount(chance: float, probability: float, size: float, largest: float) -> float:

@@ -1,12 +1,13 @@
 """The record of one clip, `Clip`: its files, frame by frame.
 
-Clips come from the folders of a data set, from a clip cache, or from a user's own files. Each of
-them becomes the same kind of record. The checks (data/clips/clip_check.py) make the record, and
-datasets and readers read the files that the record names. A record never changes;
+Clips come from the folders of a data set, from a clip cache, or from a user's own files. All of
+them become the same kind of record. The checks (data/clips/clip_check.py) make the record, and
+datasets and readers read the files that the record names. A record never changes:
 `dataclasses.replace` makes a changed copy.
 
-A new field needs a default, so that other code can still make records without it. If the field must
-survive in a clip cache, add it to STORED in data/clips/io_backend.py.
+What must stay: the names of the fields, because clip caches and users' programs have them. A new
+field needs a default, so that other code can still make records without the field. If the field
+must survive in a clip cache, add it to STORED in data/clips/io_backend.py.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_clip_cache.py
 """
@@ -42,13 +43,13 @@ class Exposure:
 
     own: the planes of the exposure itself.
     pieces: all planes that are read, in the order of time. They may come from several files.
-    before: number of planes that are read before the frame's own planes.
-    center: the plane of the sharp frame, counted from the first own plane. x.5 lies between two
-    planes.
-    origin: number of the first own plane, as options and dataset.json count planes.
+    before: number of planes of context that are read before the planes of the exposure.
+    center: the plane of the sharp frame, counted from the first plane of the exposure. x.5 lies
+    between two planes.
+    origin: number of the first plane of the exposure, as options and dataset.json count planes.
 
-    A frame with own planes 40 ... 79 of a file and 8 planes of context has one piece, planes
-    32 ... 87, and before = 8.
+    E.g. the exposure has the planes 40 ... 79 of a file, and 8 planes of context are read before
+    and after it. Then `pieces` is one piece, the planes 32 ... 87, and before = 8.
     """
 
     own: Piece
@@ -64,8 +65,8 @@ class Clip:
 
     name: name of the clip. stems: names of the frames, without an ending.
     lq, gt: paths of the blurry and the sharp frames.
-    spike: path of the spike file of each frame. One file may hold the planes of all frames; then it
-    is listed for each of them.
+    spike: path of the spike file of each frame. If one file holds the planes of all frames, the
+    same path is listed for each frame.
     planes: number of planes in the spike file of each frame.
     size: (height, width) in pixels of the first lq frame. gt_size: the same of the first gt frame.
     gt_instants: K sharp frames of each exposure in the order of time, frame after frame.
@@ -101,8 +102,8 @@ class Clip:
 
     @cached_property
     def spike_files(self) -> dict[str, int]:
-        """{spike file: its number of planes}, each file once, in the order of the frames."""
-        # strict=False: a clip of a cache has planes even if the options read no spikes. Then
+        """{spike file: number of planes in it}, each file once, in the order of the frames."""
+        # strict=False: a clip of a cache has `planes` even if the options read no spikes. Then
         # `spike` is empty, and so is the result.
         return dict(zip(self.spike, self.planes, strict=False))
 
@@ -169,8 +170,8 @@ def checked_name(name: str, where: str) -> str:
     that are not UTF-8. "a/b" is a correct name; "a//b", "../b" and "/b" are not.
     """
     parts = name.split("/")
-    is_path_below = "" not in parts and "." not in parts and ".." not in parts
-    if not is_path_below or _UNPRINTABLE.search(name):
+    stays_below = "" not in parts and "." not in parts and ".." not in parts
+    if not stays_below or _UNPRINTABLE.search(name):
         raise DataError(
             what=f"{name!r} cannot be the name of a clip or frame",
             where=where,

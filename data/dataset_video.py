@@ -12,11 +12,11 @@ clips) there, and override only what differs:
 * `transform`: what is done with a finished training sample,
 * `may_share_frames`: whether lq and gt may be the same files.
 
-Names, keys and the order of random draws stay as they are, because option files and runs of users
-depend on them.
+What must stay: names, keys and the order of random draws, because option files and runs of users
+depend on them. A new key needs a default that changes nothing.
 
-Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/stories/test_kair_files.py,
-tests/stories/test_protocols.py
+Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/stories/test_kair_files.py (KAIR's
+datasets), tests/stories/test_protocols.py (published test protocols)
 """
 
 import zlib
@@ -41,8 +41,8 @@ from data.select_dataset import DATASETS
 from utils.errors import OptionError
 from utils.random_streams import published_stream
 
-# Largest relative change of brightness, contrast and saturation, and the largest turn of the hue as
-# a fraction of the colour circle.
+# Option color_jitter: largest relative change of brightness, contrast and saturation, and the
+# largest turn of the hue as a fraction of the colour circle.
 JITTER = 0.05
 
 
@@ -130,9 +130,9 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
 
     @classmethod
     def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
-        """Return the folder of the sharp frames as the folder of lq; there is no folder of gt.
+        """Return the folders, with the folder of the sharp frames as the folder of lq.
 
-        `transform` makes both lq and gt of these frames.
+        There is no folder of gt, because `transform` makes both lq and gt of these frames.
         Raises OptionError for keys that contradict one another.
         """
         _refuse_other_blurry_frames(section)
@@ -148,6 +148,7 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
         Channels 0 ... 2 of lq are the noisy frames, channel 3 is the noise map.
         """
         gt = item["lq"]
+        # What must stay: first sigma is drawn, then the noise.
         sigma = rng.uniform(self.options["sigma_min"], self.options["sigma_max"])
         noisy = add_noise(gt, sigma, rng)
         noise_map = torch.full_like(gt[:, :1], sigma / 255)  # (T, 1, h, w)
@@ -190,10 +191,11 @@ class VideoRecurrentTestDataset(TestClips):
             return item
         noisy = []
         for stem, frame in zip(item["frames"], item["lq"], strict=True):
-            # A frame has the same noise in whatever tile it is read. crc32 turns its name into a
-            # number for the generator.
+            # The generator depends on the name of the frame, so that a frame has the same noise in
+            # each tile that reads it. crc32 turns the name into a number.
             name = f"{item['key']}/{stem}"
-            rng = published_stream(self.seed, zlib.crc32(name.encode()))
+            number = zlib.crc32(name.encode())
+            rng = published_stream(self.seed, number)
             noisy.append(add_noise(frame, sigma, rng))
         item["lq"] = torch.stack(noisy)
         return item
@@ -204,8 +206,9 @@ def add_noise(frames: torch.Tensor, sigma: float, rng: np.random.Generator) -> t
 
     The result is not clipped, so values may be below 0 or above 1.
     """
-    noise = rng.standard_normal(frames.shape, dtype=np.float32)
-    return frames + torch.from_numpy(noise).mul_(sigma / 255)
+    drawn = rng.standard_normal(frames.shape, dtype=np.float32)
+    noise = torch.from_numpy(drawn).mul_(sigma / 255)
+    return frames + noise
 
 
 def _refuse_other_blurry_frames(section: DenoisingTrainKeys) -> None:
@@ -259,7 +262,11 @@ class VideoRecurrentTrainVimeoDataset(TrainClips):
         """Repeat the last frame, if pad_sequence is set."""
         if not self.options["pad_sequence"]:
             return item
-        return {kind: torch.cat((frames, frames[-1:])) for kind, frames in item.items()}
+        padded = {}
+        for kind, frames in item.items():
+            last_frame = frames[-1:]  # (1, c, h, w)
+            padded[kind] = torch.cat((frames, last_frame))
+        return padded
 
 
 class VFIKeys(Crops, SharpFiles, Septuplets):
@@ -295,15 +302,17 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
         """
         if kind == "lq":
             return frames[::2]
-        return [frames[len(frames) // 2]]
+        middle = len(frames) // 2
+        return [frames[middle]]
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Change the colours of lq and gt in the same way, if color_jitter is set."""
         if not self.options["color_jitter"]:
             return item
-        # (n + 1, 3, h, w): gt is the last one, and is split off again.
-        frames = jitter_colors(torch.cat((item["lq"], item["gt"])), rng)
-        return {"lq": frames[:-1], "gt": frames[-1:]}
+        # gt becomes the last frame, so that all frames get the same change, and is split off again.
+        frames = torch.cat((item["lq"], item["gt"]))  # (n + 1, 3, h, w)
+        changed = jitter_colors(frames, rng)
+        return {"lq": changed[:-1], "gt": changed[-1:]}
 
 
 def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
@@ -316,7 +325,7 @@ def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tenso
     from torchvision.transforms import functional as F
 
     # Do not change the order of these draws: each takes the next numbers of rng.
-    brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, 3)
+    brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, size=3)
     hue = rng.uniform(-JITTER, JITTER)
     changes = (
         (F.adjust_brightness, brightness),
@@ -324,8 +333,8 @@ def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tenso
         (F.adjust_saturation, saturation),
         (F.adjust_hue, hue),
     )
-    for number in rng.permutation(len(changes)):
-        change, amount = changes[number]
+    for change_index in rng.permutation(len(changes)):
+        change, amount = changes[change_index]
         frames = change(frames, float(amount))
     return frames
 

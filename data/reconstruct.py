@@ -4,9 +4,13 @@ main_test_vrt.py --method NAME uses them. A method consists of two things of the
 representation (data/spike/represent.py), which turns spikes into channels, and an entry in
 `METHODS`, which says how the channels become a frame.
 
-`Reconstruction` is the method as the test programs call it. `section_for` and `spike_section`
-change the options so that the spikes are read for the method. `spike_clip` makes a clip of spikes
-for which there are no frames.
+    Reconstruction   the method as the test programs call it (`utils.contract.Method`)
+    section_for      the options of a test set, so that its spikes are read for a method
+    spike_section    the same for the section `spike` alone, of a user's clip
+    spike_clip       a clip of spikes for which there are no frames
+
+What must stay: the frames of each method, because published scores belong to them. A user adds a
+method as docs/extending.md says. What may change: everything else.
 
 Tests: tests/stories/test_reconstruct.py
 """
@@ -36,8 +40,9 @@ from utils.user_path import expanded
 
 # Keys of the spike section that a method sets itself, so a user cannot set them.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
-# Keys with which a representation makes several pictures of a frame. A method makes one.
-SEVERAL = ("offsets", "num_bins")
+# Keys with which a representation makes several pictures of a frame. A method makes one picture, so
+# a user cannot set these keys.
+KEYS_OF_SEVERAL_PICTURES = ("offsets", "num_bins")
 # If the rate of full light is unknown, this percentage of the pixels is darker than white. It is
 # below 100, so that a few bright or defective pixels do not make the picture dark.
 WHITE_PERCENTILE = 99.5
@@ -89,18 +94,20 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
             expected=f"one of {', '.join(METHODS)}, or joint",
             do="choose one",
         )
-    several = [f"method.{key}" for key in SEVERAL if key in section]
-    if several:
+    refused = [f"method.{key}" for key in KEYS_OF_SEVERAL_PICTURES if key in section]
+    if refused:
         raise OptionError(
-            what=f"{', '.join(several)} would make several pictures of a frame",
+            what=f"{', '.join(refused)} would make several pictures of a frame",
             where="method",
             expected="one picture",
             do="remove it",
         )
     options = REPRESENTATIONS.resolve(section, "method").plain()
-    # The result is not used: the call raises an error for options that contradict one another.
+    # Only for its check: the call raises an error for options that contradict one another.
     channels_of(options)
-    return {key: value for key, value in options.items() if key not in SEVERAL}
+    for key in KEYS_OF_SEVERAL_PICTURES:
+        options.pop(key, None)
+    return options
 
 
 class Reconstruction:
@@ -108,6 +115,9 @@ class Reconstruction:
 
     representation: the result of `method_options`.
     center_frame_only: whether only the middle frame of a clip is restored.
+
+    Names and results of the methods belong to the interface, so they stay: the program that
+    restores clips calls them, whether the frames come from a network or from a formula.
     """
 
     # Any range of frames can be restored alone, because each frame is restored by itself.
@@ -152,13 +162,14 @@ class Reconstruction:
         reader: reads the frames of the clip. wanted: numbers of the frames to restore.
         tick: called with the number of frames that are done, for the progress.
         """
-        for index in wanted:
-            # Tells the watchdog that the program does not hang.
+        for frame in wanted:
+            # Tell the watchdog that the program does not hang.
             watchdog.go_on()
-            item = reader.frame(index)
-            rgb = item["lq"][:3]  # channel 3 is a noise map, if there is one
+            item = reader.frame(frame)
+            rgb = item["lq"][:3]  # without channel 3, which is a noise map if there is one
             blurry = rgb.permute(1, 2, 0).numpy()  # (H, W, 3)
-            picture = self.formula.picture(blurry, item["spike"].numpy())
+            channels = item["spike"].numpy()  # (S, H, W)
+            picture = self.formula.picture(blurry, channels)  # (H, W, 3)
             yield torch.from_numpy(picture).permute(2, 0, 1)
             tick(1)
 
@@ -211,8 +222,10 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
             expected="1: a formula gives frames of the size of the input",
             do="choose another option file",
         )
+    # `constructor` is the class of the dataset, and `spike_data` its properties of the spikes.
     recorded = section.constructor.spike_data(section)["rate"]
-    return section.model_copy(update={"spike": spike_section(section.spike, method, recorded)})
+    changed = spike_section(section.spike, method, recorded)
+    return section.model_copy(update={"spike": changed})
 
 
 # ---- Spikes without frames -------------------------------------------------------------------
@@ -252,12 +265,12 @@ class LongExposures:
             )
         self.stems = [file.stem for file in self.files]
         if source.timing.is_one_file:
-            # The one file is listed for each of its exposures.
+            # List the one file once for each of its exposures.
             with spike_errors_as_data_errors():
                 planes = count_planes(self.files[0], source.geometry, source.remainder)
-            count = source.timing.frames(clip, planes)
-            self.stems = [f"{number:06d}" for number in range(count)]
-            self.files = self.files * count
+            frame_count = source.timing.frames(clip, planes)
+            self.stems = [f"{frame:06d}" for frame in range(frame_count)]
+            self.files = self.files * frame_count
         self.size = (source.geometry.height, source.geometry.width)
         self._white = self._rate_of_white()
 
@@ -268,8 +281,9 @@ class LongExposures:
         """Return the spikes per plane of a white pixel."""
         rate = self._source.rate
         if rate == "match":
-            brightest = float(np.percentile(self._rates(0), WHITE_PERCENTILE))
-            # Not 0, because frames are divided by it.
+            rates_of_first_frame = self._rates(0)
+            brightest = float(np.percentile(rates_of_first_frame, WHITE_PERCENTILE))
+            # Not 0, because the rates of all frames are divided by the result.
             return max(brightest, 1e-6)
         return rate
 
@@ -284,20 +298,22 @@ class LongExposures:
 
     def read(self, index: int) -> np.ndarray:
         """Return frame `index` as (H, W, 3) uint8 RGB."""
-        light = self._rates(index) / self._white  # 1 is white
-        # Simulated spikes may have integrated display values already.
-        shown = light if self._source.light == "display" else to_display(light)
-        grey = to_uint8(shown)
+        values = self._rates(index) / self._white  # 1 is white
+        # Simulated spikes may have integrated display values. Light is turned into display values.
+        if self._source.light == "linear":
+            values = to_display(values)
+        grey = to_uint8(values)  # (H, W)
         return np.repeat(grey[..., None], 3, axis=2)
 
 
 def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> DatasetClip:
-    """Return the reader of a clip of spikes without frames. Its input frames: `LongExposures`.
+    """Return the reader of a clip of spikes without frames. Its blurry frames are `LongExposures`.
 
     path: a folder with one spike file per frame, or one file. One file is a single frame. With
-    spike.exposure, it has as many frames as the table of exposures lists, or as its period fits.
+    spike.exposure, the file has as many frames as the table of exposures lists, or as many periods
+    as fit into the file.
     gt: a sharp picture for each frame. section: the section `spike` of the options.
-    Raises DataError if they do not belong together.
+    Raises DataError if spikes and sharp pictures do not belong together.
     """
     path = Path(expanded(str(path)))
     if not path.exists():
@@ -307,9 +323,14 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> Dataset
             expected="a spike file, or a folder of them",
             do="check --spike",
         )
-    # The folder <clip>/spike is named after the clip.
-    name = path.resolve().parent.name if path.name == "spike" else path.stem
+    # The spikes of a data set are in <clip>/spike, so the name of the clip is one folder above.
+    name = path.stem
+    if path.name == "spike":
+        name = path.resolve().parent.name
+    # `described` completes the section by what a dataset.json beside the spikes says.
     section, info = described(section, path, name)
     source = SPIKE_SOURCES.build(section, "spike", info=info)
-    clip = user_clip(name, LongExposures(path, name, source), gt, path, source)
-    return UserClips([clip]).readers()[0]
+    frames = LongExposures(path, name, source)
+    clip = user_clip(name, frames, gt, path, source)
+    [reader] = UserClips([clip]).readers()
+    return reader
