@@ -591,14 +591,15 @@ def check_arguments(options: dict[str, Any], image_channels: int) -> None:
     """
     _check_lists(options)
     _check_widths(options)
-    fits_memory = options["checkpoint"] == "auto"
-    has_budget = options["memory_budget_gb"] is not None or devices.count() > 0
-    _need(
-        not fits_memory or has_budget,
-        "memory_budget_gb",
-        'null with checkpoint "auto"',
-        "gigabytes; it has a default on a GPU only",
-    )
+    if options["checkpoint"] == "auto" and options["memory_budget_gb"] is None:
+        # The GPUs are counted only here: counting may begin to use the driver of the GPU, which a
+        # process must not do before it forks.
+        _need(
+            devices.count() > 0,
+            "memory_budget_gb",
+            'null with checkpoint "auto"',
+            "gigabytes; it has a default on a GPU only",
+        )
     upscale = options["upscale"]
     is_power_of_two = upscale.bit_count() == 1  # e.g. 4 is 100 in binary
     _need(upscale == 3 or is_power_of_two, "upscale", f"{upscale}", "1, 3 or a power of two")

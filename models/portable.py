@@ -614,9 +614,11 @@ def _with_option_file(
     network = {**network, "spike_data": spike_data}
     saved = SavedNetwork(path, weights, **network, known_from="the option file")
     spike_of_training = options.get("spike")
-    takes_spikes = saved.spec.spike_channels > 0
-    if spike_of_training is None or saved.spike is None or not takes_spikes:
+    if spike_of_training is None or saved.spike is None:
         return saved  # there are no two descriptions of spikes to compare
+    # `spec` builds the network without its numbers, so it is asked only where it is needed.
+    if saved.spec.spike_channels == 0:
+        return saved  # the network takes no spikes
 
     # If the number of spike channels is the same, channels of another kind fit the weights. So
     # refuse them here, at the first difference.

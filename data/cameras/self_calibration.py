@@ -160,12 +160,15 @@ def _with(clip: Clip, found: Found) -> Clip:
     spikes = clip.spikes
     size = (spikes.geometry.height, spikes.geometry.width)
     matrix = found.matrix if is_changed.matrix else nominal(size, clip.size)
+    # Nine digits: the share that is read is 1.12 times this one, rounded to 3 digits. With fewer
+    # digits it would sometimes differ from the share of runs before, and so would their digests.
+    exposure_share = round(min(found.share, 1.0), 9) if is_changed.share else 1.0
     calibration = Calibration(
         matrix=matrix[:2].round(5).tolist(),
         spike_size=list(size),
         rgb_size=list(clip.size),
         time_offset_planes=round(found.offset, 1) if is_changed.offset else 0.0,
-        exposure_share=round(min(found.share, 1.0), 5) if is_changed.share else 1.0,
+        exposure_share=exposure_share,
         made={"by": "spike.calibration auto"},
     )
     try:

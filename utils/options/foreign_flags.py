@@ -65,8 +65,8 @@ TRAIN_FLAGS = {
 def add_launch_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags with which KAIR and BasicSR are launched.
 
-    The flags have no effect here: `check_launch_flags` only compares their values with the
-    environment variables of the launch, such as LOCAL_RANK.
+    The flags set nothing here. `check_launch_flags` compares their values with the environment
+    variables of the launch, such as LOCAL_RANK, and refuses values that contradict them.
     """
     add = parser.add_argument
     add(
@@ -74,17 +74,17 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
         "--local_rank",
         type=int,
         metavar="N",
-        help="of torch.distributed.launch; no effect, LOCAL_RANK counts",
+        help="of torch.distributed.launch; only compared with LOCAL_RANK, which counts",
     )
     add(
         "--launcher",
         choices=LAUNCHERS,
-        help="of KAIR and BasicSR; no effect, the variables of the launch count",
+        help="of KAIR and BasicSR; only compared with the variables of the launch, which count",
     )
     add(
         "--dist",
         metavar="True|False",
-        help="of KAIR; no effect, the variables of the launch count",
+        help="of KAIR; only compared with the variables of the launch, which count",
     )
 
 
