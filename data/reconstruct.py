@@ -75,7 +75,8 @@ def _first_channel(_: np.ndarray, channels: np.ndarray) -> np.ndarray:
 
 
 GREY = Formula(_first_channel, is_grey=True, gamma=DISPLAY_GAMMA)
-# The formula is a product of linear light, so its channels have gamma 1.
+# `exposure_estimate` multiplies the linear light of the blurry frame by a ratio of two channels. So
+# the channels must be linear light, too: gamma 1.
 EXPOSURE = Formula(exposure_estimate, is_grey=False, gamma=1.0)
 METHODS = {"tfp": GREY, "tfi": GREY, "tfstp": GREY, "exposure": EXPOSURE}
 
@@ -86,6 +87,8 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     section: {"type": name of the method, ...}.
     Raises OptionError for an unknown method, and for options that make several pictures.
     """
+    # `joint` is not in METHODS, because data/motion/joint.py has this method. The message names all
+    # methods that a user can choose.
     name = section["type"]
     if name not in METHODS:
         raise OptionError(
@@ -105,6 +108,8 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     options = REPRESENTATIONS.resolve(section, "method").plain()
     # Only for its check: the call raises an error for options that contradict one another.
     channels_of(options)
+    # `resolve` has added the defaults of these keys. A user cannot set the keys, so `protocol` and
+    # `settings` must not list them.
     for key in KEYS_OF_SEVERAL_PICTURES:
         options.pop(key, None)
     return options
@@ -153,7 +158,7 @@ class Reconstruction:
         return self
 
     def describe(self) -> str:
-        """Return in words into which tiles a frame is divided."""
+        """Return the tiles in words: a formula needs none."""
         return "none: each pixel by itself"
 
     def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
@@ -178,18 +183,18 @@ class Reconstruction:
 
 
 def spike_section(section: Any, method: Reconstruction, recorded: float | None) -> Any:
-    """Return the spike section with the keys replaced that the method decides.
+    """Return a spike section for a method. The method decides the keys of `SET_BY_METHOD`.
 
     section: the section `spike` of the options.
     recorded: the firing rate at full light in dataset.json. If neither dataset.json nor the section
     has a rate, the rate is measured from the brightness of the frames ("match").
     """
-    # The keys are those of `SET_BY_METHOD`.
+    # The last four keys are those of `SET_BY_METHOD`.
     values = {
         **section.plain(),
         "representation": method.representation,
         "gamma": method.formula.gamma,
-        "resize": "bilinear",
+        "resize": "bilinear",  # smooth pictures; "nearest" is for raw planes of 0 and 1
         "context": 0,  # no method uses planes outside of the exposure
     }
     spike: Any = SPIKE_SOURCES.resolve(values, "spike")

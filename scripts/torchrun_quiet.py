@@ -79,8 +79,8 @@ def main(argv: list[str]) -> int:
 
         # Let the ranks meet on this host without a server that other machines can reach.
         one_host.use(args)
-        # One launcher starts all ranks, so it can share a secret with them: see docs/ddp.md on
-        # trust.
+        # One launcher starts all ranks, so it can give them a secret. The ranks prove with it that
+        # they belong to one run, see "Trust" in docs/ddp.md.
         os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
     if ranks is not None:
         # Each rank gets its share of the cores. Otherwise torchrun would set 1, with a warning.
@@ -99,8 +99,9 @@ def signal_flags() -> list[str]:
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 
     known = run.get_args_parser().format_help()
-    # nohup makes this process ignore SIGHUP, and the ranks inherit this unless torchrun handles
-    # SIGHUP. So under nohup SIGHUP is left out, and closing the terminal does not end the run.
+    # Under nohup, closing the terminal must not end the run. nohup makes this process and its ranks
+    # ignore SIGHUP. If torchrun handled SIGHUP, this would have no effect. So torchrun must leave
+    # SIGHUP alone if it is ignored.
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handled = SIGNALS if is_nohup else f"{SIGNALS},SIGHUP"
     flags = []
@@ -127,8 +128,9 @@ def signal_flags() -> list[str]:
     if "--shutdown-timeout" in known:
         flags.append(f"--shutdown-timeout={GRACE_S}")
     else:
-        # The agent calls close(death_sig) without the second argument, the seconds until SIGKILL.
-        # So our time becomes the default of the second argument: (death_sig=None, timeout=GRACE_S).
+        # torch 2.8 has PContext.close(self, death_sig=None, timeout=30), and its agent never gives
+        # the timeout, the seconds until SIGKILL. The line below replaces the two defaults of the
+        # function, as if torch had written close(self, death_sig=None, timeout=GRACE_S).
         PContext.close.__defaults__ = (None, GRACE_S)
     return flags
 
@@ -151,12 +153,14 @@ def run_ranks(args: Namespace) -> int:
         exit_file.write("\n")
         exit_file.flush()
         os.environ["SPIKEVRT_EXIT_FILE"] = exit_file.name
-        # With --max-restarts, only faults that may pass start the ranks again.
+        # With --max-restarts, torchrun starts the ranks again after any fault. After this call it
+        # does not if another start would end in the same way, e.g. with wrong options. Instead it
+        # raises FinalError.
         restarts.only_after_faults_that_pass(Path(exit_file.name))
         try:
             run.run(args)
             return 0
-        except restarts.FinalError as e:
+        except restarts.FinalError as e:  # its code is the exit code of a rank
             return e.code
         except (ChildFailedError, SignalException) as e:
             written = Path(exit_file.name).read_text(encoding="ascii").split()

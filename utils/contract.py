@@ -12,8 +12,8 @@ here, which any class with the same members fulfils:
                     what the fusion "motion" and data/motion know of each other
 
 What must stay: researchers' own classes fulfil these protocols as well (docs/extending.md). So no
-member may be renamed, and a new member needs a default where it is read. test_extending.py has such
-classes.
+member may be renamed. A class that exists lacks a new member, so read it with `getattr` and a
+default. test_extending.py has such classes.
 
 Sizes: H and W are height and width of a frame, h and w of a spike plane. C is the number of
 colours, S the number of spike channels, s the scale, and K the number of sharp instants for each
@@ -122,8 +122,9 @@ class FrameReader(Protocol):
             gt            (3, sH, sW) in [0, 1]: the sharp frame, if there is one
             gt_instants   (3 K, sH, sW): several sharp frames, of which gt is the middle one
 
-        index: number of the frame, from 0. reverse: whether the spikes are given as in reversed
-        time, for a clip that is restored from its end to its begin.
+        index: number of the frame, from 0.
+        reverse: whether the spikes are played backwards, for a clip that is restored from its end
+        to its begin.
         """
         ...
 
