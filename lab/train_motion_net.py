@@ -121,7 +121,9 @@ def main(argv: Sequence[str]) -> int:
 # A texture is a grey picture from which the surfaces of things are cut. All textures are equally
 # likely, so these numbers decide how often a scene shows a frame, a photograph or a drawing.
 FRAMES_OF_VIDEO = 30  # textures from each video
-PHOTO_COPIES = 4  # each photograph is in the list so many times
+# Each photograph is in the list so many times, because all entries are equally likely: without
+# copies, one photograph would be drawn 30 times less often than one video.
+PHOTO_COPIES = 4
 DRAWINGS = 60
 # Pictures are scaled down to these sides in pixels, because a surface is cut out of 64 to 205
 # pixels of them: at full size a surface would show a smaller part of an object.
@@ -212,7 +214,8 @@ def drawing(rng: np.random.Generator) -> np.ndarray:
     frequency_x = np.fft.rfftfreq(n)[None]  # (1, n / 2 + 1)
     frequency = np.hypot(frequency_y, frequency_x)
     frequency[0, 0] = 1  # instead of 0, which has no negative power
-    amplitude = frequency ** -rng.uniform(1.1, 1.8)
+    power = rng.uniform(1.1, 1.8)
+    amplitude = frequency**-power
     amplitude[0, 0] = 0
     white_noise = np.fft.rfft2(rng.standard_normal((n, n)))
     clouds = np.fft.irfft2(amplitude * white_noise, (n, n))
@@ -220,7 +223,8 @@ def drawing(rng: np.random.Generator) -> np.ndarray:
     picture = np.clip(128 + 40 * clouds / clouds.std(), 0, 255).astype(np.uint8)
 
     for _ in range(DRAWN_SHAPES):
-        # A place, and the other end of a line. They are drawn for each shape.
+        # Random numbers for a shape of any kind: its place (x, y), and the end of a line. A disc
+        # and a letter do not use the end.
         x, y, end_x, end_y = rng.integers(0, n, 4).tolist()
         grey = int(rng.integers(0, 256))
         shape = rng.integers(3)
@@ -231,7 +235,8 @@ def drawing(rng: np.random.Generator) -> np.ndarray:
             width = int(rng.integers(1, 6))
             cv2.line(picture, (x, y), (end_x, end_y), grey, width, cv2.LINE_AA)
         else:
-            letter = "AEHKMRSX2589"[rng.integers(12)]
+            # Letters and digits with straight, slanted and round strokes.
+            letter = "AEHKMRSX2589"[rng.integers(12)]  # one of these 12
             scale = float(rng.uniform(0.5, 1.6))
             font = cv2.FONT_HERSHEY_SIMPLEX
             cv2.putText(picture, letter, (x, y), font, scale, grey, 2, cv2.LINE_AA)
@@ -245,7 +250,7 @@ def drawing(rng: np.random.Generator) -> np.ndarray:
 class Layer:
     """A flat picture that moves: the background, or a thing in front of it.
 
-    What is at p in the sharp instant is at the time tau at
+    A point p of the picture at the sharp instant has moved, at the time tau, to
 
         p' = A(tau) (p - center) + center + way(tau)
 

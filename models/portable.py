@@ -423,10 +423,14 @@ def load_pretrained(
     """
     if not path:
         return None
+    # A file may hold the weights twice: the normal weights under the key "params", and their
+    # running average under the key "ema_state_dict".
     container = "params" if which == "netG" else "ema_state_dict"
-    path = str(file_of(path))
-    weights = read_weights(path, container, f"path.pretrained_{which}, or set it to null")
-    report = load_weights(net, weights, str(path), strict)
+    path = str(file_of(path))  # a path, also for the name of published weights such as "vrt/006"
+    # The error for a missing file advises: "correct path.pretrained_netG, or set it to null".
+    key = f"path.pretrained_{which}, or set it to null"
+    weights = read_weights(path, prefer=container, key=key)
+    report = load_weights(net, weights, path, strict)
     logger.info("Pretrained %s %s: %s", which, path, report)
     return report
 
@@ -444,8 +448,9 @@ class SavedNetwork:
     scale: size of the output / size of the input.
     spike_channels: number of spike channels per frame.
     spike: options of the spike representation, or None for RGB only.
-    spike_data: rate, light and centre of the training spikes (see data/cameras/spike_source.py), or
-    None if they are not known.
+    spike_data: properties of the training spikes, or None if they are not known. E.g. the rate
+    (spikes per plane at full light), the light ("linear" or "display") and the center (the plane of
+    the sharp frame). `ClipDataset.spike_data` makes them.
     known_from: where the options come from, in words. FROM_FILE means that they are not trusted.
     released: name of the published network, e.g. "006_VRT_videodeblurring_GoPro", or None.
     """
@@ -502,6 +507,7 @@ class SavedNetwork:
         """
         # Compare on the device "meta" first: there a network takes no memory, however large it is.
         # Only a network that fits the tensors of the file is built with memory.
+        # A tensor that repeats one number is small in the file, and may be huge in the network.
         _refuse_repeated_numbers(self.weights, self.path)
         with torch.device("meta"):
             compare_weights(self.network(), self.weights, str(self.path), strict=True)
@@ -513,7 +519,8 @@ class SavedNetwork:
 def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> SavedNetwork:
     """Return the weights in a file, and their network. Averaged weights are preferred.
 
-    network: Options.portable of an option file, or None.
+    network: what an option file says of its network (`Options.portable` in
+    utils/options/models.py), or None without an option file.
 
     The first of these cases that holds says which network the tensors belong to:
 

@@ -122,7 +122,7 @@ class Conversion:
     # Key -> problem. With any problem nothing is written.
     problems: dict[str, Problem] = field(default_factory=dict)
 
-    def below(self, where: str) -> list[str]:
+    def at_or_below(self, where: str) -> list[str]:
         """Return the keys of a section; or `where` itself, if `where` is an option.
 
         For example, `netG` -> [`netG.depths`, `netG.img_size`], and `netG.depths` ->
@@ -138,11 +138,11 @@ class Conversion:
         """
         if where in self.values:
             taken = self.values[where]
-            for key in self.below(where):
+            for key in self.at_or_below(where):
                 del self.values[key]
             return taken
         section = {}
-        for key in self.below(where):
+        for key in self.at_or_below(where):
             relative = key.removeprefix(f"{where}.")
             section[relative] = self.values.pop(key)
         if not section:
@@ -158,8 +158,8 @@ class Conversion:
         self.renamed[old] = note or f"{new} = {json.dumps(value)}"
 
     def drop(self, where: str, why: str) -> None:
-        """Leave out an option or a section, if it is there, and report the reason."""
-        if self.below(where):
+        """Leave out an option or a section, and report the reason. Without it, do nothing."""
+        if self.at_or_below(where):
             self.take(where)
             self.dropped[where] = why
 
@@ -171,14 +171,17 @@ class Conversion:
 def main(arguments: list[str] | None = None) -> int:
     """Convert a file, or check a file of KAIR. Returns the exit code 0; see `with_exit_code`."""
     command = parse(arguments)
+    # PARTS: section -> registry of the networks, datasets or losses that the section can name.
     from main_train_vrt import PARTS  # not before --help, because it imports torch
 
     source = Path(command.file)
     out = Path(command.out)
     refuse_existing(out, "--out")
+    # .json5 is accepted too. The error advises .json, because the option files of this project and
+    # the examples in launch_train.sh have this ending.
     if out.suffix not in (".json", ".json5"):
         raise OptionError(
-            what="another ending",
+            what="another ending",  # than .json and .json5
             where=f"--out {out}",
             expected=".json, as launch_train.sh expects",
             do="add it",
@@ -189,7 +192,9 @@ def main(arguments: list[str] | None = None) -> int:
     if is_yaml:
         values = read_yaml(source)
     else:
-        values = read_with_base(source, Sources(str(source)))
+        # A JSON file may name a base file, whose options it changes. `Sources` records for messages
+        # which file each option came from.
+        values = read_with_base(source, Sources(main_file=str(source)))
     conversion = Conversion(flattened(redact(values)))
     is_svrt = any(OF_SVRT.match(key) for key in conversion.values)
     if not is_svrt:
@@ -210,9 +215,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
     write_whole(out, file_text(values, source, conversion).encode() + b"\n")
+    # The command to train: one process, or with `dist` one process for each entry of gpu_ids. If
+    # gpu_ids is missing or empty, it counts as [0], the first GPU.
     gpus = 1
     if values.get("dist"):
-        gpus = len(values.get("gpu_ids") or [0])
+        gpu_ids = values.get("gpu_ids") or [0]
+        gpus = len(gpu_ids)
     print(f"written: {out}\ntrain with: ./launch_train.sh {gpus} {out}")
     return 0
 
@@ -240,9 +248,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def refuse_unknown_kind(values: dict[str, Any], source: Path) -> None:
-    """Raise OptionError unless the file is an option file of KAIR.
+    """Raise OptionError if a file is neither of S-VRT nor of KAIR.
 
-    values: the sections of a file that is not of S-VRT.
+    The caller has found no key of S-VRT, so only KAIR is left to test.
+
+    values: the sections of the file.
     """
     has_network = isinstance(values.get("netG"), dict)
     has_data = isinstance(values.get("datasets"), dict)
@@ -462,7 +472,7 @@ def drop_as_asked(conversion: Conversion, keys: list[str], file: str) -> None:
     """Leave out the keys of --drop. Raises OptionError if the file does not have such a key."""
     for key in keys:
         # A key that `drop_without_counterpart` has removed is no error.
-        if not conversion.below(key) and key not in conversion.dropped:
+        if not conversion.at_or_below(key) and key not in conversion.dropped:
             raise OptionError(
                 what=f"--drop {key}: no such key",
                 where=file,
@@ -616,7 +626,7 @@ def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> N
 def convert_spike_scale(conversion: Conversion, split: str) -> None:
     """Convert `spike_normalize`, which subtracts a mean and divides by a std, to `spike.rate`."""
     key = f"{split}.spike_normalize"
-    if not conversion.below(key):
+    if not conversion.at_or_below(key):
         return
     scale = conversion.take(key)
     mean = scale.get("mean") if isinstance(scale, dict) else None
@@ -654,7 +664,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     key = f"{split}.spike.reconstruction"
     center_key = f"{split}.middle_tfp_center"
     all_places = (key, f"{split}.spike_reconstruction", center_key)
-    places = [place for place in all_places if conversion.below(place)]
+    places = [place for place in all_places if conversion.at_or_below(place)]
     known = _joined_reconstruction(conversion, places, key, center_key)
 
     # The values that a file of S-VRT means if it lacks a key, see docs/coming_from.md: TFP of 20
@@ -759,21 +769,21 @@ def convert_test_split(conversion: Conversion) -> None:
     name = conversion.values.get(key)
 
     # A training without spikes: only the dataset class has another name here.
-    if not conversion.below(f"{train}.spike"):
-        if name == "TestDataset" and conversion.below(train):
+    if not conversion.at_or_below(f"{train}.spike"):
+        if name == "TestDataset" and conversion.at_or_below(train):
             conversion.rename(key, key, "VideoRecurrentTestDataset")
         return
 
     # Without a test split there is nothing to do. An empty split is a value: {} or null.
     is_empty = test in conversion.values and not conversion.values[test]
-    if is_empty or not conversion.below(test):
+    if is_empty or not conversion.at_or_below(test):
         return
     if name != "TestDatasetRGBSpike":
         note = f"{name} -> TestDatasetRGBSpike: the network reads spikes"
         conversion.rename(key, key, "TestDatasetRGBSpike", note)
 
     # Without a spike section of its own, the test reads its spikes as the training does.
-    if not conversion.below(f"{test}.spike"):
+    if not conversion.at_or_below(f"{test}.spike"):
         for spike_key in SPIKE_KEYS:
             key_in_training = f"{train}.spike.{spike_key}"
             if key_in_training in conversion.values:
@@ -791,7 +801,7 @@ def convert_test_split(conversion: Conversion) -> None:
 
 def convert_network(conversion: Conversion) -> None:
     """Convert the way in which RGB and spikes are joined, and the optical flow network."""
-    if conversion.below("datasets.train.spike"):
+    if conversion.at_or_below("datasets.train.spike"):
         conversion.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
 
     # S-VRT says in the network, or in each split, how RGB and spikes are joined.

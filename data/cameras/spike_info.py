@@ -666,6 +666,8 @@ def _exposures_in(path: str) -> Any:
     try:
         return read_json(path)
     except (OSError, ValueError) as e:
+        # A path such as "$DATA/exposures.json" may have a variable without a value. Then
+        # `advice_on` returns "; set the variable $DATA, which has no value here", otherwise "".
         raise DataError(
             what=f"cannot read the exposures: {_in_words(e)}",
             where=path,
@@ -678,7 +680,13 @@ def _exposures_in(path: str) -> Any:
 
 
 class UnknownPlanes(DataError):
-    """The times of a clip's frames do not tell which planes of its one file belong to which frame.
+    """A clip has one spike file, and it is not known which planes in it belong to which frame.
+
+    The planes follow from the times of the frames. This error is raised if these times are not
+    sure, or if frames are missing. Its last part proposes a value of `spike.exposure`, e.g.
+
+        correct these exposures where they are wrong, and give them (or a file that holds them):
+        'spike.exposure={"clip_07": {"start": 0, "length": 40.0, "period": 40.0}}'
 
     clip: name of the clip.
     proposal: exposures in the form of `spike.exposure` for a clip, a guess that the user corrects.
@@ -687,11 +695,13 @@ class UnknownPlanes(DataError):
     def __init__(self, what: str, clip: str, proposal: Any) -> None:
         self.clip = clip
         self.proposal = proposal
+        argument = exposure_argument({clip: proposal})
         super().__init__(
             what=what,
             where=f"clip {clip}",
+            # That is: the time of every frame is known, and no frame is missing.
             expected="a known time of each frame, none missing between them",
-            do=f"{ADVICE}: {exposure_argument({clip: proposal})}",
+            do=f"{ADVICE}: {argument}",
         )
 
 
@@ -701,27 +711,36 @@ def joined(refused: Sequence[UnknownPlanes]) -> DataError:
     refused: the errors of the clips, at least one.
     """
     first = refused[0]
+    # The result has the same type for one clip and for several: a DataError, without the attributes
+    # `clip` and `proposal` of UnknownPlanes.
     if len(refused) == 1:
         return DataError(first.what, first.where, first.expected, first.do)
-    table = {each.clip: each.proposal for each in refused}
+    proposals = {each.clip: each.proposal for each in refused}
+    argument = exposure_argument(proposals)
     return DataError(
         what="; ".join(each.what for each in refused),
         where=", ".join(each.where for each in refused),
         expected=first.expected,
-        do=f"{ADVICE}: {exposure_argument(table)}",
+        do=f"{ADVICE}: {argument}",
     )
 
 
 def exposure_argument(table: dict[str, Any]) -> str:
     """Return the argument of a command line that sets `spike.exposure`.
 
-    table: clip -> exposures.
+    table: clip -> exposures. E.g. {"clip_07": [[0, 40]]} gives, with the quotes for the shell,
+    'spike.exposure={"clip_07": [[0, 40]]}'.
     """
     return f"'spike.exposure={json.dumps(table)}'"
 
 
 def _unlisted_frame(verb: str, clip: str, frame: int) -> DataError:
-    """Return the refusal of a frame that `spike.exposure` does not list."""
+    """Return the refusal of a frame that `spike.exposure` does not list.
+
+    verb: "does not list" or, for example, "lists 2 frames of". The error then says
+
+        spike.exposure lists 2 frames of clip clip_07, which has a frame 3
+    """
     return DataError(
         what=f"spike.exposure {verb} clip {clip}, which has a frame {frame}",
         where=f"clip {clip}",
@@ -733,11 +752,16 @@ def _unlisted_frame(verb: str, clip: str, frame: int) -> DataError:
 def _unknown_times(
     clip: str, times: FrameTimes, first: int, count: int, tick_hz: float | None = None
 ) -> UnknownPlanes:
-    """Return the refusal of one file without spike.exposure. The error proposes exposures.
+    """Return the refusal of a clip with one spike file and no spike.exposure.
 
-    times: the times of the frames. first, count: the planes of the file to distribute.
-    tick_hz: planes per second, if this clock and the times of the film contradict each other.
-    The proposal is a guess: the planes begin and end with the clip.
+    The error proposes exposures. They are a guess: the first plane is taken at the begin of the
+    clip, and the last plane at its end.
+
+    times: the times of the frames.
+    first: number of the first plane that the clip uses of its file.
+    count: number of planes that the frames of the clip share.
+    tick_hz: planes per second. It is given only if the length of the clip, computed from planes and
+    tick_hz, contradicts the times that the film of the frames contains.
     """
     proposal: Any
     if times.is_even:
@@ -747,7 +771,7 @@ def _unknown_times(
         # The times of the film in seconds, turned into planes.
         proposal = []
         for start, end in zip(times.starts, times.ends, strict=True):
-            begin = (start - times.begin) * Fraction(tick_hz)
+            begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
             length = (end - start) * Fraction(tick_hz)
             proposal.append([first + _plain(begin), _plain(length)])
     else:

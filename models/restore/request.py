@@ -135,7 +135,7 @@ class TestRequest:
         """Say whether the clips are the user's own, and not the clips of datasets.test."""
         if self.input is not None:
             return True
-        # A formula needs no frames: --spike may be the only input.
+        # The formulas of --method need no frames, so --spike may be the only input.
         return self.method is not None and self.opt is None
 
     @property
@@ -162,7 +162,11 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # argparse would only say that they are unknown.
     parser = _parser(description)
     refuse_kair_test_flags(argv)
+    # "Intermixed" means that key=value may stand between flags. After a flag with a list, argparse
+    # would still take key=value as an entry of the list, so we move it to the front.
     args = parser.parse_intermixed_args(_options_before_lists(argv))
+    # --local-rank, --launcher and --dist, which old launch scripts give, must agree with what
+    # torchrun or srun says in the environment.
     check_launch_flags(args)
     # The flags that the user gave, e.g. {"spike_size"}. A flag with its default value counts as not
     # given.
@@ -217,8 +221,9 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 def _parser(description: str | None) -> OptionParser:
     """Return the parser of the command line. --help shows the flags in this order.
 
-    A flag counts as given only if its value differs from its default here. If the option file or
-    the weights may give the value, the default must stay None or False.
+    A flag counts as given only if its value differs from its default here. A given flag wins over
+    the option file and the weights. So a flag whose value may come from them must keep the default
+    None or False, which gives nothing.
 
     tests/parts/house/test_help.py reads the result of --help.
     """

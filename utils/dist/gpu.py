@@ -170,6 +170,7 @@ def require_kernels(device: torch.device) -> None:
         return
     capability = torch.cuda.get_device_capability(device)  # e.g. (8, 0)
     built_for = torch.cuda.get_arch_list()
+    # E.g. "install torch for CUDA 12.8 or later, its newest version", or "" if this torch fits.
     advice = missing_wheel(capability, built_for)
     if not advice:
         return
@@ -185,6 +186,9 @@ def require_kernels(device: torch.device) -> None:
 
 def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
     """Return which torch to install for a GPU, or "" if the present torch runs on it.
+
+    A wheel is the file of a Python package that pip installs. torch has a wheel for each version of
+    CUDA, and a wheel has kernels for some GPUs only.
 
     A binary sm_XY runs on GPUs of compute capability X.Y and of later minor versions. compute_XY
     (PTX) runs on every later GPU (CUDA C++ programming guide, 5.8).
@@ -202,6 +206,7 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
         is_same_generation = version[0] == capability[0]
         if is_not_newer and (kind == "compute" or is_same_generation):
             return ""
+    # 2.8 is the oldest torch that requirements.txt allows.
     if capability < (5, 0):
         return "use the CPU or another GPU: no torch from 2.8 on was built for this one"
     # pytorch#172352: CUDA 12.8 and later leave Volta and older out; torch 2.14 is the last one with

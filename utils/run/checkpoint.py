@@ -197,7 +197,7 @@ class Resumed:
     """A checkpoint that a run resumes from. `find_checkpoint` sends these fields to all ranks."""
 
     path: Path  # the file
-    state: dict[str, Any]  # the content of the file, the argument of `save`
+    state: dict[str, Any]  # the content of the file, as it was given to `save`
     is_named: bool = False  # whether the user has named this file (`--resume PATH`)
 
 
@@ -222,10 +222,10 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
 
     * refused if the folder holds a checkpoint_best, because a fresh start would overwrite it.
 
-    The third row lets a user repeat the same command after an interruption: the first start uses
-    the named file, and later starts go on from their own checkpoint. A path to a folder means the
-    checkpoint_latest in it. If checkpoint_latest cannot be read in the last row, the named file is
-    used.
+    A file of another run: the user can repeat the same command after an interruption. The first
+    start uses the named file, and later starts go on from their own checkpoint_latest.
+    A file of this run: if checkpoint_latest cannot be read, the named file is used.
+    A path to a folder means the checkpoint_latest in this folder.
 
     Raises OptionError if the run is refused, and CheckpointError if a file is missing, damaged, or
     no checkpoint.
@@ -243,7 +243,8 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
 def _find(resume: str | None, folder: Path) -> Resumed | None:
     """Do the work of `find_checkpoint` on rank 0."""
     latest = own_checkpoint(folder, "latest")
-    # Whether this run has a checkpoint_latest, or a former version of it.
+    # Whether this run has a checkpoint_latest, or a former version of it. Former versions are kept
+    # beside the file as checkpoint_latest_previous.pth, ..., in case that the newest is damaged.
     has_own = bool(_existing_versions(latest))
     if resume is None and has_own:
         raise OptionError(
@@ -274,8 +275,10 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
             do="correct it",
         )
     found = Resumed(named, _read_state(named), is_named=True)
-    if not has_own or named.name == latest.name:
-        return found
+    if not has_own:
+        return found  # there is no checkpoint_latest to compare with
+    if named.name == latest.name:
+        return found  # the user has named checkpoint_latest itself
 
     # The named file and checkpoint_latest belong to the same run. Use the one with more steps.
     try:

@@ -90,39 +90,40 @@ class HistoryWriter:
         """
         self.folder = folder
         self.file = folder / LINES_NAME
-        self.start = start
-        # Whether the file has lost the entries that this start is going to repeat.
-        self.is_ready = False
+        self.resumed_step = start
+        # Whether the entries that this run of the program is going to write again have been removed
+        # from the file. They are removed before its first entry.
+        self.are_repeated_removed = False
         self.is_report_old = False  # whether curves and report lack the newest entry
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
         self.is_report_old = True
         with best_effort(str(self.file)):
-            # At its first entry, this start removes the entries that it is going to repeat.
-            if not self.is_ready:
+            # Before the first entry of this run of the program, remove those that it repeats.
+            if not self.are_repeated_removed:
                 earlier = self._entries_that_stay(values, step)
                 write_whole(self.file, b"".join(map(_line, earlier)))
-                self.is_ready = True
+                self.are_repeated_removed = True
             entry: dict[str, Any] = {"step": step}
             for tag, value in values.items():
                 entry[tag] = float(value) if math.isfinite(value) else None
             self._append(_line(entry))
         if "val/psnr" in values:  # the entry of a validation: update curves and report
-            self.close()
+            self._update_report()
 
     def _entries_that_stay(self, values: Mapping[str, float], step: int) -> list[dict[str, Any]]:
-        """Return the entries of earlier starts that this start does not write again.
+        """Return the entries in the file that this run of the program does not write again.
 
-        This start resumes from a checkpoint, so it repeats all later steps and writes their entries
-        again. It also repeats a validation that an earlier start recorded, if this earlier start
-        was killed before it wrote its checkpoint.
+        The program resumes from a checkpoint, so it repeats all later steps and writes their
+        entries again. It also repeats the validation at the step of the checkpoint, if the earlier
+        run of the program recorded it, but was killed before it wrote its next checkpoint.
 
-        values: scalars of the first entry of this start.
+        values: scalars of the first new entry.
         step: step of this entry.
         """
-        if not self.start:
-            return []
+        if not self.resumed_step:
+            return []  # a fresh start keeps no entry
         # Old versions of this program wrote only the .json.
         earlier_file = self.file if self.file.is_file() else self.folder / HISTORY_NAME
         if not earlier_file.is_file():
@@ -134,10 +135,12 @@ class HistoryWriter:
             logger.warning(text, earlier_file, broken_count)
         staying = []
         for entry in entries:
-            if entry is None or entry["step"] > self.start:
+            if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # A log line and a validation of the same step are two entries. So an earlier entry of
-            # this step is repeated only if the new entry has a scalar of the same name.
+            # Only entries up to the resumed step are left here. The first new entry is of this step
+            # or of a later one, so >= is true only if both entries are of the same step.
+            # A log line and a validation of the same step are two entries. So the earlier entry is
+            # repeated only if the new entry has a scalar of the same name.
             has_same_scalar = any(tag in entry for tag in values)
             is_repeated = entry["step"] >= step and has_same_scalar
             if not is_repeated:
@@ -158,6 +161,10 @@ class HistoryWriter:
                 raise
 
     def close(self) -> None:
+        """Bring the report up to date at the end of a run. No file stays open in between."""
+        self._update_report()
+
+    def _update_report(self) -> None:
         """Bring curves, report and training_history.json up to date."""
         if not self.is_report_old:
             return
@@ -165,6 +172,7 @@ class HistoryWriter:
         # Catch every exception, because an error in a plot must not end the run.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
+            # One run, which needs no name in the legend.
             curves = encoded(draw_panels({"": history}))
             page = build_report(self.folder, history, curves)
             write_whole(self.folder / HISTORY_NAME, _as_json(history))

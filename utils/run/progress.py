@@ -148,6 +148,7 @@ class Bar(ExitStack):
         self.enter_context(redirect(above))
 
     def __exit__(self, *error: Any) -> None:
+        # A terminal that was closed must not end the run, here and below: suppress its OSError.
         # Close the bar first; `super().__exit__` then puts the original streams back.
         with suppress(OSError):
             self._bar.close()
@@ -218,20 +219,26 @@ class Lines:
     """Writes lines that tell how much is done, and how long the rest takes.
 
     A line comes after the first seconds, at each tenth, and after a minute without a line.
-    `open_progress` explains the arguments.
     """
 
     def __init__(
-        self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0
+        self, total: int, name: str, unit: str, say: Callable[[str], object], no_line_s: float = 0.0
     ) -> None:
+        """total: number of things to do, e.g. 500.
+        name: what is done, e.g. "check". unit: what is counted, e.g. "clips".
+        say: function that is called with each line.
+        no_line_s: seconds at the start in which no line comes.
+        """
         self.total = max(total, 1)  # 0 things to do would divide by zero below
         self.name = name
         self.unit = unit
         self.done = 0
         self._say = say
         self._begin = time.monotonic()
-        self._quiet_until = self._begin + quiet_s
-        self._due = self._begin + QUIET_S  # when a line comes even if no tenth was completed
+        self._quiet_until = self._begin + no_line_s  # no line comes before this time
+        # When a line comes even if no tenth was completed. At the start this is soon, so that the
+        # user sees early how long the action takes.
+        self._due = self._begin + QUIET_S
 
     def update(self, count: float = 1) -> None:
         """Count what was done since the last call, and write a line if one is due.
