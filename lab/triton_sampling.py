@@ -137,9 +137,11 @@ def _corners(values, image_begin, top, left, is_pixel, channel, is_channel, H, W
 
 @jit
 def _add_to_corner(
-    grad_x, image_begin, y, x, is_pixel, channel, is_channel, H, W, gradient, C: tl.constexpr
+    y, x, gradient, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C: tl.constexpr
 ):
     """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x.
+
+    y, x: row and column of the corner, (ROWS,). The other arguments are the same for each corner.
 
     The addition is atomic, because several samples may have the same corner.
     """
@@ -244,7 +246,7 @@ def _sample_backward(
         tl.store(grad_offset + dy_plane * HW + pixel_of_image, grad_dy, mask=is_pixel)
         tl.store(grad_offset + dx_plane * HW + pixel_of_image, grad_dx, mask=is_pixel)
 
-        # The gradients of the corners.
+        # The gradients of the corners: g m times the weight of each corner.
         g *= m[:, None]
         g_upper = g * (1 - fy)[:, None]
         g_lower = g * fy[:, None]
@@ -254,23 +256,31 @@ def _sample_backward(
         g_11 = g_lower * fx[:, None]
         bottom = top + 1
         right = left + 1
-        _add_to_corner(grad_x, image_begin, top, left, is_pixel, channel, is_channel, H, W, g_00, C)
+        # Only the corner and its gradient differ between these calls.
+        _add_to_corner(top, left, g_00, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C)
         _add_to_corner(
-            grad_x, image_begin, top, right, is_pixel, channel, is_channel, H, W, g_01, C
+            top, right, g_01, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C
         )
         _add_to_corner(
-            grad_x, image_begin, bottom, left, is_pixel, channel, is_channel, H, W, g_10, C
+            bottom, left, g_10, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C
         )
         _add_to_corner(
-            grad_x, image_begin, bottom, right, is_pixel, channel, is_channel, H, W, g_11, C
+            bottom, right, g_11, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C
         )
 
 
 # ---- The convolution ----
 #
-# c input channels, c' output channels. The weights may be divided into k weight groups: each of
-# them reads c / k input channels, which are G / k groups of sampling, and makes c' / k output
-# channels. K = G / k * 9 * C is the length of the part of a column that a weight group reads.
+# The channels are divided twice, for sampling and for the product with the weights:
+#
+#     c, c'   input channels, output channels                                  c = 64, c' = 64
+#     G, C    groups for sampling, and channels of such a group: c = G * C     G = 8,  C = 8
+#     k       groups of the weights (`groups` of torch's convolution)          k = 2
+#     K       entries of a column that one group of the weights reads:         K = 288
+#             G / k groups for sampling, 9 taps, C channels each
+#
+# In the example at the right, a group of the weights reads c / k = 32 input channels, which are
+# G / k = 4 groups for sampling, and makes c' / k = 32 output channels.
 
 
 def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -282,6 +292,8 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     weight: (c', c / k, 3, 3) with k weight groups.
     bias: (c',).
     """
+    # The kernels compute addresses in offset and mask, so these must be contiguous. x and weight
+    # are put into another order first, see `_channels_innermost` and `_weights_of_columns`.
     return _DeformConv.apply(x, offset.contiguous(), mask.contiguous(), weight, bias)
 
 
@@ -298,13 +310,15 @@ class _DeformConv(torch.autograd.Function):
     ) -> Tensor:
         n, _, h, w = x.shape
         groups = mask.shape[1] // TAPS
-        grouped = _channels_innermost(x, groups)
-        columns = _columns_like(grouped)
+        grouped = _channels_innermost(x, groups)  # (n, G, h, w, C)
+        columns = _columns_like(grouped)  # (n h w, G, 9, C), still without values
         _launch(_sample, grouped, offset, mask, columns)
 
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
-        by_group = columns.view(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, K)
+        # pixels = n h w. The G * 9 * C entries of a column are k parts of K entries.
+        by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K)
+        by_group = by_pixel.transpose(0, 1)  # (k, pixels, K)
         out = torch.bmm(by_group, weights.transpose(1, 2))  # (k, pixels, c'/k)
         out = out.transpose(0, 1).reshape(n, h, w, -1) + bias.to(x.dtype)  # (n, h, w, c')
         # The columns are not saved: the backward pass samples them again, which saves memory.
@@ -315,23 +329,27 @@ class _DeformConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         grouped, offset, mask, weight = ctx.saved_tensors
-        n, groups, h, w, channels = grouped.shape
+        n, groups, h, w, channels = grouped.shape  # (n, G, h, w, C)
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
         grad = grad.permute(0, 2, 3, 1).to(grouped.dtype)  # (n, h, w, c')
         by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, c'/k)
 
-        # `columns` first holds the gradient of the columns. The kernel writes the columns over it.
-        columns = _columns_like(grouped)
+        # `columns` has 9 times as many numbers as x, so its memory is used twice:
+        # 1. Before the kernel, it holds the gradient of the columns, which is computed now.
+        # 2. The kernel reads this gradient, and writes the columns in its place.
+        columns = _columns_like(grouped)  # (n h w, G, 9, C)
         by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K), the same memory
-        by_pixel.copy_(torch.bmm(by_group, weights).transpose(0, 1))
+        grad_columns = torch.bmm(by_group, weights)  # (k, pixels, K)
+        by_pixel.copy_(grad_columns.transpose(0, 1))
+        del grad_columns  # frees its memory before the kernel runs
         grad_x = torch.zeros_like(grouped, dtype=torch.float32)
         grad_offset = torch.empty_like(offset)
         grad_mask = torch.empty_like(mask, dtype=torch.float32)
         _launch(_sample_backward, grouped, offset, mask, columns, grad_x, grad_offset, grad_mask)
 
         # Now `columns`, and so `by_pixel`, hold the columns.
-        grad_weights = torch.bmm(by_group.transpose(1, 2), by_pixel.transpose(0, 1))
+        grad_weights = torch.bmm(by_group.transpose(1, 2), by_pixel.transpose(0, 1))  # (k, c'/k, K)
         grad_x = grad_x.permute(0, 1, 4, 2, 3).reshape(n, groups * channels, h, w)
         grad_bias = grad.float().sum((0, 1, 2))
         # In the order of the arguments of `forward`.
