@@ -152,7 +152,9 @@ def _store_rows(
 
 
 @jit
-def _matrix(pointer, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _matrix_pointers(
+    pointer, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Return pointers to a tile (ROWS, COLUMNS) of a (T, T) matrix.
 
     row, column: the upper left element of the tile.
@@ -174,14 +176,19 @@ def _logits(
 ):  # fmt: skip
     """Compute scale x y^T + bias + mask, a (ROWS, COLUMNS) tile.
 
-    bias: the matrix (T, T) of this head. pattern, regions: see `mask_table`. window: number of the
-    window, for its mask. row, column: the upper left element of the tile in the matrix.
+    bias: the matrix (T, T) of this head.
+    pattern: for each window, the number of its row in `regions`.
+    regions: (rows, T), for each token the number of its region. Tokens of two regions must not
+    attend to each other. See `mask_table`.
+    window: number of the window, for its mask.
+    row, column: the upper left element of the tile in the matrix.
     """
     logits = tl.dot(x, tl.trans(y)) * scale
     if HAS_BIAS:
-        logits += tl.load(_matrix(bias, row, column, T, ROWS, COLUMNS)).to(tl.float32)
+        logits += tl.load(_matrix_pointers(bias, row, column, T, ROWS, COLUMNS)).to(tl.float32)
     if HAS_MASK:
-        of_window = regions + tl.load(pattern + window) * T
+        row_of_regions = tl.load(pattern + window)
+        of_window = regions + row_of_regions * T
         of_row = tl.load(of_window + row + tl.arange(0, ROWS))
         of_column = tl.load(of_window + column + tl.arange(0, COLUMNS))
         logits = tl.where(of_row[:, None] == of_column[None, :], logits, logits + MASKED)
@@ -209,16 +216,27 @@ def _place(n, walk, HEADS: tl.constexpr, TILES: tl.constexpr):
 
 
 # ---- Forward ---------------------------------------------------------------------------------
+#
+# `do_not_specialize`: otherwise Triton compiles a kernel again if n or walk is 1, or is divisible
+# by 16. The number of windows n changes with the size of the frames.
 
 
 @jit(do_not_specialize=["n", "walk"])
 def _forward(
-    qkv, bias, pattern, regions, out, sums, n, walk, scale,
+    qkv, bias, pattern, regions, out, log_sums, n, walk, scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Compute output and log-sum-exp of the logits for a tile of queries of one head.
+
+    qkv: (n, T, 3, HEADS, HD), packed queries, keys and values.
+    bias: (HEADS, T, T), times log2(e).
+    pattern, regions: the masks, see `_logits`.
+    out: the output, (n, T, HEADS, HD). log_sums: L of each row, (n, HEADS, T). Both are written.
+    walk: number of windows that a program goes through, see `_place`.
+    scale: factor of the logits, times log2(e).
+    T ... BN: constants, see "Names in the kernels" at the top.
 
     The softmax is computed in one pass over the keys. `top` is the largest logit of each row so
     far, which is subtracted before exp2, so that nothing overflows. If `top` grows, the sums so far
@@ -226,13 +244,14 @@ def _forward(
     """
     head, tile, _, first, end = _place(n, walk, HEADS, T // BM)
     first_query = tile * BM
-    stride = 3 * HEADS * HD  # of qkv, see "Layout" at the top
+    stride = 3 * HEADS * HD  # from a token to the next one, because q, k and v are packed in qkv
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     bias_of_head = bias + head * T * T if HAS_BIAS else bias
     for window in range(first, end):
         out_row = window * T + first_query
-        query_row = (window ^ 1 if MUTUAL else window) * T + first_query
+        query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
+        query_row = query_window * T + first_query
         q = _load_rows(qkv, query_row, stride, head, BM, HD, PAD)
         top = tl.full((BM,), -float("inf"), tl.float32)
         total = tl.zeros((BM,), tl.float32)  # sum of the weights of each row
@@ -252,33 +271,37 @@ def _forward(
             result = tl.dot(p.to(v.dtype), v, result * factor[:, None])  # p v + result * factor
             top = new_top
         _store_rows(result / total[:, None], out, out_row, HEADS * HD, head, BM, HD, PAD)
-        # L of each row. sums is (n, HEADS, T).
+        # L of each row. log_sums is (n, HEADS, T).
         sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
-        tl.store(sums + sum_rows, top + tl.log2(total))
+        tl.store(log_sums + sum_rows, top + tl.log2(total))
 
 
 # ---- Backward --------------------------------------------------------------------------------
 #
 # All backward kernels take the same arguments, so that one function can launch each of them:
-#   bias      of all heads, (HEADS, T, T). All kernels but _queries hold transposed matrices, (keys,
-#             queries), because the products then read P and dS from registers. They are given the
-#             transposed bias.
-#   out, sums O and L of the forward pass
+#   bias      of all heads, (HEADS, T, T). `_queries` takes it as (queries, keys). The other kernels
+#             take it transposed, (keys, queries). They compute P and dS transposed too, because
+#             their products then read P and dS from registers.
+#   out       O of the forward pass
+#   log_sums  L of the forward pass
 #   grad      dO, whose rows are grad_stride numbers apart
 #   delta     rowsum(dO O), written by _queries, read by _keys and _bias
 #   grad_qkv  dQ, dK and dV, packed like qkv
 #   grad_bias sums of dS, one for each group of windows, (groups, HEADS, T, T), transposed as well
 #   scale     factor of the logits in units of log2(e); true_scale: the same without log2(e)
 #
-# In the kernels: query_row, key_row and out_row are the first rows of a tile in q, in k and v, and
-# in out and grad. sum_rows are the numbers of the rows in sums and delta, both (n, HEADS, T). p and
-# ds are P and dS.
+# Names within the kernels:
+#   query_row   first row of a tile in q. A row is a token of a window
+#   key_row     first row of a tile in k and in v
+#   out_row     first row of a tile in out and in grad
+#   sum_rows    numbers of the rows in log_sums and delta, both (n, HEADS, T)
+#   p, ds       P and dS
 
 
 @jit(do_not_specialize=["n", "walk"])
 def _one_pass(
-    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, sums, delta, grad_qkv,
-    grad_bias, n, walk, scale, true_scale,
+    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, walk, scale, true_scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
@@ -306,7 +329,8 @@ def _one_pass(
         grad_k = tl.zeros((BN, PAD), tl.float32)
         grad_v = tl.zeros((BN, PAD), tl.float32)
         for first_query in tl.static_range(0, T, BM):
-            query_row = (window ^ 1 if MUTUAL else window) * T + first_query
+            query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
+            query_row = query_window * T + first_query
             out_row = window * T + first_query
             sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
             q = _load_rows(qkv, query_row, stride, head, BM, HD, PAD)
@@ -316,7 +340,7 @@ def _one_pass(
                 k, q, bias_of_head, pattern, regions, window, 0, first_query, scale,
                 T, HAS_BIAS, HAS_MASK, BN, BM,
             )  # fmt: skip
-            p = tl.exp2(logits - tl.load(sums + sum_rows)[None, :])
+            p = tl.exp2(logits - tl.load(log_sums + sum_rows)[None, :])
             grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
             row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)
             ds = p * (tl.dot(v, tl.trans(grad_out)) - row_delta[None, :])
@@ -333,15 +357,15 @@ def _one_pass(
         _store_rows(grad_v, grad_values, key_row, stride, head, BN, HD, PAD)
     if HAS_BIAS:
         sum_of_program = grad_bias + (group * HEADS + head).to(tl.int64) * T * T
-        tl.store(_matrix(sum_of_program, 0, 0, T, BN, BM), sum0)
+        tl.store(_matrix_pointers(sum_of_program, 0, 0, T, BN, BM), sum0)
         if T > BM:
-            tl.store(_matrix(sum_of_program, 0, BM, T, BN, BM), sum1)
+            tl.store(_matrix_pointers(sum_of_program, 0, BM, T, BN, BM), sum1)
 
 
 @jit(do_not_specialize=["n", "walk"])
 def _queries(
-    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, sums, delta, grad_qkv,
-    grad_bias, n, walk, scale, true_scale,
+    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, walk, scale, true_scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
@@ -354,13 +378,14 @@ def _queries(
     values = qkv + 2 * HEADS * HD
     bias_of_head = bias + head * T * T if HAS_BIAS else bias
     for window in range(first, end):
-        query_row = (window ^ 1 if MUTUAL else window) * T + first_query
+        query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
+        query_row = query_window * T + first_query
         out_row = window * T + first_query
         sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
         q = _load_rows(qkv, query_row, stride, head, BM, HD, PAD)
         grad_out = _load_rows(grad, out_row, grad_stride, head, BM, HD, PAD)
         output = _load_rows(out, out_row, HEADS * HD, head, BM, HD, PAD)
-        log_sum = tl.load(sums + sum_rows)
+        log_sum = tl.load(log_sums + sum_rows)
         row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)
         tl.store(delta + sum_rows, row_delta)
         grad_q = tl.zeros((BM, PAD), tl.float32)
@@ -380,8 +405,8 @@ def _queries(
 
 @jit(do_not_specialize=["n", "walk"])
 def _keys(
-    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, sums, delta, grad_qkv,
-    grad_bias, n, walk, scale, true_scale,
+    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, walk, scale, true_scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
@@ -402,7 +427,8 @@ def _keys(
         grad_k = tl.zeros((BN, PAD), tl.float32)
         grad_v = tl.zeros((BN, PAD), tl.float32)
         for first_query in range(0, T, BM):
-            query_row = (window ^ 1 if MUTUAL else window) * T + first_query
+            query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
+            query_row = query_window * T + first_query
             out_row = window * T + first_query
             sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
             q = _load_rows(qkv, query_row, stride, head, BM, HD, PAD)
@@ -411,7 +437,7 @@ def _keys(
                 k, q, bias_of_head, pattern, regions, window, first_key, first_query, scale,
                 T, HAS_BIAS, HAS_MASK, BN, BM,
             )  # fmt: skip
-            p = tl.exp2(logits - tl.load(sums + sum_rows)[None, :])
+            p = tl.exp2(logits - tl.load(log_sums + sum_rows)[None, :])
             grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
             ds = p * (tl.dot(v, tl.trans(grad_out)) - tl.load(delta + sum_rows)[None, :])
             grad_k = tl.dot(ds.to(k.dtype), q, grad_k)
@@ -421,8 +447,8 @@ def _keys(
 
 @jit(do_not_specialize=["n", "walk"])
 def _bias(
-    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, sums, delta, grad_qkv,
-    grad_bias, n, walk, scale, true_scale,
+    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, walk, scale, true_scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
@@ -440,11 +466,12 @@ def _bias(
     values = qkv + 2 * HEADS * HD
     total = tl.zeros((BN, BM), tl.float32)
     # The tile of the bias is the same for all windows, so load it once, and add it below.
-    bias_tile = _matrix(bias + head * T * T, first_key, first_query, T, BN, BM)
+    bias_tile = _matrix_pointers(bias + head * T * T, first_key, first_query, T, BN, BM)
     added = tl.load(bias_tile).to(tl.float32)
     for window in range(first, end):
         key_row = window * T + first_key
-        query_row = (window ^ 1 if MUTUAL else window) * T + first_query
+        query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
+        query_row = query_window * T + first_query
         out_row = window * T + first_query
         sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
         k = _load_rows(keys, key_row, stride, head, BN, HD, PAD)
@@ -455,10 +482,10 @@ def _bias(
             k, q, bias, pattern, regions, window, first_key, first_query, scale,
             T, False, HAS_MASK, BN, BM,
         )  # fmt: skip
-        p = tl.exp2(without_bias + added - tl.load(sums + sum_rows)[None, :])
+        p = tl.exp2(without_bias + added - tl.load(log_sums + sum_rows)[None, :])
         total += p * (tl.dot(v, tl.trans(grad_out)) - tl.load(delta + sum_rows)[None, :])
     sum_of_program = grad_bias + (group * HEADS + head).to(tl.int64) * T * T
-    tl.store(_matrix(sum_of_program, first_key, first_query, T, BN, BM), total)
+    tl.store(_matrix_pointers(sum_of_program, first_key, first_query, T, BN, BM), total)
 
 
 # ---- Launches --------------------------------------------------------------------------------
@@ -485,7 +512,7 @@ class WindowAttention(torch.autograd.Function):
         n = 2 * windows if mutual else windows
         t = all_tokens // 2 if mutual else all_tokens
         out = qkv.new_empty(windows, all_tokens, heads * channels)
-        sums = qkv.new_empty(n, heads, t, dtype=torch.float32)
+        log_sums = qkv.new_empty(n, heads, t, dtype=torch.float32)
         scaled_bias = None if bias is None else (bias * LOG2_E.value).to(qkv.dtype)
         next_power_of_two = 1 << (channels - 1).bit_length()  # e.g. 20 channels -> 32
         # The constants of the kernels, see "Names in the kernels" at the top.
@@ -503,11 +530,11 @@ class WindowAttention(torch.autograd.Function):
         programs = n * heads * (t // tile.queries)
         walk = 1
         _forward[(programs,)](
-            qkv, scaled_bias, pattern, regions, out, sums, n, walk, scale * LOG2_E.value,
+            qkv, scaled_bias, pattern, regions, out, log_sums, n, walk, scale * LOG2_E.value,
             **constants, BM=tile.queries, BN=tile.keys,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        ctx.save_for_backward(qkv, scaled_bias, pattern, regions, out, sums)
+        ctx.save_for_backward(qkv, scaled_bias, pattern, regions, out, log_sums)
         ctx.scale = scale
         ctx.constants = constants
         return out
@@ -515,8 +542,8 @@ class WindowAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, scaled_bias, pattern, regions, out, sums = ctx.saved_tensors
-        n, heads, t = sums.shape
+        qkv, scaled_bias, pattern, regions, out, log_sums = ctx.saved_tensors
+        n, heads, t = log_sums.shape
         # The kernels need channels side by side, and the same distance from each row to the next
         # row, also from the last row of a window to the first row of the next window.
         rows_are_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
@@ -524,7 +551,7 @@ class WindowAttention(torch.autograd.Function):
             grad = grad.contiguous()
         grad_qkv = torch.empty_like(qkv)
         is_one_pass = t <= MOST_TOKENS_OF_ONE_PASS
-        delta = None if is_one_pass else torch.empty_like(sums)
+        delta = None if is_one_pass else torch.empty_like(log_sums)
         transposed_bias = None
         if scaled_bias is not None:
             transposed_bias = scaled_bias.transpose(1, 2).contiguous()
@@ -541,7 +568,7 @@ class WindowAttention(torch.autograd.Function):
             # walk: windows of a program. grad_bias_of_groups: see `groups_of`.
             programs = heads * tiles * math.ceil(n / walk)
             kernel[(programs,)](
-                qkv, kernel_bias, pattern, regions, out, grad, grad.stride(1), sums, delta,
+                qkv, kernel_bias, pattern, regions, out, grad, grad.stride(1), log_sums, delta,
                 grad_qkv, grad_bias_of_groups, n, walk, ctx.scale * LOG2_E.value, ctx.scale,
                 **ctx.constants, BM=tile.queries, BN=tile.keys,
                 num_warps=tile.warps, num_stages=tile.stages,
@@ -562,7 +589,7 @@ class WindowAttention(torch.autograd.Function):
             programs = math.ceil(PROGRAMS / (tiles * heads))  # for each tile of a head
             walk = math.ceil(n / programs)
             groups = math.ceil(n / walk)
-            return walk, sums.new_empty(groups, heads, t, t)
+            return walk, log_sums.new_empty(groups, heads, t, t)
 
         if is_one_pass:
             walk, grad_bias_of_groups = groups_of(tiles=1)
