@@ -12,7 +12,7 @@ Equations. The matrix M (3, 3) maps a spike pixel to a place in the frame. Let
     s  be the details of the summed spikes of a pixel,
     F  the details of five features of the frame at the place of this pixel:
        three colours, response curve, lens blur (`Pair.features`),
-    a  the five weights of the features.
+    a  the five coefficients of the features.
 
 "Details" are what a band-pass filter keeps of an image: structures of a chosen size. The filter
 removes slow changes of brightness and the noise of single pixels. Then the residual of each
@@ -89,7 +89,7 @@ CHANGES = np.array([
 MODELS = {"similarity": 4, "affine": 6, "homography": 8}
 
 # Columns of J and of a step. Columns 0 ... 3 are changes of the matrix (right, down, larger,
-# turned), columns 4 ... 6 are the times, and the weights of the features follow.
+# turned), columns 4 ... 6 are the times, and the coefficients of the features follow.
 MATRIX_CHANGES = 4  # number of columns for the matrix
 MIDDLE_COLUMN = 4
 LENGTH_COLUMN = 5
@@ -490,9 +490,9 @@ class Details:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The weights of the features with which the frames explain the spikes best.
+    """The coefficients of the features with which the frames explain the spikes best.
 
-    a: (5,), the weights of the features.
+    a: (5,), the coefficients of the features.
     residuals: r (n,) of the compared pixels, one array for each view.
     weights: w (n,) of the same pixels, 1 or less, one array for each view.
     explained: fraction of the variance of s that F a explains.
@@ -776,7 +776,7 @@ class State:
         What must stay: the order of the sums in here and in the functions that it calls, because
         results are compared to the bit (see the module).
         """
-        # The best weights a, with the present matrix and times.
+        # The best coefficients a, with the present matrix and times.
         explanation = _explain(views)
         self.explained = explanation.explained
 
@@ -874,7 +874,7 @@ class State:
         p[ROLL_COLUMN] = self.roll
 
     def _jacobian(self, details: Details, a: np.ndarray, number_of_changes: int) -> np.ndarray:
-        """Return J (n, k): the first columns of `_columns`, then the weights of the features."""
+        """Return J (n, k): the first columns of `_columns`, then one for each coefficient."""
         predicted = details.features @ a.astype(np.float32)  # F a, (h, w)
         columns = self._columns(details, predicted)[:number_of_changes]
         compared = [column[details.is_compared] for column in columns]  # (n,) each
@@ -905,7 +905,7 @@ class State:
 
         # One plane later, the sum gains the plane at the end and loses the plane at the start.
         later = details.rate_at_end - details.rate_at_start
-        # One plane longer, the sum gains half a plane at both ends. Larger weights a would explain
+        # One plane longer, the sum gains half a plane at both ends. Larger a would explain
         # the mean part of this gain, F a / length, so the mean part is subtracted.
         gained = (details.rate_at_start + details.rate_at_end) / 2
         longer = gained - predicted / np.float32(self.length)
@@ -1108,11 +1108,21 @@ class State:
 # ---- The algebra of a round --------------------------------------------------------------------
 
 
-def _explain(views: Sequence[Details]) -> Explanation:
-    """Find the weights a (5,) with which the frames explain the spikes best.
+# A residual beyond so many standard deviations counts less. Of normal noise, only 1 residual in 80
+# is beyond.
+HUBER_DEVIATIONS = 2.5
+# The standard deviation of normal noise is so many times the median of its absolute values.
+DEVIATION_OF_MEDIAN = 1.4826
 
-    a = (F' W F)^-1 F' W s, with F' W F and F' W s summed over the views. This is solved twice. The
-    second time, pixels with large residuals have smaller weights (Huber).
+
+def _explain(views: Sequence[Details]) -> Explanation:
+    """Find the coefficients a (5,) of the features with which the frames explain the spikes best.
+
+        a = (F' W F)^-1 F' W s     F' W F and F' W s are summed over the views
+        W = diag(w)                w: the weights of the compared pixels
+
+    This is solved twice. The first time all weights w are 1. The second time, pixels with large
+    residuals have smaller weights (Huber).
     """
     # The compared pixels of each view.
     features = []  # (n, 5) each
@@ -1121,7 +1131,7 @@ def _explain(views: Sequence[Details]) -> Explanation:
         features.append(details.features[details.is_compared].astype(float))
         spikes.append(details.spikes[details.is_compared].astype(float))
 
-    weights = [np.ones(len(s)) for s in spikes]
+    weights = [np.ones(len(s)) for s in spikes]  # w (n,) of each view
     for _ in range(2):
         FWF = 0.0  # F' W F, (5, 5)
         FWs = 0.0  # F' W s, (5,)
@@ -1134,16 +1144,23 @@ def _explain(views: Sequence[Details]) -> Explanation:
         a = np.linalg.solve(FWF + np.diag(added_to_diagonal), FWs)
         residuals = [s - F @ a for F, s in zip(features, spikes, strict=True)]
 
-        # 1.4826 times the median of |r| is the standard deviation of normal residuals. A pixel
-        # beyond 2.5 standard deviations has the weight limit / |r|, all others have 1.
+        # The limit follows from the residuals of all views together. The median is not moved by
+        # the few large ones. 1e-9: no division by 0 if all residuals are 0.
         sizes = np.abs(np.concatenate(residuals))
-        limit = 2.5 * 1.4826 * np.median(sizes) + 1e-9
-        weights = [1 / np.maximum(1, np.abs(r) / limit) for r in residuals]
+        limit = HUBER_DEVIATIONS * DEVIATION_OF_MEDIAN * np.median(sizes) + 1e-9
+        weights = [_huber_weights(r, limit) for r in residuals]
 
+    # The share of s that F a explains: 1 without any residuals, 0 if a explains nothing.
     square_of_residuals = sum((r**2).sum() for r in residuals)
     square_of_spikes = sum((s**2).sum() for s in spikes)
     explained = float(1 - square_of_residuals / square_of_spikes)
     return Explanation(a, residuals, weights, explained)
+
+
+def _huber_weights(r: np.ndarray, limit: float) -> np.ndarray:
+    """Return the weights of residuals r: 1 where |r| <= limit, and limit / |r| elsewhere."""
+    # |r| / limit is below 1 for small residuals, which `maximum` turns into 1.
+    return 1 / np.maximum(1, np.abs(r) / limit)
 
 
 def _mean_square(residuals: list[np.ndarray], weights: list[np.ndarray]) -> float:
@@ -1153,10 +1170,11 @@ def _mean_square(residuals: list[np.ndarray], weights: list[np.ndarray]) -> floa
 
 
 def _correlated_pixels(sigma: float, every: int) -> float:
-    """Return the number of compared pixels whose noise is correlated by the blur.
+    """Return how many compared pixels share the noise of one pixel, because of the blur.
 
-    A Gaussian blur joins the noise of an area of 4 pi sigma^2 pixels, of which one in every^2 is
-    compared.
+    After a Gaussian blur, the noise of two pixels at the distance d has the correlation
+    exp(-d^2 / (4 sigma^2)). Its sum over all pixels is 4 pi sigma^2. So n pixels tell as much as
+    n / (4 pi sigma^2) independent pixels would. Of each every^2 pixels, one is compared.
     """
     return 4 * np.pi * sigma**2 / every**2
 
@@ -1164,16 +1182,22 @@ def _correlated_pixels(sigma: float, every: int) -> float:
 def _usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     """Select the parts with enough pixels, and with texture in two directions.
 
-    H: (t, 2, 2). pixels: (t,), number of compared pixels of a part. Returns bool (t,).
+    H: (t, 2, 2), the sums of the products of the gradients right and down, over the pixels of each
+    of t parts (the structure tensor).
+    pixels: (t,), number of compared pixels of a part. Returns bool (t,).
 
     The three limits are low on purpose: a part with weak texture gets a large variance in
-    `_shifts`, and counts little. A part beyond a limit would make its H impossible to invert.
+    `_shifts`, and counts little. Below a limit, H could perhaps not be inverted.
     """
-    strength = np.trace(H, axis1=1, axis2=2)  # (t,), sum of the squared gradients
+    # The trace of H is the sum of the squared gradients, right and down together.
+    strength = np.trace(H, axis1=1, axis2=2)  # (t,)
     usual = np.median(strength[strength > 0])
     has_pixels = pixels > 0.3 * pixels.max()
     has_texture = strength > 1e-3 * usual
-    # The determinant is 0 if all texture has one direction, as along an edge.
+    # H has two eigenvalues, the strengths of the texture along its two main directions. The
+    # determinant is their product, `strength` is their sum. If all texture has one direction, as at
+    # an edge, one eigenvalue is 0, so the product is 0. The square makes both sides independent of
+    # the contrast. The limit means that the weak direction has 1/10000 of the sum.
     has_two_directions = np.linalg.det(H) > 1e-4 * strength**2
     return has_pixels & has_texture & has_two_directions
 
@@ -1181,9 +1205,12 @@ def _usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
 def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the shifts d (t, 2) of the parts and their variances (t, 2, 2).
 
-    H: (v, t, 2, 2), g: (v, t, 2), of each view v and part t. noise: variance of a residual.
-    With several views, the variance is the mean of two estimates: from the noise, and from the
-    spread of the views.
+    H: (v, t, 2, 2), the sums of the products of the gradients, of each view v and part t.
+    g: (v, t, 2), the gradient of the sum of squared residuals, with respect to the shift.
+    noise: variance of a residual, times the number of pixels that share their noise.
+
+    All views share the shift of a part. With several views, its variance is the mean of two
+    estimates: from the noise, and from the spread of the views.
 
     In the einsums, v is the view, t the part, and i, j are the directions right and down.
     """
@@ -1196,10 +1223,14 @@ def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.
         # One view has no spread.
         return shifts, from_noise
 
-    # How far each view alone would move the common shift: H_t^-1 (g_vt + H_vt d_t).
+    # How far each view pulls at the common shift: H_t^-1 (g_vt + H_vt d_t). The bracket is the
+    # gradient of view v at the common shift. It is 0 if the view agrees with the common shift. The
+    # sign does not matter, because only squares are used.
     misfit = g + np.einsum("vtij,tj->vti", H, shifts)  # (v, t, 2)
     moves = np.einsum("tij,vtj->vti", inverse, misfit)  # (v, t, 2)
-    # The sum of the squared moves, with the usual correction n / (n - 1) for a fitted mean.
+    # The common shift is the sum of what the views add to it. The variance of a sum is the sum of
+    # the variances, so the squared moves are added, and not averaged. n / (n - 1) is the usual
+    # correction for n views, because d was fitted to the same views.
     from_spread = np.einsum("vti,vtj->tij", moves, moves) * views / (views - 1)  # (t, 2, 2)
     return shifts, (from_noise + from_spread) / 2
 

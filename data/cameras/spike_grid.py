@@ -292,9 +292,12 @@ def _refuse_infinity(kind: str, size: Size, matrix: np.ndarray, path: str) -> No
 class ScaledWindow:
     """One crop of the frame on a `ScaledGrid`.
 
-    crop: the spike pixels to read.
-    size: (H, W) to which the channels of `crop` are enlarged.
-    inner: rows and columns of the enlarged channels that are the crop of the frame.
+    There are two crops: of the frame, in RGB pixels, and of the spike plane, in spike pixels. The
+    crop of the spike plane is larger: it has a border around the crop of the frame.
+
+    crop: the crop of the spike plane, which is read.
+    size: (H, W) to which the channels of `crop` are enlarged, in RGB pixels.
+    inner: the rows and columns of the enlarged channels that cover the crop of the frame.
     interpolation: a constant of OpenCV, such as cv2.INTER_LINEAR.
     """
 
@@ -334,19 +337,19 @@ class ScaledGrid:
         geometry: SpikeGeometry,
         size: tuple[int, int],
         interpolation: int,
-        is_stretched: bool = False,
+        any_size: bool = False,
     ) -> None:
         """Check the sizes. Raises DataError if they do not fit.
 
         geometry: size of the spike planes. size: (H, W) of a frame.
         interpolation: a constant of OpenCV.
-        is_stretched: whether a frame may have any size, as the clips of a user may. Such frames are
-        restored as a whole, so each window reads the whole plane.
+        any_size: whether a frame may have any size, as the clips of a user may. A frame that is no
+        multiple of the plane is restored as a whole, so its window reads the whole plane.
         """
         height, width = size
         self.step = max(1, round(height / geometry.height))
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
-        if not is_multiple and not is_stretched:
+        if not is_multiple and not any_size:
             _refuse_ratio(geometry, size)
         self.pixel = self.step
         self.region = (0, 0, height, width)  # both cameras see the whole frame

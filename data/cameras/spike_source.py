@@ -138,7 +138,7 @@ class DatSpikes:
     gamma: float
     interpolation: int  # a constant of OpenCV
     calibration: Calibration | None
-    calibrated: CalibratedGrid | None  # made of `calibration`
+    calibrated: CalibratedGrid | None  # the grid that follows from `calibration`
     is_auto: bool  # whether data/cameras/self_calibration.py gives each clip its own calibration
     name: str  # of the representation
     options: dict[str, Any]  # of the representation
@@ -253,13 +253,14 @@ class DatSpikes:
         path: file of the calibration, for messages.
         """
         is_nearest = self.interpolation == cv2.INTER_NEAREST
+        # `share`: the fraction of the planes of a frame that is read.
         timing = dataclasses.replace(
             self.timing,
             offset=calibration.time_offset_planes,
             share=calibration.share_to_read,
         )
-        grid = CalibratedGrid(calibration, self.geometry, path, is_nearest)
-        self._set(calibration=calibration, calibrated=grid, timing=timing)
+        calibrated_grid = CalibratedGrid(calibration, self.geometry, path, is_nearest)
+        self._set(calibration=calibration, calibrated=calibrated_grid, timing=timing)
 
     def changed(self, calibration: Calibration | None = None, **fields: Any) -> "DatSpikes":
         """Return a copy with other values.
@@ -274,17 +275,20 @@ class DatSpikes:
         other = copy.copy(self)
         other._set(**fields)
         if calibration:
-            other._calibrate(calibration, "spike.calibration auto")
+            # There is no file, so messages name the option.
+            other._calibrate(calibration, path="spike.calibration auto")
         return other
 
     def of_exposure(self, context: int) -> "DatSpikes":
-        """Return a copy that reads the planes during which a frame was exposed, and no others.
+        """Return a copy that reads only the planes during which a frame was exposed, and context.
 
-        Channels are made of a few more planes, see `Calibration.share_to_read`.
+        A calibration has two shares of the planes of a frame: `exposure_share` was exposed, and
+        `share_to_read` is what channels are made of, a few more planes. This copy reads the first.
 
-        context: number of planes that are read before and after these planes.
+        context: number of planes that are read before and after the planes of the exposure.
         """
         timing = self.timing
+        # Without a calibration there is no second share.
         if self.calibration:
             timing = dataclasses.replace(timing, share=self.calibration.exposure_share)
         return self.changed(context=context, timing=timing)
@@ -335,15 +339,17 @@ class DatSpikes:
             file_index = 0 if is_one_file else frame
             path, planes = files[file_index]
             span = self.timing.span(clip, frame, planes, ranges)
-            # `_center` counts planes as dataset.json does. An Exposure counts them from the first
-            # plane of the frame.
+            # `_center` counts planes as the options and dataset.json do: from the first plane of
+            # the file, or of the exposure if one file holds the whole clip. In this count the first
+            # plane of the span has the number `span.origin`. `Exposure.center` counts from this
+            # plane, so there it has the number 0.
             center = self._center(clip, span) - span.origin
-            before, pieces = self._with_context(files, file_index, span)
+            planes_before, pieces = self._with_context(files, file_index, span)
             exposures.append(
                 Exposure(
                     own=Piece(path, span.first, span.count),
                     pieces=pieces,
-                    before=before,
+                    before=planes_before,
                     center=center,
                     origin=span.origin,
                 )

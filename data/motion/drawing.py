@@ -14,16 +14,17 @@ from utils.contract import FramePicture
 
 # A way is the motion of a pixel from the begin of the exposure to its end, x and y in RGB pixels.
 
-# The way that is drawn in the full colour has at least this length, in pixels. So if nothing moves
-# more than a fraction of a pixel, the picture is pale.
-LEAST_LONGEST = 1.0
-# Share of the pixels whose way may be longer than that. They are drawn in the full colour, too.
-# Without them, one wrong way could make all others pale.
-LONGER = 0.05
+# The full colour stands for the longest way of the picture, but for at least this length in pixels.
+# So if nothing moves more than a fraction of a pixel, the picture is pale.
+FULL_COLOUR_AT_LEAST = 1.0
+# The longest ways, of this share of the pixels, do not count as the longest way. They have the full
+# colour, too. If they counted, one wrong way could make all others pale.
+SHARE_ABOVE_FULL_COLOUR = 0.05
 # A motion whose expected error is as large as this share of its length is drawn as not trusted.
 NOT_TRUSTED = 0.5
-# An error below this, in pixels, moves no light that one could see, however short the motion is.
-NO_MATTER = 0.5
+# A smaller error, in pixels, is never drawn as not trusted, because nobody would see its effect in
+# the frame. For a short motion, it may be a large share of the length.
+HARMLESS_ERROR = 0.5
 # Grey levels of the cover where the motion is not trusted, and of the slanted lines on it. The
 # lines are LINE_EACH pixels apart.
 GREY, DARK_GREY = 160, 90
@@ -100,7 +101,8 @@ def _way(motion: Motion) -> np.ndarray:
 
 def _longest(lengths: np.ndarray) -> float:
     """Return the length that is drawn in the full colour. lengths: (H, W), in pixels."""
-    return max(float(np.quantile(lengths, 1 - LONGER)), LEAST_LONGEST)
+    longest = float(np.quantile(lengths, 1 - SHARE_ABOVE_FULL_COLOUR))
+    return max(longest, FULL_COLOUR_AT_LEAST)
 
 
 def way_picture(way: np.ndarray) -> np.ndarray:
@@ -128,4 +130,4 @@ def not_trusted(motion: Motion) -> np.ndarray:
     """
     error = motion.errors.mean(axis=0)
     length = np.linalg.norm(motion.shifts, axis=-1).mean(axis=0)
-    return (error > NO_MATTER) & (error > NOT_TRUSTED * length)
+    return (error > HARMLESS_ERROR) & (error > NOT_TRUSTED * length)

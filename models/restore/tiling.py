@@ -203,10 +203,14 @@ def stream_clip(
     flip_seq all tiles. The frames equal the frames of a run over the whole clip bit for bit, so
     several processes may restore parts of one clip. The network must be in eval mode.
 
-    net: takes the tensors that `read` returns. num_frames: number of frames of the clip.
+    net: takes the tensors that `read` returns.
+    read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
+    num_frames: number of frames of the clip.
     tick: is called with the share of the work, 0 to 1, that was done since the call before.
     """
     moments = [(index, False) for index in range(num_frames)]
+    # E.g. 7 frames become 8, as a network saw them in training (`pad_sequence`). The result of the
+    # repeated frame is not used: `wanted` has only frames of the clip.
     if tiling.pad_seq:
         last_moment = moments[-1]
         moments.append(last_moment)
@@ -221,15 +225,21 @@ def stream_clip(
     # Each frame has two results, and the second result of frame 0 comes last. So all results wait
     # in a file.
     with tempfile.TemporaryFile() as store:
-        frame = torch.empty(0)  # each frame has the same size, which `stored` takes from the last
+        # All results have one shape, which `stored` needs. It is known after the first result.
+        shape = torch.Size()
+        dtype = torch.float32
+        bytes_of_frame = 0
         for frame in _stream_moments(net, read, there_and_back, tiling, range(count), tick):
+            shape = frame.shape
+            dtype = frame.dtype
+            bytes_of_frame = frame.nbytes
             store.write(frame.numpy().tobytes())
 
         def stored(position: int) -> Tensor:
             # Read the result at this position of `there_and_back`.
-            store.seek(position * frame.nbytes)
-            content = bytearray(store.read(frame.nbytes))
-            return torch.frombuffer(content, dtype=frame.dtype).reshape(frame.shape)
+            store.seek(position * bytes_of_frame)
+            content = bytearray(store.read(bytes_of_frame))
+            return torch.frombuffer(content, dtype=dtype).reshape(shape)
 
         for index in wanted:
             forward = stored(index)

@@ -143,7 +143,7 @@ class DeformAlign(nn.Module):
     def __init__(self, dim: int, deformable_groups: int, sources: int, max_residual: float) -> None:
         super().__init__()
         self.groups = deformable_groups
-        self.sources = sources
+        self.sources = sources  # a number
         self.max_residual = max_residual
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3))
         self.bias = nn.Parameter(torch.zeros(dim))
@@ -196,10 +196,10 @@ class DeformAlign(nn.Module):
     def _estimated(self, target: Tensor, *others: Tensor) -> Tensor:
         """Estimate corrections before tanh, and factors before the sigmoid: (n, 27 g, h, w).
 
-        others: the sources, then the flows.
+        others: the sources, then the flows. They are single arguments and not two lists, because
+        `recomputed` must find the tensors, see `forward`.
         """
-        sources = others[: self.sources]
-        flows = others[self.sources :]
+        sources, flows = self._sources_and_flows(others)
         # The input of the conv net: warped sources, target, flows. The order is part of the
         # released weights.
         inputs = []
@@ -215,13 +215,18 @@ class DeformAlign(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last)
         return self.conv_offset(x).contiguous()
 
+    def _sources_and_flows(
+        self, others: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Divide the arguments `others` of a step into the sources and their flows."""
+        return others[: self.sources], others[self.sources :]
+
     def _sampled(self, estimated: Tensor, *others: Tensor) -> Tensor:
         """Compute the deformable convolution of the sources.
 
         estimated: result of `_estimated`. others: the sources, then the flows.
         """
-        sources = others[: self.sources]
-        flows = others[self.sources :]
+        sources, flows = self._sources_and_flows(others)
         x = sources[0] if self.sources == 1 else torch.cat(sources, dim=1)
         n, _, h, w = estimated.shape
         corrections, factors = estimated.split((18 * self.groups, 9 * self.groups), dim=1)
@@ -230,9 +235,11 @@ class DeformAlign(nn.Module):
         # autocast. The taps and groups of a source share its flow.
         precise = torch.promote_types(estimated.dtype, torch.float32)
         residual = torch.tanh(corrections.to(precise))
-        residual = residual.view(n, self.sources, -1, 2, h, w)  # (n, source, tap, dy dx, h, w)
+        # (n, source, group and tap, dy dx, h, w). With 8 groups for each source: 8 x 9 offsets.
+        residual = residual.view(n, self.sources, -1, 2, h, w)
         flow = torch.stack(flows, dim=1)  # (n, source, x y, h, w)
-        flow = flow.flip(2).unsqueeze(2)  # (n, source, 1, y x, h, w): the order of dy and dx
+        flow = flow.flip(2)  # (n, source, y x, h, w): the order of dy and dx
+        flow = flow.unsqueeze(2)  # (n, source, 1, y x, h, w): one flow for all groups and taps
         offset = torch.add(flow, residual, alpha=self.max_residual)
         offset = offset.view(n, -1, h, w)  # (n, 18 g, h, w)
         mask = torch.sigmoid(factors)
@@ -248,30 +255,34 @@ class DeformAlign(nn.Module):
         target: see `forward`, (n, d, h, w).
         """
         if in_cpu_form(target):
-            return 0  # a CPU takes a few frames at a time, so the tensors are small
+            # A CPU takes a few frames at a time (MOST_PIXELS_ON_CPU), so the tensors are small.
+            return 0
         n, d, h, w = target.shape
         # Numbers per pixel of a frame.
         offsets = 27 * self.groups  # 18 offsets and 9 factors of each group
         inputs = (1 + self.sources) * d  # of the conv net
         samples = TAPS * self.sources * d
-        # Frames whose samples are in memory at a time.
+        # Frames whose samples are in memory at a time, and how many copies of the samples.
         if has_deform_conv(target):
-            # The largest divisor of n up to the limit.
+            # torchvision takes equal batches of frames, so their size divides n. It takes the
+            # largest such size up to its limit.
+            copies = 1
             frames_at_once = 1
             for count in range(1, MOST_FRAMES_OF_TORCHVISION + 1):
                 if n % count == 0:
                     frames_at_once = count
         else:
-            # All frames, four times: the samples, their products with the factors, and the
+            # All frames, and four copies: the samples, their products with the factors, and the
             # gradients of both.
-            frames_at_once = 4 * n
-        # Bytes per pixel, 4 for each number in float32:
-        #     3 x 4   offsets and factors, their gradients, and a float32 form of them
-        #     4 x 4   the input of the conv net in several copies
-        #     4       the gradient of the result
-        bytes_of_frames = n * (12 * offsets + 16 * inputs + 4 * d)
-        bytes_of_samples = 4 * frames_at_once * samples
-        return h * w * (bytes_of_frames + bytes_of_samples)
+            copies = 4
+            frames_at_once = n
+        # Numbers per pixel of all frames. Three copies of the offsets: themselves, their gradients,
+        # and a float32 form. The input of the conv net is there in four copies. `d` is the gradient
+        # of the result.
+        numbers_of_frames = n * (3 * offsets + 4 * inputs + d)
+        numbers_of_samples = copies * frames_at_once * samples
+        bytes_per_number = 4  # float32
+        return h * w * bytes_per_number * (numbers_of_frames + numbers_of_samples)
 
 
 # ---- Alignment of a clip ---------------------------------------------------------------------
@@ -287,6 +298,7 @@ def align_clip(
     """Align to every frame its later neighbours, and its earlier neighbours.
 
     x: (B, N, C, H, W). backward, forward: flows of the distances 1, 2, ..., see flow.Flows.
+    A backward flow warps a later frame back to an earlier one, a forward flow the other way round.
 
     Returns two clips of the shape of x: the aligned later neighbours, the aligned earlier
     neighbours. A neighbour outside the clip counts as zero with zero flow. If all neighbours on a
@@ -296,6 +308,7 @@ def align_clip(
     frames = x.transpose(0, 1)  # (N, B, C, H, W): consecutive frames form a batch without a copy
     backward = [flow.transpose(0, 1) for flow in backward]
     forward = [flow.transpose(0, 1) for flow in forward]
+    # Later neighbours are warped back in time, so they need the backward flows.
     later = _aligned(module, frames, backward, is_later=True)
     earlier = _aligned(module, frames, forward, is_later=False)
     return later.transpose(0, 1), earlier.transpose(0, 1)

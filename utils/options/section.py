@@ -418,28 +418,39 @@ class Registry:
     def model(self, name: str) -> type[Section]:
         """Return the model of a part's section.
 
-        Its keys are the type key, the keys of `base`, and the parameters of the constructor. The
-        model is made once and kept, so no part may change after its first use.
+        Its keys are the type key, the keys of `base` (which every part of this kind has), and the
+        parameters of the constructor. The model is made once and kept, so no part may change after
+        its first use.
+
+        The three kinds of parameters, as in the example of `Registry`:
+
+            width: int = 16                              a key with a type and a default
+            window: WindowOptions                        the keys of this Section
+            fusion: Annotated[dict | str, FUSIONS] = "none"  a key with the section of a nested part
         """
         if name not in self._models:
             # The form of pydantic's create_model: key -> (type, default). A default of `...` means
             # that the key is required. The type key accepts only the name of this part.
             fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}
-            shared = []  # sections whose keys stand beside the other keys
+            sections = []  # e.g. WindowOptions: the model inherits the keys of these sections
             for key, parameter in self._parameters(name).items():
                 annotation = parameter.annotation
+                # Like `window`.
                 if isinstance(annotation, type) and issubclass(annotation, Section):
-                    shared.append(annotation)
+                    sections.append(annotation)
                     continue
-                # A nested part: `resolve` checks its section before the model sees it. So the model
-                # takes any value (`Any`). The registry stays in the annotation, where `resolve` and
-                # lab/make_options_doc.py find it.
+                # Like `fusion`. What follows the type in Annotated[...] is its `__metadata__`, here
+                # (FUSIONS,). `resolve` checks the section of a nested part before the model sees
+                # it, so the model takes any value: Annotated[Any, FUSIONS]. The registry stays in
+                # the annotation, where `resolve` and lab/make_options_doc.py find it.
                 nested = _registry_in(getattr(annotation, "__metadata__", ()))
                 if nested is not None:
                     annotation = Annotated[Any, nested]
-                is_required = parameter.default is inspect.Parameter.empty
-                fields[key] = (annotation, ... if is_required else parameter.default)
-            model = create_model(name, __base__=(*shared, self.base), **fields)
+                default = parameter.default
+                if default is inspect.Parameter.empty:
+                    default = ...  # required
+                fields[key] = (annotation, default)
+            model = create_model(name, __base__=(*sections, self.base), **fields)
             model.constructor = self.constructor(name)
             self._models[name] = model
         return self._models[name]
@@ -528,7 +539,9 @@ class Registry:
         for key in self._parameters(name):
             if key in type(options).model_fields:
                 arguments[key] = getattr(options, key)
-            else:  # a parameter that is annotated with a Section, such as `window`: all options
+            else:
+                # A parameter such as `window: WindowOptions` is no key itself. It gets all options,
+                # and the keys of WindowOptions are among them.
                 arguments[key] = options
         for key, value in given.items():
             if key in part.given:
@@ -561,7 +574,8 @@ class Registry:
 def _registry_in(metadata: Sequence[Any]) -> Registry | None:
     """Return the registry in an annotation, if it describes a nested part. Else return None.
 
-    metadata: what follows the type in Annotated[type, ...].
+    metadata: what follows the type in Annotated[type, ...], e.g. (FUSIONS,) of
+    Annotated[dict, FUSIONS].
     """
     for item in metadata:
         if isinstance(item, Registry):

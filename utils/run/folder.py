@@ -129,6 +129,7 @@ def only_run_in(
     that no run made. Raises DataError if one of the files is a link.
     """
     held = None
+    # Rank 0 alone does the work. If it raises an error, all ranks end.
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
             # A run puts a file (utils.files.MARK) into its folder to mark it. Runs of earlier
@@ -176,6 +177,9 @@ def _take_lock(path: Path) -> BinaryIO:
     Raises OptionError if somebody else keeps the lock. If the file system has no locks, logs a
     warning, and returns the file without a lock.
     """
+    # `writing` turns an OSError into a DataError with the advice
+    # OTHER_ROOT ("free some space, ...").
+    # `open_kept` opens a file that the run keeps open, and follows no link.
     with writing(path, OTHER_ROOT):
         # 0o600: only the owner may open the file, because whoever can read a file can lock it.
         file = open_kept(path, "a+b", 0o600)
@@ -186,8 +190,8 @@ def _take_lock(path: Path) -> BinaryIO:
             # With LOCK_NB this raises an error instead of waiting.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except (BlockingIOError, PermissionError):  # another process has the lock
-            file.seek(0)
+        except (BlockingIOError, PermissionError):
+            pass  # another process has the lock; see below
         except OSError as e:  # the file system has no locks
             logger.warning(
                 "%s cannot be locked (%s): start no second run in this folder", path, e.strerror
@@ -195,7 +199,9 @@ def _take_lock(path: Path) -> BinaryIO:
             return file
 
         # The lock says who holds it, e.g. "process 4711 on host7, since Fri Nov 27 15:20:46 2026".
-        # 1000 bytes are enough for it, and a file of somebody else may be of any size.
+        # 1000 bytes are enough for it, and a file of somebody else may be of any size. Each round
+        # of the loop reads from the begin of the file.
+        file.seek(0)
         holder = file.read(1000).decode(errors="replace").strip()
         is_on_this_host = f" on {socket.gethostname()}," in holder
         is_elsewhere = holder.startswith("process ") and not is_on_this_host
