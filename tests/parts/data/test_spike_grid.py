@@ -27,7 +27,7 @@ PLANE = (24, 32)
 FRAME = (36, 60)
 
 # The matrices from spike pixels to RGB pixels.
-TURNED = similarity(3.0, 1.37, PLANE, FRAME, (4.3, -2.6))
+TURNED = similarity(angle_deg=3.0, scale=1.37, spike=PLANE, rgb=FRAME, shift=(4.3, -2.6))
 # A camera that looks from the side: parallel lines meet.
 PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TURNED
 # Spike pixels that are smaller than RGB pixels.
@@ -47,6 +47,8 @@ def random_channels(plane=PLANE, count=2):
     return np.random.default_rng(0).random((count, *plane), np.float32)
 
 
+# A crop of the frame: Augment(top, left, height, width), in RGB pixels. An Augment can also flip a
+# crop; here it does not.
 WHOLE = Augment.whole(FRAME)
 
 
@@ -111,7 +113,8 @@ def test_a_crop_reads_only_what_it_needs(matrix, nearest):
 
 def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives():
     size = (2 * PLANE[0], 2 * PLANE[1])
-    calibrated = grid(similarity(0, 2, PLANE, size, (0, 0)), frame=size)
+    twice = similarity(angle_deg=0, scale=2, spike=PLANE, rgb=size, shift=(0, 0))
+    calibrated = grid(twice, frame=size)
     scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
     crop = Augment(6, 10, 16, 24)
 
@@ -123,7 +126,8 @@ def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives():
 
 def test_a_calibration_that_only_enlarges_covers_the_frame():
     size = (2 * PLANE[0], 2 * PLANE[1])
-    calibrated = grid(similarity(0, 2, PLANE, size, (0, 0)), frame=size)
+    twice = similarity(angle_deg=0, scale=2, spike=PLANE, rgb=size, shift=(0, 0))
+    calibrated = grid(twice, frame=size)
     scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
 
     assert calibrated.coverage == 1.0
@@ -133,11 +137,13 @@ def test_a_calibration_that_only_enlarges_covers_the_frame():
 def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
     plane = (60, 90)
     frame = (20, 30)
-    some_grid = grid(similarity(0, 1 / 3, plane, frame, (0, 0)), plane, frame)
+    matrix = similarity(angle_deg=0, scale=1 / 3, spike=plane, rgb=frame, shift=(0, 0))
+    some_grid = grid(matrix, plane, frame)
     noise = random_channels(plane, 1)
 
     found = some_grid.window(Augment.whole(frame)).to_rgb(noise)[0]
 
+    # Each pixel of the frame is the mean of 3 x 3 spike pixels.
     expected = noise[0].reshape(20, 3, 30, 3).mean(axis=(1, 3))
     assert found == pytest.approx(expected, abs=1e-6)
 
@@ -171,12 +177,16 @@ def test_crops_are_drawn_where_the_spike_camera_sees():
     top, left, height, width = some_grid.region
 
     assert some_grid.window(Augment(top, left, height, width)).covered.all()
-    # The region is the largest rectangle that was found in a turned one.
+    # The region is the largest upright rectangle that was found in the view. The view is turned by
+    # 3 degrees, so the rectangle leaves out a part of it, here 7 %. With a region below three
+    # quarters, much of the view would be in no crop.
     area_in_view = some_grid.coverage * FRAME[0] * FRAME[1]
     assert height * width > 0.75 * area_in_view
 
 
 def test_the_coverage_is_the_share_of_the_frame_in_view():
+    # The view has 24 x 32 spike pixels, each 1.37 x 1.37 RGB pixels: two thirds of the frame. A
+    # small part of it lies above the upper edge of the frame.
     assert 0.5 < grid().coverage < 0.9
 
 
@@ -186,6 +196,7 @@ def test_edges_are_repeated_outside_of_the_view():
 
     whole = on_frame(some_grid, random_channels(count=1))[0]
 
+    # The random channels have no value 0. A 0 would mean that a pixel got no value.
     assert whole[is_outside].min() > 0
 
 
@@ -214,7 +225,7 @@ def test_a_calibration_for_another_spike_camera_is_refused():
 
 def test_a_calibration_that_looks_beside_the_frame_is_refused():
     with pytest.raises(DataError, match="outside of the frame"):
-        grid(similarity(0, 1, PLANE, FRAME, (500, 0)))
+        grid(similarity(angle_deg=0, scale=1, spike=PLANE, rgb=FRAME, shift=(500, 0)))
 
 
 def test_a_region_that_the_spike_camera_does_not_see_is_refused():

@@ -20,13 +20,17 @@ from tests.helpers.weights_files import released_tensors
 from utils.errors import CheckpointError
 
 NAME = "006_VRT_videodeblurring_GoPro"
-# Said of --sigma once the weights are read: 006 is no denoiser.
-TAKEN = "these weights do not take a noise level"
+# The end of each program of `started`. It refuses --sigma, because 006 is no denoiser, but only
+# after it has read the weights. So this text proves that they were fetched and read.
+REFUSAL_OF_READ_WEIGHTS = "these weights do not take a noise level"
 FILE = Path("model_zoo/vrt") / f"{NAME}.pth"
 
 
 def save_as_released(path: Path) -> None:
-    """Write a file with the tensors of a released one, which take little room: all are zero."""
+    """Write a file with the tensors of a released one.
+
+    The file is small: each tensor of zeros is stored as one number.
+    """
     torch.save({"params": released_tensors(NAME)}, path)
 
 
@@ -34,7 +38,9 @@ class Server(ThreadingHTTPServer):
     """Serves the files of a folder on this machine. asked: the paths of all requests."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.asked = folder, list[str]()
+        self.folder = folder
+        self.asked: list[str] = []
+        # Port 0: the system chooses a free one, which is then `server_port`.
         super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
 
     @property
@@ -43,17 +49,20 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(SimpleHTTPRequestHandler):
+    """Answers one request, and notes its path."""
+
     def do_GET(self) -> None:
         assert isinstance(self.server, Server)
         self.server.asked.append(self.path)
         super().do_GET()
 
     def log_message(self, format: str, *_: Any) -> None:
-        pass
+        """Write nothing to stderr."""
 
 
 @pytest.fixture
 def server(tmp_path) -> Iterator[Server]:
+    """Give a server that runs, of an empty folder, which the test may fill."""
     folder = tmp_path / "released"
     folder.mkdir()
     with Server(folder) as found:
@@ -65,26 +74,30 @@ def server(tmp_path) -> Iterator[Server]:
 
 
 def home(tmp_path: Path) -> Path:
-    """A folder to start programs in, with a clip in it."""
+    """Make a folder to start programs in, with a clip in it."""
     folder = tmp_path / "home"
     write_clip(folder, "mine", split="test", frames=2, h=16, w=16)
     return folder
 
 
 def started(folder: Path, mirror: str) -> Ranks:
-    """Start main_test_vrt.py in `folder`, to be refused once it knows the network: see TAKEN."""
+    """Start main_test_vrt.py in `folder`, with the weights vrt/006 and a noise level.
+
+    The program ends with REFUSAL_OF_READ_WEIGHTS, and restores no frame.
+    """
     clip = ("--input", folder / "GOPRO_Large/test/mine/blur", "--output", folder / "out")
     arguments = ("--weights", "vrt/006", *clip, "--sigma", "9")
     return Ranks(1, ROOT / "main_test_vrt.py", *arguments, env={MIRROR: mirror}, cwd=folder)
 
 
-def by_name(folder: Path, mirror: str) -> RankResult:
+def run_to_end(folder: Path, mirror: str) -> RankResult:
     """Start the program of `started`, and wait for its end."""
     with started(folder, mirror) as program:
         return program.wait(120)
 
 
 def left_in(folder: Path) -> list[str]:
+    """Return the names of all files of downloads, also of unfinished ones."""
     return sorted(path.name for path in (folder / "model_zoo").rglob("*") if path.is_file())
 
 
@@ -92,12 +105,12 @@ def test_released_weights_are_fetched_once_and_then_found_without_a_network(serv
     save_as_released(server.folder / FILE.name)
     folder = home(tmp_path)
 
-    first = by_name(folder, server.address)
-    again = by_name(folder, f"http://127.0.0.1:{free_port()}")
+    first = run_to_end(folder, server.address)
+    again = run_to_end(folder, f"http://127.0.0.1:{free_port()}")
 
     assert f"downloading {server.address}/{FILE.name} to {FILE}" in first.text
     for result in (first, again):
-        assert TAKEN in result.text, result.text
+        assert REFUSAL_OF_READ_WEIGHTS in result.text, result.text
     assert server.asked == [f"/{FILE.name}"] and left_in(folder) == [FILE.name]
 
 
@@ -111,7 +124,8 @@ def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
         1, ROOT / "main_train_vrt.py", *arguments, limit_s=120, env=mirror, cwd=tmp_path
     )
 
-    # The network of the test is another one.
+    # The options have another network, so the weights are refused. To see that they do not fit, the
+    # program must have fetched and read them.
     assert result.exit_codes == [3] and "the weights do not fit the network" in result.text
     assert str(FILE) in result.text and (tmp_path / FILE).is_file()
 
@@ -123,14 +137,14 @@ def test_two_processes_fetch_a_file_once(server, tmp_path):
     with started(folder, server.address) as one, started(folder, server.address) as other:
         found = [one.wait(120), other.wait(120)]
 
-    assert all(TAKEN in result.text for result in found)
+    assert all(REFUSAL_OF_READ_WEIGHTS in result.text for result in found)
     assert server.asked == [f"/{FILE.name}"] and left_in(folder) == [FILE.name]
 
 
 def test_without_a_network_one_line_says_what_to_do(tmp_path):
     folder, mirror = home(tmp_path), f"http://127.0.0.1:{free_port()}"
 
-    result = by_name(folder, mirror)
+    result = run_to_end(folder, mirror)
 
     assert result.exit_codes == [3], result.text
     assert f"cannot download {mirror}/{FILE.name}: " in result.text
@@ -141,10 +155,12 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path):
 
 
 def cut(path: Path) -> None:
+    """Write a file whose last 1000 bytes are missing."""
     save_as_released(path)
     path.write_bytes(path.read_bytes()[:-1000])
 
 
+# Case -> what writes the file that the server has in place of the released one, and what is said.
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "page": (lambda path: path.write_text("<!DOCTYPE html><html>"), "an HTML page"),
     "cut": (cut, "its end is missing or damaged"),

@@ -320,6 +320,7 @@ def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after,
         assert text in message
 
 
+# What may replace the last "}" of TEXT: a list of four writers, whose objects have the same keys.
 OBJECTS_IN_LISTS = """,
   "logging": { "writers": [
     { "type": "table", "columns": [{ "n": 1 }, { "n": 1 }] },
@@ -463,6 +464,7 @@ def test_a_task_that_the_locale_cannot_write_is_refused(file):
 
     said = run_command([sys.executable, "-c", PRINT_REFUSAL, file], env=ascii_only)
 
+    # `run_command` has a list of exit codes, as for several ranks. This program is the only item.
     assert said.exit_codes == [0], said.text
     assert "in the locale's encoding, ascii" in said.text
 
@@ -485,11 +487,12 @@ def test_a_base_gives_what_the_file_does_not(file, tmp_path):
 
     opt = load(child)
 
-    # Of the file itself.
+    # Of the file itself. `plain` gives a section as JSON: a part that is given by its name alone is
+    # an object with its type.
     assert opt.task == "child"
     assert opt.train.total_iter == 7
     assert opt.netG.plain()["fusion"] == {"type": "none"}
-    # Of its base.
+    # Of its base, which is TEXT: it has "checkpoint_print": 5.
     assert opt.train.checkpoint_print == 5
 
 
@@ -504,12 +507,14 @@ def test_a_base_that_has_a_base_is_refused(tmp_path):
 
 def test_a_missing_base_is_refused_with_the_nearest_file(file, tmp_path):
     child = tmp_path / "child.json"
+    # "trail" is "trial" with a typing error.
     child.write_text('{"base": "trail.json", "task": "x"}')
 
     assert f"the nearest is {file}" in refusal(child)
 
 
 def test_a_missing_option_file_is_refused_with_the_nearest_file(file, tmp_path):
+    # `file` is trial.json; "trail" is a typing error.
     assert str(file) in refusal(tmp_path / "trail.json")
 
 
