@@ -22,37 +22,40 @@ from typing import IO, Any
 
 from tests.dist.fork_server import ROOT, ForkedProcess, clean_env, fork_server
 
-# The limits of tests end what hangs and measure nothing. They are those of an idle machine; a busy
-# one takes longer.
+# The limits of tests end what hangs and measure nothing. A test gives the limit of an idle machine.
+# A busy machine takes longer, so a program may run PATIENCE times as long.
 PATIENCE = 5
 
 
 @dataclass
 class RankResult:
-    """Of all ranks: exit codes (negative: killed by a signal), output, and after how many seconds
-    all were gone.
-    """
+    """How a program of one or several ranks ended. Lists have one item for each rank."""
 
+    # A negative exit code is the number of the signal that killed the rank, e.g. -9.
     exit_codes: list[int]
     stdout: list[str]
     stderr: list[str]
+    # Time from the start until no rank ran any more.
     seconds: float
 
     @property
     def text(self) -> str:
+        """The output of all ranks: stdout of each, then stderr of each."""
         return "\n".join([*self.stdout, *self.stderr])
 
     @property
     def json(self) -> Any:
+        """The last JSON line of rank 0, or None."""
         return self.jsons[0]
 
     @property
     def jsons(self) -> list[Any]:
-        """The last JSON line of each rank."""
-        found = [
-            [line for line in text.splitlines() if line.startswith("{")] for text in self.stdout
-        ]
-        return [json.loads(lines[-1]) if lines else None for lines in found]
+        """The last JSON line of each rank; None for a rank that wrote none."""
+        found = []
+        for text in self.stdout:
+            lines = [line for line in text.splitlines() if line.startswith("{")]
+            found.append(json.loads(lines[-1]) if lines else None)
+        return found
 
 
 class Ranks:
@@ -69,34 +72,54 @@ class Ranks:
         prefix: Sequence[str] = (),
         cwd: Path = ROOT,
     ) -> None:
-        """env_of: further variables of single ranks; an empty value removes one. args_of: arguments
-        in place of `args`.
+        """Start n ranks that run `script`. They all begin at the same time.
 
-        prefix: a command that runs each rank, each then a new process instead of a fork of one with
-        torch in it. cwd: the folder in which the ranks run; `script` is then a whole path.
+        args: arguments of the script. args_of: rank -> its arguments in place of `args`.
+        env: further variables of all ranks. env_of: rank -> further variables of this rank, which
+            win over `env`. An empty value removes a variable.
+        prefix: a command that is given the command of each rank, e.g. ("nice", "-n", "5"). Usually
+            a rank is a fork of a process that has imported torch. With a prefix it is a new
+            process, which must import torch first.
+        cwd: the folder in which the ranks run. If it is given, `script` must be a whole path.
         """
         self.start = time.monotonic()
         self.port = port = free_port()
         # What ranks write can be read as long as this object is there.
         self.opened = contextlib.ExitStack()
+        # stdout and stderr of each rank.
         self.files = [(self._file(), self._file()) for _ in range(n)]
         self.processes = []
-        # No rank begins before all exist: a fork needs no time to import torch, in which launchers
-        # start the others.
-        gate, release = os.pipe()
+        # Real ranks first import torch, and before they are done all ranks are started. A forked
+        # rank has torch and would begin at once. So it waits until nobody can write to `gate`, that
+        # is until `gate_writer` is closed, below. A rank that is a new process does not wait.
+        gate, gate_writer = os.pipe()
         for rank in range(n):
-            launch = {} if n == 1 else {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            }  # fmt: skip
-            wanted = {**clean_env(), **launch, **(env or {}), **((env_of or {}).get(rank, {}))}
-            wanted = {key: value for key, value in wanted.items() if value != ""}
-            arguments = [str(script), *map(str, (args_of or {}).get(rank, args))]
-            self.processes.append(_start(arguments, wanted, *self.files[rank], prefix, gate, cwd))
+            variables = clean_env()
+            if n > 1:
+                variables["RANK"] = str(rank)
+                variables["LOCAL_RANK"] = str(rank)
+                variables["WORLD_SIZE"] = str(n)
+                variables["MASTER_ADDR"] = "127.0.0.1"
+                variables["MASTER_PORT"] = str(port)
+            # The test may replace variables of the launch.
+            if env is not None:
+                variables.update(env)
+            if env_of is not None:
+                variables.update(env_of.get(rank, {}))
+            variables = _without_empty(variables)
+
+            own_args = args
+            if args_of is not None:
+                own_args = args_of.get(rank, args)
+            arguments = [str(script)] + [str(argument) for argument in own_args]
+
+            stdout, stderr = self.files[rank]
+            self.processes.append(_start(arguments, variables, stdout, stderr, prefix, gate, cwd))
         os.close(gate)
-        os.close(release)
+        os.close(gate_writer)
 
     def _file(self) -> IO[bytes]:
+        """Open a file without a name."""
         return self.opened.enter_context(tempfile.TemporaryFile("w+b"))
 
     def __enter__(self) -> Ranks:
@@ -111,6 +134,7 @@ class Ranks:
         return "".join(_content(file) for file in self.files[rank])
 
     def wait_for(self, text: str, rank: int, limit_s: float) -> None:
+        """Wait until `rank` has written `text`. Fails if it ends first, or at the limit."""
         deadline = time.monotonic() + PATIENCE * limit_s
         while text not in self.output(rank):
             if time.monotonic() > deadline or self.processes[rank].poll() is not None:
@@ -118,24 +142,31 @@ class Ranks:
             time.sleep(0.02)
 
     def wait(self, limit_s: float) -> RankResult:
-        """The result, once all ranks are gone; those still there at the limit are killed, with the
-        exit code -9.
+        """Wait for the end of all ranks, and return the result.
+
+        limit_s: limit of an idle machine, see PATIENCE. A rank that still runs at the limit is
+        killed, so its exit code is -9.
         """
         deadline = time.monotonic() + PATIENCE * limit_s
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         seconds = time.monotonic() - self.start
-        self.__exit__()
-        texts = [[_content(file) for file in pair] for pair in self.files]
+        self.__exit__()  # kills what still runs
+
         codes = [process.returncode for process in self.processes]
-        return RankResult(codes, [out for out, _ in texts], [err for _, err in texts], seconds)
+        outputs = [_content(stdout) for stdout, _ in self.files]
+        errors = [_content(stderr) for _, stderr in self.files]
+        return RankResult(codes, outputs, errors, seconds)
 
 
 def run_ranks(
     n: int, script: str | Path, *args: str | Path, limit_s: float = 60, **options: Any
 ) -> RankResult:
-    """Run `script` on n ranks to the end. options: those of Ranks."""
+    """Run `script` on n ranks to the end. options: keyword arguments of Ranks.
+
+    limit_s: limit of an idle machine, see PATIENCE. A rank that still runs then is an error.
+    """
     with Ranks(n, script, *args, **options) as ranks:
         result = ranks.wait(limit_s)
     if result.seconds > PATIENCE * limit_s:
@@ -149,11 +180,18 @@ def run_command(
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
 ) -> RankResult:
-    """Any command, from the repository's root or another folder, as one "rank"."""
+    """Run any command to its end. The result has one item, as of one rank.
+
+    env: further variables; an empty value removes one. cwd: the folder in which the command runs,
+    usually the repository's root.
+    """
     start = time.monotonic()
-    merged = {key: value for key, value in {**clean_env(), **(env or {})}.items() if value != ""}
+    variables = clean_env()
+    if env is not None:
+        variables.update(env)
+    variables = _without_empty(variables)
     process = subprocess.Popen(
-        list(map(str, command)), cwd=cwd, env=merged, text=True, start_new_session=True,
+        list(map(str, command)), cwd=cwd, env=variables, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -167,15 +205,23 @@ def run_command(
     return RankResult([process.returncode], [out], [err], time.monotonic() - start)
 
 
+def _without_empty(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that have a value."""
+    return {name: value for name, value in variables.items() if value != ""}
+
+
 def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
-    """Exit code, and what it wrote to stderr, of a script whose stdout is this open file."""
+    """Run a script whose stdout is an open file. Return its exit code and what is in stderr.
+
+    arguments: the script and its arguments.
+    """
     with tempfile.TemporaryFile("w+b") as stderr:
         process = fork_server().start(list(map(str, arguments)), clean_env(), stdout, stderr)
         return process.wait(600), _content(stderr)
 
 
 def write_command(path: Path, lines: str) -> Path:
-    """A program of these lines of a shell script, in a folder for PATH."""
+    """Write a program, in a folder that a test can put in PATH. lines: of a shell script."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{lines}\n")
     path.chmod(0o755)
@@ -184,7 +230,10 @@ def write_command(path: Path, lines: str) -> Path:
 
 @contextmanager
 def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subprocess.Popen]:
-    """The process of a command that writes to `log`; nothing of its session stays behind."""
+    """Give the process of a command whose output goes to `log`.
+
+    Afterwards the process is killed, and all others of its session.
+    """
     process = subprocess.Popen(
         list(map(str, command)), cwd=ROOT, env={**clean_env(), **env}, stdout=log.open("wb"),
         stderr=subprocess.STDOUT, start_new_session=True,
@@ -196,11 +245,17 @@ def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subpro
 
 
 def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
+    """Wait until the text of `log` has a regular expression. Return the text.
+
+    The file need not exist at first.
+    """
     deadline = time.monotonic() + limit_s
-    while not re.search(pattern, text := log.read_text(errors="replace") if log.exists() else ""):
+    while True:
+        text = log.read_text(errors="replace") if log.exists() else ""
+        if re.search(pattern, text):
+            return text
         assert time.monotonic() < deadline, text
         time.sleep(0.02)
-    return text
 
 
 def _start(
@@ -212,6 +267,10 @@ def _start(
     gate: int,
     cwd: Path,
 ) -> Any:
+    """Start one rank: a fork that waits at the gate or, if it cannot be a fork, a new process.
+
+    arguments: the script and its arguments. env: the whole environment. See Ranks for the rest.
+    """
     if not prefix and fork_server().can_start(env):
         return fork_server().start(arguments, env, out, err, gate, cwd)
     return subprocess.Popen(
@@ -225,19 +284,23 @@ def _start(
 
 
 def free_port() -> int:
+    """Return the number of a port that no program listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
+    """Kill a process and all others of its session. It may have ended before."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _content(file: Any) -> str:
-    position = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-    return os.pread(file.fileno(), max(position, os.fstat(file.fileno()).st_size), 0).decode(
-        errors="replace"
-    )
+    """Return all that is in an open file. A process that writes to it is not disturbed."""
+    # Process and test share the position in the file, so this must not move it, as file.read would.
+    descriptor = file.fileno()
+    position = os.lseek(descriptor, 0, os.SEEK_CUR)
+    length = max(position, os.fstat(descriptor).st_size)
+    return os.pread(descriptor, length, 0).decode(errors="replace")

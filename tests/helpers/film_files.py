@@ -29,7 +29,8 @@ def write_film(path: Path, frames: Sequence[np.ndarray], starts: Sequence[Fracti
     path.parent.mkdir(parents=True, exist_ok=True)
     tick = Fraction(1, CLOCK)
     with av.open(str(path), "w") as out:
-        # crf 0: lossless. bf 0: no frame refers to a later one.
+        # crf 0: lossless. bf 0: no frame refers to a later one. The encoder wants a rate, but each
+        # frame has its own start below, so 60 is the time of no frame.
         stream = out.add_stream("libx264rgb", rate=60, options={"crf": "0", "bf": "0"})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "rgb24"
@@ -53,9 +54,11 @@ def noise_film(
 ) -> None:
     """Write a film of `count` frames of noise. rate: frames a second.
 
-    options: of the codec; None asks for a key frame each 6 frames. container: of the file.
+    options: options of the codec, e.g. {"g": "6"}. None: a key frame each 6 frames.
+    container: options of the file format, e.g. {"movflags": "+faststart"}. None: no options.
     """
     if options is None:
+        # bf 0: no frame refers to a later one. g 6: a key frame each 6 frames.
         options = {"bf": "0", "g": "6"}
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=container or {}) as out:
@@ -77,7 +80,12 @@ def write_film_with_lost_packets(
     """Write a film of `count` frames without the data of frames `first` to `last`.
 
     It is an MPEG transport stream: packets of 188 bytes, each with the number of its stream and a
-    mark at the begin of a frame.
+    mark at the begin of a frame. Bytes 1 and 2 of a packet have these bits, the highest first:
+
+        1 bit      error
+        1 bit      a frame begins in this packet
+        1 bit      priority
+        13 bits    number of the stream
     """
     noise_film(path, count, codec)
     data = path.read_bytes()
@@ -86,8 +94,9 @@ def write_film_with_lost_packets(
     # Find the packets in which a frame begins.
     begins = []
     for number, packet in enumerate(packets):
-        stream_number = int.from_bytes(packet[1:3], "big") & 0x1FFF
-        is_begin = packet[1] & 0x40
+        two_bytes = int.from_bytes(packet[1:3], "big")
+        stream_number = two_bytes & 0x1FFF  # the last 13 bits
+        is_begin = two_bytes & 0x4000  # the second bit
         if stream_number == 256 and is_begin:  # 256: the pictures
             begins.append(number)
 
@@ -110,11 +119,12 @@ def write_turned_film(path: Path, image: np.ndarray, matrix: Sequence[int]) -> N
     matrix: (a, b, c, d) of the display matrix, e.g. (0, 1, -1, 0) for a quarter turn.
     """
     write_film(path, [image], [Fraction(0)])
-    # The box "tkhd" (track header) of an MP4 has the matrix 40 bytes after its name. Numbers have
-    # 16 bits behind the point.
+    # The box "tkhd" (track header) of an MP4 has the matrix 40 bytes after its name: nine numbers of
+    # 32 bits. The numbers of the last column (0, 0, 1) have 30 bits behind the point, others 16.
     one = 2**16
+    one_of_last_column = 2**30
     a, b, c, d = matrix
-    values = [a * one, b * one, 0, c * one, d * one, 0, 0, 0, 2**30]
+    values = [a * one, b * one, 0, c * one, d * one, 0, 0, 0, one_of_last_column]
     stored = np.array(values, ">i4").tobytes()
     content = path.read_bytes()
     begin = content.index(b"tkhd") + 4 + 40

@@ -28,7 +28,6 @@ from utils.results import json_bytes
 from utils.run.history import HistoryWriter
 from utils.video import VideoWriter
 
-
 # Grey levels of the pictures of a clip: one of blurry, restored and sharp frames.
 BLURRY = 40
 RESTORED = 120
@@ -133,7 +132,7 @@ def pictures(names=("a&b", "c"), with_gt=True):
     if with_gt:
         levels["sharp"] = SHARP
     flat = {kind: np.full((60, 100, 3), level, np.uint8) for kind, level in levels.items()}
-    return {name: flat for name in names}
+    return dict.fromkeys(names, flat)
 
 
 def addresses(page):
