@@ -34,7 +34,7 @@ DEBUGGING_AID = "debug_backend_override"
 
 
 def train(*overrides: str) -> tuple[list[float], Tensor]:
-    """Train one step with each size of SIDES. Return the losses, and the last gradients as a vector.
+    """Train a step with each size of SIDES. Return the losses, and the last gradients as a vector.
 
     overrides: "section.key=value", which replace values of the option file.
     """

@@ -119,7 +119,7 @@ def write_turned_film(path: Path, image: np.ndarray, matrix: Sequence[int]) -> N
     matrix: (a, b, c, d) of the display matrix, e.g. (0, 1, -1, 0) for a quarter turn.
     """
     write_film(path, [image], [Fraction(0)])
-    # The box "tkhd" (track header) of an MP4 has the matrix 40 bytes after its name: nine numbers of
+    # The box "tkhd" (track header) of an MP4 has the matrix 40 bytes after its name: 9 numbers of
     # 32 bits. The numbers of the last column (0, 0, 1) have 30 bits behind the point, others 16.
     one = 2**16
     one_of_last_column = 2**30
