@@ -79,9 +79,10 @@ STILL_PLACES = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
 # Names of files of the package scikit-image: its photographs of lab/train_motion_net.py that are
 # large enough for a clip.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
-# The solver of the proposals in training. In a test the default solver makes the proposals, with 16
-# groups. These proposals are twice as good and take twice the time. Steps that were trained on the
+# The solver of the proposals in training. In a test the proposals have 16 groups and this number of
+# linearisations. Such proposals are better and take twice the time. Steps that were trained on the
 # cheap proposals trust the good proposals as well (docs/benchmarks/quality.md).
+LINEARISATIONS = 3
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
 # A wrong motion replaces the measured one in this share of the updates, so that the steps learn
 # when not to trust the motion.
@@ -330,7 +331,12 @@ def motion_network(
     OpenCV) finds it.
     """
     # The options of the operator's network, with another fusion.
-    fusion = {**operator.netG["fusion"], "type": "motion", "step_count": STEP_COUNT}
+    fusion = {
+        **operator.netG["fusion"],
+        "type": "motion",
+        "linearisations": LINEARISATIONS,
+        "step_count": STEP_COUNT,
+    }
     if network:
         fusion["motion_by"] = "both"  # the network and DIS
     netG = NETWORKS.resolve({**operator.netG, "fusion": fusion}, "netG").plain()
