@@ -138,6 +138,10 @@ class AdjointOfSums:
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return the adjoint (P,) or (P, C) of y, which is (outputs,) or (outputs, C)."""
+        if y.ndim == 1:
+            # Without MKL, as on ARM, torch has no product of a sparse matrix and a vector on a CPU,
+            # or a wrong one (pytorch issues 96972 and 127491). It has the product with columns.
+            return self(y[:, None])[:, 0]
         pixels = len(self._matrices[0][1])
         x = y.new_zeros(pixels, *y.shape[1:])
         for offset, matrix in self._matrices:

@@ -94,7 +94,8 @@ class Simulated:
         verdict = self.beats.verdict(stall_s)
         if verdict is None:
             return None
-        named_rank, kind = verdict[0], verdict[1]
+        named_rank = verdict[0]
+        kind = verdict[1]
         failure = Failure(named_rank, EXIT_CODE, self.rank)
         was_named_before = claim_failure(self.store, failure, self.world_size)
         if was_named_before:
