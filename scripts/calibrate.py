@@ -190,10 +190,11 @@ def view_of(
     """
     if command.search_planes:
         # To find the time, the planes are read one by one, and planes before and after the
-        # exposure as well: the offsets that are searched, and STEP planes for changes in time.
+        # exposure as well: the offsets that are searched, and MOST_REACH planes to measure the
+        # change with time.
         first, count = command.planes  # given, as `parse` makes sure
         end = first + count
-        around = command.search_planes + registration.STEP
+        around = command.search_planes + registration.MOST_REACH
         begin = max(first - around, 0)
         last = max(min(end + around, count_planes(path, geometry)), end)
         stream = read_spikes(path, geometry, begin, last - begin)
@@ -423,7 +424,7 @@ def with_offset(
             where,
         )
     # An offset at the end of the search may be cut short.
-    if abs(offset) > search - registration.LEAST_ROOM:
+    if abs(offset) > search - registration.LEAST_REACH:
         raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
     print(
         f"the exposures are {offset:+.2f} planes later than --planes says, error {error:.2f}; "

@@ -20,7 +20,8 @@ not fit.
 What must stay: the keys and meanings of dataset.json, because published data sets have such files.
 The `repr` of `DatasetInfo` and of `Timing` is part of digests by which a run recognises its data.
 So a new field of these two classes must leave the repr as it was while the field has its default.
-What may change: all functions that begin with _.
+What may change: all functions whose names begin with _, except for the words of the errors that
+docs/data_format.md and tests quote.
 
 Tests: tests/parts/data/test_spike_info.py, tests/parts/data/test_data_json.py (dataset.json),
 tests/parts/data/test_frame_times.py (the planes of each frame)
@@ -37,7 +38,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
@@ -65,9 +66,10 @@ EXPOSURE_FORM = (
 )
 ADVICE = "correct these exposures where they are wrong, and give them (or a file that holds them)"
 
-Side = Annotated[int, Field(ge=1, le=2**16)]
-Planes = Annotated[int, Field(ge=1, le=MOST_PLANES)]
-Plane = Annotated[int, Field(ge=0, lt=MOST_PLANES)]
+# Types of the values in dataset.json, with the limits that pydantic checks.
+Side = Annotated[int, Field(ge=1, le=2**16)]  # height or width of a plane
+Planes = Annotated[int, Field(ge=1, le=MOST_PLANES)]  # a number of planes
+Plane = Annotated[int, Field(ge=0, lt=MOST_PLANES)]  # the number of a plane, counted from 0
 Rate = Annotated[float | int, Field(gt=0, allow_inf_nan=False)]
 Light = Literal["linear", "display"]
 
@@ -335,9 +337,9 @@ def _in_words(e: Exception) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """The planes that are read for one frame.
+    """The planes that are read for one frame. `Timing.span` makes it, and `DatSpikes` reads it.
 
-    first, count: the planes first ... first + count - 1 of its file.
+    first, count: the planes first ... first + count - 1 of the frame's file are read.
 
     The options count the planes of a frame in another way: with one file per frame, from the first
     plane of the file, and with one file per clip, from the first plane of the exposure.
@@ -357,6 +359,19 @@ class Span:
     origin: int
     length: int
     middle: float
+
+
+class _PlanesOfFrame(NamedTuple):
+    """The planes start ... start + count - 1 of a file, which belong to one frame.
+
+    number_of_start: number of the plane `start`, as the options count planes.
+    length: how many planes the options count, for the frame.
+    """
+
+    start: int
+    count: int
+    number_of_start: int
+    length: int
 
 
 Start = Annotated[float, Field(strict=True, ge=0, le=MOST_PLANES, allow_inf_nan=False)]
@@ -401,9 +416,9 @@ class Timing:
 
     first, count: of a file per frame, the planes first ... first + count - 1 are read. count None:
     all planes to the end of the file. first "central": the `count` planes in the middle.
-    exposures: {clip: its exposures}, if a clip has one file. The key "" stands for every other
-    clip. None: there is a file for each frame, or the frames of a clip share one file by their
-    times, see `plane_ranges`.
+    exposures: {clip: its exposures}, if a clip has one file. The key "" is for every clip that has
+    no key of its own. None: there is a file for each frame, or the frames of a clip share one file
+    by their times, see `plane_ranges`.
 
     Two values come from the calibration, see data/cameras/spike_grid.py:
     offset: number of planes that is added to the first plane.
@@ -496,12 +511,15 @@ class Timing:
             return None
 
         first, count = self.window(planes)
-        # Numbers in names may show that frames are missing. They are no times, so it is not known
-        # whether the frames before and after the gap were taken at equal distances.
-        if times.doubt or (times.missing and not times.is_film):
+        # `times.doubt` says why the times are not sure, "" if they are sure.
+        if times.doubt:
+            raise _unknown_times(clip, times, first, count)
+        # The names 1, 2, 4 show that frame 3 is missing. But such numbers are no times, so nobody
+        # knows whether frames 2 and 4 were taken at twice the usual distance. A film has times.
+        if times.missing and not times.is_film:
             raise _unknown_times(clip, times, first, count)
         # The film gives the length of the clip in seconds, and so does the number of planes divided
-        # by `tick_hz`. The two must agree.
+        # by `tick_hz`. The two must agree. `until` sets a doubt if they do not.
         if times.is_film and tick_hz:
             seconds = Fraction(count) / Fraction(tick_hz)
             times = times.until(times.begin + seconds)
@@ -526,37 +544,20 @@ class Timing:
         What must stay: the result, because it says which spikes a sample has.
         tests/parts/data/test_frame_times.py and test_spike_info.py notice.
         """
-        # The planes start ... start + count - 1 of the file belong to the frame. The options count
-        # `length` planes, and count the plane `start` as number `number_of_start`.
-        if self.exposures is not None:
-            # One file for the clip, and the user lists the exposures.
-            start, count = self._exposure(clip, frame)
-            number_of_start = 0
-            length = count
-        elif ranges is not None:
-            # One file for the clip, and the times of the frames tell the planes.
-            first_plane, plane_after = ranges[frame]
-            start = first_plane + nearest_plane(self.offset)
-            count = plane_after - first_plane
-            number_of_start = 0
-            length = count
-        else:
-            # One file for the frame.
-            first_plane, count = self.window(planes)
-            start = first_plane + nearest_plane(self.offset)
-            number_of_start = first_plane
-            length = planes
-
+        own = self._planes_of_frame(clip, frame, planes, ranges)
         # The frame was exposed only during the share in the middle of its planes. Read these
         # planes, first ... end - 1: at least one plane, unless the frame has no plane at all.
-        exposed = nearest_plane(count * self.share)
-        if count > 0:
+        exposed = nearest_plane(own.count * self.share)
+        if own.count > 0:
             exposed = max(exposed, 1)
-        first = start + (count - exposed) // 2
+        first = own.start + (own.count - exposed) // 2
         end = first + exposed
-        if self.exposures is None and self.count is None:
-            # The user did not give plane numbers. So planes outside of the file, after a shift by
-            # the offset, are left out. If the user gave numbers, such planes are refused below.
+
+        has_numbers_of_user = self.exposures is not None or self.count is not None
+        if not has_numbers_of_user:
+            # After a shift by the offset, planes may lie outside of the file. They are left out. If
+            # the user gave plane numbers, such planes are refused below, because the numbers may be
+            # wrong.
             first = min(max(first, 0), planes)
             end = min(end, planes)
         if first < 0 or end <= first or end > planes:
@@ -564,10 +565,33 @@ class Timing:
         return Span(
             first=first,
             count=end - first,
-            origin=number_of_start + (first - start),
-            length=length,
-            middle=number_of_start + (count - 1) / 2,
+            origin=own.number_of_start + (first - own.start),
+            length=own.length,
+            middle=own.number_of_start + (own.count - 1) / 2,
         )
+
+    def _planes_of_frame(
+        self, clip: str, frame: int, planes: int, ranges: Sequence[tuple[int, int]] | None
+    ) -> "_PlanesOfFrame":
+        """Return the planes that belong to a frame, before the share and the limits of the file.
+
+        The arguments are those of `span`. Raises DataError for a frame that `spike.exposure` lacks.
+        """
+        if self.exposures is not None:
+            # One file for the clip, and the user lists the exposures.
+            start, count = self._exposure(clip, frame)
+            return _PlanesOfFrame(start, count, number_of_start=0, length=count)
+        if ranges is not None:
+            # One file for the clip, and the times of the frames tell the planes.
+            first_plane, plane_after = ranges[frame]
+            start = first_plane + nearest_plane(self.offset)
+            count = plane_after - first_plane
+            return _PlanesOfFrame(start, count, number_of_start=0, length=count)
+        # One file for the frame. The options count from the first plane of the file, and a shift by
+        # the offset does not change the numbers.
+        first_plane, count = self.window(planes)
+        start = first_plane + nearest_plane(self.offset)
+        return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)
 
     def _exposure(self, clip: str, frame: int) -> tuple[int, int]:
         """Return (first plane, number of planes) of a frame in `exposures`. Raises DataError."""
@@ -610,7 +634,8 @@ def nearest_plane(time: float) -> int:
 
 # ---- spike.exposure --------------------------------------------------------------------------
 
-# {clip: its exposures}, with "" for every other clip. Exposures are an object or a list of rows.
+# {clip: its exposures}, with the key "" for clips without a key of their own. Exposures are an
+# object or a list of rows.
 Tables = Annotated[dict[str, dict[str, Any] | list[Any]], Field(min_length=1)]
 # The keys of such an object. All of them are needed.
 PERIODIC_KEYS = ("start", "length", "period")
@@ -642,14 +667,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     clip = ""  # for the message
     try:
         for clip, entry in TypeAdapter(Tables).validate_python(table).items():
-            if isinstance(entry, dict):
-                # `Exposures` has defaults for lists of rows. Here each key is needed, so a missing
-                # key becomes None, which is refused.
-                all_missing = dict.fromkeys(PERIODIC_KEYS)  # {key: None}
-                fields = {**all_missing, **entry}
-            else:
-                fields = {"rows": entry}
-            exposures[clip] = Exposures.model_validate(fields)
+            exposures[clip] = _exposures_of_clip(entry)
     except ValidationError as e:
         whose = f" for clip {clip}" if clip else ""
         raise OptionError(
@@ -659,6 +677,20 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
             do="correct spike.exposure",
         ) from e
     return exposures
+
+
+def _exposures_of_clip(entry: dict[str, Any] | list[Any]) -> Exposures:
+    """Return the exposures of one clip. Raises ValidationError.
+
+    entry: {"start": 0, "length": 20, "period": 25}, or a list of rows [[0, 20], [25, 20]].
+    """
+    if isinstance(entry, list):
+        return Exposures.model_validate({"rows": entry})
+    # `Exposures` has defaults for lists of rows, but here each key is needed. So a missing key
+    # becomes None, which is refused.
+    fields: dict[str, Any] = dict.fromkeys(PERIODIC_KEYS)  # {key: None}
+    fields.update(entry)
+    return Exposures.model_validate(fields)
 
 
 def _exposures_in(path: str) -> Any:
@@ -708,6 +740,8 @@ class UnknownPlanes(DataError):
 def joined(refused: Sequence[UnknownPlanes]) -> DataError:
     """Return one error for several clips, which proposes one `spike.exposure` for all of them.
 
+    Without this, a user would correct one clip, start again, and meet the error of the next clip.
+
     refused: the errors of the clips, at least one.
     """
     first = refused[0]
@@ -734,15 +768,15 @@ def exposure_argument(table: dict[str, Any]) -> str:
     return f"'spike.exposure={json.dumps(table)}'"
 
 
-def _unlisted_frame(verb: str, clip: str, frame: int) -> DataError:
+def _unlisted_frame(does: str, clip: str, frame: int) -> DataError:
     """Return the refusal of a frame that `spike.exposure` does not list.
 
-    verb: "does not list" or, for example, "lists 2 frames of". The error then says
+    does: what spike.exposure does, "does not list" or, e.g., "lists 2 frames of". The error says
 
         spike.exposure lists 2 frames of clip clip_07, which has a frame 3
     """
     return DataError(
-        what=f"spike.exposure {verb} clip {clip}, which has a frame {frame}",
+        what=f"spike.exposure {does} clip {clip}, which has a frame {frame}",
         where=f"clip {clip}",
         expected="one for every frame",
         do="complete spike.exposure",
@@ -754,33 +788,43 @@ def _unknown_times(
 ) -> UnknownPlanes:
     """Return the refusal of a clip with one spike file and no spike.exposure.
 
-    The error proposes exposures. They are a guess: the first plane is taken at the begin of the
-    clip, and the last plane at its end.
+    The error says why the times are not sure, and proposes exposures, see `_guessed_exposures` for
+    the arguments. E.g.
+
+        one spike file for the 4 frames of clip clip_07: 1 of 5 frames is missing: frame 3
+    """
+    what = f"one spike file for the {len(times)} frames of clip {clip}: {times.described()}"
+    return UnknownPlanes(what, clip, _guessed_exposures(times, first, count, tick_hz))
+
+
+def _guessed_exposures(
+    times: FrameTimes, first: int, count: int, tick_hz: float | None
+) -> dict[str, float] | list[list[float]]:
+    """Return exposures for a clip whose times are not sure. The user corrects them.
+
+    The guess: the first plane was recorded at the begin of the clip, and the last plane at its end.
 
     times: the times of the frames.
-    first: number of the first plane that the clip uses of its file.
-    count: number of planes that the frames of the clip share.
+    first, count: the planes first ... first + count - 1 of the spike file belong to the frames.
     tick_hz: planes per second. It is given only if the length of the clip, computed from planes and
-    tick_hz, contradicts the times that the film of the frames contains.
+    tick_hz, contradicts the times of the film.
+    Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
     """
-    proposal: Any
     if times.is_even:
         length = round(count / len(times), 3)
-        proposal = {"start": first, "length": length, "period": length}
-    elif tick_hz:
+        return {"start": first, "length": length, "period": length}
+    rows: list[list[float]] = []
+    if tick_hz:
         # The times of the film in seconds, turned into planes.
-        proposal = []
         for start, end in zip(times.starts, times.ends, strict=True):
             begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
             length = (end - start) * Fraction(tick_hz)
-            proposal.append([first + _plain(begin), _plain(length)])
-    else:
-        proposal = []
-        for first_plane, plane_after in times.plane_ranges(first, count):
-            length = max(plane_after - first_plane, 1)  # an exposure has at least one plane
-            proposal.append([first_plane, length])
-    what = f"one spike file for the {len(times)} frames of clip {clip}: {times.described()}"
-    return UnknownPlanes(what, clip, proposal)
+            rows.append([first + _with_three_digits(begin), _with_three_digits(length)])
+        return rows
+    for first_plane, plane_after in times.plane_ranges(first, count):
+        length = max(plane_after - first_plane, 1)  # an exposure has at least one plane
+        rows.append([first_plane, length])
+    return rows
 
 
 def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
@@ -790,21 +834,34 @@ def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None
     times: the times of the existing frames. The error proposes the exposures of these frames.
     """
     if table.rows:
-        # A list must have a row for each frame. If frames are missing, the list is likely to have
-        # the missing frames too: propose the list without them.
-        if times.missing and len(table.rows) != len(times):
-            rows = []
-            # `places` are the numbers of the existing frames among all frames, 0, 1, 3 if frame 2
-            # is missing.
-            for place in times.places():
-                if place < len(table.rows):
-                    start, length = table.rows[place]
-                    rows.append([start, length])
-            what = f"spike.exposure lists {len(table.rows)} frames of clip {clip}"
-            raise UnknownPlanes(f"{what}: {times.described()}", clip, rows)
-        return
+        _refuse_rows_of_missing_frames(clip, table, times)
+    else:
+        _refuse_period_of_uneven_frames(clip, table, times)
 
-    # A start, length and period: the frames must follow one another at one distance.
+
+def _refuse_rows_of_missing_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
+    """Raise UnknownPlanes if frames are missing, and a list has not one row for each frame.
+
+    The list probably has rows for the missing frames too. The error proposes the list without them.
+    """
+    if not times.missing or len(table.rows) == len(times):
+        return
+    rows = []
+    # `places` are the numbers of the existing frames among all frames, 0, 1, 3 if frame 2 is
+    # missing.
+    for place in times.places():
+        if place < len(table.rows):
+            start, length = table.rows[place]
+            rows.append([start, length])
+    what = f"spike.exposure lists {len(table.rows)} frames of clip {clip}"
+    raise UnknownPlanes(f"{what}: {times.described()}", clip, rows)
+
+
+def _refuse_period_of_uneven_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
+    """Raise UnknownPlanes if frames do not follow one another at the one distance of a period.
+
+    The error proposes a list with a row for each frame.
+    """
     if times.is_even:
         return
     rows = []
@@ -812,12 +869,12 @@ def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None
         # Frames at the usual distance, `times.step`, are one period apart.
         periods = (start - times.begin) / times.step
         begin = Fraction(table.start) + periods * Fraction(table.period)
-        rows.append([_plain(begin), table.length])
+        rows.append([_with_three_digits(begin), table.length])
     cause = times.described() or "the frames follow one another at several distances"
     what = f"spike.exposure gives one period for the {len(times)} frames of clip {clip}"
     raise UnknownPlanes(f"{what}: {cause}", clip, rows)
 
 
-def _plain(number: Fraction) -> float:
-    """Return a number of planes as it is shown, with three digits behind the point."""
-    return round(float(number), 3)
+def _with_three_digits(planes: Fraction) -> float:
+    """Return a number of planes as messages show it, with three digits behind the point."""
+    return round(float(planes), 3)

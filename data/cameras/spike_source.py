@@ -175,9 +175,9 @@ class DatSpikes:
         stored_bottom_first = layout == "raster"
         try:
             geometry = SpikeGeometry(
-                height=_agreed("h", h, info),
-                width=_agreed("w", w, info),
-                flipud=_agreed("flip", flip, info, default=stored_bottom_first),
+                height=_agreed_value("h", h, info),
+                width=_agreed_value("w", w, info),
+                flipud=_agreed_value("flip", flip, info, default=stored_bottom_first),
                 head_columns=head_columns,
                 bit_order=bit_order,
                 layout=layout,
@@ -191,11 +191,13 @@ class DatSpikes:
         options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
         name = options.pop("type")
         ignored = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
+
+        # The rate, and whether rate and light are known or only taken from the defaults.
         if rate == "match":
             # The rate is measured for each frame, so it is not compared with dataset.json.
             known_rate = rate
         else:
-            known_rate = float(_agreed("rate", rate, info, default=1.0))
+            known_rate = float(_agreed_value("rate", rate, info, default=1.0))
         is_light_given = light is not None or info.light is not None
         is_rate_given = rate is not None or info.rate is not None
 
@@ -203,7 +205,7 @@ class DatSpikes:
             info=info,
             geometry=geometry,
             rate=known_rate,
-            light=_agreed("light", light, info, default="linear"),
+            light=_agreed_value("light", light, info, default="linear"),
             timing=Timing(first, count, read_exposures(exposure)),
             context=context,
             center=center,
@@ -221,8 +223,8 @@ class DatSpikes:
             is_rate_known="rate" in ignored or is_rate_given,
             is_stretched=False,
         )
-        # With "recorded" a clip without a calibration in dataset.json is taken as aligned. With
-        # "auto" the calibration comes later, through `changed`.
+        # The calibration. With "auto" it comes later, through `changed`. With "recorded" a clip
+        # without a calibration in dataset.json is taken as aligned.
         if calibration == "recorded":
             if info.calibration:
                 self._calibrate(load_calibration(info.path, info.calibration), info.path)
@@ -282,8 +284,10 @@ class DatSpikes:
     def of_exposure(self, context: int) -> "DatSpikes":
         """Return a copy that reads only the planes during which a frame was exposed, and context.
 
-        A calibration has two shares of the planes of a frame: `exposure_share` was exposed, and
-        `share_to_read` is what channels are made of, a few more planes. This copy reads the first.
+        A calibration has two shares of the planes of a frame. `exposure_share` says during which
+        planes the frame was exposed. `share_to_read` says of which planes channels are made, a few
+        more. This copy reads the planes of `exposure_share`. data/motion/recording.py calls this,
+        because the motion within an exposure takes exactly these planes.
 
         context: number of planes that are read before and after the planes of the exposure.
         """
@@ -294,7 +298,7 @@ class DatSpikes:
         return self.changed(context=context, timing=timing)
 
     def grid(self, size: tuple[int, int]) -> Grid:
-        """Return how the planes lie on lq frames of `size` (H, W).
+        """Return which spike pixel belongs to which pixel of blurry frames of `size` (H, W).
 
         Raises DataError if the sizes do not fit.
         """
@@ -337,32 +341,42 @@ class DatSpikes:
         tried = set()
         for frame in range(frames):
             file_index = 0 if is_one_file else frame
-            path, planes = files[file_index]
+            _, planes = files[file_index]
             span = self.timing.span(clip, frame, planes, ranges)
-            # `_center` counts planes as the options and dataset.json do: from the first plane of
-            # the file, or of the exposure if one file holds the whole clip. In this count the first
-            # plane of the span has the number `span.origin`. `Exposure.center` counts from this
-            # plane, so there it has the number 0.
-            center = self._center(clip, span) - span.origin
-            planes_before, pieces = self._with_context(files, file_index, span)
-            exposures.append(
-                Exposure(
-                    own=Piece(path, span.first, span.count),
-                    pieces=pieces,
-                    before=planes_before,
-                    center=center,
-                    origin=span.origin,
-                )
-            )
+            exposure = self._exposure(clip, files, file_index, span)
+            exposures.append(exposure)
 
             # Try whether the representation can be made of so many planes. A trial takes longer
             # than the rest of this loop, and most exposures have equal numbers. So each pair of
             # numbers is tried once.
-            count_and_center = (span.count, center)
+            count_and_center = (span.count, exposure.center)
             if count_and_center not in tried:
                 tried.add(count_and_center)
-                self._refuse_too_few_planes(path, span.count, center)
+                self._refuse_too_few_planes(exposure)
         return tuple(exposures)
+
+    def _exposure(
+        self, clip: str, files: list[tuple[str, int]], file_index: int, span: Span
+    ) -> Exposure:
+        """Return the planes of one frame, with their context.
+
+        files: see `exposures`. file_index: index in `files` of the file with the planes `span`.
+        Raises OptionError if the plane of the sharp frame is unknown.
+        """
+        path, _ = files[file_index]
+        # There are two ways to count planes. The options and dataset.json count from the first
+        # plane of the file, or of the exposure if one file holds the whole clip. `_center` counts
+        # in this way, and then the first plane of the span has the number `span.origin`.
+        # `Exposure.center` counts from the first plane of the span, e.g. 27.5 - 14 = 13.5.
+        center = self._center(clip, span) - span.origin
+        planes_before, pieces = self._with_context(files, file_index, span)
+        return Exposure(
+            own=Piece(path, span.first, span.count),
+            pieces=pieces,
+            before=planes_before,
+            center=center,
+            origin=span.origin,
+        )
 
     def plane_ranges(
         self, clip: str, planes: int, times: FrameTimes
@@ -430,13 +444,13 @@ class DatSpikes:
             raise _unknown_center(clip, f"{center} is outside of {span.origin} to {last}")
         return center
 
-    def _refuse_too_few_planes(self, path: str, count: int, center: float) -> None:
-        """Raise DataError if the representation cannot be made of `count` planes.
+    def _refuse_too_few_planes(self, exposure: Exposure) -> None:
+        """Raise DataError if the representation cannot be made of the planes of an exposure.
 
-        The representation is tried on one pixel without spikes.
-        path: path of the spike file, for the message.
-        center: the plane of the sharp frame, counted from the first of these planes.
+        The representation is tried on one pixel without spikes, and without context planes.
         """
+        count = exposure.own.count
+        center = exposure.center
         one_pixel = np.zeros((count, 1, 1), np.uint8)
         try:
             self.represent(one_pixel, center, rate=1.0)
@@ -444,7 +458,7 @@ class DatSpikes:
             # A representation raises ValueError if its windows do not fit into the planes.
             raise DataError(
                 what=f"{count} planes are too few for spike.representation {self.name}: {e}",
-                where=path,
+                where=exposure.own.file,
                 expected=f"planes for {self.options} around plane {center:g}",
                 do="use smaller windows, or another spike.center",
             ) from e
@@ -603,24 +617,30 @@ class DatSpikes:
         if offsets and self.options.get("num_bins") is None:
             return [int(np.argmin(np.abs(offsets)))]
 
-        # For other representations, find out which planes each channel depends on. Take a stream of
-        # one row of T pixels, and let pixel t fire only in plane t. Then channel s of pixel t is
-        # the weight of plane t in channel s.
-        planes = exposure.own.count  # T
-        center = exposure.center
-        impulses = np.eye(planes, dtype=np.uint8)[:, None]  # (T, 1, T)
-        channels = rp.represent(self.name, impulses, center, reverse=reverse, **self.options)
-        weights = channels[:, 0]  # (S, T)
-
-        # The mean distance (S,) of these planes from the sharp moment. 1e-9: a channel may be 0.
-        distances = np.abs(np.arange(planes) - center)
-        sum_of_weights = np.maximum(weights.sum(axis=1), 1e-9)
+        # The mean distance (S,) of the planes of a channel from the sharp moment.
+        weights = self._weights_of_planes(exposure, reverse)  # (S, T)
+        distances = np.abs(np.arange(exposure.own.count) - exposure.center)  # (T,)
+        sum_of_weights = np.maximum(weights.sum(axis=1), 1e-9)  # not 0, because it is a divisor
         mean_distance = (weights @ distances) / sum_of_weights
+
         more_planes = MORE_PLANES_ELSE
         if rp.REPRESENTATIONS[self.name].proportional:
             more_planes = MORE_PLANES_IF_PROPORTIONAL
         is_near = mean_distance <= mean_distance.min() + more_planes
         return np.flatnonzero(is_near).tolist()
+
+    def _weights_of_planes(self, exposure: Exposure, reverse: bool) -> np.ndarray:
+        """Return with which weight each of the T planes counts in each of the S channels, (S, T).
+
+        Found by a trial: take a stream of one row of T pixels, and let pixel t fire only in plane
+        t. Then channel s of pixel t is the weight of plane t in channel s.
+        """
+        planes = exposure.own.count  # T
+        impulses = np.eye(planes, dtype=np.uint8)[:, None]  # (T, 1, T)
+        channels = rp.represent(
+            self.name, impulses, exposure.center, reverse=reverse, **self.options
+        )  # (S, 1, T)
+        return channels[:, 0]
 
 
 # ---- Sections to sources ---------------------------------------------------------------------
@@ -641,14 +661,7 @@ def user_spikes(
     firing rates needs no rate, so 1 is taken.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
-    is_calibrated = source.calibration or source.is_auto
-    was_calibrated_in_training = bool(trained) and bool(trained.get("calibration"))
-    if was_calibrated_in_training and not is_calibrated:
-        logger.warning(
-            "spikes of %s: taken as aligned with the frames; the network was trained on those of a "
-            "second camera: give spike.calibration if these are, too",
-            clip,
-        )
+    _warn_if_taken_as_aligned(source, trained, clip)
     # A representation that ignores the light ignores the rate too, so nothing must be assumed.
     if "light" in source.ignored:
         return source
@@ -679,6 +692,22 @@ def user_spikes(
     return SPIKE_SOURCES.build(section.model_copy(update=changes), "spike", info=info)
 
 
+def _warn_if_taken_as_aligned(source: DatSpikes, trained: dict[str, Any] | None, clip: str) -> None:
+    """Warn if the user's spikes have no calibration, but the spikes of the training had one.
+
+    The arguments are those of `user_spikes`. source: how the spikes are read.
+    """
+    is_calibrated = source.calibration or source.is_auto
+    if trained is None or is_calibrated:
+        return
+    if trained.get("calibration"):
+        logger.warning(
+            "spikes of %s: taken as aligned with the frames; the network was trained on those of a "
+            "second camera: give spike.calibration if these are, too",
+            clip,
+        )
+
+
 def channels_of(representation: Mapping[str, Any] | str) -> int:
     """Return S, the number of channels, of a section spike.representation.
 
@@ -698,7 +727,7 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
         ) from e
 
 
-def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> Any:
+def _agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) -> Any:
     """Return the value of a key: the option, else the value of dataset.json, else the default.
 
     Raises OptionError if option and dataset.json differ, or if there is no value.
