@@ -155,14 +155,8 @@ def represent(
     chosen = REPRESENTATIONS[name]
     if not chosen.between:
         center = math.ceil(center)
-    last = len(stream) - 1
     if chosen.takes_context and options.get("half_exposure") is None:
-        # The largest number of planes of the exposure that lie on both sides of the center. On the
-        # left there is one plane less, because the light of plane 0 is not known from its start.
-        # E.g. planes 0 ... 71 with 8 planes of context on both sides and center 36: the exposure
-        # has the planes 8 ... 63, and the result is min(36 - 8 - 1, 71 - 8 - 36) = 27.
-        before, after = outside
-        options["half_exposure"] = min(center - before - 1, last - after - center)
+        options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
     # Time reversal. Either the channels of the stream are mirrored, or the stream is reversed.
     mirrors_channels = reverse and chosen.mirrors(**options)
@@ -172,6 +166,7 @@ def represent(
         # last - center - lag / 2. The function adds lag / 2 itself, so its center is
         # last - center - lag. E.g. TFI around plane 5 of 0 ... 20 shows the time 5.5. Reversed,
         # this is the time 14.5, which TFI shows around plane 20 - 5 - 1 = 14.
+        last = len(stream) - 1
         center = last - center - chosen.lag(**options)
     channels = chosen.function(stream, center, **options)
     if mirrors_channels:
@@ -181,6 +176,7 @@ def represent(
     if not chosen.proportional and not chosen.is_ratio:
         return channels
     if chosen.proportional and rate != 1.0:
+        # In place, which is safe because a representation returns a new array.
         channels *= np.float32(1.0 / rate)
     # To linear light, then to values of the wanted gamma.
     to_light = DISPLAY_GAMMA if light == "display" else 1.0
@@ -188,6 +184,22 @@ def represent(
     if exponent == 1.0:
         return channels
     return np.power(channels, np.float32(exponent))
+
+
+def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> float:
+    """Return the largest number of planes of the exposure that lie on both sides of the center.
+
+    planes: number of planes of the stream, with context. center, outside: see `represent`.
+
+    On the left there is one plane less, because the light of plane 0 is not known from its start.
+    E.g. planes 0 ... 71 with 8 planes of context on both sides and center 36: the exposure has the
+    planes 8 ... 63, and the result is min(36 - 8 - 1, 71 - 8 - 36) = 27.
+    """
+    before, after = outside
+    last = planes - 1
+    on_the_left = center - before - 1
+    on_the_right = last - after - center
+    return min(on_the_left, on_the_right)
 
 
 def channel_count(name: str, **options: Any) -> int:
@@ -243,12 +255,7 @@ def tfp(
     elif planes < 2 * half_window:
         raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
     else:
-        middles = []
-        for i in range(num_bins):
-            # (i + 1 / 2) T / B, in whole numbers: 7, 21, 35, 49 for T = 56 and B = 4.
-            middle_of_bin = (2 * i + 1) * planes // (2 * num_bins)
-            at_least_half_window = max(middle_of_bin, half_window)
-            middles.append(min(at_least_half_window, planes - half_window))
+        middles = _middles_of_bins(num_bins, planes, half_window)
 
     channels = []
     for m in middles:
@@ -261,6 +268,20 @@ def tfp(
         counts = _counts(window).astype(np.float32)
         channels.append(counts / np.float32(len(window)))
     return np.stack(channels)
+
+
+def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
+    """Return the middle m of each window of `tfp` with num_bins.
+
+    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window].
+    """
+    middles = []
+    for i in range(num_bins):
+        # In whole numbers, rounded down: 7, 21, 35, 49 for T = 56 and B = 4.
+        middle_of_bin = (2 * i + 1) * planes // (2 * num_bins)
+        at_least_half_window = max(middle_of_bin, half_window)
+        middles.append(min(at_least_half_window, planes - half_window))
+    return middles
 
 
 def _counts(window: np.ndarray) -> np.ndarray:
@@ -290,29 +311,38 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     p = int(center - (n - 1) / 2)
 
     # Times are counted in B-th parts of a plane, so that all times are whole numbers. Plane t
-    # begins at the time t B, and bin b lasts from p B + b n to p B + (b + 1) n. All sums are whole
-    # numbers too, so they are equal in both directions of time.
-    # In the example with B = 2, bin 0 lasts from 0 to 13: the planes 0 ... 5 as a whole, with 2
-    # parts each, and 1 of the 2 parts of plane 6.
-    B = num_bins
+    # begins at the time t B, and bin b lasts from p B + b n to p B + (b + 1) n.
     channels = []
-    for b in range(B):
-        start = p * B + b * n
-        stop = start + n
-        # The planes that lie in the bin as a whole: first ... end - 1.
-        first = math.ceil(start / B)
-        end = stop // B
-        counts = _counts(stream[first:end]).astype(np.uint32) * np.uint32(B)
-        # If the bin starts within a plane, add the parts of this plane that lie in the bin.
-        parts_before_first = first * B - start
-        if parts_before_first:
-            counts += np.uint32(parts_before_first) * stream[first - 1]
-        # If the bin ends within a plane, add the parts of this plane that lie in the bin.
-        parts_from_end = stop - end * B
-        if parts_from_end:
-            counts += np.uint32(parts_from_end) * stream[end]
+    for b in range(num_bins):
+        start = p * num_bins + b * n
+        counts = _counts_in_parts(stream, start, stop=start + n, parts=num_bins)
+        # A bin is n parts long, and a plane has B parts. So counts / n is the mean of s.
         channels.append(counts.astype(np.float32) / np.float32(n))
     return np.stack(channels)
+
+
+def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> np.ndarray:
+    """Return the number of spikes of each pixel from `start` to `stop`, times `parts`, (h, w).
+
+    start, stop: times in parts of a plane. A plane has `parts` parts, and plane t begins at the
+    time t parts. A spike counts once for each part of its plane that lies between the times. E.g.
+    2 parts a plane, from 0 to 13: a spike in one of the planes 0 ... 5 counts 2, in plane 6 1.
+
+    All numbers are whole numbers, so the result is equal in both directions of time.
+    """
+    # The planes that lie between the times as a whole: first ... end - 1.
+    first = math.ceil(start / parts)
+    end = stop // parts
+    counts = _counts(stream[first:end]).astype(np.uint32) * np.uint32(parts)
+    # If `start` lies within a plane, add the parts of this plane behind it.
+    parts_before_first = first * parts - start
+    if parts_before_first:
+        counts += np.uint32(parts_before_first) * stream[first - 1]
+    # If `stop` lies within a plane, add the parts of this plane before it.
+    parts_from_end = stop - end * parts
+    if parts_from_end:
+        counts += np.uint32(parts_from_end) * stream[end]
+    return counts
 
 
 # ---- Intervals between spikes ------------------------------------------------------------------
@@ -429,7 +459,9 @@ def encoding25(
     if num_windows == 1:
         middles = [center]
     elif spacing is not None:
-        # center + (i - (num_windows - 1) / 2) spacing, rounded down.
+        # center + (i - (num_windows - 1) / 2) spacing, rounded down. Twice the distance from the
+        # center is a whole number: -5 and 5 for two windows with a spacing of 5. Half of it,
+        # rounded down, is -3 and 2.
         middles = []
         for i in range(num_windows):
             twice_distance = (2 * i - (num_windows - 1)) * spacing
@@ -504,7 +536,9 @@ def exposure_rates(
             raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
         windows.append((start, stop))
 
-    lights = window_light(stream, windows)  # (h, w) each, in thresholds
+    # (h, w) each, the number of thresholds in a window. With fewer planes the sum is smaller, so
+    # divide by the planes.
+    lights = window_light(stream, windows)
     rates = []
     for light, (start, stop) in zip(lights, windows, strict=True):
         rates.append(light / (stop - start))  # (h, w), spikes per plane
@@ -563,15 +597,7 @@ def relative(
     most_planes = min(center - 1, len(stream) - 1 - center)
     if half_exposure is None:
         half_exposure = most_planes
-    # The windows in planes. A value below 1 is a share: 0.28 of 50 planes is 14 planes.
-    halves = []
-    are_whole = True
-    for half in half_windows:
-        if half < 1:
-            halves.append(round(half * half_exposure))
-        else:
-            halves.append(int(half))
-            are_whole = are_whole and half % 1 == 0
+    halves, are_whole = _half_windows_in_planes(half_windows, half_exposure)
     are_inside = bool(halves) and min(halves) >= 0 and max(halves) < half_exposure
     if num_bins < 0 or not are_whole or not are_inside or half_exposure > most_planes:
         raise ValueError(
@@ -580,16 +606,12 @@ def relative(
         )
 
     # Windows (start, stop) of the planes start ... stop - 1: the exposure, windows around the sharp
-    # frame, and equal parts of the exposure. A plane that lies in two parts counts in both as a
-    # whole: 2 parts of the planes 10 ... 14 are 10 ... 12 and 12 ... 14.
+    # frame, and equal parts of the exposure.
     first = center - half_exposure
     planes = 2 * half_exposure + 1
     exposure = (first, first + planes)
     windows = [(center - half, center + half + 1) for half in halves]
-    for i in range(num_bins):
-        start = i * planes // num_bins
-        stop = math.ceil((i + 1) * planes / num_bins)
-        windows.append((first + start, first + stop))
+    windows += _equal_parts(first, planes, num_bins)
 
     # The light of the exposure is its number of spikes, with fractions at its ends. All are (h, w).
     lights = window_light(stream, [exposure, *windows])
@@ -602,6 +624,39 @@ def relative(
         ratios.append(_ratio(mean_of_window, mean_of_exposure))
     confidence = spikes / (spikes + SPIKES_OF_HALF_CONFIDENCE)
     return np.stack((*ratios, confidence)).astype(np.float32)
+
+
+def _half_windows_in_planes(
+    half_windows: tuple[int | float, ...] | list[int | float], half_exposure: int
+) -> tuple[list[int], bool]:
+    """Return the option half_windows of `relative` in planes, and whether its values are allowed.
+
+    A value below 1 is a share: 0.28 of a half_exposure of 50 planes is 14 planes. A value of 1 or
+    more is a number of planes, so it must be whole.
+    """
+    halves = []
+    are_whole = True
+    for half in half_windows:
+        if half < 1:
+            halves.append(round(half * half_exposure))
+        else:
+            halves.append(int(half))
+            are_whole = are_whole and half % 1 == 0
+    return halves, are_whole
+
+
+def _equal_parts(first: int, planes: int, parts: int) -> list[tuple[int, int]]:
+    """Divide the planes first ... first + planes - 1 into equal parts. Returns (start, stop) each.
+
+    A plane that lies in two parts counts in both as a whole: 2 parts of the planes 10 ... 14 are
+    the planes 10 ... 12 and 12 ... 14, so (10, 13) and (12, 15).
+    """
+    windows = []
+    for i in range(parts):
+        start = i * planes // parts
+        stop = math.ceil((i + 1) * planes / parts)
+        windows.append((first + start, first + stop))
+    return windows
 
 
 # ---- A model of synapses -----------------------------------------------------------------------
@@ -647,49 +702,78 @@ def tfstp(
         if not 0 <= time < len(stream):
             raise ValueError(f"plane {time} is outside of 0 to {len(stream) - 1}")
 
-    # exp(-dt / tau) for every interval dt = 1 ... T. The interval dt has the index dt - 1.
-    intervals = np.arange(1, len(stream) + 1, dtype=np.float64)
-    decay_d = np.exp(-intervals / tau_d)
-    decay_f = np.exp(-intervals / tau_f)
-    # At its second spike, a pixel has seen one interval. It gets the state of a pixel that has
-    # fired at this interval for ever. This steady state is the solution of u' = u and R' = R:
-    #     u = U / (1 - (1 - U) exp(-dt / tau_f))
-    #     1 - R = exp(-dt / tau_d) u / (1 - exp(-dt / tau_d) (1 - u))
-    # "used" is 1 - R. R of a dark pixel is so close to 1 that float64 would lose 1 - R.
-    U = utilisation
-    steady_u = U / (1 - (1 - U) * decay_f)
-    steady_used = decay_d * steady_u / (1 - decay_d * (1 - steady_u))
-
-    # The state of each pixel, (h, w). It changes only where the pixel fires.
-    shape = stream.shape[1:]
-    last_spike = np.full(shape, -1)  # plane of the last spike
-    spikes = np.zeros(shape, np.int64)  # number of spikes so far
-    u = np.full(shape, U)
-    used = np.zeros(shape)  # 1 - R
+    synapses = _Synapses(stream.shape, tau_d, tau_f, utilisation)
     rates = {}  # plane -> firing rate
     for time, plane in enumerate(stream[: max(centers) + 1]):
-        has_fired = plane > 0
-        # The pixels that end an interval. An array indexed with it is (n,), for n such pixels.
-        ends_interval = has_fired & (spikes > 0)
-        if ends_interval.any():
-            index = time - last_spike[ends_interval] - 1  # dt - 1
-            old_u = u[ends_interval]
-            old_used = used[ends_interval]
-            is_second = spikes[ends_interval] == 1
-            # u' = U + (u + U (1 - u) - U) exp(-dt / tau_f)
-            next_u = U + (old_u + U * (1 - old_u) - U) * decay_f[index]
-            # 1 - R' = (1 - R (1 - u)) exp(-dt / tau_d), where 1 - R (1 - u) = (1 - R) (1 - u) + u
-            next_used = (old_used * (1 - old_u) + old_u) * decay_d[index]
-            u[ends_interval] = np.where(is_second, steady_u[index], next_u)
-            used[ends_interval] = np.where(is_second, steady_used[index], next_used)
-        last_spike[has_fired] = time
-        spikes += has_fired
+        synapses.add_plane(time, has_fired=plane > 0)
         if time in centers:
-            # dt = -tau_d ln((1 - R) / (1 - R (1 - u))). 1e-300: no logarithm of 0.
-            used_after_spike = used * (1 - u) + u  # 1 - R (1 - u)
-            interval = -tau_d * np.log(np.maximum(used, 1e-300) / used_after_spike)
-            planes_since_spike = np.maximum(time - last_spike, 1)
-            rate = 1 / np.maximum(interval, planes_since_spike)
-            rate_of_few_spikes = spikes / (time + 1)
-            rates[time] = np.where(spikes > 1, rate, rate_of_few_spikes).astype(np.float32)
+            rates[time] = synapses.rates(time)
     return np.stack([rates[time] for time in centers])
+
+
+class _Synapses:
+    """The model of `tfstp`: one synapse for each pixel. The docstring of `tfstp` has the equations.
+
+    The state of each pixel is (h, w), and changes only where the pixel fires:
+
+        u            the utilisation u
+        used         1 - R. R of a dark pixel is so close to 1 that float64 would lose 1 - R
+        last_spike   plane of the last spike, -1 before the first
+        spikes       number of spikes so far
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], tau_d: float, tau_f: float, utilisation: float
+    ) -> None:
+        """Begin before plane 0. shape: (T, h, w) of the stream."""
+        planes, height, width = shape
+        self.tau_d = tau_d
+        self.U = utilisation
+        # exp(-dt / tau) for every interval dt = 1 ... T. The interval dt has the index dt - 1.
+        intervals = np.arange(1, planes + 1, dtype=np.float64)
+        self.decay_d = np.exp(-intervals / tau_d)
+        self.decay_f = np.exp(-intervals / tau_f)
+        # At its second spike, a pixel has seen one interval. It gets the state of a pixel that has
+        # fired at this interval for ever. This steady state is the solution of u' = u and R' = R:
+        #     u = U / (1 - (1 - U) exp(-dt / tau_f))
+        #     1 - R = exp(-dt / tau_d) u / (1 - exp(-dt / tau_d) (1 - u))
+        steady_u = self.U / (1 - (1 - self.U) * self.decay_f)
+        steady_used = self.decay_d * steady_u / (1 - self.decay_d * (1 - steady_u))
+        self.steady_u = steady_u  # (T,), of every interval
+        self.steady_used = steady_used
+
+        self.u = np.full((height, width), self.U)
+        self.used = np.zeros((height, width))
+        self.last_spike = np.full((height, width), -1)
+        self.spikes = np.zeros((height, width), np.int64)
+
+    def add_plane(self, time: int, has_fired: np.ndarray) -> None:
+        """Change the state by one plane. has_fired: bool (h, w). Planes come in order of time."""
+        # The pixels that end an interval. An array indexed with it is (n,), for n such pixels.
+        ends_interval = has_fired & (self.spikes > 0)
+        if ends_interval.any():
+            index = time - self.last_spike[ends_interval] - 1  # dt - 1
+            u = self.u[ends_interval]
+            used = self.used[ends_interval]
+            is_second = self.spikes[ends_interval] == 1
+            # u' = U + (u + U (1 - u) - U) exp(-dt / tau_f)
+            next_u = self.U + (u + self.U * (1 - u) - self.U) * self.decay_f[index]
+            # 1 - R' = (1 - R (1 - u)) exp(-dt / tau_d), where 1 - R (1 - u) = (1 - R) (1 - u) + u
+            next_used = (used * (1 - u) + u) * self.decay_d[index]
+            self.u[ends_interval] = np.where(is_second, self.steady_u[index], next_u)
+            self.used[ends_interval] = np.where(is_second, self.steady_used[index], next_used)
+        self.last_spike[has_fired] = time
+        self.spikes += has_fired
+
+    def rates(self, time: int) -> np.ndarray:
+        """Return the firing rate of each pixel at a plane, (h, w) float32.
+
+        time: number of the plane that was added last.
+        """
+        # dt = -tau_d ln((1 - R) / (1 - R (1 - u))). 1e-300: no logarithm of 0.
+        used_after_spike = self.used * (1 - self.u) + self.u  # 1 - R (1 - u)
+        interval = -self.tau_d * np.log(np.maximum(self.used, 1e-300) / used_after_spike)
+        planes_since_spike = np.maximum(time - self.last_spike, 1)
+        rate = 1 / np.maximum(interval, planes_since_spike)
+        rate_of_few_spikes = self.spikes / (time + 1)
+        return np.where(self.spikes > 1, rate, rate_of_few_spikes).astype(np.float32)

@@ -189,9 +189,9 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     The light at a plane is 1 / n, where n is the length of its interval: the number of planes from
     the spike before it to the spike at or after it.
 
-    Let the interval of a plane go from time a to time b. a and b are found by running maxima, which
-    are many times as fast as np.where. For a maximum, every number must be positive, and 0 must
-    mean "no spike". So a and b are kept as two other numbers:
+    Let the interval of a plane go from time a to time b, so n = b - a. a and b are found by running
+    maxima, which are many times as fast as np.where. For a maximum, every number must be positive,
+    and 0 must mean "no spike". So a and b are kept as two other numbers:
 
         since_a = a + T              a is -T + 1 or later, so this is 1 or more
         until_b = 2 T + 1 - b        b is 2 T or earlier, so this is 1 or more. An earlier b is
@@ -206,33 +206,56 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     # The narrowest type that holds 3 T + 1, for speed.
     largest = 3 * planes + 1
     number_type = np.int16 if largest <= np.iinfo(np.int16).max else np.int32
-    plane_numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
 
-    # until_b at the spikes. A spike in plane p ends its interval at b = p + 1, so
+    since_a = _since_begin(stream, intervals.begin, number_type)  # (T, h, w)
+    until_b = _until_end(stream, intervals.end, number_type)
+    lengths = number_type(largest) - since_a - until_b  # n
+    # A pixel without spikes has the light 0.
+    has_spikes = intervals.ends.any(axis=0)
+    return has_spikes.astype(np.float32) / lengths.astype(np.float32)
+
+
+def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer]) -> np.ndarray:
+    """Return until_b = 2 T + 1 - b of each plane (T, h, w), see `plane_light`.
+
+    end: (h, w), when the interval after the last spike ends.
+    number_type: a type that holds 3 T + 1.
+    """
+    planes = len(stream)
+    plane_numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
+    # At the spikes. A spike in plane p ends its interval at b = p + 1, so
     # until_b = 2 T + 1 - (p + 1) = 2 T - p.
     until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
-    # until_b in all planes: from the last plane to the first, each plane takes the maximum with the
-    # plane after it. `plane` is a view, so the maximum is written into `until_b`.
-    plane_after = (2 * planes + 1 - intervals.end).astype(number_type)  # (h, w), behind the stream
+    # In all planes: from the last plane to the first, each plane takes the maximum with the plane
+    # after it. `plane` is a view, so the maximum is written into `until_b`.
+    plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), behind the stream
     for plane in reversed(until_b):
         np.maximum(plane_after, plane, out=plane)
         plane_after = plane
+    return until_b
 
-    # since_a after the spikes. A spike in plane p - 1 begins the interval of plane p at a = p, so
+
+def _since_begin(
+    stream: np.ndarray, begin: np.ndarray, number_type: type[np.integer]
+) -> np.ndarray:
+    """Return since_a = a + T of each plane (T, h, w), see `plane_light`.
+
+    begin: (h, w), when the interval of the first spike begins.
+    number_type: a type that holds 3 T + 1.
+    """
+    planes = len(stream)
+    # After the spikes. A spike in plane p - 1 begins the interval of plane p at a = p, so
     # since_a = p + T. In plane 0, the first interval has begun.
-    plane_0 = (intervals.begin + planes).astype(number_type)[None]  # (1, h, w)
-    other_planes = stream[:-1] * (plane_numbers[1:] + number_type(planes))  # p = 1 ... T - 1
+    plane_0 = (begin + planes).astype(number_type)[None]  # (1, h, w)
+    numbers_from_1 = np.arange(1, planes, dtype=number_type)[:, None, None]  # p = 1 ... T - 1
+    other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
     since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
-    # since_a in all planes: from the first plane to the last, each plane takes the maximum with the
-    # plane before it. The pairs are views of `since_a`, so the maximum is written into `since_a`,
-    # and the next pair sees it.
+    # In all planes: from the first plane to the last, each plane takes the maximum with the plane
+    # before it. The pairs are views of `since_a`, so the maximum is written into `since_a`, and the
+    # next pair sees it.
     for plane_before, plane in itertools.pairwise(since_a):
         np.maximum(plane_before, plane, out=plane)
-
-    # n = 3 T + 1 - since_a - until_b. A pixel without spikes has the light 0.
-    lengths = number_type(largest) - since_a - until_b
-    has_spikes = intervals.ends.any(axis=0)
-    return has_spikes.astype(np.float32) / lengths.astype(np.float32)
+    return since_a
 
 
 def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
@@ -256,14 +279,7 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
     for window in windows:
         times.update(window)
     pieces = list(itertools.pairwise(sorted(times)))
-
-    # interval_end[t], (h, w): the end of the interval around time t, which is at the first spike
-    # after t. The pieces are visited from the last to the first, because a pixel without a spike in
-    # a piece takes the end from the piece after it.
-    interval_end = {max(times): intervals.end}
-    for a, b in reversed(pieces):
-        first_end = _first(intervals.ends[a:b])  # 0 for a pixel without a spike in the piece
-        interval_end[a] = np.where(first_end, first_end, interval_end[b])
+    interval_end = _interval_ends(intervals, pieces)
 
     # light_until[t], (h, w). `begin` and `spike_count` belong to the present time.
     light_until = {}
@@ -278,6 +294,24 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
         light_until[b] = spike_count + _fraction(b, begin, interval_end[b])
     has_spikes = spike_count > 0
     return [(light_until[b] - light_until[a]) * has_spikes for a, b in windows]
+
+
+def _interval_ends(
+    intervals: Intervals, pieces: Sequence[tuple[int, int]]
+) -> dict[int, np.ndarray]:
+    """Return, for each time at an end of a piece, when the interval around this time ends, (h, w).
+
+    pieces: (a, b) in the order of time. Together they are the whole stream.
+
+    The interval around time t ends at the first spike after t. The pieces are visited from the last
+    to the first, because a pixel without a spike in a piece takes the end from the piece after it.
+    """
+    _, end_of_stream = pieces[-1]
+    interval_end = {end_of_stream: intervals.end}
+    for a, b in reversed(pieces):
+        first_end = _first(intervals.ends[a:b])  # 0 for a pixel without a spike in the piece
+        interval_end[a] = np.where(first_end, first_end, interval_end[b])
+    return interval_end
 
 
 def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -321,35 +355,58 @@ def _intervals(stream: np.ndarray) -> Intervals:
     # Time at which each plane ends, 1 ... T.
     plane_ends = np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))
     ends = stream * plane_ends[:, None, None]  # (T, h, w), 0 without a spike
-    one = ends.dtype.type(1)
     first = _first(ends)  # (h, w), the end at the first spike
     last = ends.max(axis=0)  # (h, w), the end at the last spike
 
-    # Planes from the first spike to the second: the smallest of (ends - first) above 0. As in
-    # `_first`, 1 is subtracted before the minimum, so that numbers below 1 become very large:
-    #     the second spike    8 - 4 - 1 = 3, the minimum, and the result is 4
-    #     the first spike     4 - 4 - 1 = -1, very large
-    #     no spike            0 - 4 - 1 = -5, very large
-    after_first = (ends - (first + one)).min(axis=0).astype(np.int32) + 1
-    # Planes from the last spike but one to the last: the smallest of (last - ends) above 0.
-    #     the last but one    8 - 4 - 1 = 3, the minimum, and the result is 4
-    #     the last spike      8 - 8 - 1 = -1, very large
-    #     no spike            8 - 0 - 1 = 7, larger than of each other spike, because ends >= 1
-    before_last = ((last - one) - ends).min(axis=0).astype(np.int32) + 1
+    # A single spike has no neighbour.
+    is_single = first == last
+    length_after_first = np.where(is_single, planes, _planes_to_second(ends, first))
+    length_before_last = np.where(is_single, planes, _planes_from_last_but_one(ends, last))
 
     # The outer intervals. The numbers are signed from here on, because `begin` may be negative.
-    is_single = first == last
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    length_of_neighbour = np.where(is_single, planes, after_first)
     # With at least `first` planes, the first interval begins at 0 or earlier.
-    first_length = np.maximum(length_of_neighbour, first)
-    length_of_neighbour = np.where(is_single, planes, before_last)
+    first_length = np.maximum(length_after_first, first)
     # With at least T + 1 - last planes, the last interval ends at T + 1 or later.
-    last_length = np.maximum(length_of_neighbour, planes + 1 - last)
+    last_length = np.maximum(length_before_last, planes + 1 - last)
     begin = (first - first_length).astype(np.int32)
     end = (last + last_length).astype(np.int32)
     return Intervals(ends, begin, end)
+
+
+def _planes_to_second(ends: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Return the number of planes from the first spike of each pixel to its second, (h, w) int32.
+
+    The number is the smallest of (ends - first) above 0. The trick is the one of `_first`: 1 is
+    subtracted before the minimum, so that unsigned numbers below 1 become very large. E.g. with
+    ends at 4 and 8:
+
+        the second spike    8 - 4 - 1 = 3, the minimum, and the result is 4
+        the first spike     4 - 4 - 1 = -1, very large
+        no spike            0 - 4 - 1 = -5, very large
+
+    ends: see `Intervals`. first: (h, w), the smallest end that is not 0. A pixel with fewer than
+    two spikes has no meaningful result.
+    """
+    one = ends.dtype.type(1)
+    return (ends - (first + one)).min(axis=0).astype(np.int32) + 1
+
+
+def _planes_from_last_but_one(ends: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Return the number of planes from the last spike but one to the last spike, (h, w) int32.
+
+    The number is the smallest of (last - ends) above 0. E.g. with ends at 4 and 8:
+
+        the last but one    8 - 4 - 1 = 3, the minimum, and the result is 4
+        the last spike      8 - 8 - 1 = -1, very large
+        no spike            8 - 0 - 1 = 7, larger than of each other spike, because ends >= 1
+
+    ends: see `Intervals`. last: (h, w), the largest end. A pixel with fewer than two spikes has no
+    meaningful result.
+    """
+    one = ends.dtype.type(1)
+    return ((last - one) - ends).min(axis=0).astype(np.int32) + 1
 
 
 # ---- Spikes of another threshold ---------------------------------------------------------------
@@ -399,14 +456,7 @@ def change_threshold(
         light = plane_light(stream[:, block])  # (T, rows, w)
         charge = charges[block]  # (rows, w), a view
 
-        # Where the interval is longer than the one before it by more than one plane. With the
-        # lengths 1 / now and 1 / before, this is
-        #     1 / now > 1 / before + 1   or, times now and before,   before > now (1 + before)
-        # 0.999 is a margin for rounding errors. Plane 0 has no interval before it.
-        before = light[:-1]
-        now = light[1:]
-        has_decreased = np.zeros(light.shape, bool)
-        np.less(now * (one + before), np.float32(0.999) * before, out=has_decreased[1:])
+        has_decreased = _has_decreased(light)
 
         # L / factor + dark, in place.
         light /= np.float32(factor)
@@ -431,6 +481,23 @@ def change_threshold(
             charge -= spent
         np.greater_equal(light, one, out=out[:, block].view(bool))
     return out
+
+
+def _has_decreased(light: np.ndarray) -> np.ndarray:
+    """Return where the interval of a plane is longer than the one before by over one plane.
+
+    A read-out rounds spike times to planes, so a difference of one plane may be only rounding.
+
+    light: (T, h, w) of `plane_light`. Returns bool (T, h, w).
+    """
+    # Lengths are 1 / light. The condition is
+    #     1 / now > 1 / before + 1   or, times now and before,   before > now (1 + before)
+    # 0.999 is a margin for rounding errors. Plane 0 has no interval before it, so it stays False.
+    has_decreased = np.zeros(light.shape, bool)
+    before = light[:-1]
+    now = light[1:]
+    np.less(now * (np.float32(1.0) + before), np.float32(0.999) * before, out=has_decreased[1:])
+    return has_decreased
 
 
 # ---- What a sensor integrated ------------------------------------------------------------------
