@@ -19,7 +19,9 @@ the upper left pixel, x grows to the right, y down. `Rig.calibration` gives the 
 
 What must stay: the same rig and lights give the same clip, bit for bit, because a data set is made
 again from its seed. So the order of all random draws is fixed, and every kind of flaw draws from a
-random stream of its own. The names of the fields are part of dataset.json and of the flag --rig.
+random stream of its own. A new flaw takes a new stream: `random_stream("<name>", seed)`. The names
+of the fields are part of dataset.json and of the flag --rig. A new field needs a default without
+effect.
 
 Tests: tests/parts/data/test_rig.py, tests/parts/data/test_two_cameras.py
 """
@@ -227,7 +229,7 @@ class Rig(RgbCamera):
         text: a name in NAMED, or "random". Values of fields may follow: "rig,parallax=0,rate=0.2".
         Raises OptionError.
         """
-        name, *changes = text.split(",")
+        name, *changes = text.split(",")  # "rig", and "parallax=0", "rate=0.2"
         try:
             if name == "random":
                 rig = cls.random(rng)
@@ -301,29 +303,20 @@ class Rig(RgbCamera):
         lights: (H, W, 3). spike: size (h, w) of the sensor. A value is the mean over the area of
         the pixel. Beyond its edges the picture is mirrored.
         """
-        weights_of_colours = np.array(self.mix, np.float32) / np.float32(sum(self.mix))
         height, width = spike
         # Both are set at the first light, whose size is needed.
-        places = None  # where the points of the spike pixels lie in the frame
+        places = np.empty(0)  # where the points of the spike pixels lie in the frame
         is_aligned = False  # whether each point is the centre of an RGB pixel
-        for light in lights:
+        for number, light in enumerate(lights):
             rgb = light.shape[:2]
             _, rgb_width = rgb
-            # What the sensor integrates, without colours.
-            if self.light == "display":
-                integrated = to_display(light)
-            else:
-                integrated = light.astype(np.float32)
-            grey = integrated @ weights_of_colours  # (H, W)
-
-            if places is None:
+            if number == 0:
                 fine = max(1, round(rgb_width / width))  # points per spike pixel, along a side
                 places = self._places(spike, rgb, fine)  # (2, h fine, w fine)
-                centres = np.indices(rgb)[::-1]  # (2, H, W): x and y of the RGB pixels
-                has_equal_size = places.shape[1:] == rgb
-                is_aligned = has_equal_size and np.allclose(places, centres, atol=1e-3)
+                is_aligned = _are_centres(places, rgb)
 
-            # The lens, another place, and pixels that are larger than RGB pixels.
+            # The colour filter, the lens, another place, and pixels larger than RGB pixels.
+            grey = self._integrated(light)  # (H, W)
             if self.lens_blur:
                 sigma = self.lens_blur * rgb_width / width  # in RGB pixels
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
@@ -332,6 +325,12 @@ class Rig(RgbCamera):
                 x, y = places
                 grey = cv2.remap(grey, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
             yield cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
+
+    def _integrated(self, light: np.ndarray) -> np.ndarray:
+        """Return what the sensor integrates of light (H, W, 3), without colours: (H, W) float32."""
+        values = to_display(light) if self.light == "display" else light.astype(np.float32)
+        weights_of_colours = np.array(self.mix, np.float32) / np.float32(sum(self.mix))
+        return values @ weights_of_colours
 
     def _places(self, spike: Size, rgb: Size, fine: int) -> np.ndarray:
         """Return where in the frame points of the spike pixels lie: x and y, (2, h fine, w fine).
@@ -416,10 +415,11 @@ class Rig(RgbCamera):
         lights: (H, W, 3) linear light, `planes` for each interval. Lights after the last whole
         interval are left out.
         """
-        # Every light passes through `_exposed` and then to the sensor, so that the lights are
-        # computed once. `_exposed` adds the frames of each finished interval to `frames`. With a
-        # time offset, the frames of later intervals may be finished before the spikes of this
-        # interval, so `frames` is a queue.
+        # A light is large, and it is needed twice: for the frame and for the spikes. So every light
+        # passes through `_exposed`, which makes the frames, and then goes on to the sensor.
+        # `_exposed` appends the frames of each finished interval to `frames`. With a time offset,
+        # the frames of later intervals may be finished before the spikes of this interval. So
+        # `frames` is a queue.
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
         stream = self.spikes(self._exposed(lights, planes, frames), spike)
         while True:
@@ -432,7 +432,10 @@ class Rig(RgbCamera):
     def _exposed(
         self, lights: Iterable[np.ndarray], planes: int, frames: deque[Any]
     ) -> Iterator[np.ndarray]:
-        """Yield the lights unchanged, and add the frames of each whole interval to `frames`."""
+        """Yield the lights unchanged, and append the frames of each whole interval to `frames`.
+
+        `frames` is changed in place: each element is (blurry frame, sharp frame).
+        """
         rng = random_stream("frames of a rig", self.seed)
         weights = np.empty(0)  # weight of each plane, set at the first light
         exposure = np.empty(0)  # the weighted sum so far, set to 0 at the start of an interval
@@ -485,6 +488,18 @@ class Rig(RgbCamera):
         )
 
 
+def _are_centres(places: np.ndarray, rgb: Size) -> bool:
+    """Return whether places in the frame are the centres of its pixels, one for each pixel.
+
+    places: x and y, (2, h, w). rgb: size (H, W) of the frame.
+    """
+    if places.shape[1:] != rgb:
+        return False
+    y_x = np.indices(rgb)  # (2, H, W): the row and the column of each pixel
+    centres = y_x[::-1]  # x and y
+    return np.allclose(places, centres, atol=1e-3)
+
+
 def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
     """Yield as many views, each of which shows what was seen `offset` views earlier.
 
@@ -506,7 +521,7 @@ def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
     delay = max(whole, 0)
     ahead = max(-whole, 0)
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
-    # After the last view, `ahead` times None stands for the last view again.
+    # After the last view, None comes `ahead` times, and means that the last view is repeated.
     views_and_end = chain(views, repeat(None, ahead))
     for number, view in enumerate(views_and_end):
         if view is None and not recent:
@@ -514,10 +529,10 @@ def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
             return
         newest = recent[-1] if view is None else view
         if not recent:
-            # The first view also stands for all views before it.
+            # All views before the first one are equal to the first one.
             recent.extend([newest] * (delay + 2))
         else:
-            recent.append(newest)
+            recent.append(newest)  # the oldest view drops out, because the deque has a maxlen
         if number >= ahead:
             earlier = recent[0]
             later = recent[1]

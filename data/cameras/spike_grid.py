@@ -55,15 +55,18 @@ LEAST_COVERAGE = 0.5
 # Largest condition number of a matrix that is inverted. A number of 1e12 costs 12 of the 16 digits
 # of float64, so the inverse of a worse matrix has too few correct digits.
 LARGEST_CONDITION = 1e12
-# Channels are made of so many times the planes that were exposed. The spikes are blurred by windows
-# of planes, by pixels and by the lens. So the ratio of the firing rate at the sharp instant to the
-# mean of the exposure is nearer to 1 than it should be. A mean over more planes is smoother, which
-# makes up for the weak ratio. Measured at shares of 0.5 to 0.8, for the estimate without training
-# and for weights/operator.pth (docs/benchmarks/calibration.md).
+# Channels are made of so many times the planes that were exposed. Channels show the ratio of the
+# firing rate at the sharp instant to the mean rate of the exposure. The spikes are blurred by
+# windows of planes, by pixels and by the lens, so this ratio is nearer to 1 than it should be. A
+# mean over more planes is smoother, so the ratio to it is stronger again. 1.12 was chosen by trials
+# with factors from 1 to 1.25. A larger factor was better by 0.06 dB for cameras with many flaws,
+# but worse by 0.3 dB for cameras without other flaws (docs/benchmarks/calibration.md).
 LONGER = 1.12
 
 logger = logging.getLogger(__name__)
 
+# Types of the values of a calibration, with the lengths that pydantic checks: (height, width), and
+# a row of the matrix.
 Size = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
 Row = Annotated[list[float], Field(min_length=3, max_length=3)]
 
@@ -80,14 +83,15 @@ class Calibration(Section):
     mirror: what is mirrored in the upright spike image before `matrix` applies.
     spike_size, rgb_size: (height, width) of a spike plane and of a frame.
     region: (top, left, height, width) in RGB pixels, the part of the frame with usable spikes.
-    None stands for the largest rectangle that the spike planes cover.
+    None: the largest rectangle that the spike planes cover.
 
     When an exposure happens:
     time_offset_planes: number that is added to the plane at which an exposure should start. The
     number is positive if the spike camera started first.
     exposure_share: fraction of the planes of a frame during which the frame was exposed. These
     planes lie in the middle of the planes of the frame: share 0.5 of 56 planes is planes 14 ... 41.
-    The motion within an exposure takes exactly these planes, channels a few more: `share_to_read`.
+    The motion within an exposure is computed from exactly these planes. Channels are made of a few
+    more planes, see `share_to_read`.
     tick_hz: planes per second. None if it is unknown.
 
     made: how the file was made, for the person who opens it. It has no effect.
@@ -515,22 +519,7 @@ class CalibratedGrid:
 
         covered = self._covered(Crop(0, 0, *self.size))
         self.coverage = float(covered.mean())
-        largest = largest_rectangle(covered)
-        if largest is None:
-            raise DataError(
-                what="the calibration maps all spike pixels outside of the frame",
-                where=f"{path}, matrix",
-                expected="cameras with a common view",
-                do="calibrate again",
-            )
-        self.region = tuple(calibration.region or largest)
-        if not _is_covered(self.region, covered):
-            raise DataError(
-                what=f"the spike camera does not see all of the region {calibration.region}",
-                where=f"{path}, region",
-                expected=f"within {list(largest)}",
-                do="correct it, or set it to null",
-            )
+        self.region = _usable_region(calibration, covered, path)
 
     def _points_across_a_pixel(self) -> int:
         """Return n: each RGB pixel takes n x n points. n is 1 if spike pixels are not smaller.
@@ -583,7 +572,8 @@ class CalibratedGrid:
 
     def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
-        # The points of each RGB pixel, as distances from its centre. For n = 2: -0.25 and 0.25.
+        # The points of each RGB pixel, as distances from its centre. For n = 1: 0. For n = 2: -0.25
+        # and 0.25.
         n = self._points_across
         shifts = (np.arange(n) + 0.5) / n - 0.5
         # The spike pixels around each of the n x n points.
@@ -593,17 +583,11 @@ class CalibratedGrid:
                 x, y = self._centres(crop, dx, dy)  # in the spike plane, (H, W) each
                 points.append(self._neighbours(x.ravel(), y.ravel()))
 
-        # The smallest rectangle of spike pixels that contains all neighbours.
-        top = min(int(point.rows.min()) for point in points)
-        left = min(int(point.columns.min()) for point in points)
-        last_row = max(int(point.rows.max()) for point in points)
-        last_column = max(int(point.columns.max()) for point in points)
-        spike_crop = Crop(top, left, height=last_row - top + 1, width=last_column - left + 1)
-
+        spike_crop = _rectangle_of(points)
         samples = []
         for point in points:
-            row_in_crop = point.rows - top
-            column_in_crop = point.columns - left
+            row_in_crop = point.rows - spike_crop.top
+            column_in_crop = point.columns - spike_crop.left
             places = row_in_crop * spike_crop.width + column_in_crop  # (4, H W)
             samples.append(Sample(places, point.weights))
         return CalibratedWindow(spike_crop, tuple(samples), self._covered(crop))
@@ -672,6 +656,41 @@ class CalibratedGrid:
         return is_inside_x & is_inside_y
 
 
+def _rectangle_of(points: list[Neighbours]) -> Crop:
+    """Return the smallest rectangle of the spike plane that contains all these spike pixels."""
+    top = min(int(point.rows.min()) for point in points)
+    left = min(int(point.columns.min()) for point in points)
+    last_row = max(int(point.rows.max()) for point in points)
+    last_column = max(int(point.columns.max()) for point in points)
+    return Crop(top, left, height=last_row - top + 1, width=last_column - left + 1)
+
+
+def _usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> tuple[int, ...]:
+    """Return the region (top, left, height, width) of the calibration, or the largest one.
+
+    covered: (H, W) bool, the pixels of the whole frame that the spike camera sees. path: see
+    `CalibratedGrid`.
+    Raises DataError if the spike camera sees nothing of the frame, or not all of the region.
+    """
+    largest = largest_rectangle(covered)
+    if largest is None:
+        raise DataError(
+            what="the calibration maps all spike pixels outside of the frame",
+            where=f"{path}, matrix",
+            expected="cameras with a common view",
+            do="calibrate again",
+        )
+    region = tuple(calibration.region or largest)
+    if not _is_covered(region, covered):
+        raise DataError(
+            what=f"the spike camera does not see all of the region {calibration.region}",
+            where=f"{path}, region",
+            expected=f"within {list(largest)}",
+            do="correct it, or set it to null",
+        )
+    return region
+
+
 def _is_covered(region: tuple[int, ...], covered: np.ndarray) -> bool:
     """Return whether a region lies in the frame and the spike camera sees all of it.
 
@@ -737,8 +756,12 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
 def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
     """Return the largest rectangle of true pixels in a convex area.
 
-    covered: (H, W) bool. The true pixels of each row have no gap, and the area is convex.
+    covered: (H, W) bool. The true pixels are a convex area, as the view of a camera is: what is
+    true in two rows of a column is also true between these rows.
     Returns (top, left, height, width), or None if no pixel is true.
+
+    All pairs of rows (i, j) are tried. The widest rectangle from row i to row j has the columns
+    that are true in both rows.
     """
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):
@@ -749,9 +772,7 @@ def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
     mirrored = covered[rows, ::-1]
     after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)
 
-    # The rectangle from row i to row j, for all pairs (i, j): each array below is (n, n), with i
-    # along its first axis. Because the area is convex, columns that are true in row i and in row j
-    # are also true in all rows between them.
+    # The rectangles of all pairs. Each array is (n, n): element (i, j) is for the rows i to j.
     left = np.maximum(first[:, None], first[None])
     right = np.minimum(after[:, None], after[None])
     widths = np.maximum(right - left, 0)
@@ -762,6 +783,8 @@ def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
     i, j = np.unravel_index(areas.argmax(), areas.shape)
     if not areas[i, j]:
         return None
+    top = int(rows[i])
     left_of_largest = int(left[i, j])
+    height = int(heights[i, j])
     width = int(right[i, j]) - left_of_largest
-    return int(rows[i]), left_of_largest, int(heights[i, j]), width
+    return top, left_of_largest, height, width
