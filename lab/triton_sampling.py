@@ -13,21 +13,23 @@ Expected on an H200 (network 006, 8 clips of 6 x 192 x 192): 0.2 s of a step in 
 `lab/gpu_next.py` measures it. This form belongs into models/vrt if it saves at least 3 % of a step.
 Otherwise it should be removed.
 
-Letters. There are n images of h x w pixels. Their channels are divided into G groups of C channels,
-and the channels of a group are sampled at the same positions. A tap t = 0 ... 8 is one of the 3 x 3
-places of the kernel. A column holds what one output pixel reads: G x 9 x C samples, each times its
-mask. The convolution is then a matrix product of columns and weights.
+The input has n images of h x w pixels. Its c channels are divided into G groups of C channels, and
+all channels of a group are sampled at the same positions. An output pixel has 9 taps in each group,
+t = 0 ... 8, which are the 3 x 3 places of the kernel, row by row. A column holds what one output
+pixel reads: G x 9 x C samples, each times its mask. E.g. c = 64, G = 8, C = 8: 576 numbers. The
+convolution is then a matrix product of columns and weights.
 
 Two kernels write and read the columns: `_sample` in the forward pass, and `_sample_backward`. Both
-find a sample by bilinear interpolation between four corners. With fx, fy in [0, 1] the position
-between the corners,
+find a sample by bilinear interpolation between four corners, which are pixels of the input. With
+fx, fy in [0, 1] the position between the corners,
 
     upper = v_00 + fx (v_01 - v_00)       v_00 v_01   the corners above
     lower = v_10 + fx (v_11 - v_10)       v_10 v_11   the corners below
     s     = upper + fy (lower - upper)
 
-Test: tests/parts/house/test_triton_sampling.py compares all results with float64, in Triton's
-interpreter on a CPU.
+No training uses this file, so every line may change as long as the test passes:
+tests/parts/house/test_triton_sampling.py compares all results with float64, in Triton's interpreter
+on a CPU.
 """
 
 import math
@@ -39,7 +41,8 @@ import triton.language
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# A kernel is read by Triton, in whose language no type of Python is true.
+# The bodies of kernels are in Triton's own language, which only looks like Python. So the type
+# checker must not check them: Any.
 tl: Any = triton.language
 jit: Any = triton.jit
 TAPS = 9
@@ -49,24 +52,31 @@ PIXELS = 128
 
 # ---- Kernels ----
 #
-# A program computes ROWS output pixels of one group, in parallel. Names of the values in a kernel:
+# A program (one instance of a kernel) computes ROWS output pixels of one group, in parallel. Names
+# of the values in a kernel:
 #
-#     pixel       (ROWS,)       number of the output pixel, counted through all images
-#     is_pixel    (ROWS,)       false beyond the last output pixel: nothing is read or written there
-#     channel     (PAD,)        number of the channel within the group. PAD is C rounded up to a
-#                               power of two, because Triton wants such sizes.
-#     is_channel  (PAD,)        false for the padding
-#     HW, H, W                  pixels of an image, its height and width
+#     pixels          a number      output pixels of all images, n h w
+#     pixel           (ROWS,)       number of the output pixel, counted through all images
+#     is_pixel        (ROWS,)       false beyond the last output pixel: nothing is read or written
+#                                   there
+#     image           (ROWS,)       number of the pixel's image, 0 ... n - 1
+#     pixel_of_image  (ROWS,)       number of the pixel within its image, row by row
+#     channel         (PAD,)        number of the channel within the group. PAD is C rounded up to a
+#                                   power of two, because Triton requires such sizes.
+#     is_channel      (PAD,)        false for the padding
+#     image_begin     (ROWS,)       index of the first number of the image and group in x, which is
+#                                   (n, G, h, w, C)
+#     H, W, HW        numbers       height and width of an image, and its pixels
 #
 # `[:, None]` and `[None, :]` join a value of each pixel with a value of each channel: (ROWS, PAD).
 
 
 @jit
 def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
-    """Return for each output pixel of this program: its number, whether it exists, its image, its
-    number within the image, its row and its column. All are (ROWS,).
+    """Return what this program computes, all (ROWS,):
 
-    pixels: number of output pixels of all images.
+    pixel, is_pixel, image, pixel_of_image: see the list above.
+    row, column: where the output pixel is in its image.
     """
     # 64 bits, because the addresses made from this number may need more than 32.
     pixel = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -79,17 +89,22 @@ def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
 
 
 @jit
-def _position(offset, plane, pixel_of_image, row, column, is_pixel, HW, TAP: tl.constexpr):
-    """Return where a tap samples: row and column of the corner above to the left, as int32, and
-    the distances fy and fx from it, in [0, 1].
+def _position(offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP: tl.constexpr):
+    """Return where a tap samples, as top, left, fy, fx, all (ROWS,).
 
-    plane: number of the plane of dy in `offset`. The next plane holds dx.
+    top, left: row and column of the upper left corner, int32. fy, fx: the distances of the sample
+    from this corner, in [0, 1].
+
+    offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap.
+    dy_plane: number of the plane (h, w) of dy in `offset`. The next plane is dx.
     """
-    dy = tl.load(offset + plane * HW + pixel_of_image, mask=is_pixel, other=0.0)
-    dx = tl.load(offset + (plane + 1) * HW + pixel_of_image, mask=is_pixel, other=0.0)
+    dy = tl.load(offset + dy_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)
+    dx = tl.load(offset + (dy_plane + 1) * HW + pixel_of_image, mask=is_pixel, other=0.0)
     # Tap 0 is one row above and one column left of the output pixel, and tap 4 is the pixel itself.
-    y = row + (TAP // 3 - 1) + dy
-    x = column + (TAP % 3 - 1) + dx
+    tap_row = TAP // 3 - 1  # -1, 0 or 1
+    tap_column = TAP % 3 - 1
+    y = row + tap_row + dy
+    x = column + tap_column + dx
     top = tl.floor(y)
     left = tl.floor(x)
     fy = y - top
@@ -99,55 +114,57 @@ def _position(offset, plane, pixel_of_image, row, column, is_pixel, HW, TAP: tl.
 
 @jit
 def _in_image(y, x, is_pixel, H, W):
-    """Return whether a corner of an output pixel lies within the image, (ROWS,)."""
+    """Return whether the corner at row y and column x lies within the image, (ROWS,)."""
     return is_pixel & (y >= 0) & (y < H) & (x >= 0) & (x < W)
 
 
 @jit
 def _corner_index(image_begin, y, x, channel, W, C: tl.constexpr):
-    """Return the index of each channel of a corner in the input (n, G, h, w, C), (ROWS, PAD).
-
-    image_begin: index of the first value of the image and group.
-    """
+    """Return the index of each channel of a corner in the input (n, G, h, w, C), (ROWS, PAD)."""
     corner_begin = image_begin + (y * W + x).to(tl.int64) * C
     return corner_begin[:, None] + channel[None, :]
 
 
 @jit
-def _corner(values, image_begin, y, x, is_there, channel, is_channel, W, C: tl.constexpr):
-    """Return the channels of a corner, (ROWS, PAD) float32. They are 0 outside of the image."""
+def _corner(x_values, image_begin, y, x, is_inside, channel, is_channel, W, C: tl.constexpr):
+    """Return the channels of a corner, (ROWS, PAD) float32. They are 0 outside of the image.
+
+    x_values: the input. y, x: row and column of the corner. is_inside: see `_in_image`.
+    """
     index = _corner_index(image_begin, y, x, channel, W, C)
-    is_read = is_there[:, None] & is_channel[None, :]
-    return tl.load(values + index, mask=is_read, other=0.0).to(tl.float32)
+    is_read = is_inside[:, None] & is_channel[None, :]
+    return tl.load(x_values + index, mask=is_read, other=0.0).to(tl.float32)
 
 
 @jit
-def _corners(values, image_begin, top, left, is_pixel, channel, is_channel, H, W, C: tl.constexpr):
+def _corners(
+    x_values, image_begin, top, left, is_pixel, channel, is_channel, H, W, C: tl.constexpr
+):
     """Return the corners of each sample: upper left, upper right, lower left, lower right."""
     is_00 = _in_image(top, left, is_pixel, H, W)
     is_01 = _in_image(top, left + 1, is_pixel, H, W)
     is_10 = _in_image(top + 1, left, is_pixel, H, W)
     is_11 = _in_image(top + 1, left + 1, is_pixel, H, W)
-    v_00 = _corner(values, image_begin, top, left, is_00, channel, is_channel, W, C)
-    v_01 = _corner(values, image_begin, top, left + 1, is_01, channel, is_channel, W, C)
-    v_10 = _corner(values, image_begin, top + 1, left, is_10, channel, is_channel, W, C)
-    v_11 = _corner(values, image_begin, top + 1, left + 1, is_11, channel, is_channel, W, C)
+    # Only the corner differs between these calls.
+    v_00 = _corner(x_values, image_begin, top, left, is_00, channel, is_channel, W, C)
+    v_01 = _corner(x_values, image_begin, top, left + 1, is_01, channel, is_channel, W, C)
+    v_10 = _corner(x_values, image_begin, top + 1, left, is_10, channel, is_channel, W, C)
+    v_11 = _corner(x_values, image_begin, top + 1, left + 1, is_11, channel, is_channel, W, C)
     return v_00, v_01, v_10, v_11
 
 
 @jit
 def _add_to_corner(
-    y, x, gradient, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C: tl.constexpr
+    grad_x, gradient, image_begin, y, x, is_pixel, channel, is_channel, H, W, C: tl.constexpr
 ):
-    """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x.
+    """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x, if it is in the image.
 
-    y, x: row and column of the corner, (ROWS,). The other arguments are the same for each corner.
+    y, x: row and column of the corner, (ROWS,).
 
     The addition is atomic, because several samples may have the same corner.
     """
     index = _corner_index(image_begin, y, x, channel, W, C)
-    is_there = _in_image(y, x, is_pixel, H, W)
-    is_added = is_there[:, None] & is_channel[None, :]
+    is_added = _in_image(y, x, is_pixel, H, W)[:, None] & is_channel[None, :]
     tl.atomic_add(grad_x + index, gradient, mask=is_added)
 
 
@@ -158,32 +175,34 @@ def _sample(
 ):  # fmt: skip
     """Write the columns of ROWS output pixels of one group.
 
-    x: (n, G, h, w, C). offset: (n, G, 9, 2, h, w). mask: (n, G, 9, h, w). columns:
-    (n h w, G, 9, C), the result.
+    x: (n, G, h, w, C), the input. offset: (n, G, 9, 2, h, w). mask: (n, G, 9, h, w).
+    columns: (n h w, G, 9, C), the result.
     """
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
     is_channel = channel < C
-    image_begin = (image * G + group) * HW * C  # in x
+    image_begin = (image * G + group) * HW * C
     for TAP in tl.static_range(9):
         # The four corners of each sample, and their bilinear interpolation.
-        tap_plane = (image * G + group) * 9 + TAP  # number of the plane (h, w) in mask
+        mask_plane = (image * G + group) * 9 + TAP  # number of the plane (h, w) in mask
+        dy_plane = 2 * mask_plane  # in offset, which has two planes for each plane of mask
         top, left, fy, fx = _position(
-            offset, 2 * tap_plane, pixel_of_image, row, column, is_pixel, HW, TAP
+            offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP
         )
         v_00, v_01, v_10, v_11 = _corners(
             x, image_begin, top, left, is_pixel, channel, is_channel, H, W, C
         )
-        upper = v_00 + fx[:, None] * (v_01 - v_00)
+        upper = v_00 + fx[:, None] * (v_01 - v_00)  # (ROWS, PAD), as lower and s
         lower = v_10 + fx[:, None] * (v_11 - v_10)
         s = upper + fy[:, None] * (lower - upper)
 
         # The sample times its mask is an entry of the column.
-        m = tl.load(mask + tap_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)
+        m = tl.load(mask + mask_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)  # (ROWS,)
         entry = s * m.to(tl.float32)[:, None]
-        entry_index = ((pixel * G + group) * 9 + TAP)[:, None] * C + channel[None, :]
+        first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
+        entry_index = first_entry + channel[None, :]
         is_entry = is_pixel[:, None] & is_channel[None, :]
         tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_entry)
 
@@ -203,50 +222,54 @@ def _sample_backward(
         of dx              m sum(g ds/dx)        ds/dx = (1 - fy) (v_01 - v_00) + fy (v_11 - v_10)
         of a corner        m g times the weight of the corner, e.g. (1 - fy) (1 - fx) of v_00
 
+    columns: (n h w, G, 9, C). Before the kernel it holds the gradients g, after it the entries m s.
     grad_x: (n, G, h, w, C), float32. It must be 0 at the start, because the kernel adds to it.
-    grad_offset, grad_mask: as offset and mask.
+    grad_offset, grad_mask: results, as offset and mask.
     """
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
     is_channel = channel < C
-    image_begin = (image * G + group) * HW * C  # in x and in grad_x
+    image_begin = (image * G + group) * HW * C
     for TAP in tl.static_range(9):
-        # The samples again, as in `_sample`.
-        tap_plane = (image * G + group) * 9 + TAP
+        # The samples, as in `_sample`.
+        mask_plane = (image * G + group) * 9 + TAP  # number of the plane (h, w) in mask
+        dy_plane = 2 * mask_plane  # in offset
+        dx_plane = 2 * mask_plane + 1
         top, left, fy, fx = _position(
-            offset, 2 * tap_plane, pixel_of_image, row, column, is_pixel, HW, TAP
+            offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP
         )
         v_00, v_01, v_10, v_11 = _corners(
             x, image_begin, top, left, is_pixel, channel, is_channel, H, W, C
         )
-        upper = v_00 + fx[:, None] * (v_01 - v_00)
+        upper = v_00 + fx[:, None] * (v_01 - v_00)  # (ROWS, PAD), as lower, s and ds_d...
         lower = v_10 + fx[:, None] * (v_11 - v_10)
         s = upper + fy[:, None] * (lower - upper)
         ds_dy = lower - upper
-        # v_01 - v_00 + fy (...) is (1 - fy) (v_01 - v_00) + fy (v_11 - v_10).
+        # The same as (1 - fy) (v_01 - v_00) + fy (v_11 - v_10), with one product less.
         ds_dx = (v_01 - v_00) + fy[:, None] * ((v_11 - v_10) - (v_01 - v_00))
 
-        # Read the gradient of an entry, then write the entry over it.
-        m = tl.load(mask + tap_plane * HW + pixel_of_image, mask=is_pixel, other=0.0).to(tl.float32)
-        entry_index = ((pixel * G + group) * 9 + TAP)[:, None] * C + channel[None, :]
+        # Read the gradient g of an entry, then write the entry over it.
+        m = tl.load(mask + mask_plane * HW + pixel_of_image, mask=is_pixel, other=0.0).to(
+            tl.float32
+        )
+        first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
+        entry_index = first_entry + channel[None, :]
         is_entry = is_pixel[:, None] & is_channel[None, :]
         g = tl.load(columns + entry_index, mask=is_entry, other=0.0).to(tl.float32)
         entry = s * m[:, None]
         tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_entry)
 
         # The gradients of mask and offset: sums over the channels (axis 1).
-        grad_m = tl.sum(g * s, 1)
+        grad_m = tl.sum(g * s, 1)  # (ROWS,), as grad_dy and grad_dx
         grad_dy = m * tl.sum(g * ds_dy, 1)
         grad_dx = m * tl.sum(g * ds_dx, 1)
-        dy_plane = 2 * tap_plane
-        dx_plane = 2 * tap_plane + 1
-        tl.store(grad_mask + tap_plane * HW + pixel_of_image, grad_m, mask=is_pixel)
+        tl.store(grad_mask + mask_plane * HW + pixel_of_image, grad_m, mask=is_pixel)
         tl.store(grad_offset + dy_plane * HW + pixel_of_image, grad_dy, mask=is_pixel)
         tl.store(grad_offset + dx_plane * HW + pixel_of_image, grad_dx, mask=is_pixel)
 
-        # The gradients of the corners: g m times the weight of each corner.
+        # The gradients of the corners: m g times the weight of each corner.
         g *= m[:, None]
         g_upper = g * (1 - fy)[:, None]
         g_lower = g * fy[:, None]
@@ -254,19 +277,25 @@ def _sample_backward(
         g_01 = g_upper * fx[:, None]
         g_10 = g_lower * (1 - fx)[:, None]
         g_11 = g_lower * fx[:, None]
-        bottom = top + 1
-        right = left + 1
-        # Only the corner and its gradient differ between these calls.
-        _add_to_corner(top, left, g_00, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C)
-        _add_to_corner(
-            top, right, g_01, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C
-        )
-        _add_to_corner(
-            bottom, left, g_10, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C
-        )
-        _add_to_corner(
-            bottom, right, g_11, grad_x, image_begin, is_pixel, channel, is_channel, H, W, C
-        )
+        _add_to_corners(
+            grad_x, g_00, g_01, g_10, g_11,
+            image_begin, top, left, is_pixel, channel, is_channel, H, W, C,
+        )  # fmt: skip
+
+
+@jit
+def _add_to_corners(
+    grad_x, g_00, g_01, g_10, g_11,
+    image_begin, top, left, is_pixel, channel, is_channel, H, W, C: tl.constexpr,
+):  # fmt: skip
+    """Add the gradients of the corners of each sample to grad_x. `_corners` has their order."""
+    bottom = top + 1
+    right = left + 1
+    # Only the gradient and its row and column differ between these calls.
+    _add_to_corner(grad_x, g_00, image_begin, top, left, is_pixel, channel, is_channel, H, W, C)
+    _add_to_corner(grad_x, g_01, image_begin, top, right, is_pixel, channel, is_channel, H, W, C)
+    _add_to_corner(grad_x, g_10, image_begin, bottom, left, is_pixel, channel, is_channel, H, W, C)
+    _add_to_corner(grad_x, g_11, image_begin, bottom, right, is_pixel, channel, is_channel, H, W, C)
 
 
 # ---- The convolution ----
@@ -300,8 +329,8 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 class _DeformConv(torch.autograd.Function):
     """Sample the columns, then multiply them by the weights.
 
-    The backward pass adds with atomics, so its sums have another order each time, and the last bits
-    of the gradient of x differ. torchvision does so as well.
+    The backward pass adds with atomics. So its sums have another order each time, and the last bits
+    of the gradient of x differ from run to run. torchvision's gradient differs likewise.
     """
 
     @staticmethod
@@ -312,11 +341,12 @@ class _DeformConv(torch.autograd.Function):
         groups = mask.shape[1] // TAPS
         grouped = _channels_innermost(x, groups)  # (n, G, h, w, C)
         columns = _columns_like(grouped)  # (n h w, G, 9, C), still without values
-        _launch(_sample, grouped, offset, mask, columns)
+        _launch(_sample, grouped, offset, mask, columns)  # fills `columns`
 
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
-        # pixels = n h w. The G * 9 * C entries of a column are k parts of K entries.
+        # One matrix product for each of the k groups of the weights. The G * 9 * C entries of a
+        # column are k parts of K entries, one part for each group. pixels is n h w.
         by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K)
         by_group = by_pixel.transpose(0, 1)  # (k, pixels, K)
         out = torch.bmm(by_group, weights.transpose(1, 2))  # (k, pixels, c'/k)
@@ -334,6 +364,7 @@ class _DeformConv(torch.autograd.Function):
         k = len(weights)
         grad = grad.permute(0, 2, 3, 1).to(grouped.dtype)  # (n, h, w, c')
         by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, c'/k)
+        grad_bias = grad.float().sum((0, 1, 2))  # (c',)
 
         # `columns` has 9 times as many numbers as x, so its memory is used twice:
         # 1. Before the kernel, it holds the gradient of the columns, which is computed now.
@@ -343,15 +374,15 @@ class _DeformConv(torch.autograd.Function):
         grad_columns = torch.bmm(by_group, weights)  # (k, pixels, K)
         by_pixel.copy_(grad_columns.transpose(0, 1))
         del grad_columns  # frees its memory before the kernel runs
-        grad_x = torch.zeros_like(grouped, dtype=torch.float32)
+        grad_x = torch.zeros_like(grouped, dtype=torch.float32)  # 0, because the kernel adds to it
         grad_offset = torch.empty_like(offset)
         grad_mask = torch.empty_like(mask, dtype=torch.float32)
         _launch(_sample_backward, grouped, offset, mask, columns, grad_x, grad_offset, grad_mask)
 
-        # Now `columns`, and so `by_pixel`, hold the columns.
+        # Now `columns` holds the columns, and so does `by_pixel`.
         grad_weights = torch.bmm(by_group.transpose(1, 2), by_pixel.transpose(0, 1))  # (k, c'/k, K)
-        grad_x = grad_x.permute(0, 1, 4, 2, 3).reshape(n, groups * channels, h, w)
-        grad_bias = grad.float().sum((0, 1, 2))
+        grad_x = grad_x.permute(0, 1, 4, 2, 3)  # (n, G, C, h, w)
+        grad_x = grad_x.reshape(n, groups * channels, h, w)
         # In the order of the arguments of `forward`.
         return (
             grad_x.to(grouped.dtype),
@@ -390,8 +421,8 @@ def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others:
 def _channels_innermost(x: Tensor, groups: int) -> Tensor:
     """Return x (n, c, h, w) as (n, G, h, w, C).
 
-    A sample reads the channels of a group, which lie side by side in memory then. Neighbouring
-    pixels lie side by side, too, because neighbouring output pixels mostly read neighbours.
+    Then the channels of a group lie side by side in memory, because a sample reads all of them. The
+    pixels of a row lie side by side too, because neighbouring output pixels mostly read neighbours.
     """
     n, c, h, w = x.shape
     x = x.reshape(n, groups, c // groups, h, w)  # (n, G, C, h, w)

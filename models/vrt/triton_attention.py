@@ -1,50 +1,44 @@
 """Window attention on an NVIDIA GPU, in Triton: softmax(scale q k^T + bias + mask) v and gradients.
 
-For bfloat16 and float16. torch's attention needs q, k and v in three tensors and heads of a
-multiple of 8 channels, and writes one gradient of the bias per window. These kernels read and write
-packed heads in place, so nothing is transposed, split, padded or copied. All windows of a chunk are
-one launch, although their masks differ: a mask is given as one number per token, the region of the
-token, and tokens of the same region attend to each other.
+models.vrt.attention calls `window_attention` for bfloat16 and float16, if `knows` accepts the
+sizes. torch's attention would need q, k and v in three tensors and heads of a multiple of 8
+channels, and would write one gradient of the bias per window. These kernels read and write packed
+heads in place, so nothing is transposed, split, padded or copied. One launch computes all windows
+of a chunk, although the windows have different masks: the mask of a window is one number per token,
+the region of the token, and tokens of the same region attend to each other.
 
-Forward keeps the log-sum-exp of each row of logits, L = log2(sum(exp2(logits))). Backward has the
+Forward keeps the log-sum-exp of each row of logits, L = log2(sum(exp2(logits))). Backward gets the
 gradient dO of the output O. With the weights P = exp2(logits - L) it computes
 
     dV = P^T dO
-    dS = P (dO V^T - rowsum(dO O))      gradient of the logits
+    dS = P (dO V^T - delta)             gradient of the logits
+    delta = rowsum(dO O)                one number per query
     dQ = scale dS K
     dK = scale dS^T Q
 
 The gradient of the bias is dS, summed over windows. A program (one instance of a kernel) keeps the
 sum in registers while it goes through many windows of one head, so no T x T matrix of a window
 reaches memory. Computing P again comes from FlashAttention-2 (Dao 2023, arXiv 2307.08691). The
-kernels compute 2^x in place of e^x, because exp2 is faster, so logits are multiplied by log2(e).
+kernels compute 2^x in place of e^x, because exp2 is faster. So logits are multiplied by log2(e).
 
 Kernels, by the number of tokens T:
 
-    _forward                  output and L
-    _one_pass                 T up to 128: all gradients of a window in one program
-    _queries, _keys, _bias    larger T: the gradient of q, of k and v, of the bias
+    _forward                 output and L
+    _all_gradients           T up to 128: all gradients of a window in one program
+    _gradient_of_queries     larger T: dQ
+    _gradients_of_keys       larger T: dK and dV
+    _gradient_of_bias        larger T: the gradient of the bias
 
-Names in the kernels:
-
-    n                    number of windows
-    T                    tokens of a window
-    HEADS, HD, PAD       heads; channels of a head; the same, padded to a power of two
-    BM, BN               queries and keys in a tile
-    MUTUAL               whether a "window" is a frame of a pair of frames. The queries of frame w
-                         are then in the other frame of the pair, w ^ 1: 0 and 1, 2 and 3, ... are
-                         pairs
-    HAS_BIAS, HAS_MASK   whether there is a bias, whether there are masks
-
-Layout: qkv is (n, T, 3, HEADS, HD). So the stride from a token to the next is 3 * HEADS * HD
+Layout: qkv is (n, T, 3, HEADS, HD). So the distance from a token to the next one is 3 * HEADS * HD
 numbers. The key of a token begins HEADS * HD numbers after its query, and the value HEADS * HD
 numbers after the key.
 
 To change a kernel: keep the order of its sums and of its assignments, because another order changes
 the last bits of a training. Every sum has a fixed order (no atomic additions), so a step gives the
-same numbers each time. Names, and how an address is computed, may change.
+same numbers each time. Free to change: names, comments, and how an address is computed.
 
-Tests: tests/parts/models/test_triton.py (on a CPU, by Triton's interpreter), test_cuda.py (a GPU)
+Tests: tests/parts/models/test_triton.py compares all results with float64 (on a CPU, by Triton's
+interpreter), and test_cuda.py does so on a GPU.
 """
 
 import math
@@ -67,11 +61,15 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # What is added to the logits of pairs that must not attend: models.vrt.windows.MASKED * log2(e).
 MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
 # Number of programs of a launch whose programs go through many windows: 4 for each of the 132
-# multiprocessors of an H100.
+# multiprocessors of an H100. Fewer programs would keep fewer multiprocessors busy. More programs
+# would write more sums for the gradient of the bias, one (T, T) matrix each. Another number changes
+# the last bits of this gradient.
 PROGRAMS = 528
-# Largest T for which `_one_pass` computes all gradients. Its sums then fit into the registers.
+# Largest T for which `_all_gradients` computes the backward pass. With more tokens its sums would
+# not fit into the registers.
 MOST_TOKENS_OF_ONE_PASS = 128
-# The largest windows and heads that the kernels take.
+# The largest windows and heads that the kernels take. Larger windows and heads are left to torch's
+# attention.
 MOST_TOKENS = 512
 MOST_CHANNELS_OF_HEAD = 32
 
@@ -105,101 +103,48 @@ def forward_tile(tokens: int) -> Tile:
 
 def backward_tile(tokens: int) -> Tile:
     """Return the tile of the backward kernels. Other tiles give other last bits."""
-    if tokens == 128:  # `_one_pass` needs all keys in a tile
+    if tokens == 128:  # `_all_gradients` needs all keys of a window in a tile
         return Tile(queries=64, keys=128, warps=8, stages=2)
     return Tile(queries=64, keys=64, warps=4, stages=2)
 
 
-# ---- Parts of the kernels --------------------------------------------------------------------
+# ---- Names in all kernels --------------------------------------------------------------------
+#
+# Sizes, which Triton compiles into a kernel (`tl.constexpr`):
+#   T                    tokens of a window
+#   HEADS, HD, PAD       heads; channels of a head; the same, padded to a power of two
+#   BM, BN               queries and keys in a tile
+#   MUTUAL               whether a "window" is one frame of a pair of frames, and the queries come
+#                        from the other frame of the pair
+#   HAS_BIAS, HAS_MASK   whether there is a bias, whether there are masks
+#
+# Arguments:
+#   qkv                  packed queries, keys and values, (n, T, 3, HEADS, HD)
+#   bias                 (HEADS, T, T), times log2(e)
+#   region_row, regions  the masks, see `_logits`
+#   n                    number of windows
+#   group_size           number of windows that a program goes through, see `_work_of_program`
+#   scale                factor of the logits, times log2(e)
+#
+# Values:
+#   head, tile           numbers of what the program computes: a head, a tile of the window
+#   window               number of the window, 0 ... n - 1
+#   first_query          number of the first query of the tile within its window
+#   first_key            number of the first key of the tile within its window
+#   query_row            number of the first row of the tile in q, where a row is a token
+#   key_row              number of the first row of the tile in k and in v
+#   out_row              number of the first row of the tile in the output and in its gradient
+#   sum_index            (BM,), positions of the tile's queries in log_sums and delta
+
+
+# ---- Functions that the kernels call -----------------------------------------------------------
 
 
 @jit
-def _rows(pointer, first, stride, head, BLOCK: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr):
-    """Return pointers to the rows first ... first + BLOCK - 1 of one head, (BLOCK, PAD).
-
-    stride: numbers from one row to the next.
-    """
-    # The position of the tile in a large tensor may exceed 32 bits. Within the tile 32 bits are
-    # enough, and faster.
-    begin = pointer + tl.cast(first, tl.int64) * stride + head * HD
-    return begin + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, PAD)[None, :]
-
-
-@jit
-def _load_rows(
-    pointer, first, stride, head, BLOCK: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
-):
-    """Load rows of a head, (BLOCK, PAD). Channels beyond HD are 0. See `_rows`."""
-    pointers = _rows(pointer, first, stride, head, BLOCK, HD, PAD)
-    if HD == PAD:
-        return tl.load(pointers)
-    return tl.load(pointers, mask=tl.arange(0, PAD)[None, :] < HD, other=0.0)
-
-
-@jit
-def _store_rows(
-    x, pointer, first, stride, head, BLOCK: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
-):
-    """Store x (BLOCK, PAD) to rows of a head, without the channels beyond HD. See `_rows`.
-
-    The numbers are converted to the dtype of the memory.
-    """
-    pointers = _rows(pointer, first, stride, head, BLOCK, HD, PAD)
-    if HD == PAD:
-        tl.store(pointers, x.to(pointers.dtype.element_ty))
-    else:
-        tl.store(pointers, x.to(pointers.dtype.element_ty), mask=tl.arange(0, PAD)[None, :] < HD)
-
-
-@jit
-def _matrix_pointers(
-    pointer, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Return pointers to a tile (ROWS, COLUMNS) of a (T, T) matrix.
-
-    row, column: the upper left element of the tile.
-    """
-    return (
-        pointer
-        + row * T
-        + column
-        + tl.arange(0, ROWS)[:, None] * T
-        + tl.arange(0, COLUMNS)[None, :]
-    )
-
-
-@jit
-def _logits(
-    x, y, bias, pattern, regions, window, row, column, scale,
-    T: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Compute scale x y^T + bias + mask, a (ROWS, COLUMNS) tile.
-
-    bias: the matrix (T, T) of this head.
-    pattern: for each window, the number of its row in `regions`.
-    regions: (rows, T), for each token the number of its region. Tokens of two regions must not
-    attend to each other. See `mask_table`.
-    window: number of the window, for its mask.
-    row, column: the upper left element of the tile in the matrix.
-    """
-    logits = tl.dot(x, tl.trans(y)) * scale
-    if HAS_BIAS:
-        logits += tl.load(_matrix_pointers(bias, row, column, T, ROWS, COLUMNS)).to(tl.float32)
-    if HAS_MASK:
-        row_of_regions = tl.load(pattern + window)
-        of_window = regions + row_of_regions * T
-        of_row = tl.load(of_window + row + tl.arange(0, ROWS))
-        of_column = tl.load(of_window + column + tl.arange(0, COLUMNS))
-        logits = tl.where(of_row[:, None] == of_column[None, :], logits, logits + MASKED)
-    return logits
-
-
-@jit
-def _place(n, walk, HEADS: tl.constexpr, TILES: tl.constexpr):
+def _work_of_program(n, group_size, HEADS: tl.constexpr, TILES: tl.constexpr):
     """Return what this program computes: head, tile, group of windows, first window, end.
 
-    walk: number of windows in a group. The windows of the program are first ... end - 1.
+    The windows of the program are first ... end - 1.
 
     Programs with successive numbers have successive heads. The heads of a token lie side by side in
     memory, so these programs read the same cache lines. E.g. 6 heads and 2 tiles: programs 0 to 5
@@ -210,211 +155,337 @@ def _place(n, walk, HEADS: tl.constexpr, TILES: tl.constexpr):
     group = program // (HEADS * TILES)
     head = program % HEADS
     tile = program // HEADS % TILES
-    first = group * walk
-    end = tl.minimum(first + walk, n)
+    first = group * group_size
+    end = tl.minimum(first + group_size, n)  # the last group may have fewer windows
     return head, tile, group, first, end
+
+
+@jit
+def _window_of_queries(window, MUTUAL: tl.constexpr):
+    """Return the number of the window whose queries meet the keys of `window`.
+
+    With MUTUAL it is the other frame of the pair. Frames 0 and 1 are a pair, frames 2 and 3, and so
+    on, so the last bit of the number is inverted (^ 1): 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2.
+    """
+    if MUTUAL:
+        return window ^ 1
+    return window
+
+
+@jit
+def _sum_index(
+    window, head, first_query, T: tl.constexpr, HEADS: tl.constexpr, BM: tl.constexpr
+):  # fmt: skip
+    """Return the positions of a tile's queries in log_sums and delta, which are (n, HEADS, T)."""
+    return (window * HEADS + head) * T + first_query + tl.arange(0, BM)
+
+
+@jit
+def _row_pointers(
+    tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
+):
+    """Return pointers to the channels of a head in successive rows, (ROWS, PAD).
+
+    tensor: pointer to head 0 of row 0.
+    first_row: number of the first row.
+    stride: numbers from one row to the next.
+    """
+    # The position of the tile in a large tensor may exceed 32 bits. Within the tile 32 bits are
+    # enough, and faster.
+    begin = tensor + tl.cast(first_row, tl.int64) * stride + head * HD
+    return begin + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, PAD)[None, :]
+
+
+@jit
+def _load_rows(
+    tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
+):
+    """Load rows of a head, (ROWS, PAD). Channels beyond HD are 0. See `_row_pointers`."""
+    pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
+    if HD == PAD:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=tl.arange(0, PAD)[None, :] < HD, other=0.0)
+
+
+@jit
+def _store_rows(
+    x, tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
+):
+    """Store x (ROWS, PAD) to rows of a head, without the channels beyond HD. See `_row_pointers`.
+
+    The numbers are converted to the dtype of the tensor.
+    """
+    pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
+    if HD == PAD:
+        tl.store(pointers, x.to(pointers.dtype.element_ty))
+    else:
+        tl.store(pointers, x.to(pointers.dtype.element_ty), mask=tl.arange(0, PAD)[None, :] < HD)
+
+
+@jit
+def _matrix_pointers(
+    matrix, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Return pointers to a tile (ROWS, COLUMNS) of a (T, T) matrix.
+
+    row, column: the upper left element of the tile.
+    """
+    upper_left = matrix + row * T + column
+    return upper_left + tl.arange(0, ROWS)[:, None] * T + tl.arange(0, COLUMNS)[None, :]
+
+
+@jit
+def _logits(
+    x, y, scale, bias, region_row, regions, window, row, column,
+    T: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Compute scale x y^T + bias + mask, a tile (ROWS, COLUMNS) of a (T, T) matrix.
+
+    x: (ROWS, PAD). y: (COLUMNS, PAD). They are q and k, or k and q if the matrix is transposed.
+    bias: the matrix (T, T) of this head.
+    region_row: (n,), for each window the number of its row in `regions`.
+    regions: (rows, T), for each token the number of its region. Tokens of two regions must not
+        attend to each other. See `mask_table`.
+    row, column: the upper left element of the tile in the matrix.
+    """
+    logits = tl.dot(x, tl.trans(y)) * scale
+    if HAS_BIAS:
+        logits += tl.load(_matrix_pointers(bias, row, column, T, ROWS, COLUMNS)).to(tl.float32)
+    if HAS_MASK:
+        regions_of_window = regions + tl.load(region_row + window) * T
+        of_rows = tl.load(regions_of_window + row + tl.arange(0, ROWS))  # (ROWS,)
+        of_columns = tl.load(regions_of_window + column + tl.arange(0, COLUMNS))  # (COLUMNS,)
+        is_same_region = of_rows[:, None] == of_columns[None, :]
+        logits = tl.where(is_same_region, logits, logits + MASKED)
+    return logits
 
 
 # ---- Forward ---------------------------------------------------------------------------------
 #
-# `do_not_specialize`: otherwise Triton compiles a kernel again if n or walk is 1, or is divisible
-# by 16. The number of windows n changes with the size of the frames.
+# `do_not_specialize`: otherwise Triton compiles a kernel again if n or group_size is 1, or is
+# divisible by 16. The number of windows n changes with the size of the frames.
 
 
-@jit(do_not_specialize=["n", "walk"])
+@jit(do_not_specialize=["n", "group_size"])
 def _forward(
-    qkv, bias, pattern, regions, out, log_sums, n, walk, scale,
+    qkv, bias, region_row, regions, out, log_sums, n, group_size, scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute output and log-sum-exp of the logits for a tile of queries of one head.
+    """Write the output and the log-sum-exp of the logits for a tile of queries of one head.
 
-    qkv: (n, T, 3, HEADS, HD), packed queries, keys and values.
-    bias: (HEADS, T, T), times log2(e).
-    pattern, regions: the masks, see `_logits`.
-    out: the output, (n, T, HEADS, HD). log_sums: L of each row, (n, HEADS, T). Both are written.
-    walk: number of windows that a program goes through, see `_place`.
-    scale: factor of the logits, times log2(e).
-    T ... BN: constants, see "Names in the kernels" at the top.
+    out: the output, (n, T, HEADS, HD). log_sums: L of each query, (n, HEADS, T). For the arguments
+    that are read see "Names in all kernels".
 
-    The softmax is computed in one pass over the keys. `top` is the largest logit of each row so
-    far, which is subtracted before exp2, so that nothing overflows. If `top` grows, the sums so far
-    are multiplied by 2^(old top - new top), as if the new top had been subtracted from the start.
+    The kernel goes through the keys once, tile by tile. After some tiles of keys it has, for each
+    query,
+
+        top    = the largest logit so far
+        total  = sum of 2^(logit - top)
+        result = sum of 2^(logit - top) v
+
+    Subtracting top keeps 2^x from overflowing. If a tile of keys has a larger logit, then total and
+    result are multiplied by 2^(old top - new top), as if the new top had been subtracted from the
+    start. After the last tile, the output is result / total, and L is top + log2(total).
     """
-    head, tile, _, first, end = _place(n, walk, HEADS, T // BM)
+    head, tile, _, first, end = _work_of_program(n, group_size, HEADS, TILES=T // BM)
     first_query = tile * BM
     stride = 3 * HEADS * HD  # from a token to the next one, because q, k and v are packed in qkv
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     bias_of_head = bias + head * T * T if HAS_BIAS else bias
     for window in range(first, end):
-        out_row = window * T + first_query
-        query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
-        query_row = query_window * T + first_query
-        q = _load_rows(qkv, query_row, stride, head, BM, HD, PAD)
+        query_row = _window_of_queries(window, MUTUAL) * T + first_query
+        q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
         top = tl.full((BM,), -float("inf"), tl.float32)
-        total = tl.zeros((BM,), tl.float32)  # sum of the weights of each row
-        result = tl.zeros((BM, PAD), tl.float32)  # sum of the weighted values
+        total = tl.zeros((BM,), tl.float32)
+        result = tl.zeros((BM, PAD), tl.float32)
+
         for first_key in range(0, T, BN):
             key_row = window * T + first_key
-            k = _load_rows(keys, key_row, stride, head, BN, HD, PAD)
-            v = _load_rows(values, key_row, stride, head, BN, HD, PAD)
+            k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
+            v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
             logits = _logits(
-                q, k, bias_of_head, pattern, regions, window, first_query, first_key, scale,
-                T, HAS_BIAS, HAS_MASK, BM, BN,
+                q, k, scale, bias_of_head, region_row, regions, window,
+                row=first_query, column=first_key,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=BM, COLUMNS=BN,
             )  # fmt: skip
-            new_top = tl.maximum(top, tl.max(logits, 1))
-            p = tl.exp2(logits - new_top[:, None])
-            factor = tl.exp2(top - new_top)
+            new_top = tl.maximum(top, tl.max(logits, 1))  # (BM,)
+            p = tl.exp2(logits - new_top[:, None])  # (BM, BN)
+            factor = tl.exp2(top - new_top)  # (BM,)
             total = total * factor + tl.sum(p, 1)
-            result = tl.dot(p.to(v.dtype), v, result * factor[:, None])  # p v + result * factor
+            # tl.dot(a, b, c) is a b + c, so this is p v + result * factor.
+            result = tl.dot(p.to(v.dtype), v, result * factor[:, None])
             top = new_top
-        _store_rows(result / total[:, None], out, out_row, HEADS * HD, head, BM, HD, PAD)
-        # L of each row. log_sums is (n, HEADS, T).
-        sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
-        tl.store(log_sums + sum_rows, top + tl.log2(total))
+
+        out_row = window * T + first_query
+        _store_rows(
+            result / total[:, None], out, out_row, HEADS * HD, head, ROWS=BM, HD=HD, PAD=PAD
+        )
+        sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
+        tl.store(log_sums + sum_index, top + tl.log2(total))
 
 
 # ---- Backward --------------------------------------------------------------------------------
 #
-# All backward kernels take the same arguments, so that one function can launch each of them:
-#   bias      of all heads, (HEADS, T, T). `_queries` takes it as (queries, keys). The other kernels
-#             take it transposed, (keys, queries). They compute P and dS transposed too, because
-#             their products then read P and dS from registers.
-#   out       O of the forward pass
-#   log_sums  L of the forward pass
-#   grad      dO, whose rows are grad_stride numbers apart
-#   delta     rowsum(dO O), written by _queries, read by _keys and _bias
-#   grad_qkv  dQ, dK and dV, packed like qkv
-#   grad_bias sums of dS, one for each group of windows, (groups, HEADS, T, T), transposed as well
-#   scale     factor of the logits in units of log2(e); true_scale: the same without log2(e)
+# All backward kernels take the same arguments, so that `_BackwardPass.launch` can launch each of
+# them. A kernel ignores what it does not need. Further arguments:
+#   bias        as in forward for `_gradient_of_queries`, (HEADS, queries, keys). The other kernels
+#               take it transposed, (HEADS, keys, queries). They compute P and dS transposed too,
+#               because their products then read P and dS from registers
+#   out         O of the forward pass, (n, T, HEADS, HD)
+#   grad        dO, whose rows are grad_stride numbers apart
+#   log_sums    L of the forward pass, (n, HEADS, T)
+#   delta       rowsum(dO O), (n, HEADS, T): written by `_gradient_of_queries`, read by
+#               `_gradients_of_keys` and `_gradient_of_bias`
+#   grad_qkv    dQ, dK and dV, packed like qkv
+#   grad_bias   sums of dS, one for each group of windows, (groups, HEADS, keys, queries)
+#   true_scale  factor of the logits without log2(e). `scale` is with log2(e)
 #
-# Names within the kernels:
-#   query_row   first row of a tile in q. A row is a token of a window
-#   key_row     first row of a tile in k and in v
-#   out_row     first row of a tile in out and in grad
-#   sum_rows    numbers of the rows in log_sums and delta, both (n, HEADS, T)
-#   p, ds       P and dS
+# Further values: p is P, ds is dS. "(transposed)" says that a matrix is (keys, queries).
 
 
-@jit(do_not_specialize=["n", "walk"])
-def _one_pass(
-    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, walk, scale, true_scale,
+@jit(do_not_specialize=["n", "group_size"])
+def _all_gradients(
+    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, group_size, scale, true_scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one head in a group of windows. delta is not used.
+    """Write dQ, dK, dV and the sum of dS of one head in a group of windows.
 
-    The keys of a window are one tile (BN = T), the queries at most two tiles.
+    The keys of a window are one tile (BN = T), and the queries are at most two tiles. The argument
+    delta is not used, because this kernel computes the delta of a query right where it needs it.
     """
     tl.static_assert(BN == T and T // BM <= 2)
-    head, _, group, first, end = _place(n, walk, HEADS, 1)
-    stride = 3 * HEADS * HD
+    head, _, group, first, end = _work_of_program(n, group_size, HEADS, TILES=1)
+    stride = 3 * HEADS * HD  # from a token to the next one
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     grad_keys = grad_qkv + HEADS * HD
     grad_values = grad_qkv + 2 * HEADS * HD
     bias_of_head = bias + head * T * T if HAS_BIAS else bias
-    # The gradient of the bias, one matrix for each tile of queries, because Triton has no arrays of
-    # registers.
+    # The sums of dS over the windows (transposed), one matrix for each tile of queries, because
+    # Triton has no arrays of registers.
     sum0 = tl.zeros((BN, BM), tl.float32)
     sum1 = tl.zeros((BN, BM), tl.float32)
     for window in range(first, end):
         key_row = window * T
-        k = _load_rows(keys, key_row, stride, head, BN, HD, PAD)
-        v = _load_rows(values, key_row, stride, head, BN, HD, PAD)
+        k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
+        v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
         grad_k = tl.zeros((BN, PAD), tl.float32)
         grad_v = tl.zeros((BN, PAD), tl.float32)
+
+        # One or two rounds. Triton writes the code of each round out (static_range).
         for first_query in tl.static_range(0, T, BM):
-            query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
-            query_row = query_window * T + first_query
+            query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
-            sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
-            q = _load_rows(qkv, query_row, stride, head, BM, HD, PAD)
-            grad_out = _load_rows(grad, out_row, grad_stride, head, BM, HD, PAD)
-            output = _load_rows(out, out_row, HEADS * HD, head, BM, HD, PAD)
+            sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
+            q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
+            grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=BM, HD=HD, PAD=PAD)
+            output = _load_rows(out, out_row, HEADS * HD, head, ROWS=BM, HD=HD, PAD=PAD)
+
+            # P = exp2(logits - L) (transposed), and dV = P^T dO.
             logits = _logits(
-                k, q, bias_of_head, pattern, regions, window, 0, first_query, scale,
-                T, HAS_BIAS, HAS_MASK, BN, BM,
+                k, q, scale, bias_of_head, region_row, regions, window,
+                row=0, column=first_query,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=BN, COLUMNS=BM,
             )  # fmt: skip
-            p = tl.exp2(logits - tl.load(log_sums + sum_rows)[None, :])
+            p = tl.exp2(logits - tl.load(log_sums + sum_index)[None, :])  # (BN, BM)
             grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
-            row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)
-            ds = p * (tl.dot(v, tl.trans(grad_out)) - row_delta[None, :])
+
+            # dS = P (dO V^T - delta) (transposed).
+            row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (BM,)
+            grad_p = tl.dot(v, tl.trans(grad_out))  # (BN, BM)
+            ds = p * (grad_p - row_delta[None, :])
             if HAS_BIAS:
                 if first_query == 0:
                     sum0 += ds
                 else:
                     sum1 += ds
+
+            # dK = scale dS^T Q, dQ = scale dS K.
             ds = ds.to(k.dtype)
-            grad_k = tl.dot(ds, q, grad_k)
+            grad_k = tl.dot(ds, q, grad_k)  # adds to grad_k
             grad_q = tl.dot(tl.trans(ds), k) * true_scale
-            _store_rows(grad_q, grad_qkv, query_row, stride, head, BM, HD, PAD)
-        _store_rows(grad_k * true_scale, grad_keys, key_row, stride, head, BN, HD, PAD)
-        _store_rows(grad_v, grad_values, key_row, stride, head, BN, HD, PAD)
+            _store_rows(grad_q, grad_qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)
+
+        grad_k = grad_k * true_scale
+        _store_rows(grad_k, grad_keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)
+        _store_rows(grad_v, grad_values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)
+
     if HAS_BIAS:
-        sum_of_program = grad_bias + (group * HEADS + head).to(tl.int64) * T * T
-        tl.store(_matrix_pointers(sum_of_program, 0, 0, T, BN, BM), sum0)
+        # 64 bits, because grad_bias of many groups may have more than 2^31 numbers.
+        sum_of_group = grad_bias + (group * HEADS + head).to(tl.int64) * T * T
+        tl.store(_matrix_pointers(sum_of_group, 0, 0, T, BN, BM), sum0)
         if T > BM:
-            tl.store(_matrix_pointers(sum_of_program, 0, BM, T, BN, BM), sum1)
+            tl.store(_matrix_pointers(sum_of_group, 0, BM, T, BN, BM), sum1)
 
 
-@jit(do_not_specialize=["n", "walk"])
-def _queries(
-    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, walk, scale, true_scale,
+@jit(do_not_specialize=["n", "group_size"])
+def _gradient_of_queries(
+    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, group_size, scale, true_scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute dQ of a tile of queries, and delta of its rows."""
-    head, tile, _, first, end = _place(n, walk, HEADS, T // BM)
+    """Write dQ of a tile of queries, and delta of these queries. dQ is a sum over the keys."""
+    head, tile, _, first, end = _work_of_program(n, group_size, HEADS, TILES=T // BM)
     first_query = tile * BM
-    stride = 3 * HEADS * HD
+    stride = 3 * HEADS * HD  # from a token to the next one
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     bias_of_head = bias + head * T * T if HAS_BIAS else bias
     for window in range(first, end):
-        query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
-        query_row = query_window * T + first_query
+        # The queries, and delta = rowsum(dO O).
+        query_row = _window_of_queries(window, MUTUAL) * T + first_query
         out_row = window * T + first_query
-        sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
-        q = _load_rows(qkv, query_row, stride, head, BM, HD, PAD)
-        grad_out = _load_rows(grad, out_row, grad_stride, head, BM, HD, PAD)
-        output = _load_rows(out, out_row, HEADS * HD, head, BM, HD, PAD)
-        log_sum = tl.load(log_sums + sum_rows)
-        row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)
-        tl.store(delta + sum_rows, row_delta)
+        sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
+        q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
+        grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=BM, HD=HD, PAD=PAD)
+        output = _load_rows(out, out_row, HEADS * HD, head, ROWS=BM, HD=HD, PAD=PAD)
+        log_sum = tl.load(log_sums + sum_index)  # (BM,)
+        row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (BM,)
+        tl.store(delta + sum_index, row_delta)
+
         grad_q = tl.zeros((BM, PAD), tl.float32)
         for first_key in range(0, T, BN):
             key_row = window * T + first_key
-            k = _load_rows(keys, key_row, stride, head, BN, HD, PAD)
-            v = _load_rows(values, key_row, stride, head, BN, HD, PAD)
+            k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
+            v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
             logits = _logits(
-                q, k, bias_of_head, pattern, regions, window, first_query, first_key, scale,
-                T, HAS_BIAS, HAS_MASK, BM, BN,
+                q, k, scale, bias_of_head, region_row, regions, window,
+                row=first_query, column=first_key,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=BM, COLUMNS=BN,
             )  # fmt: skip
-            p = tl.exp2(logits - log_sum[:, None])
-            ds = p * (tl.dot(grad_out, tl.trans(v)) - row_delta[:, None])
+            p = tl.exp2(logits - log_sum[:, None])  # (BM, BN)
+            grad_p = tl.dot(grad_out, tl.trans(v))  # (BM, BN)
+            ds = p * (grad_p - row_delta[:, None])
             grad_q = tl.dot(ds.to(k.dtype), k, grad_q)  # adds to grad_q
-        _store_rows(grad_q * true_scale, grad_qkv, query_row, stride, head, BM, HD, PAD)
+
+        grad_q = grad_q * true_scale
+        _store_rows(grad_q, grad_qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)
 
 
-@jit(do_not_specialize=["n", "walk"])
-def _keys(
-    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, walk, scale, true_scale,
+@jit(do_not_specialize=["n", "group_size"])
+def _gradients_of_keys(
+    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, group_size, scale, true_scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute dK and dV of a tile of keys. `_queries` must have written delta before."""
-    head, tile, _, first, end = _place(n, walk, HEADS, T // BN)
+    """Write dK and dV of a tile of keys. Both are sums over the queries.
+
+    This kernel reads delta, so `_gradient_of_queries` must run before.
+    """
+    head, tile, _, first, end = _work_of_program(n, group_size, HEADS, TILES=T // BN)
     first_key = tile * BN
-    stride = 3 * HEADS * HD
+    stride = 3 * HEADS * HD  # from a token to the next one
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     grad_keys = grad_qkv + HEADS * HD
@@ -422,79 +493,150 @@ def _keys(
     bias_of_head = bias + head * T * T if HAS_BIAS else bias
     for window in range(first, end):
         key_row = window * T + first_key
-        k = _load_rows(keys, key_row, stride, head, BN, HD, PAD)
-        v = _load_rows(values, key_row, stride, head, BN, HD, PAD)
+        k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
+        v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
         grad_k = tl.zeros((BN, PAD), tl.float32)
         grad_v = tl.zeros((BN, PAD), tl.float32)
+
         for first_query in range(0, T, BM):
-            query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
-            query_row = query_window * T + first_query
+            query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
-            sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
-            q = _load_rows(qkv, query_row, stride, head, BM, HD, PAD)
-            grad_out = _load_rows(grad, out_row, grad_stride, head, BM, HD, PAD)
+            sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
+            q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
+            grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=BM, HD=HD, PAD=PAD)
+
+            # P = exp2(logits - L) (transposed), and dV = P^T dO.
             logits = _logits(
-                k, q, bias_of_head, pattern, regions, window, first_key, first_query, scale,
-                T, HAS_BIAS, HAS_MASK, BN, BM,
+                k, q, scale, bias_of_head, region_row, regions, window,
+                row=first_key, column=first_query,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=BN, COLUMNS=BM,
             )  # fmt: skip
-            p = tl.exp2(logits - tl.load(log_sums + sum_rows)[None, :])
+            p = tl.exp2(logits - tl.load(log_sums + sum_index)[None, :])  # (BN, BM)
             grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
-            ds = p * (tl.dot(v, tl.trans(grad_out)) - tl.load(delta + sum_rows)[None, :])
-            grad_k = tl.dot(ds.to(k.dtype), q, grad_k)
-        _store_rows(grad_k * true_scale, grad_keys, key_row, stride, head, BN, HD, PAD)
-        _store_rows(grad_v, grad_values, key_row, stride, head, BN, HD, PAD)
+
+            # dS = P (dO V^T - delta) (transposed), and dK = scale dS^T Q.
+            grad_p = tl.dot(v, tl.trans(grad_out))  # (BN, BM)
+            ds = p * (grad_p - tl.load(delta + sum_index)[None, :])
+            grad_k = tl.dot(ds.to(k.dtype), q, grad_k)  # adds to grad_k
+
+        grad_k = grad_k * true_scale
+        _store_rows(grad_k, grad_keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)
+        _store_rows(grad_v, grad_values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)
 
 
-@jit(do_not_specialize=["n", "walk"])
-def _bias(
-    qkv, bias, pattern, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, walk, scale, true_scale,
+@jit(do_not_specialize=["n", "group_size"])
+def _gradient_of_bias(
+    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, group_size, scale, true_scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of the bias's gradient, summed over a group of windows in registers.
+    """Write the sum of dS over a group of windows, for a tile of keys and a tile of queries.
 
-    `_queries` must have written delta before.
+    This kernel reads delta, so `_gradient_of_queries` must run before.
     """
-    # A matrix has T // BM tiles of queries for each of T // BN tiles of keys.
-    head, tile, group, first, end = _place(n, walk, HEADS, T // BM * (T // BN))
+    # A matrix has T // BM tiles of queries for each of T // BN tiles of keys. E.g. T 192 and tiles
+    # of 64 x 64: tile 0, 1, 2 have the first keys, tile 3, 4, 5 the next keys.
+    head, tile, group, first, end = _work_of_program(
+        n, group_size, HEADS, TILES=T // BM * (T // BN)
+    )
     first_key = tile // (T // BM) * BN
     first_query = tile % (T // BM) * BM
-    stride = 3 * HEADS * HD
+    stride = 3 * HEADS * HD  # from a token to the next one
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
-    total = tl.zeros((BN, BM), tl.float32)
-    # The tile of the bias is the same for all windows, so load it once, and add it below.
-    bias_tile = _matrix_pointers(bias + head * T * T, first_key, first_query, T, BN, BM)
-    added = tl.load(bias_tile).to(tl.float32)
+    total = tl.zeros((BN, BM), tl.float32)  # the sum of dS (transposed)
+    # The tile of the bias is the same for all windows. So load it once here, and not in `_logits`.
+    bias_pointers = _matrix_pointers(bias + head * T * T, first_key, first_query, T, BN, BM)
+    bias_tile = tl.load(bias_pointers).to(tl.float32)
     for window in range(first, end):
         key_row = window * T + first_key
-        query_window = window ^ 1 if MUTUAL else window  # ^ 1: the other frame of the pair
-        query_row = query_window * T + first_query
+        query_row = _window_of_queries(window, MUTUAL) * T + first_query
         out_row = window * T + first_query
-        sum_rows = (window * HEADS + head) * T + first_query + tl.arange(0, BM)
-        k = _load_rows(keys, key_row, stride, head, BN, HD, PAD)
-        v = _load_rows(values, key_row, stride, head, BN, HD, PAD)
-        q = _load_rows(qkv, query_row, stride, head, BM, HD, PAD)
-        grad_out = _load_rows(grad, out_row, grad_stride, head, BM, HD, PAD)
+        sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
+        k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
+        v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
+        q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
+        grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=BM, HD=HD, PAD=PAD)
         without_bias = _logits(
-            k, q, bias, pattern, regions, window, first_key, first_query, scale,
-            T, False, HAS_MASK, BN, BM,
+            k, q, scale, bias, region_row, regions, window,
+            row=first_key, column=first_query,
+            T=T, HAS_BIAS=False, HAS_MASK=HAS_MASK, ROWS=BN, COLUMNS=BM,
         )  # fmt: skip
-        p = tl.exp2(without_bias + added - tl.load(log_sums + sum_rows)[None, :])
-        total += p * (tl.dot(v, tl.trans(grad_out)) - tl.load(delta + sum_rows)[None, :])
-    sum_of_program = grad_bias + (group * HEADS + head).to(tl.int64) * T * T
-    tl.store(_matrix_pointers(sum_of_program, first_key, first_query, T, BN, BM), total)
+        # P = exp2(logits - L), dS = P (dO V^T - delta), both transposed.
+        p = tl.exp2(without_bias + bias_tile - tl.load(log_sums + sum_index)[None, :])
+        grad_p = tl.dot(v, tl.trans(grad_out))  # (BN, BM)
+        total += p * (grad_p - tl.load(delta + sum_index)[None, :])
+    # 64 bits, because grad_bias of many groups may have more than 2^31 numbers.
+    sum_of_group = grad_bias + (group * HEADS + head).to(tl.int64) * T * T
+    tl.store(_matrix_pointers(sum_of_group, first_key, first_query, T, BN, BM), total)
 
 
 # ---- Launches --------------------------------------------------------------------------------
 
 
+class _BackwardPass(NamedTuple):
+    """The tensors and numbers that all backward kernels take, see "Backward" above."""
+
+    qkv: Tensor
+    region_row: Tensor | None
+    regions: Tensor | None
+    out: Tensor
+    grad: Tensor
+    log_sums: Tensor
+    delta: Tensor | None
+    grad_qkv: Tensor
+    scale: float
+    constants: dict[str, Any]
+
+    def launch(
+        self,
+        kernel: Any,
+        bias: Tensor | None,
+        tiles: int,
+        group_size: int = 1,
+        grad_bias: Tensor | None = None,
+    ) -> None:
+        """Start one backward kernel: a program for each head, tile and group of windows.
+
+        The kernel writes its results into grad_qkv, delta and grad_bias.
+
+        bias: the bias as this kernel takes it, some kernels transposed.
+        tiles: number of tiles of a head in one window.
+        """
+        n, heads, t = self.log_sums.shape
+        tile = backward_tile(t)
+        programs = heads * tiles * math.ceil(n / group_size)
+        # In the order of the arguments of the kernels.
+        kernel[(programs,)](
+            self.qkv,
+            bias,
+            self.region_row,
+            self.regions,
+            self.out,
+            self.grad,
+            self.grad.stride(1),
+            self.log_sums,
+            self.delta,
+            self.grad_qkv,
+            grad_bias,
+            n,
+            group_size,
+            self.scale * LOG2_E.value,
+            self.scale,
+            **self.constants,
+            BM=tile.queries,
+            BN=tile.keys,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+
 class WindowAttention(torch.autograd.Function):
     """Attention inside windows, see `window_attention`.
 
-    pattern, regions: the masks, see `mask_table`.
+    region_row, regions: the masks, see `mask_table`.
     """
 
     @staticmethod
@@ -502,7 +644,7 @@ class WindowAttention(torch.autograd.Function):
         ctx: Any,
         qkv: Tensor,
         bias: Tensor | None,
-        pattern: Tensor | None,
+        region_row: Tensor | None,
         regions: Tensor | None,
         scale: float,
         mutual: bool,
@@ -515,7 +657,6 @@ class WindowAttention(torch.autograd.Function):
         log_sums = qkv.new_empty(n, heads, t, dtype=torch.float32)
         scaled_bias = None if bias is None else (bias * LOG2_E.value).to(qkv.dtype)
         next_power_of_two = 1 << (channels - 1).bit_length()  # e.g. 20 channels -> 32
-        # The constants of the kernels, see "Names in the kernels" at the top.
         constants = {
             "T": t,
             "HEADS": heads,
@@ -523,18 +664,30 @@ class WindowAttention(torch.autograd.Function):
             "PAD": max(16, next_power_of_two),  # tl.dot needs at least 16
             "MUTUAL": mutual,
             "HAS_BIAS": bias is not None,
-            "HAS_MASK": pattern is not None,
+            "HAS_MASK": region_row is not None,
         }
         tile = forward_tile(t)
-        # One program for each window, head and tile of queries: groups of one window (walk 1).
+        # One program for each window, head and tile of queries: groups of one window.
         programs = n * heads * (t // tile.queries)
-        walk = 1
+        group_size = 1
+        # In the order of the arguments of `_forward`.
         _forward[(programs,)](
-            qkv, scaled_bias, pattern, regions, out, log_sums, n, walk, scale * LOG2_E.value,
-            **constants, BM=tile.queries, BN=tile.keys,
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
-        ctx.save_for_backward(qkv, scaled_bias, pattern, regions, out, log_sums)
+            qkv,
+            scaled_bias,
+            region_row,
+            regions,
+            out,
+            log_sums,
+            n,
+            group_size,
+            scale * LOG2_E.value,
+            **constants,
+            BM=tile.queries,
+            BN=tile.keys,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        ctx.save_for_backward(qkv, scaled_bias, region_row, regions, out, log_sums)
         ctx.scale = scale
         ctx.constants = constants
         return out
@@ -542,71 +695,81 @@ class WindowAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, scaled_bias, pattern, regions, out, log_sums = ctx.saved_tensors
-        n, heads, t = log_sums.shape
-        # The kernels need channels side by side, and the same distance from each row to the next
-        # row, also from the last row of a window to the first row of the next window.
-        rows_are_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
-        if grad.stride(2) != 1 or not rows_are_even:
-            grad = grad.contiguous()
-        grad_qkv = torch.empty_like(qkv)
+        qkv, scaled_bias, region_row, regions, out, log_sums = ctx.saved_tensors
+        t = log_sums.shape[2]  # tokens of a window
         is_one_pass = t <= MOST_TOKENS_OF_ONE_PASS
-        delta = None if is_one_pass else torch.empty_like(log_sums)
+        grad_qkv = torch.empty_like(qkv)
+        work = _BackwardPass(
+            qkv=qkv,
+            region_row=region_row,
+            regions=regions,
+            out=out,
+            grad=_with_even_rows(grad),
+            log_sums=log_sums,
+            delta=None if is_one_pass else torch.empty_like(log_sums),
+            grad_qkv=grad_qkv,
+            scale=ctx.scale,
+            constants=ctx.constants,
+        )
         transposed_bias = None
         if scaled_bias is not None:
             transposed_bias = scaled_bias.transpose(1, 2).contiguous()
+
         tile = backward_tile(t)
-
-        def launch(
-            kernel: Any,
-            kernel_bias: Tensor | None,
-            tiles: int,
-            walk: int = 1,
-            grad_bias_of_groups: Tensor | None = None,
-        ) -> None:
-            # kernel_bias: the bias as this kernel takes it. tiles: number of tiles of a head.
-            # walk: windows of a program. grad_bias_of_groups: see `groups_of`.
-            programs = heads * tiles * math.ceil(n / walk)
-            kernel[(programs,)](
-                qkv, kernel_bias, pattern, regions, out, grad, grad.stride(1), log_sums, delta,
-                grad_qkv, grad_bias_of_groups, n, walk, ctx.scale * LOG2_E.value, ctx.scale,
-                **ctx.constants, BM=tile.queries, BN=tile.keys,
-                num_warps=tile.warps, num_stages=tile.stages,
-            )  # fmt: skip
-
-        def groups_of(tiles: int) -> tuple[int, Tensor | None]:
-            """Divide the windows into groups, one for each program.
-
-            Returns the number of windows of a group, and memory for the gradient of the bias of
-            each group, (groups, heads, T, T). Without a bias, a group is one window, and the memory
-            is None.
-
-            tiles: number of tiles of a head. E.g. 6 heads, 1 tile, 1000 windows: 88 programs for
-            each head, so 12 windows for each program.
-            """
-            if scaled_bias is None:
-                return 1, None
-            programs = math.ceil(PROGRAMS / (tiles * heads))  # for each tile of a head
-            walk = math.ceil(n / programs)
-            groups = math.ceil(n / walk)
-            return walk, log_sums.new_empty(groups, heads, t, t)
-
         if is_one_pass:
-            walk, grad_bias_of_groups = groups_of(tiles=1)
-            launch(_one_pass, transposed_bias, 1, walk, grad_bias_of_groups)
+            group_size = 1
+            sums = None  # the gradient of the bias, one sum for each group of windows
+            if scaled_bias is not None:
+                group_size = _windows_of_group(log_sums, tiles=1)
+                sums = _memory_for_sums(log_sums, group_size)
+            work.launch(_all_gradients, transposed_bias, 1, group_size, sums)
         else:
-            # `_queries` first, because it writes delta, which the other kernels read.
-            launch(_queries, scaled_bias, tiles=t // tile.queries)
-            launch(_keys, transposed_bias, tiles=t // tile.keys)
-            tiles = (t // tile.queries) * (t // tile.keys)
-            walk, grad_bias_of_groups = groups_of(tiles)
-            if grad_bias_of_groups is not None:
-                launch(_bias, transposed_bias, tiles, walk, grad_bias_of_groups)
+            # `_gradient_of_queries` first, because it writes delta, which the other kernels read.
+            work.launch(_gradient_of_queries, scaled_bias, tiles=t // tile.queries)
+            work.launch(_gradients_of_keys, transposed_bias, tiles=t // tile.keys)
+            sums = None
+            if scaled_bias is not None:
+                tiles = (t // tile.queries) * (t // tile.keys)
+                group_size = _windows_of_group(log_sums, tiles)
+                sums = _memory_for_sums(log_sums, group_size)
+                work.launch(_gradient_of_bias, transposed_bias, tiles, group_size, sums)
         grad_bias = None
-        if grad_bias_of_groups is not None:
-            grad_bias = grad_bias_of_groups.sum(0).transpose(1, 2)
+        if sums is not None:
+            grad_bias = sums.sum(0).transpose(1, 2)  # (heads, queries, keys)
         # One result for each argument of forward.
         return grad_qkv, grad_bias, None, None, None, None
+
+
+def _with_even_rows(grad: Tensor) -> Tensor:
+    """Return the gradient (windows, tokens, channels), copied if the kernels cannot read it.
+
+    The kernels need the channels of a row side by side. They also need the same distance from each
+    row to the next row, even from the last row of a window to the first row of the next window.
+    """
+    is_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
+    if grad.stride(2) == 1 and is_even:
+        return grad
+    return grad.contiguous()
+
+
+def _windows_of_group(log_sums: Tensor, tiles: int) -> int:
+    """Return how many windows a program goes through, if it sums the gradient of the bias.
+
+    All heads, tiles and groups together should be about PROGRAMS programs. E.g. 6 heads, 1 tile,
+    1000 windows: 528 / 6 = 88 programs for each head, so 12 windows for each program.
+
+    log_sums: (n, heads, T). tiles: number of tiles of a head in one window.
+    """
+    n, heads, _ = log_sums.shape
+    programs = math.ceil(PROGRAMS / (tiles * heads))  # for each tile of a head
+    return math.ceil(n / programs)
+
+
+def _memory_for_sums(log_sums: Tensor, group_size: int) -> Tensor:
+    """Return memory for the gradient of the bias of each group: (groups, heads, T, T), float32."""
+    n, heads, t = log_sums.shape
+    groups = math.ceil(n / group_size)
+    return log_sums.new_empty(groups, heads, t, t)
 
 
 # windows.window_chunks keeps 128 results. Each result may need two tables, one for self attention
@@ -620,10 +783,13 @@ def mask_table(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return what the kernels read in place of masks, or (None, None) if no window has a mask.
 
-    tokens: T of the attention.
+    tokens: number of tokens that attend to each other, T.
 
-    Returns (pattern, regions), both int32. pattern (windows,) has the number of a row of `regions`
-    for each window. regions (rows, T) has the number of the region of each token.
+    Returns (region_row, regions), both int32. regions (rows, T) has a row for each span: the number
+    of the region of each token. region_row (n,) has for each window the number of its row. E.g. two
+    spans of 3 and 2 windows: region_row is 0 0 0 1 1. Tokens of one region attend to each other.
+
+    The result is cached: do not change the tensors.
     """
     if all(span.mask is None for span in spans):
         return None, None
@@ -632,15 +798,15 @@ def mask_table(
         if span.mask is None:
             regions.append(torch.zeros(tokens, dtype=torch.int32, device=device))
         else:
-            # Tokens of one region have the same row of the mask. The first 0 in the row, which is
-            # the first token of the region, names the region.
+            # Tokens of one region have the same row of the mask. The first 0 in the row is the
+            # first token of the region. The number of this token becomes the number of the region.
+            # E.g. tokens 0 to 3 and tokens 4 to 7 are two regions: 0 0 0 0 4 4 4 4.
             attends = span.mask[:tokens, :tokens] == 0
             regions.append(attends.float().argmax(1).to(device, torch.int32))
     frames = 2 if mutual else 1  # with `mutual`, each of the two frames counts as a window
     windows_of_spans = torch.tensor([(span.stop - span.start) * frames for span in spans])
-    # E.g. spans of 3 and 2 windows: 0 0 0 1 1.
-    pattern = torch.arange(len(spans)).repeat_interleave(windows_of_spans)
-    return pattern.to(device, torch.int32), torch.stack(regions)
+    region_row = torch.arange(len(spans)).repeat_interleave(windows_of_spans)
+    return region_row.to(device, torch.int32), torch.stack(regions)
 
 
 def window_attention(
@@ -649,5 +815,5 @@ def window_attention(
     """Return the attention of each window. See models.vrt.attention.window_attention."""
     frames_of_window = 2 if mutual else 1
     tokens = qkv.shape[1] // frames_of_window
-    pattern, regions = mask_table(spans, tokens, mutual, qkv.device)
-    return WindowAttention.apply(qkv.contiguous(), bias, pattern, regions, scale, mutual)
+    region_row, regions = mask_table(spans, tokens, mutual, qkv.device)
+    return WindowAttention.apply(qkv.contiguous(), bias, region_row, regions, scale, mutual)
