@@ -8,12 +8,13 @@ planes belong to which frame, see `FrameTimes.plane_ranges`. The times come from
                      (frame 3 is missing), or time stamps such as 432.133333.png
     even_times       nothing is known: the frames are taken to follow at equal distances
 
-Times are exact fractions, because sums of floating-point numbers would shift planes. What cannot be
-known becomes a `doubt`, a clause such as "the numbers in the names of the frames do not rise".
-data/cameras/spike_info.py then refuses the clip and asks the user.
+Times are exact fractions, because sums of floating-point numbers would shift planes. If the times
+are not sure, the result has a `doubt`, a clause such as "the numbers in the names of the frames do
+not rise". data/cameras/spike_info.py then refuses the clip and asks the user.
 
-What must stay: the planes of each frame, for clips that are accepted today, because they decide the
-samples of a run. What may change: the words of a `doubt`, which no program reads.
+What must stay: the planes of each frame, for clips that are accepted today, because these planes
+decide the samples of a run. What may change: the words of a `doubt`, which no program reads. But
+tests and docs/data_format.md quote some of the words.
 
 Tests: tests/parts/data/test_frame_times.py
 """
@@ -106,11 +107,8 @@ class FrameTimes:
             return False
         if len(self) < 2:
             return True
-        # Containers round each time to a tick of their clock, so times may be off by a tick. The
-        # tick is taken from the fractions: times in 1/24 s and 1/36 s have ticks of 1/72 s.
-        denominators = [start.denominator for start in self.starts]
-        least_common_multiple = math.lcm(*denominators)
-        tick = Fraction(1, least_common_multiple)
+        # Containers round each time to a tick of their clock, so times may be off by a tick.
+        tick = _tick(self.starts)
         period = (self.starts[-1] - self.starts[0]) / (len(self) - 1)
         steps = _steps_between(self.starts)
         # If the times are numbers of frames (0, 1, 2), the tick is 1, a whole frame. An error of a
@@ -207,12 +205,12 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
 
     stems: names without suffix. The result has a doubt if the numbers tell no times.
     """
-    numbers = _numbers(stems)
     if len(stems) < 2:
         return even_times(len(stems))
     if _have_doubtful_order(stems):
         doubt = "the numbers in the names of the frames have another order by value"
         return even_times(len(stems), doubt)
+    numbers = _numbers(stems)
     if numbers is None:
         doubt = "the names of the frames have no numbers that tell their times"
         return even_times(len(stems), doubt)
@@ -223,8 +221,8 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     # The numbers are times (432.1, or 1000000 and 1033333) or count frames (1, 2, 3).
     step = _usual(steps)
     have_fractions = any(number.denominator > 1 for number in numbers)
-    are_stamps = step >= LEAST_STAMP or have_fractions
-    if not are_stamps and step > 1:
+    are_times = step >= LEAST_STAMP or have_fractions
+    if not are_times and step > 1:
         # The names 0, 2, 4 are every second frame, so the frames 1 and 3 are missing.
         step = Fraction(1)
     missing = _gaps(numbers, steps, step)
@@ -254,8 +252,29 @@ def times_of_film(
             gap_starts.append(gap.seconds)
             gap_ends.append(gap.seconds + gap.count * step)
 
-    # A frame lasts until the next frame begins, or until the next missing frame begins.
     gap_starts.sort()
+    ends = _ends_in_film(starts, gap_starts)
+    return FrameTimes(
+        starts,
+        ends,
+        begin=min([starts[0], *gap_starts]),
+        end=max([ends[-1], *gap_ends]),
+        step=step,
+        is_film=True,
+        missing=tuple(missing),
+        doubt=doubt,
+    )
+
+
+def _ends_in_film(
+    starts: Sequence[Fraction], gap_starts: Sequence[Fraction]
+) -> tuple[Fraction, ...]:
+    """Return when the frames of a film end, in seconds.
+
+    A frame lasts until the next frame begins, or until the next missing frame begins.
+
+    starts: when frames begin, at least two. gap_starts: when missing frames begin, sorted.
+    """
     ends = []
     for start, next_start in itertools.pairwise(starts):
         end = next_start
@@ -267,16 +286,7 @@ def times_of_film(
     # So the last frame is taken to last as long as the frame before it.
     length_before = ends[-1] - starts[-2]
     ends.append(starts[-1] + length_before)
-    return FrameTimes(
-        starts,
-        tuple(ends),
-        begin=min([starts[0], *gap_starts]),
-        end=max([ends[-1], *gap_ends]),
-        step=step,
-        is_film=True,
-        missing=tuple(missing),
-        doubt=doubt,
-    )
+    return tuple(ends)
 
 
 # ---- Numbers and distances ---------------------------------------------------------------------
@@ -331,6 +341,16 @@ def _have_doubtful_order(stems: Sequence[str]) -> bool:
 def _steps_between(starts: Sequence[Fraction]) -> list[Fraction]:
     """Return the distance of each frame to the next one."""
     return [after - before for before, after in itertools.pairwise(starts)]
+
+
+def _tick(starts: Sequence[Fraction]) -> Fraction:
+    """Return the largest fraction 1 / n of which all times are multiples.
+
+    For example, times in 1/24 s and 1/36 s are multiples of 1/72 s.
+    """
+    denominators = [start.denominator for start in starts]
+    least_common_multiple = math.lcm(*denominators)
+    return Fraction(1, least_common_multiple)
 
 
 def usual_step(starts: Sequence[Fraction]) -> Fraction:

@@ -12,7 +12,10 @@ A fit takes seconds, so two things save time:
       later starts. The key changes with everything that decides the result, such as the files.
 
 A function marked "Collective" exchanges data between ranks: every rank must call it, in the same
-order. A rank that leaves one out lets all others wait for ever.
+order. If a rank leaves out such a call, all other ranks wait for it in vain.
+
+What must stay: the fields and meanings of a kept result, or FORMAT is raised. The frames that are
+compared and the rounding in `_calibrated_clip` decide the calibration, and so the samples of a run.
 
 Tests: tests/parts/data/test_self_calibration.py
 """
@@ -72,7 +75,7 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
     for i, found in zip(wanted, results, strict=True):
         if utils_dist.is_main_process():
             logger.info("spikes of %s, calibration: %s", clips[i].name, found.sentence())
-        clips[i] = _with(clips[i], found)
+        clips[i] = _calibrated_clip(clips[i], found)
     return clips
 
 
@@ -82,43 +85,56 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
 def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
     """Return the result of each clip: kept by an earlier run, or fitted now. Collective."""
     is_main = utils_dist.is_main_process()
-    world = utils_dist.get_world_size()
     begin = time.monotonic()
 
-    # Rank 0 alone reads what was kept, and sends it to all ranks as plain values. The other ranks
-    # have empty lists until then.
-    places: list[Path | None] = []  # the file of each clip
-    kept_values = []
+    # Rank 0 alone reads what was kept. The other ranks have empty lists until it is sent to them.
+    kept_files: list[Path | None] = []  # the file for the result of each clip
+    kept_values = []  # the fields of each result as a dict, None if nothing was kept
     if is_main:
         for clip in clips:
-            kept, place = _kept(clip, files)
-            places.append(place)
-            kept_values.append(vars(kept) if kept else None)
-    found: list[Any] = []
+            path = _file_for_result(clip, files)
+            result = _read_result(path)
+            kept_files.append(path)
+            kept_values.append(vars(result) if result else None)
+    results: list[Any] = []  # Found, or None until the clip is fitted
     for values in utils_dist.from_rank(0, kept_values):
-        found.append(Found(**values) if values else None)
+        results.append(Found(**values) if values else None)
 
-    # In each round, every rank fits one of the missing clips. In the last round, some ranks may
-    # have no clip. They must call `gather_objects` too, so they give an empty list.
-    missing = [i for i, known in enumerate(found) if known is None]
+    # In each round, every rank fits one of the missing clips.
+    missing = [i for i, result in enumerate(results) if result is None]
+    world = utils_dist.get_world_size()
     for first in range(0, len(missing), world):
+        watchdog.go_on()  # this rank makes progress, so the watchdog must not end the run
         in_round = missing[first : first + world]
-        rank = utils_dist.get_rank()
-        fitted = []
-        watchdog.go_on()
-        if rank < len(in_round):
-            clip = clips[in_round[rank]]
-            fitted.append(vars(_fitted(clip, files)))
-        of_ranks = utils_dist.gather_objects(fitted)
-        for i, of_rank in zip(in_round, of_ranks, strict=False):
-            found[i] = Found(**of_rank[0])
+        fitted = _fit_on_ranks([clips[i] for i in in_round], files)
+        for i, result in zip(in_round, fitted, strict=True):
+            results[i] = result
+            # Kept at once, so that a run that ends here loses no finished round.
             if is_main:
-                _keep(found[i], places[i])
+                _write_result(result, kept_files[i])
 
     if is_main and RUN.kept:
         text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
         logger.info(text, len(missing), time.monotonic() - begin, len(clips) - len(missing))
-    return found
+    return results
+
+
+def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[Found]:
+    """Fit some clips, each on another rank. Every rank gets the results of all clips. Collective.
+
+    clips: at most one for each rank. Rank 0 fits the first clip, rank 1 the second, ...
+    """
+    rank = utils_dist.get_rank()
+    fitted = []
+    if rank < len(clips):
+        fitted.append(vars(_fitted(clips[rank], files)))
+    # A rank without a clip must call this too, so it gives an empty list.
+    of_ranks = utils_dist.gather_objects(fitted)  # the list of every rank
+    results = []
+    for fitted_by_rank in of_ranks[: len(clips)]:
+        values = fitted_by_rank[0]
+        results.append(Found(**values))
+    return results
 
 
 def _fitted(clip: Clip, files: Any) -> Found:
@@ -141,29 +157,48 @@ def _fitted(clip: Clip, files: Any) -> Found:
 
 def _compared(clip: Clip) -> list[tuple[int, Exposure]]:
     """Return the frames of a clip that are compared: number, and planes around the exposure."""
-    around = _exposures(clip, clip.spikes.changed(context=AROUND))
+    around = _exposures_read_by(clip.spikes.changed(context=AROUND), clip)
     # In a clip with fewer frames, some numbers come twice. A set has each number once.
     numbers = {round(i) for i in np.linspace(0, len(clip) - 1, FRAMES)}
     return [(number, around[number]) for number in sorted(numbers)]
 
 
-def _exposures(clip: Clip, spikes: DatSpikes) -> tuple[Exposure, ...]:
-    """Return the planes of each frame, as `spikes` reads them."""
+def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
+    """Return the planes of each frame of a clip, if `spikes` reads them. Raises DataError."""
     return spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip), clip.times)
 
 
-def _with(clip: Clip, found: Found) -> Clip:
+def _calibrated_clip(clip: Clip, found: Found) -> Clip:
     """Return the clip with the found values that are applied, see `Found.is_changed`."""
-    is_changed = found.is_changed
-    if not any(is_changed):
+    if not any(found.is_changed):
         return clip
-    spikes = clip.spikes
-    size = (spikes.geometry.height, spikes.geometry.width)
+    calibration = _calibration_of(clip, found)
+    try:
+        spikes = clip.spikes.changed(calibration)
+        exposures = _exposures_read_by(spikes, clip)
+    except DataError as e:
+        # With the found times, frames would need planes that the files lack: use the matrix alone.
+        logger.warning(
+            "spikes of %s, calibration: the times stay as they were: %s", clip.name, e.what
+        )
+        without_times = {"time_offset_planes": 0.0, "exposure_share": 1.0}
+        spikes = clip.spikes.changed(calibration.model_copy(update=without_times))
+        exposures = _exposures_read_by(spikes, clip)
+    return dataclasses.replace(clip, spikes=spikes, exposures=exposures)
+
+
+def _calibration_of(clip: Clip, found: Found) -> Calibration:
+    """Return the found values as a calibration. A value that is not applied gets its nominal value.
+
+    The values are rounded, so that messages and digests do not depend on the last bits of a fit.
+    """
+    is_changed = found.is_changed
+    size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
     matrix = found.matrix if is_changed.matrix else nominal(size, clip.size)
     # Nine digits: the share that is read is 1.12 times this one, rounded to 3 digits. With fewer
     # digits it would sometimes differ from the share of runs before, and so would their digests.
     exposure_share = round(min(found.share, 1.0), 9) if is_changed.share else 1.0
-    calibration = Calibration(
+    return Calibration(
         matrix=matrix[:2].round(5).tolist(),
         spike_size=list(size),
         rgb_size=list(clip.size),
@@ -171,46 +206,19 @@ def _with(clip: Clip, found: Found) -> Clip:
         exposure_share=exposure_share,
         made={"by": "spike.calibration auto"},
     )
-    try:
-        own = spikes.changed(calibration)
-        exposures = _exposures(clip, own)
-    except DataError as e:
-        # With the found times, frames would need planes that the files lack: use the matrix alone.
-        logger.warning(
-            "spikes of %s, calibration: the times stay as they were: %s", clip.name, e.what
-        )
-        without_times = {"time_offset_planes": 0.0, "exposure_share": 1.0}
-        own = spikes.changed(calibration.model_copy(update=without_times))
-        exposures = _exposures(clip, own)
-    return dataclasses.replace(clip, spikes=own, exposures=exposures)
 
 
 # ---- What is kept for later starts -------------------------------------------------------------
 
 
-def _keep(found: Found, place: Path | None) -> None:
-    """Write a result to its file, if it has one.
+def _file_for_result(clip: Clip, files: Any) -> Path | None:
+    """Return the file for the result of a clip. Its name changes with all that decides the result.
 
-    An existing file is never overwritten: it could not be read (see `_kept`), so it may not be
-    ours.
-    """
-    if place is None or place.exists():
-        return
-    text = json.dumps(dataclasses.asdict(found), default=np.ndarray.tolist)
-    try:
-        write_whole(place, text.encode())
-    except DataError as e:
-        logger.info("the calibration cannot be kept: %s", e)
-
-
-def _kept(clip: Clip, files: Any) -> tuple[Found | None, Path | None]:
-    """Return what an earlier run found in a clip, and the file for it.
-
-    The result is None if there is none. The file is None if nothing is kept in this run, or if the
-    files of the clip have no time of change by which a change could be noticed.
+    Returns None if nothing is kept in this run, or if the files of the clip have no time of change
+    by which a change could be noticed.
     """
     if not RUN.kept:
-        return None, None
+        return None
     spikes = clip.spikes
     compared = _compared(clip)
     # The files that are compared. With a clip cache, also its files, because the original files
@@ -223,22 +231,43 @@ def _kept(clip: Clip, files: Any) -> tuple[Found | None, Path | None]:
     if cache:
         for kind in ("lq", "spike"):
             names.append(str(Path(cache, clip.name, f"{kind}.u8")))
-    stamps = [stamp(name) for name in dict.fromkeys(names)]
+    stamps = [stamp(name) for name in dict.fromkeys(names)]  # each name once, in this order
     # A stamp is (size, time of change), or (0, 0) for a file that is not on this machine. Without
     # any file here, a changed clip could not be told from the same clip.
     has_stamp = any(any(each) for each in stamps)
     if not has_stamp:
-        return None, None
+        return None
 
-    # Everything that decides the result. The repr of these values is part of the name of the file:
-    # if it changes, results of earlier runs are not found again.
+    # The repr of these values is part of the name of the file: if the repr changes, results of
+    # earlier runs are not found again.
     how = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
     key = hashlib.sha256(repr((FORMAT, names, stamps, how)).encode()).hexdigest()[:16]
-    place = RUN.kept / f"calibration_{key}.json"
+    return RUN.kept / f"calibration_{key}.json"
+
+
+def _read_result(path: Path | None) -> Found | None:
+    """Return the result that an earlier run wrote to a file, or None if there is none."""
+    if path is None:
+        return None
     try:
-        table = json.loads(place.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8"))
         matrix = np.array(table["matrix"], float)
-        return Found(**table | {"matrix": matrix}), place
+        return Found(**table | {"matrix": matrix})
     except (OSError, ValueError, KeyError, TypeError):
         # The clip was never fitted, or the file is not one of ours.
-        return None, place
+        return None
+
+
+def _write_result(found: Found, path: Path | None) -> None:
+    """Write a result to its file, if it has one.
+
+    An existing file is never overwritten: `_read_result` could not read it, so it may not be ours.
+    """
+    if path is None or path.exists():
+        return
+    text = json.dumps(dataclasses.asdict(found), default=np.ndarray.tolist)
+    try:
+        write_whole(path, text.encode())
+    except DataError as e:
+        # A full disk costs only the time of the next fit, so the run goes on.
+        logger.info("the calibration cannot be kept: %s", e)
