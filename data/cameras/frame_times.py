@@ -14,7 +14,7 @@ not rise". data/cameras/spike_info.py then refuses the clip and asks the user.
 
 What must stay: the planes of each frame, for clips that are accepted today, because these planes
 decide the samples of a run. What may change: the words of a `doubt`, which no program reads. But
-tests and docs/data_format.md quote some of the words.
+the tests quote some of the words.
 
 Tests: tests/parts/data/test_frame_times.py
 """

@@ -66,16 +66,16 @@ class ArrayFile:
         Returns (count, h, w), in C order.
         Raises OSError, ValueError, and what zipfile and zlib raise for a damaged file.
         """
-        whole = self._kept()
+        whole = self._whole_array()
         if whole is not None:
             return np.array(whole[first : first + count, rows, columns], order="C")
-        # The size of the crop. A range is cut by a slice as NumPy cuts an array, so rows 0:64 give
-        # a range of length 64, or shorter if the plane has fewer rows.
+        # The size of the crop. Python cuts a range with a slice as NumPy cuts an array. So the rows
+        # 0:64 of a plane of 40 rows are 40 rows.
         _, plane_height, plane_width = self.shape
         height = len(range(plane_height)[rows])
         width = len(range(plane_width)[columns])
         planes = np.empty((count, height, width), self.dtype)
-        done = 0
+        done = 0  # number of planes that are read already
         for part in self.parts(first, count):
             planes[done : done + len(part)] = part[:, rows, columns]
             done += len(part)
@@ -86,7 +86,7 @@ class ArrayFile:
 
         Raises as `read`.
         """
-        whole = self._kept()
+        whole = self._whole_array()
         if whole is not None:
             end = first + count
             for begin in range(first, end, PART):
@@ -103,7 +103,7 @@ class ArrayFile:
                     raise ValueError("the array is cut short")
                 yield np.frombuffer(data, self.dtype).reshape(planes, height, width)
 
-    def _kept(self) -> np.ndarray | None:
+    def _whole_array(self) -> np.ndarray | None:
         """Return the whole array, mapped or in memory, or None if the array is too large to keep.
 
         Raises ValueError if the array is too large to keep, and its planes cannot be read one by
@@ -155,7 +155,23 @@ def find_array(path: Path, name: str) -> ArrayFile:
         with open(path, "rb") as file:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)
 
-    arrays = {}  # name -> array
+    arrays = _arrays_of_zip(path, name)
+    # The array of the expected name is taken, whatever its shape: the caller checks the shape.
+    if name in arrays:
+        return arrays[name]
+    with_three_axes = [array for array in arrays.values() if len(array.shape) == 3]
+    if len(with_three_axes) != 1:
+        seen = ", ".join(f"{key} {array.shape} {array.dtype}" for key, array in arrays.items())
+        raise ValueError(f"it holds {seen or 'no array'}")
+    return with_three_axes[0]
+
+
+def _arrays_of_zip(path: Path, name: str) -> dict[str, ArrayFile]:
+    """Return the arrays of a .npz, name -> array: only the array `name` if it is there, else all.
+
+    Raises ValueError if there are too many arrays, or if an array is compressed in another way.
+    """
+    arrays = {}
     with zipfile.ZipFile(path) as archive:
         infos = {info.filename: info for info in archive.infolist()}
         # Each array is a file of the archive, such as "spk.npy". If the expected array is there,
@@ -172,15 +188,7 @@ def find_array(path: Path, name: str) -> ArrayFile:
                 head = file.read(HEAD_BYTES)
             array_name = file_name.removesuffix(".npy")
             arrays[array_name] = _array_in(path, head, info.file_size, array_name)
-
-    # The array of the expected name is taken, whatever its shape: the caller checks the shape.
-    if name in arrays:
-        return arrays[name]
-    with_three_axes = [array for array in arrays.values() if len(array.shape) == 3]
-    if len(with_three_axes) != 1:
-        seen = ", ".join(f"{key} {array.shape} {array.dtype}" for key, array in arrays.items())
-        raise ValueError(f"it holds {seen or 'no array'}")
-    return with_three_axes[0]
+    return arrays
 
 
 def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> ArrayFile:

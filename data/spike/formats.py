@@ -12,16 +12,16 @@ Packed planes have no header. The public readers of SpikeCV, S-SDM and Spike-Zoo
     * Within a plane, the pixels follow in raster order, rows without padding, rows bottom first.
     * Pixel p is bit p % 8 (least significant first) of byte p // 8.
 
-The size of a plane is not in the file, so every reader needs a `SpikeGeometry`. A plane of
+The size of a plane is not in the file, so whoever reads one gives a `SpikeGeometry`. A plane of
 250 x 400 pixels has 12,500 bytes.
 
     file = open_spikes("000001.dat", SpikeGeometry(250, 400))
     file.planes                                  # T
     spikes = file.read(first=10, count=21)       # (21, 250, 400) uint8
 
-A reader reads only the bytes that it needs. A .npz is compressed, so all bytes before these are
-read too. When a file is opened, its content is checked: text, images, archives and the lines of an
-SPS100 sensor are refused, because as packed planes they would be noise.
+Only the bytes of the wanted planes are read. A .npz is compressed, so all bytes before these bytes
+are read too. When a file is opened, its content is checked: text, images, archives and the lines of
+an SPS100 sensor are refused, because as packed planes they would be noise.
 
 What must stay: published files are readable, and every value of `SpikeGeometry` keeps its meaning.
 What may change: how the bytes of a crop are found and unpacked.
@@ -57,7 +57,7 @@ NPZ_KEY = "spk"
 PathLike = str | os.PathLike[str]
 
 # Geometries of published data, most common first: (height, width, head columns). If a file does not
-# fit the geometry of the user, the error names those that fit.
+# fit the geometry of the user, the error names the geometries of this list that fit.
 KNOWN_GEOMETRIES = (
     (250, 400, 0), (360, 640, 0), (250, 400, 16), (180, 320, 0), (384, 384, 0), (256, 256, 0),
     (1000, 1000, 0),
@@ -352,19 +352,25 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
             return packed_planes(_map_bytes(path), path, geometry, remainder)
         # Only the header of the array is read here.
         array = find_array(Path(path), NPZ_KEY)
-    has_type_of_spikes = array.dtype in (np.uint8, np.bool_)
-    if not has_type_of_spikes or not _has_shape(array.shape, geometry):
-        do = "correct the spike height and width, or save it in this form"
-        if not has_type_of_spikes:
-            do = "save it as (array > 0).astype(numpy.uint8)"
-        raise SpikeFileError(
-            what=f"an array of shape {array.shape}, {array.dtype}",
-            where=str(path),
-            expected=f"(planes >= 1, {geometry.height}, {geometry.width}), uint8 or bool, "
-            "values 0 and 1",
-            do=do,
-        )
+    _check_array(array, path, geometry)
     return SpikeFile(str(path), geometry, planes=array.shape[0], packed=None, array=array)
+
+
+def _check_array(array: ArrayFile, path: PathLike, geometry: SpikeGeometry) -> None:
+    """Raise SpikeFileError for an array of another type or shape than spikes have."""
+    has_type_of_spikes = array.dtype in (np.uint8, np.bool_)
+    if has_type_of_spikes and _has_shape(array.shape, geometry):
+        return
+    do = "correct the spike height and width, or save it in this form"
+    if not has_type_of_spikes:
+        do = "save it as (array > 0).astype(numpy.uint8)"
+    raise SpikeFileError(
+        what=f"an array of shape {array.shape}, {array.dtype}",
+        where=str(path),
+        expected=f"(planes >= 1, {geometry.height}, {geometry.width}), uint8 or bool, "
+        "values 0 and 1",
+        do=do,
+    )
 
 
 def _has_shape(shape: tuple[int, ...], geometry: SpikeGeometry) -> bool:
@@ -385,7 +391,7 @@ def _map_bytes(path: PathLike) -> np.ndarray:
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        # The length 0 stands for the whole file.
+        # The length 0 maps the whole file.
         mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         return np.frombuffer(mapped, np.uint8)
     except ValueError:
@@ -507,14 +513,7 @@ def write_spikes(
         with open(temporary, "x+b") as file:
             suffix = path.suffix.lower()
             if suffix == ".npz":
-                # savez_compressed needs a whole array, which may not fit into memory. So the parts
-                # are first written to a file without a name, which is then mapped as an array.
-                with tempfile.TemporaryFile(dir=path.parent) as array_file:
-                    start, shape = _write_array(array_file, parts, geometry)
-                    array_file.flush()
-                    array = np.memmap(array_file, np.uint8, "r", start, shape)
-                    arrays: dict[str, Any] = {NPZ_KEY: array}
-                    np.savez_compressed(file, **arrays)
+                _write_zip(file, parts, geometry, folder=path.parent)
             elif suffix == ".npy":
                 _write_array(file, parts, geometry)
             else:
@@ -525,6 +524,24 @@ def write_spikes(
         # Also after Ctrl-C: leave no half-written file.
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _write_zip(
+    file: IO[bytes], parts: Iterable[np.ndarray], geometry: SpikeGeometry, folder: Path
+) -> None:
+    """Write parts (t, H, W) as the one array of a .npz.
+
+    folder: where a temporary file may be written, as large as the array.
+
+    savez_compressed needs a whole array, which may not fit into memory. So the parts are first
+    written to a file without a name, which is then mapped as an array.
+    """
+    with tempfile.TemporaryFile(dir=folder) as array_file:
+        start, shape = _write_array(array_file, parts, geometry)
+        array_file.flush()
+        array = np.memmap(array_file, np.uint8, "r", start, shape)
+        arrays: dict[str, Any] = {NPZ_KEY: array}
+        np.savez_compressed(file, **arrays)
 
 
 def _write_array(
@@ -590,13 +607,7 @@ def refuse_header(head: bytes, path: PathLike) -> None:
 
     head: the first HEAD_BYTES bytes of the file. Packed planes have no header.
     """
-    seen = ""
-    for mark, kind in MARKS.items():
-        if re.match(mark, head, re.DOTALL):
-            seen = kind
-            break
-    if not seen and _is_text(head):
-        seen = "text"
+    seen = _content_of(head)
     if not seen:
         return
     do = "give it its own suffix (.npy, .npz), restore the file, or cut off its header"
@@ -608,6 +619,14 @@ def refuse_header(head: bytes, path: PathLike) -> None:
         expected="packed planes, which have no header",
         do=do,
     )
+
+
+def _content_of(head: bytes) -> str:
+    """Return what the first bytes of a file show, e.g. "a PNG image"; "" for packed planes."""
+    for mark, kind in MARKS.items():
+        if re.match(mark, head, re.DOTALL):
+            return kind
+    return "text" if _is_text(head) else ""
 
 
 def _is_text(head: bytes) -> bool:
@@ -637,22 +656,30 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
     content = f"no plane of {shape}"
     if planes:
         content = f"{planes} planes of {shape} and {bytes_left} bytes more"
-    # As advice: the published cameras whose planes would fit this size.
-    fitting = []
-    for height, width, head_columns in KNOWN_GEOMETRIES:
-        bits_of_plane = height * (width + head_columns)
-        planes_of_camera, bits_left = divmod(8 * size, bits_of_plane)
-        if size and bits_left == 0:
-            columns = f" + {head_columns} head columns" if head_columns else ""
-            fitting.append(f"{height} x {width}{columns} ({planes_of_camera} planes)")
-    fits = ", ".join(fitting) or "none"
     raise SpikeFileError(
         what=f"spike file of {size} bytes holds {content}",
         where=str(path),
         expected=f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this "
-        f"size: {fits}",
+        f"size: {_known_geometries_of(size)}",
         do="copy the file again, or correct the spike height and width",
     )
+
+
+def _known_geometries_of(size: int) -> str:
+    """Return the published cameras whose planes fill a file of `size` bytes, for a message.
+
+    E.g. "250 x 400 (8 planes), 250 x 400 + 16 head columns (...)", or "none".
+    """
+    if size == 0:
+        return "none"
+    fitting = []
+    for height, width, head_columns in KNOWN_GEOMETRIES:
+        bits_of_plane = height * (width + head_columns)
+        planes_of_camera, bits_left = divmod(8 * size, bits_of_plane)
+        if bits_left == 0:
+            columns = f" + {head_columns} head columns" if head_columns else ""
+            fitting.append(f"{height} x {width}{columns} ({planes_of_camera} planes)")
+    return ", ".join(fitting) or "none"
 
 
 def _refuse_missing_words(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
@@ -724,8 +751,9 @@ def _sps100_start(data: np.ndarray) -> int | None:
         planes = (len(data) - first) // plane_bytes
         if not planes:
             continue
-        # The word at the start of the last plane must be line 500, channel 0: 500 << 4 = 0x1F40,
-        # low byte first. The mask removes the 4 bits of pixels.
+        # The last plane must start in the same way. Its first half-line must have line 500 and
+        # channel 0. As a number of 16 bits this is 500 << 4 = 0x1F40, stored as 0x40, 0x1F. The
+        # mask sets the 4 bits of pixels to 0.
         start_of_last = first + (planes - 1) * plane_bytes
         end_of_half_line = start_of_last + half_bytes
         word = data[end_of_half_line - 2 : end_of_half_line] & [0xF0, 0xFF]
@@ -764,21 +792,34 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
         rows = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)  # (T, h, bits)
         left = crop.left % 8
     else:
-        # Lines do not end on a byte: unpack the whole lines of the crop, then take the columns.
-        first_bit = row * line_bits
-        end_bit = end_row * line_bits
-        first_byte = first_bit // 8
-        end_byte = _bytes_of(end_bit)
-        window = np.ascontiguousarray(packed[:, first_byte:end_byte])
-        bits = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)  # (T, bits)
-        # Drop the bits of other lines in the first and in the last byte.
-        bits = bits[:, first_bit % 8 :]
-        bits = bits[:, : end_bit - first_bit]
-        rows = bits.reshape(planes, crop.height, line_bits)  # (T, h, line_bits)
+        rows = _unpack_lines(packed, geometry, row, end_row)  # (T, h, line_bits)
         left = crop.left
     if geometry.flipud:
         rows = rows[:, ::-1]
     return rows[:, :, left : left + crop.width]
+
+
+def _unpack_lines(
+    packed: np.ndarray, geometry: SpikeGeometry, row: int, end_row: int
+) -> np.ndarray:
+    """Unpack the stored lines row ... end_row - 1 of planes whose lines do not end on a byte.
+
+    packed: (T, plane_bytes) uint8. Returns (T, lines, bits of a line) uint8.
+
+    E.g. lines of 12 bits: line 1 has the bits 12 ... 23 of a plane, which are in the bytes 1 and 2.
+    The first 4 bits of byte 1 belong to line 0, so they are dropped.
+    """
+    line_bits = geometry.line_width
+    first_bit = row * line_bits
+    end_bit = end_row * line_bits
+    first_byte = first_bit // 8
+    end_byte = _bytes_of(end_bit)
+    window = np.ascontiguousarray(packed[:, first_byte:end_byte])
+    bits = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)  # (T, bits)
+    # Drop the bits of other lines in the first and in the last byte.
+    bits = bits[:, first_bit % 8 :]
+    bits = bits[:, : end_bit - first_bit]
+    return bits.reshape(len(packed), end_row - row, line_bits)
 
 
 def _bytes_of(bits: int) -> int:
