@@ -20,8 +20,8 @@ not fit.
 What must stay: the keys and meanings of dataset.json, because published data sets have such files.
 The `repr` of `DatasetInfo` and of `Timing` is part of digests by which a run recognises its data.
 So a new field of these two classes must leave the repr as it was while the field has its default.
-What may change: all functions whose names begin with _, except for the words of the errors that
-docs/data_format.md and tests quote.
+What may change: all functions whose names begin with _, except for the words of the errors, which
+the tests quote.
 
 Tests: tests/parts/data/test_spike_info.py, tests/parts/data/test_data_json.py (dataset.json),
 tests/parts/data/test_frame_times.py (the planes of each frame)
