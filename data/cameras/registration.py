@@ -447,6 +447,12 @@ class Pair:
         np.cumsum(stream, axis=0, dtype=sum_type, out=self.sums[1:])
         self._mend_pixels()
 
+    def has_room(self) -> bool:
+        """Return whether the stream has enough planes around the exposure to fit its times."""
+        planes_of_stream = len(self.sums) - 1
+        after = planes_of_stream - self.before - self.count
+        return min(self.before, after) >= LEAST_REACH
+
     def _mend_pixels(self) -> None:
         """Replace pixels that always or never fire by the median of their neighbours.
 
@@ -678,13 +684,8 @@ class State:
         to_unit = [[1, 0, -center_x], [0, 1, -center_y], [0, 0, self.half_side]]
         self.to_unit = np.array(to_unit) / self.half_side
 
-        # Times are fitted only if an exposure has planes before and after it.
-        self.has_room = False
-        for pair in pairs:
-            planes_of_stream = len(pair.sums) - 1
-            after = planes_of_stream - pair.before - self.planes
-            if min(pair.before, after) >= LEAST_REACH:
-                self.has_room = True
+        # Whether the times are fitted. Without room they keep their nominal values.
+        self.has_room = any(pair.has_room() for pair in pairs)
 
         # Results beside the estimate, see `Found`. No round has run yet, so no error is known.
         self.matrix_error = np.inf
@@ -1217,8 +1218,9 @@ DEVIATION_OF_MEDIAN = 1.4826
 def _explain(views: Sequence[Details]) -> Explanation:
     """Find the coefficients a (5,) of the features with which the frames explain the spikes best.
 
-    This is solved twice. The first time all weights w are 1. The second time, pixels with large
-    residuals have smaller weights (Huber).
+    Every round calls this first, and computes its step with the residuals and weights of the
+    result. The equations are solved twice. The first time all weights w are 1. The second time,
+    pixels with large residuals have smaller weights (Huber).
     """
     # The compared pixels of each view.
     features = []  # F (n, 5) of each view
@@ -1315,6 +1317,8 @@ LEAST_OF_TWO_DIRECTIONS = 1e-4
 
 def _usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     """Select the parts with enough pixels, and with texture in two directions.
+
+    `State._step_from_parts` calls this and the functions below.
 
     H: (t, 2, 2), the structure tensor of each of t parts: sums of the products of the gradients
     right and down.

@@ -171,21 +171,17 @@ class DatSpikes:
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
-        # The form of a plane. Rows are stored bottom first, except in files of an SPS100.
+        # Rows are stored bottom first, except in files of an SPS100.
         stored_bottom_first = layout == "raster"
-        try:
-            geometry = SpikeGeometry(
-                height=_agreed_value("h", h, info),
-                width=_agreed_value("w", w, info),
-                flipud=_agreed_value("flip", flip, info, default=stored_bottom_first),
-                head_columns=head_columns,
-                bit_order=bit_order,
-                layout=layout,
-            )
-        except SpikeFileError as e:
-            where = "spike.h, spike.w, spike.head_columns"
-            raise OptionError(e.what, where, e.expected, "correct them") from e
-        _refuse_exposure_beside_window(exposure, first, count)
+        geometry = _geometry(
+            height=_agreed_value("h", h, info),
+            width=_agreed_value("w", w, info),
+            flipud=_agreed_value("flip", flip, info, default=stored_bottom_first),
+            head_columns=head_columns,
+            bit_order=bit_order,
+            layout=layout,
+        )
+        _refuse_exposure_with_window(exposure, first, count)
 
         # The representation, and the keys that have no effect with its options.
         options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
@@ -223,13 +219,7 @@ class DatSpikes:
             is_rate_known="rate" in ignored or is_rate_given,
             is_stretched=False,
         )
-        # The calibration. With "auto" it comes later, through `changed`. With "recorded" a clip
-        # without a calibration in dataset.json is taken as aligned.
-        if calibration == "recorded":
-            if info.calibration:
-                self._calibrate(load_calibration(info.path, info.calibration), info.path)
-        elif calibration not in (None, "auto"):
-            self._calibrate(load_calibration(calibration), calibration)
+        self._calibrate_as_asked(calibration)
 
         # Key -> whether the section sets the key to another value than its default.
         is_set = {
@@ -248,6 +238,20 @@ class DatSpikes:
         safe as long as nobody else has the object.
         """
         vars(self).update(values)
+
+    def _calibrate_as_asked(self, option: str | None) -> None:
+        """Calibrate a new object as the key `calibration` says. Raises DataError.
+
+        With "auto" the calibration comes later: data/cameras/self_calibration.py calls `changed`.
+        """
+        if option is None or option == "auto":
+            return
+        if option != "recorded":
+            self._calibrate(load_calibration(option), option)
+        elif self.info.calibration:
+            path = self.info.path
+            self._calibrate(load_calibration(path, self.info.calibration), path)
+        # "recorded", and dataset.json has no calibration: the clip is taken as aligned.
 
     def _calibrate(self, calibration: Calibration, path: str) -> None:
         """Set the fields of a new object that follow from a calibration.
@@ -695,7 +699,7 @@ def user_spikes(
 def _warn_if_taken_as_aligned(source: DatSpikes, trained: dict[str, Any] | None, clip: str) -> None:
     """Warn if the user's spikes have no calibration, but the spikes of the training had one.
 
-    The arguments are those of `user_spikes`. source: how the spikes are read.
+    source: how the spikes are read. trained, clip: see `user_spikes`.
     """
     is_calibrated = source.calibration or source.is_auto
     if trained is None or is_calibrated:
@@ -727,6 +731,18 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
         ) from e
 
 
+def _geometry(**fields: Any) -> SpikeGeometry:
+    """Return the form of a plane. Raises OptionError for wrong sizes.
+
+    fields: fields of `SpikeGeometry`. Its own error names no options, so it is replaced.
+    """
+    try:
+        return SpikeGeometry(**fields)
+    except SpikeFileError as e:
+        where = "spike.h, spike.w, spike.head_columns"
+        raise OptionError(e.what, where, e.expected, "correct them") from e
+
+
 def _agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) -> Any:
     """Return the value of a key: the option, else the value of dataset.json, else the default.
 
@@ -755,7 +771,7 @@ def _agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None)
 # ---- Refusals --------------------------------------------------------------------------------
 
 
-def _refuse_exposure_beside_window(exposure: Any, first: Any, count: int | None) -> None:
+def _refuse_exposure_with_window(exposure: Any, first: Any, count: int | None) -> None:
     """Raise OptionError if the planes of a frame are given in two ways.
 
     exposure, first, count: keys of the section spike. The defaults are null, 0 and null.

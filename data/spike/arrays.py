@@ -144,7 +144,8 @@ class ArrayFile:
 def find_array(path: Path, name: str) -> ArrayFile:
     """Return the array of a .npy or of a .npz, without reading its values.
 
-    From a .npz, the array called `name` is taken, else the only array of three axes.
+    From a .npz, the array called `name` is taken. If there is none, the only array of three axes is
+    taken.
 
     The header is at the beginning of a .npy, or of each array in a .npz. Only this part is read.
     Raises OSError, ValueError, and what zipfile and zlib raise for a damaged file.

@@ -124,7 +124,7 @@ class SpikeGeometry:
     """The size and storage of packed planes, which the file does not contain.
 
     height, width: pixels of a plane.
-    flipud: whether rows are stored bottom first, as in all known files except those of the SPS100.
+    flipud: whether rows are stored bottom first, as in all known files except files of an SPS100.
     head_columns: columns without image at the end of each sensor line. A line of 416 columns has
     400 columns of image and 16 head columns. They are dropped when reading and written as zeros.
     bit_order: the first pixel of a byte is its least significant bit ("little", as in all known
@@ -734,32 +734,46 @@ def _sps100_start(data: np.ndarray) -> int | None:
         one_plane = data[shift : shift + plane_bytes]
         if len(one_plane) < plane_bytes:
             return None
-        # The lines and channels (2000,) of the half-lines, if half-lines began at this shift.
         half_lines = one_plane.reshape(halves_of_plane, half_bytes)
-        last_two_bytes = half_lines[:, -2:].copy()  # (2000, 2)
-        words = last_two_bytes.view("<u2")[:, 0]  # (2000,), 16 bits each
-        line = (words >> 4) & 0x3FF  # 10 bits
-        channel = words >> 14
-        is_line = (line >= 1) & (line <= SPS100_LINES)
-        is_first_of_plane = (line == SPS100_LINES) & (channel == 0)
-        starts = np.flatnonzero(is_first_of_plane)
-        # Every half-line needs a possible number, and 2000 half-lines contain one start of a plane.
-        if not is_line.all() or len(starts) != 1:
+        half_line = _start_among_half_lines(half_lines)
+        if half_line is None:
             continue
-
-        first = shift + half_bytes * int(starts[0])
+        first = shift + half_bytes * half_line
         planes = (len(data) - first) // plane_bytes
         if not planes:
             continue
-        # The last plane must start in the same way. Its first half-line must have line 500 and
-        # channel 0. As a number of 16 bits this is 500 << 4 = 0x1F40, stored as 0x40, 0x1F. The
-        # mask sets the 4 bits of pixels to 0.
         start_of_last = first + (planes - 1) * plane_bytes
-        end_of_half_line = start_of_last + half_bytes
-        word = data[end_of_half_line - 2 : end_of_half_line] & [0xF0, 0xFF]
-        if np.array_equal(word, [0x40, 0x1F]):
+        if _is_start_of_plane(data[start_of_last : start_of_last + half_bytes]):
             return first
     return None
+
+
+def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
+    """Return which of 2000 half-lines starts a plane of an SPS100, or None if they have no words.
+
+    half_lines: (2000, 64) uint8. `_sps100_start` explains their words. Every half-line needs a
+    possible number of a line, and 2000 half-lines contain exactly one start of a plane.
+    """
+    last_two_bytes = half_lines[:, -2:].copy()  # (2000, 2)
+    words = last_two_bytes.view("<u2")[:, 0]  # (2000,), 16 bits each
+    line = (words >> 4) & 0x3FF  # 10 bits
+    channel = words >> 14
+    is_line = (line >= 1) & (line <= SPS100_LINES)
+    is_first_of_plane = (line == SPS100_LINES) & (channel == 0)
+    starts = np.flatnonzero(is_first_of_plane)
+    if not is_line.all() or len(starts) != 1:
+        return None
+    return int(starts[0])
+
+
+def _is_start_of_plane(half_line: np.ndarray) -> bool:
+    """Return whether a half-line (64,) uint8 of an SPS100 has line 500 and channel 0.
+
+    As a number of 16 bits this is 500 << 4 = 0x1F40, stored as 0x40, 0x1F. The mask sets the 4 bits
+    of pixels to 0.
+    """
+    word = half_line[-2:] & [0xF0, 0xFF]
+    return np.array_equal(word, [0x40, 0x1F])
 
 
 def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:

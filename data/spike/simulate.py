@@ -463,24 +463,38 @@ def change_threshold(
         if dark:
             light += np.float32(dark)
 
-        # `plane` is a view, so each plane of `light` is replaced by the whole thresholds in the
+        # `plane` is a view, so this replaces each plane of `light` by the whole thresholds in the
         # charge, 0, 1, 2, ... The pixel fires where they are 1 or more.
         for plane, is_darker in zip(light, has_decreased, strict=True):
-            if may_reach_two:
-                # A <- A mod 1. The charge is below 2 here, so 1 is subtracted where it is 1 or
-                # more: True counts as 1.
-                charge -= is_darker & (charge >= one)
-            charge += plane
-            whole_thresholds = np.floor(charge, out=plane)
-            spent = whole_thresholds
-            if may_reach_two:
-                # Of 0, 1, 2, 3, ... whole thresholds, 0, 1, 1, 2, ... are spent: one for the spike,
-                # and what is lost. At most one remains: a charge of 3.4 becomes 1.4.
-                for_spike = np.minimum(whole_thresholds, one)
-                spent = np.maximum(for_spike, whole_thresholds - one)
-            charge -= spent
+            _collect(charge, plane, is_darker, may_reach_two)
         np.greater_equal(light, one, out=out[:, block].view(bool))
     return out
+
+
+def _collect(
+    charge: np.ndarray, plane: np.ndarray, is_darker: np.ndarray, may_reach_two: bool
+) -> None:
+    """Add the light of one plane to the charge, and spend the charge of its spikes. All (h, w).
+
+    charge: changed in place.
+    plane: the light of the plane, replaced in place by the whole thresholds in the charge.
+    is_darker: bool, where the light has decreased, see `change_threshold`.
+    may_reach_two: whether the charge may become 2 or more.
+    """
+    one = np.float32(1.0)
+    if may_reach_two:
+        # A <- A mod 1 where it is darker. The charge is below 2 here, so 1 is subtracted where the
+        # charge is 1 or more: True counts as 1.
+        charge -= is_darker & (charge >= one)
+    charge += plane
+    whole_thresholds = np.floor(charge, out=plane)
+    spent = whole_thresholds
+    if may_reach_two:
+        # Of 0, 1, 2, 3, ... whole thresholds, 0, 1, 1, 2, ... are spent: one for the spike, and
+        # what is lost. At most one remains: a charge of 3.4 becomes 1.4.
+        for_spike = np.minimum(whole_thresholds, one)
+        spent = np.maximum(for_spike, whole_thresholds - one)
+    charge -= spent
 
 
 def _has_decreased(light: np.ndarray) -> np.ndarray:
@@ -502,8 +516,8 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
 
 # ---- What a sensor integrated ------------------------------------------------------------------
 
-# One fit is clearly better if its error is at most this fraction of the other error. If the errors
-# are nearer to each other, noise and motion may have decided.
+# The better fit is clearly better if its error is below this fraction of the error of the worse
+# fit. If the errors are nearer to each other, noise and motion may have decided.
 CLEAR_RATIO = 0.8
 
 
