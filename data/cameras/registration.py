@@ -876,14 +876,17 @@ class State:
         equations = self._normal_equations(views, explanation)
         H = equations.H
         g = equations.g
-        # Neighbours share their noise, so H counts each independent pixel several times.
+        # H counts every pixel as if it had noise of its own, but neighbours share their noise. So
+        # the priors are weighed against the noise of all pixels that share it.
         mean_square = _mean_square(explanation.residuals, explanation.weights)
         noise = mean_square * _correlated_pixels(sigma, views[0].every)
-        P, p = self._priors(H, noise)
+        P, p = self._priors(H, noise)  # (k,) each. P is the diagonal of the matrix P
 
         # step = -(H + P)^-1 (g + P p). A is H + P, with a little more on the diagonal, so that it
         # can be solved even without texture.
-        A = H + np.diag(P + 1e-7 * np.diag(H) + 1e-12)
+        diagonal_of_H = np.diag(H)
+        added_to_diagonal = P + 1e-7 * diagonal_of_H + 1e-12
+        A = H + np.diag(added_to_diagonal)
         step = -np.linalg.solve(A, g + P * p)
 
         change = self._change_matrix(step[:MATRIX_CHANGES])
@@ -894,7 +897,10 @@ class State:
         return np.concatenate((change, step[TIME_COLUMNS]))
 
     def _normal_equations(self, views: list[Details], explanation: Explanation) -> NormalEquations:
-        """Sum H = J' W J and g = J' W r over the views."""
+        """Sum H = J' W J and g = J' W r over the views.
+
+        A view with n compared pixels adds its J (n, k), w (n,) and r (n,).
+        """
         number_of_changes = MATRIX_AND_TIMES if self.has_room else MATRIX_CHANGES
         k = number_of_changes + FEATURES
         H = np.zeros((k, k))
@@ -905,13 +911,15 @@ class State:
         of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
         for details, w, r in of_views:
             J = self._jacobian(details, explanation.a, number_of_changes)  # (n, k)
-            WJ = J * w[:, None]
+            WJ = J * w[:, None]  # W J
             H = H + WJ.T @ J
             of_pixels = WJ * r[:, None]  # (n, k): what each pixel adds to g
             g = g + of_pixels.sum(axis=0)
+            # The same sums for each tile alone.
             tiles = self._tiles(details, TILES)  # (n,), the tile of each pixel
             for tile in np.unique(tiles):
-                of_tiles.append(of_pixels[tiles == tile].sum(axis=0))
+                is_in_tile = tiles == tile
+                of_tiles.append(of_pixels[is_in_tile].sum(axis=0))
             if self.has_room:
                 pull = self._pull_of_misfit(details, w, r)
                 g[LENGTH_COLUMN] -= pull
@@ -922,27 +930,32 @@ class State:
     def _pull_of_misfit(self, details: Details, w: np.ndarray, r: np.ndarray) -> float:
         """Return the part of g, of one view, that would only shorten the exposure.
 
-        A longer sum of spikes has larger residuals. A part of them is noise, and a part is misfit:
-        what the frame cannot explain at any length. Least squares would shorten the exposure only
-        to make the misfit smaller. So `_normal_equations` removes this part of g: the squared
-        residuals beyond the noise, divided by the length.
+        The residuals have two parts: noise, and misfit. Misfit is what the frame cannot explain at
+        any length, e.g. an object of another depth. A sum over more planes has more misfit, so
+        least squares would shorten the exposure only to make the misfit smaller.
+        `_normal_equations` removes this part of g.
+
+        The misfit is in proportion to the length L, so its square is c L^2. g is half of the
+        derivative of the squares, c L, which is the square of the misfit divided by L.
         """
         mean_weight = float(w.mean())
-        square = (w * r**2).sum()
-        beyond_noise = max(0.0, square - mean_weight * details.noise.of_sums)
-        return beyond_noise / self.length
+        square_of_noise = mean_weight * details.noise.of_sums
+        square_of_residuals = (w * r**2).sum()
+        square_of_misfit = max(0.0, square_of_residuals - square_of_noise)
+        return square_of_misfit / self.length
 
     def _noise_of_times(self, details: Details, w: np.ndarray) -> np.ndarray:
         """Return the part of the diagonal of J' W J that is noise: of middle, length, roll (3,).
 
         The columns of J for the times are made of two rates, see `_columns`. A rate is a sum of
-        spikes over 2 reach planes, divided by 2 reach. So its variance is that of the sum, divided
-        by (2 reach)^2.
+        spikes over 2 reach planes, divided by 2 reach. So the variance of a rate is the variance of
+        the sum, divided by (2 reach)^2.
         """
         mean_weight = float(w.mean())
         rate_noise = mean_weight * details.noise.of_ends / (4 * details.reach**2)
-        # Middle: a difference of two rates has twice the variance of a rate. Length: half of a sum
-        # of two rates has half of it. Roll: its noise is not used, so the 1 has no effect.
+        # Middle: a difference of two rates has twice the variance of one rate. Length: half of a
+        # sum of two rates has half the variance. Roll: its noise is not used, so the 1 has no
+        # effect.
         return rate_noise * np.array((2, 0.5, 1))
 
     def _priors(self, H: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
@@ -996,8 +1009,8 @@ class State:
         down = down * self.half_side / details.every
         right = right * self.half_side / details.every
 
-        # The changes of the matrix. F a has a minus in r. A scale moves the pixel at (x, y) by
-        # (x, y), and a turn moves it by (-y, x).
+        # The changes of the matrix. A move by (dx, dy) changes F a by right dx + down dy, and r by
+        # minus this. A scale moves the pixel at (x, y) by (x, y). A turn moves it by (-y, x).
         x = self._thinned(self.x, details)
         y = self._thinned(self.y, details)
         larger = -(right * x + down * y)
@@ -1040,8 +1053,8 @@ class State:
         total = np.zeros((3, 3))
         for amount, one_change in zip(change, CHANGES[: len(change)], strict=True):
             total = total + amount * one_change
-        # From pixels to coordinates of -1 to 1, change them, back to pixels, and to the frame. A
-        # product of matrices acts from right to left.
+        # The new matrix acts in four steps, and a product of matrices acts from right to left: from
+        # pixels to coordinates of -1 to 1, change these, back to pixels, and to the frame.
         changed = np.eye(3) + total
         self.matrix = self.matrix @ np.linalg.inv(self.to_unit) @ changed @ self.to_unit
         # A homogeneous matrix is the same map with any factor. Keep its last element at 1.
@@ -1085,7 +1098,8 @@ class State:
         # The fraction of H that shows motion. Without motion it may be 0 or below. Then the limit
         # of 1e-3 makes the errors a thousand times larger, so that the times count as unsure.
         signal = np.maximum(without_noise / with_noise, 1e-3)
-        middle_error, length_error = np.sqrt(np.diag(covariance))[middle_and_length] / signal
+        standard_errors = np.sqrt(np.diag(covariance))  # (k,)
+        middle_error, length_error = standard_errors[middle_and_length] / signal
 
         # How much of the misfit really comes from the length is not known. Half of the change that
         # the removed part of g would have made is added to the error. 1e-9: no division by 0.
