@@ -1,28 +1,20 @@
-"""docs/reliability.md from the results of the trials."""
+"""Makes the first table of docs/reliability.md from the results of the trials.
+
+tests/faults/trials.py calls `page` with the results of docs/benchmarks/faults.json. There, each kind
+of trial has its figures, e.g.
+
+    "kills": {"trials": 50, "identical": 50, "gone_s_max": 2.87, "wrong": [], ...}
+
+and `ROWS` has the row for this kind, with the names of these figures in braces. A new kind of trial
+needs a row here, or the page says nothing of it.
+"""
 
 # ruff: noqa: E501 - rows of a table are one line each
 
 from collections.abc import Iterator
 from typing import Any
 
-
-def page(results: dict[str, Any], former: str) -> str:
-    """The page with these results.
-
-    Of the former one its last section stays, a measurement on its own.
-    """
-    return "\n".join(
-        [
-            HEAD,
-            *rows(results),
-            "",
-            *exceptions(results),
-            TAIL,
-            former[former.index("\n## Many ranks") :],
-        ]
-    )
-
-
+# The part of the page before the rows.
 HEAD = """# Reliability
 
 What happens when something goes wrong, and how often it was tried, with gloo on CPUs. Not tried: NCCL, several hosts with a real network, power loss. `make faults` repeats it (an hour on two cores); `docs/benchmarks/faults.json`
@@ -31,21 +23,17 @@ has each trial.
 | fault | tried | result |
 |---|---|---|"""
 
+# The part of the page after the rows.
 TAIL = """T is `watchdog.stall_s`: 5 s in these trials, 300 s by default. "Named": all ranks name the struck rank, its phase and step, with its stack, and none ends with exit code 0. "Identical": weights,
 average, optimizer and position, bit for bit."""
 
+# From this heading on, the page is written by hand and by other programs. This part stays.
+FIRST_HEADING_THAT_STAYS = "\n## Many ranks"
 
-def exceptions(results: dict[str, Any]) -> Iterator[str]:
-    """Every trial that did not end as it should, in its own words."""
-    wrong = [text for result in results.values() for text in result.get("wrong", ())]
-    if wrong:
-        yield "\n".join(
-            ["Trials that did not end as they should:", "", *(f"* {text}" for text in wrong), ""]
-        )
-
-
+# The last two columns of the kinds of trials in which one rank is struck.
 NAMED = "{trials} trials | {right} named; detected after {detected_s_median} s (median), {detected_s_max} s (worst); all processes gone after {gone_s_max} s at worst"
-# Kind of trial -> its row, filled with its results.
+
+# Kind of trial -> its row: fault | tried | result. The rows stand in this order.
 ROWS = {
     "stalls": "a rank stalls, 6 kinds, 2/4/8 ranks | " + NAMED,
     "deaths": "kill -9 or exception, 2/4/8 ranks | " + NAMED,
@@ -64,12 +52,38 @@ ROWS = {
     "agents": "one of two torchrun agents restarts its rank | {trials} trials | {right} went on after one restart",
     "launcher": "{signals} to launch_train.sh, 2/4 ranks | {trials} trials | {right} ended with 75; gone after {gone_s_max} s at worst",
 }
+# Results until 2026-11-23 do not have the names of their signals. They had these two.
+FORMER_SIGNALS = "SIGTERM or SIGUSR1"
+
+
+def page(results: dict[str, Any], former_page: str) -> str:
+    """Return the text of docs/reliability.md.
+
+    results: kind of trial -> its figures. former_page: the present text of the file.
+    """
+    begin_of_rest = former_page.index(FIRST_HEADING_THAT_STAYS)
+    rest = former_page[begin_of_rest:]
+    lines = [HEAD, *rows(results), "", *exceptions(results), TAIL, rest]
+    return "\n".join(lines)
 
 
 def rows(results: dict[str, Any]) -> Iterator[str]:
+    """Yield a row of the table for each kind of trial that has results."""
     for kind, row in ROWS.items():
-        if found := results.get(kind):
-            more = {"signals": "SIGTERM or SIGUSR1"} | found  # of results until 2026-11-23
-            if kind == "overhead":
-                more["percent"] = 100 * found["share_of_100_ms_step"]
-            yield f"| {row.format(**more)} |"
+        if kind not in results:
+            continue
+        figures = dict(results[kind])
+        figures.setdefault("signals", FORMER_SIGNALS)
+        if kind == "overhead":
+            figures["percent"] = 100 * figures["share_of_100_ms_step"]
+        yield f"| {row.format(**figures)} |"
+
+
+def exceptions(results: dict[str, Any]) -> Iterator[str]:
+    """Yield a list of all trials that did not end as they should. Yield nothing if there is none."""
+    wrong = []
+    for figures in results.values():
+        wrong += figures.get("wrong", [])
+    if wrong:
+        items = [f"* {text}" for text in wrong]
+        yield "\n".join(["Trials that did not end as they should:", "", *items, ""])
