@@ -81,16 +81,21 @@ NETWORK: dict[str, Any] = {
     "num_heads": [6] * 11,
     "deformable_groups": 16,
 }
-SHALLOW_DEPTHS = [2] * 7 + [1] * 4  # a quarter of the blocks
-CLIP = (6, 3, 192, 192)  # frames, channels, height, width
+# The depths of --shallow: a quarter of the blocks.
+SHALLOW_DEPTHS = [2] * 7 + [1] * 4
+# Frames, channels, height and width of a clip of the recipe.
+CLIP = (6, 3, 192, 192)
 # Arguments of the network in each case, besides NETWORK.
 CASES: dict[str, dict[str, Any]] = {
     "auto, bfloat16": {},
     "auto, bfloat16, checkpointed": {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},
     "plain, bfloat16": {"kernels": "plain"},
 }
-NO_FAKE_GPU = 77  # exit code if this version of torch cannot do it
+# Exit code if this version of torch has no fake tensors on a GPU that does not exist. Test programs
+# use 77 for "skipped".
+NO_FAKE_GPU = 77
 GB = 1e9
+# The types of 16 bits.
 HALF = (torch.bfloat16, torch.float16)
 
 # Within this mode torch makes fake tensors.
@@ -99,7 +104,8 @@ FAKE = FakeTensorMode()
 DEVICE = torch.ops.prim.device.default
 META = torch.device("meta")
 
-# Operations that run no kernel, although their schema does not call them views.
+# Operations that run no kernel, although their schema does not call them views: they allocate
+# memory, or give a tensor another shape.
 FREE = {
     "_unsafe_view",
     "empty",
@@ -126,16 +132,18 @@ class Columns:
     passes: int
 
 
-# Counted in torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. Forward writes the samples
-# and reads them for the product. Backward writes zeros and a product, reads it for the gradients of
-# the input and of the offsets, then writes and reads the samples again for the gradient of the
-# weight.
+# The passes are counted in torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu:
+# Forward, 2: it writes the columns, and reads them for the product with the weight.
+# Backward, 6: it writes zeros and a product, reads the product for the gradient of the input and
+# for the gradient of the offsets, then writes and reads the columns for the gradient of the weight.
 COLUMNS = {
     "torchvision::deform_conv2d": Columns(input_index=0, passes=2),
     "torchvision::_deform_conv2d_backward": Columns(input_index=1, passes=6),
 }
-TAPS = 9  # of a 3 x 3 kernel
-MOST_FRAMES = 32  # torchvision computes at most so many images at once
+# Samples that a convolution of 3 x 3 takes for a pixel.
+TAPS = 9
+# torchvision computes the columns of at most so many images at once.
+MOST_FRAMES = 32
 
 # Calls of attention in the case that runs: "efficient: head 16, 128 tokens, ..." -> their number.
 CHOSEN: collections.Counter[str] = collections.Counter()
@@ -202,6 +210,7 @@ class Counter(TorchDispatchMode):
         self.alive: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Run the operation. Fake tensors only compute shapes.
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
@@ -223,6 +232,7 @@ class Counter(TorchDispatchMode):
         for storage in {tensor.untyped_storage() for tensor in made}:
             self.add_storage(storage)
 
+        # A kernel reads its inputs and writes its results.
         if made and name not in FREE and not is_view(func):
             self.kernels += 1
             self.moved[name] += sum(bytes_of(tensor) for tensor in inputs_of(func, args, kwargs))
@@ -245,6 +255,7 @@ class Counter(TorchDispatchMode):
 
     def add_storage(self, storage: torch.UntypedStorage) -> None:
         """Count the bytes of a storage as alive, until Python deletes it."""
+        # A storage that is alive has an address of its own.
         address = storage._cdata
         if address in self.alive:
             return
@@ -255,6 +266,7 @@ class Counter(TorchDispatchMode):
         weakref.finalize(storage, self.remove_storage, address, size)
 
     def remove_storage(self, address: int, size: int) -> None:
+        """Count the bytes of a storage as free. Python calls this when it deletes the storage."""
         self.alive.discard(address)
         self.now -= size
 
@@ -299,10 +311,13 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     and storage offsets count, as in 2.15.
     """
     enabled = torch.backends.cuda
+    # Every fast kernel needs the channels of a head side by side in memory, one batch and one type.
     for x in (q, k, v):
         if x.stride(-1) != 1 or x.shape[0] != q.shape[0] or x.dtype is not q.dtype:
             return "math"
 
+    # cuDNN: 16 bits, few channels, and no gradient of the mask. A grid of CUDA blocks has at most
+    # 65,535 blocks along an axis: here the batch and the heads.
     head_channels = q.shape[-1]
     is_half = q.dtype in HALF
     has_mask_gradient = mask is not None and mask.requires_grad
@@ -311,11 +326,14 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     if enabled.cudnn_sdp_enabled() and suits_cudnn and not has_mask_gradient:
         return "cudnn"
 
+    # Flash attention: 16 bits, and no mask.
     suits_flash = is_half and mask is None and head_channels <= 256
     if enabled.flash_sdp_enabled() and suits_flash:
         return "flash"
 
-    # Tensor cores read 16 bytes at once (minimum_gemm_alignment).
+    # Memory-efficient attention: tensor cores read 16 bytes at once (minimum_gemm_alignment), e.g.
+    # 8 values of 16 bits. So the channels of a head, and the begin of each tensor, must be
+    # multiples of 8 values.
     values = 16 // q.element_size()
     is_aligned = head_channels % values == 0
     for x in (q, k, v):
@@ -335,6 +353,7 @@ def attention_of_a_gpu(
 
     It stands in for scaled_dot_product_attention, which chooses by the device of this machine.
     """
+    # Autocast gives all inputs 16 bits.
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype("cuda")
         q = q.to(dtype)
@@ -344,6 +363,7 @@ def attention_of_a_gpu(
             attn_mask = attn_mask.to(dtype)
     kind = backend(q, k, v, attn_mask)
 
+    # Count the call, e.g. "efficient: head 16, 128 tokens, gradient, mask none".
     has_gradient = torch.is_grad_enabled() and q.requires_grad
     gradient = "gradient" if has_gradient else "none"
     if attn_mask is None:
@@ -354,6 +374,7 @@ def attention_of_a_gpu(
         mask_kind = "constant"
     CHOSEN[f"{kind}: head {q.shape[3]}, {q.shape[2]} tokens, {gradient}, mask {mask_kind}"] += 1
 
+    # The network must cut larger batches into chunks.
     assert q.shape[0] * q.shape[1] <= MOST_HEADS
     aten = torch.ops.aten
     if kind == "efficient":
@@ -396,7 +417,10 @@ def to_gpu(net: nn.Module) -> None:
 
 @functools.cache
 def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[windows.Chunk, ...]:
-    """Return `window_chunks` on the GPU. The function needs numbers, so it runs on the CPU."""
+    """Return the chunks of `models.vrt.windows.window_chunks` on the GPU.
+
+    The function computes indices. Fake tensors have no numbers, so it runs on the CPU.
+    """
     with unset_fake_temporarily():
         chunks = windows.window_chunks(size, window, shift, torch.device("cpu"), batch, most)
     return moved_to_gpu(chunks)
@@ -443,6 +467,7 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
     # Another storage may get the address of a deleted storage. So no storage is deleted here.
     alive: list[Tensor] = []
 
+    # autograd calls `pack` for each tensor that it keeps, and `unpack` when it needs the tensor.
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         sizes.setdefault(storage._cdata, storage.nbytes())
@@ -469,9 +494,10 @@ def figures_of_step(net: nn.Module, clip: Tensor) -> dict[str, Any]:
     with Counter() as counter:
         with torch.autocast("cuda", torch.bfloat16):
             loss = net(clip).float().square().mean()
-        gc.collect()  # or tensors in reference cycles would count as alive
+        # Tensors in reference cycles would count as alive, although nobody can use them.
+        gc.collect()
         held = counter.now
-        # From here on, the peak is that of the backward pass.
+        # The peak of the forward pass does not count. From here on, the backward pass is measured.
         counter.peak = counter.now
         loss.backward()
     return {
@@ -496,8 +522,9 @@ ALIGNED = (
 def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
     """Return what the backward pass of the alignment needs besides the tensors saved in forward.
 
-    shape: one of ALIGNED. amp: whether the network computes in bfloat16. Returns the counted bytes,
-    and those that `DeformAlign.transient` estimates.
+    shape: an element of ALIGNED. amp: whether the network computes in bfloat16.
+
+    Returns the counted bytes, and the bytes that `DeformAlign.transient` estimates.
     """
     n, d, side, groups, sources = shape
     image_dtype = torch.bfloat16 if amp else torch.float32
@@ -528,15 +555,18 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def hidden_device() -> Generator[None]:
-    """Let autograd run a backward pass of fake tensors without a GPU.
+    """Let autograd run a backward pass of fake tensors without a GPU, within a `with` block.
 
     Autograd asks each tensor for its device, and the device for its streams. A GPU that does not
-    exist has no streams. So autograd is told that the tensors are on "meta". Operations still see
-    "cuda". torch's own autocast does not act here, so CudaAutocast applies its rules.
+    exist has no streams. So autograd is told that the tensors are on "meta", a device of torch
+    without streams. Operations, which also ask for the device, still see "cuda". The block replaces
+    two methods of torch for this. torch's own autocast does not act here, so CudaAutocast applies
+    its rules.
     """
     tensor_dispatch = FakeTensor.__torch_dispatch__
     mode_dispatch = FakeTensorMode.dispatch
-    # How many operations are running, one within another. If some are, they ask for the device.
+    # How many operations are running, one within another. If it is 0, autograd asks for the device.
+    # Otherwise an operation asks.
     depth = 0
 
     def tensor_dispatch_without_device(

@@ -1,12 +1,18 @@
 """VRT in its plainest form: the specification written down, without any optimisation.
 
-Tests compare our network with it, and lab/benchmark.py compares the speed. So nothing here is
+Tests compare our network with this one, and lab/benchmark.py compares the speed. So nothing here is
 clever: attention computes all logits, each window has its mask, frames and directions are Python
-loops, and a convolution of frames is a Conv3d. It has no DropPath, so it fits evaluation, and
-training without drop_path_rate. Weights have the names of models/network_vrt.py.
+loops, and a convolution of frames is a Conv3d. The network has no DropPath, so it fits evaluation,
+and training without drop_path_rate.
 
-Flow, warping and the tables of positions are those of the project; they have reference vectors of
-their own. Shapes: B clips, N frames, C channels, H x W pixels; a window has T tokens.
+The names of the weights must stay: they are the names of models/network_vrt.py, whose weights are
+loaded here. tests/parts/models/test_network_vrt.py compares the output with reference vectors.
+
+Flow, warping and the tables of positions come from the project, because they have reference vectors
+of their own.
+
+Shapes: B clips, N frames (D in a block), C channels, H x W pixels. A window has T tokens. Features
+are (B, C, N, H, W) between the parts, and (B, D, H, W, C) within a block.
 """
 
 import math
@@ -24,7 +30,10 @@ from models.vrt.windows import relative_position_index, sine_positions
 
 
 def partition(x: Tensor, window: tuple[int, ...]) -> Tensor:
-    """Cut features (B, D, H, W, C) into windows (windows, T, C)."""
+    """Cut features (B, D, H, W, C) into windows (windows, T, C).
+
+    window: frames, height and width of a window, whose product is T. They must divide D, H and W.
+    """
     b, d, h, w, c = x.shape
     wd, wh, ww = window
     x = x.view(b, d // wd, wd, h // wh, wh, w // ww, ww, c)
@@ -43,11 +52,16 @@ def unpartition(x: Tensor, window: tuple[int, ...], size: tuple[int, ...]) -> Te
 def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return what is added to the logits of shifted windows: (windows, T, T).
 
-    Features are rolled before they are cut into windows. A window at an edge then holds places from
-    both ends of the features. Such places must not attend to one another: -100 instead of 0.
-    The masks are kept, because the published code keeps them.
+    Features are rolled before they are cut into windows. So a window at an edge holds places from
+    both ends of the features, which must not attend to one another. For a pair of such places the
+    mask has -100, for any other pair 0.
+
+    size: (D, H, W) of the features. shift: by how much they are rolled along each axis.
+
+    The masks are cached, because the published code caches them, and the speed is compared.
     """
-    # Number the regions whose places belong together: up to 3 regions along each axis.
+    # Number the regions whose places belong together. Along an axis with a shift there are three:
+    # the windows before the last one, and the two parts of the last window that were apart.
     cuts = []
     for w, s in zip(window, shift, strict=True):
         if s:
@@ -108,15 +122,19 @@ class Attention(nn.Module):
             self.qkv_mut = nn.Linear(dim, 3 * dim)
 
     def split(self, qkv: Tensor) -> Tensor:
-        """Return q, k and v of each head (3, windows, heads, T, C of a head)."""
+        """Split qkv (windows, T, 3 C): (3, windows, heads, T, C / heads), of q, k and v."""
         n, t, _ = qkv.shape
         return qkv.view(n, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None
     ) -> Tensor:
-        """Return the attention of q to k (windows, T, C)."""
-        logits = (q * self.scale) @ k.transpose(-2, -1)
+        """Return softmax(q k^T / sqrt(C / heads) + bias + mask) v as (windows, T, C).
+
+        q, k, v: (windows, heads, T, C / heads). mask: (windows of a clip, T, T).
+        bias: (heads, T, T).
+        """
+        logits = (q * self.scale) @ k.transpose(-2, -1)  # (windows, heads, T, T)
         if bias is not None:
             logits = logits + bias
         if mask is not None:
@@ -128,7 +146,8 @@ class Attention(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
     def forward(self, u: Tensor, mask: Tensor | None) -> Tensor:
-        """Return attention of windows u (windows, T, C)."""
+        """Return attention within windows u (windows, T, C), in the same shape."""
+        # A window that is smaller than usual has the first T rows and columns of the index.
         t = u.shape[1]
         index = self.relative_position_index[:t, :t]
         bias = self.relative_position_bias_table[index.flatten()].view(t, t, -1).permute(2, 0, 1)
@@ -141,9 +160,13 @@ class Attention(nn.Module):
     def attend_mutually(self, u: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention of each frame of a window to the other frame (windows, T, C)."""
         half = u.shape[1] // 2  # tokens of a frame
+        # Both frames get the same position bias.
         q, k, v = self.split(self.qkv_mut(u + self.position_bias.repeat(1, 2, 1)))
         if mask is not None:
+            # Both frames of a window have the same regions.
             mask = mask[:, :half, :half]
+        # of_first: what the queries of the second frame find in the first frame. The published
+        # network puts it at the place of the first frame.
         first = slice(0, half)
         second = slice(half, None)
         of_first = self.attend(q[:, :, second], k[:, :, first], v[:, :, first], mask, None)
@@ -152,7 +175,11 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention in windows and a gated MLP, each added to its input."""
+    """Attention in windows and a gated MLP, each added to its input.
+
+    window: frames, height and width of a window. shift: by how many places the windows are shifted
+    along each axis.
+    """
 
     def __init__(self, dim, heads, window, shift, mutual, mlp_ratio) -> None:
         super().__init__()
@@ -164,8 +191,8 @@ class Block(nn.Module):
         self.mlp = GatedMlp(dim, int(dim * mlp_ratio), dim)
 
     def attention_branch(self, x: Tensor) -> Tensor:
-        """Return attention of features x (B, D, H, W, C)."""
-        b, *size, _ = x.shape
+        """Return attention of features x (B, D, H, W, C), in the same shape."""
+        b, *size, _ = x.shape  # size: (D, H, W)
         # A window is not larger than the features. Along such an axis there is nothing to shift.
         window = tuple(min(s, w) for s, w in zip(size, self.window, strict=True))
         shift = []
@@ -173,7 +200,7 @@ class Block(nn.Module):
             shift.append(0 if s <= w else offset)
         shift = tuple(shift)
 
-        # Pad to whole windows.
+        # Pad each axis at its end to whole windows. F.pad counts from the last axis.
         y = self.norm1(x)
         pd, ph, pw = ((-s) % w for s, w in zip(size, window, strict=True))
         y = F.pad(y, (0, 0, 0, pw, 0, ph, 0, pd))
@@ -189,6 +216,7 @@ class Block(nn.Module):
         return y[:, : size[0], : size[1], : size[2]]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return features x (B, D, H, W, C), in the same shape."""
         x = x + self.attention_branch(x)
         return x + self.mlp(self.norm2(x))
 
@@ -205,14 +233,14 @@ class Group(nn.Module):
             self.blocks.append(Block(dim, heads, window, shift, mutual, mlp_ratio))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.permute(0, 2, 3, 4, 1)
+        x = x.permute(0, 2, 3, 4, 1)  # (B, D, H, W, C)
         for block in self.blocks:
             x = block(x)
-        return x.permute(0, 4, 1, 2, 3)
+        return x.permute(0, 4, 1, 2, 3)  # (B, C, D, H, W)
 
 
 def over_channels(module: nn.Module, x: Tensor) -> Tensor:
-    """Apply a module for channels at the end to x (B, C, N, H, W)."""
+    """Apply a module to x (B, C, N, H, W) that needs the channels at the end, such as nn.Linear."""
     return module(x.transpose(1, 4)).transpose(1, 4)
 
 
@@ -220,9 +248,11 @@ def over_channels(module: nn.Module, x: Tensor) -> Tensor:
 
 
 class Deform(nn.Module):
-    """A deformable convolution that brings k neighbouring frames onto a frame.
+    """A deformable convolution that brings k neighbouring frames onto a frame, the target.
 
-    Each sample is taken where the flow leads, plus a learned offset of at most `magnitude` pixels.
+    A convolution of 3 x 3 takes 9 samples for each pixel. Here each sample is taken where the flow
+    leads, plus a learned offset of at most `magnitude` pixels. groups: the channels of a group have
+    the same offsets.
     """
 
     def __init__(self, dim: int, groups: int, k: int, magnitude: float) -> None:
@@ -244,7 +274,10 @@ class Deform(nn.Module):
         )
 
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
-        """Return k frames (B, C, H, W) brought onto the target, as one frame (B, C, H, W)."""
+        """Return one frame (B, C, H, W), made of k sources (B, C, H, W) brought onto the target.
+
+        flows: (B, 2, H, W) from the target to each source.
+        """
         # The import loads torch's compiler, which takes seconds.
         from torchvision.ops import deform_conv2d
 
@@ -253,7 +286,8 @@ class Deform(nn.Module):
         first_offsets, second_offsets, weights = out.chunk(3, 1)
         residue = self.magnitude * torch.tanh(torch.cat((first_offsets, second_offsets), 1))
 
-        # Add the flow of its frame to each part of the offsets. Flows are (x, y), offsets (y, x).
+        # Each source has a part of the offsets, to which its flow is added. An offset is (y, x),
+        # and a flow is (x, y).
         offsets = []
         for part, flow in zip(residue.chunk(self.k, 1), flows, strict=True):
             pairs = part.shape[1] // 2
@@ -274,7 +308,10 @@ class Deform(nn.Module):
 
 
 def fold(x: Tensor) -> Tensor:
-    """Halve the resolution: each 2 x 2 pixels become channels (B, 4 C, N, H/2, W/2)."""
+    """Halve the resolution of x (B, C, N, H, W): each 2 x 2 pixels become channels.
+
+    Return (B, 4 C, N, H/2, W/2).
+    """
     b, c, n, h, w = x.shape
     x = x.view(b, c, n, h // 2, 2, w // 2, 2)
     x = x.permute(0, 6, 4, 1, 2, 3, 5)  # (B, column, row, C, N, H/2, W/2)
@@ -282,10 +319,13 @@ def fold(x: Tensor) -> Tensor:
 
 
 def unfold(x: Tensor) -> Tensor:
-    """Double the resolution: 4 channels become 2 x 2 pixels (B, C/4, N, 2 H, 2 W)."""
+    """Double the resolution of x (B, C, N, H, W): 4 channels become 2 x 2 pixels.
+
+    Return (B, C/4, N, 2 H, 2 W).
+    """
     b, c, n, h, w = x.shape
     x = x.view(b, 2, 2, c // 4, n, h, w)  # (B, column, row, C/4, N, H, W)
-    x = x.permute(0, 3, 4, 5, 2, 6, 1)
+    x = x.permute(0, 3, 4, 5, 2, 6, 1)  # (B, C/4, N, H, row, W, column)
     return x.reshape(b, c // 4, n, 2 * h, 2 * w)
 
 
@@ -327,7 +367,11 @@ class Stage(nn.Module):
             self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim)
 
     def forward(self, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> Tensor:
-        """Return features (B, C, N, H, W). backward, forward: flows by distance, minus 1."""
+        """Return features (B, C, N, H, W).
+
+        backward, forward: flows at this resolution. Index 0 has the flows between neighbours, index
+        1 the flows between frames at a distance of 2, and so on.
+        """
         if self.kind == "down":
             x = fold(x)
         if self.kind == "up":
@@ -338,6 +382,7 @@ class Stage(nn.Module):
         if not self.k:
             return x
 
+        # A backward flow brings a later frame back onto a frame, a forward flow an earlier frame.
         frames = x.transpose(1, 2)
         later = self.align(frames, backward, 1)
         earlier = self.align(frames, forward, -1)
@@ -345,13 +390,17 @@ class Stage(nn.Module):
         return over_channels(self.pa_fuse, aligned.transpose(1, 2))
 
     def align(self, x: Tensor, flows: list[Tensor], step: int) -> Tensor:
-        """Bring frames t + step, t + 2 step, ... onto each frame t of x (B, N, C, H, W)."""
+        """Bring frames t + step, t + 2 step, ... onto each frame t of x (B, N, C, H, W).
+
+        step: 1 for later frames, -1 for earlier frames. Return one frame for each t, in the shape
+        of x. It is zero if there is no frame on this side.
+        """
         n = x.shape[1]
         no_frame = torch.zeros_like(x[:, 0])
         out = []
         for t in range(n):
             if not 0 <= t + step < n:
-                out.append(no_frame)  # no neighbour on this side
+                out.append(no_frame)
                 continue
             sources = []
             flows_of_frame = []
@@ -391,7 +440,8 @@ def conv3d(inputs: int, outputs: int) -> nn.Conv3d:
 class NaiveVRT(nn.Module):
     """VRT for restoration, or for super-resolution by 2, 4 or 8, with pa_frames > 0.
 
-    forward(lq) gives what network_vrt.VRT gives without spikes. The arguments are those of VRT.
+    forward(lq) gives what network_vrt.VRT gives without spikes. The arguments have the names and
+    meanings of VRT, and those that this network does not need are accepted (`unused`).
     """
 
     stage1: Stage
@@ -479,7 +529,7 @@ class NaiveVRT(nn.Module):
         x = lq[:, :, : self.in_chans]
         noise = lq[:, :, self.in_chans :]
 
-        # flows[k]: at 1 / 2**k of the resolution; of each the flows backward and forward.
+        # backward[k], forward[k]: the flows at 1 / 2**k of the resolution.
         flows = estimate_flows(self.spynet, x, self.reach)
         backward = [of_level[0] for of_level in flows]
         forward = [of_level[1] for of_level in flows]
