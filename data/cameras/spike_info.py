@@ -414,6 +414,12 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
 class Timing:
     """Which planes of the spike files are read.
 
+    `DatSpikes.exposures` calls `plane_ranges` if a clip has one file, and then `span` for each
+    frame. E.g. the defaults read whole files, so frame 0 with a file of 56 planes gives
+
+        Timing().span("clip_07", frame=0, planes=56)
+        Span(first=0, count=56, origin=0, length=56, middle=27.5)
+
     first, count: of a file per frame, the planes first ... first + count - 1 are read. count None:
     all planes to the end of the file. first "central": the `count` planes in the middle.
     exposures: {clip: its exposures}, if a clip has one file. The key "" is for every clip that has
@@ -544,13 +550,13 @@ class Timing:
         What must stay: the result, because it says which spikes a sample has.
         tests/parts/data/test_frame_times.py and test_spike_info.py notice.
         """
-        own = self._planes_of_frame(clip, frame, planes, ranges)
+        of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         # The frame was exposed only during the share in the middle of its planes. Read these
         # planes, first ... end - 1: at least one plane, unless the frame has no plane at all.
-        exposed = nearest_plane(own.count * self.share)
-        if own.count > 0:
+        exposed = nearest_plane(of_frame.count * self.share)
+        if of_frame.count > 0:
             exposed = max(exposed, 1)
-        first = own.start + (own.count - exposed) // 2
+        first = of_frame.start + (of_frame.count - exposed) // 2
         end = first + exposed
 
         has_numbers_of_user = self.exposures is not None or self.count is not None
@@ -565,9 +571,9 @@ class Timing:
         return Span(
             first=first,
             count=end - first,
-            origin=own.number_of_start + (first - own.start),
-            length=own.length,
-            middle=own.number_of_start + (own.count - 1) / 2,
+            origin=of_frame.number_of_start + (first - of_frame.start),
+            length=of_frame.length,
+            middle=of_frame.number_of_start + (of_frame.count - 1) / 2,
         )
 
     def _planes_of_frame(

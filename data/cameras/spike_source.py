@@ -490,26 +490,28 @@ class DatSpikes:
         Returns (S, aug.height, aug.width) float32. It is exactly this crop of the whole frame's
         channels, although only the spike pixels that the crop needs are unpacked.
         """
-        # The planes of the frame with their context, as far as the crop needs their pixels.
+        # The planes of the frame with their context. `window.crop` are the spike pixels that the
+        # crop of the frame needs.
         window = clip.grid.window(aug)
         exposure = clip.exposures[frame]
         with spike_errors_as_data_errors():
             pieces = [files.stream(clip, piece, window.crop) for piece in exposure.pieces]
-        stream = np.concatenate(pieces)  # (before + count + after, h, w) planes
+        stream = np.concatenate(pieces)  # (context before + planes of the frame + after, h, w)
         if camera:
             stream = camera.apply(stream, frame)
 
         # The rate is measured in the planes of the frame. The channels may use the context too.
-        before = exposure.before
+        context_before = exposure.before
         count = exposure.own.count
-        after = len(stream) - before - count
-        planes_of_frame = stream[before : before + count]
+        context_after = len(stream) - context_before - count
+        planes_of_frame = stream[context_before : context_before + count]
         rate = self.rate_of(planes_of_frame, image, window)
         # A rate of the options is the rate of the real camera. A measured rate ("match") comes from
         # the changed spikes, so it has the threshold of the simulated camera already.
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
-        context = (before, after)
+        # Positional arguments: a user's subclass may name them differently.
+        context = (context_before, context_after)
         channels = self.represent(stream, exposure.center, rate, reverse, context)
         return window.to_rgb(channels)
 
@@ -583,7 +585,8 @@ class DatSpikes:
         """
         if self.name == "relative":
             return self._image_of_ratios(channels)
-        nearest_channels = channels[self._nearest(exposure, reverse)]  # (n, H, W)
+        nearest = self._nearest_channels(exposure, reverse)  # e.g. [1, 2] of four bins
+        nearest_channels = channels[nearest]  # (n, H, W)
         image = np.maximum(nearest_channels.mean(axis=0), 0)
         is_proportional = rp.REPRESENTATIONS[self.name].proportional
         if not is_proportional and self.light == "display":
@@ -598,7 +601,8 @@ class DatSpikes:
         to a factor. The last channel is the confidence c = n / (n + a), so n = a c / (1 - c). The
         factor a is left out, because the result is divided by its brightest pixel.
         """
-        # Of several windows, take the channel of the window with the middle length.
+        # Of several windows, take the channel of the window with the middle length: of the
+        # half_windows (12, 2, 6), channel 2.
         by_length = np.argsort(self.options["half_windows"])
         middle_window = by_length[len(by_length) // 2]
         # What the sensor integrated is light to the power 1 / power. The channels were raised to
@@ -613,7 +617,7 @@ class DatSpikes:
         brightest = max(light.max(), 1e-9)  # not 0, because it is a divisor
         return (light / brightest) ** (power / DISPLAY_GAMMA)
 
-    def _nearest(self, exposure: Exposure, reverse: bool) -> list[int]:
+    def _nearest_channels(self, exposure: Exposure, reverse: bool) -> list[int]:
         """Return the indices of the channels nearest to the sharp moment."""
         # The option `offsets` is the distance of each channel from the sharp moment. With
         # `num_bins` the option is not used.

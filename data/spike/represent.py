@@ -9,9 +9,14 @@ A representation is a function
     channels  (S, h, w) float32; S depends on the options only, never on T
 
 `represent` calls the function and does what all representations share: reversed time, brightness,
-gamma. To add a representation, write a function under ``@representation``. Its keyword parameters
-become option keys of `spike.representation`. docs/options.md is made from the first paragraph of
-its docstring and from the paragraphs that explain keys.
+gamma. For example, four bins of a stream of 56 planes:
+
+    represent("voxel", stream, center=27.5, num_bins=4)        # (4, h, w)
+
+To add a representation, write a function under ``@representation``. It returns a new array, which
+`represent` may change. Its keyword parameters become option keys of `spike.representation`.
+docs/options.md is made from the first paragraph of its docstring and from the paragraphs that
+explain keys.
 
 Two rules hold for every representation, and tests/parts/data/test_spike_represent.py tries both
 with random options:
