@@ -224,7 +224,7 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
             expected=e.expected,
             do=f"correct the file; {HELP_ON_KEYS}",
         ) from e
-    _refuse_matrix(calibration, path)
+    _refuse_unusable_matrix(calibration, path)
     return calibration
 
 
@@ -246,7 +246,7 @@ def save_calibration(path: str | Path, calibration: Calibration) -> None:
     write_whole(path, text.encode())
 
 
-def _refuse_matrix(calibration: Calibration, path: str) -> None:
+def _refuse_unusable_matrix(calibration: Calibration, path: str) -> None:
     """Raise DataError if the matrix has no inverse, or maps a pixel to infinity."""
     to_rgb = calibration.to_rgb()
     # "not <" also refuses NaN, because every comparison with NaN is false. ">=" would accept it.
@@ -258,11 +258,11 @@ def _refuse_matrix(calibration: Calibration, path: str) -> None:
             do="calibrate again: scripts/calibrate.py",
         )
     to_spike = np.linalg.inv(to_rgb)
-    _refuse_infinity("spike", calibration.spike_size, to_rgb, path)
-    _refuse_infinity("RGB", calibration.rgb_size, to_spike, path)
+    _refuse_pixels_at_infinity("spike", calibration.spike_size, to_rgb, path)
+    _refuse_pixels_at_infinity("RGB", calibration.rgb_size, to_spike, path)
 
 
-def _refuse_infinity(kind: str, size: Size, matrix: np.ndarray, path: str) -> None:
+def _refuse_pixels_at_infinity(kind: str, size: Size, matrix: np.ndarray, path: str) -> None:
     """Raise DataError if a matrix maps a point of an image to infinity.
 
     kind: name of the image for the message. size: (height, width) of the image.
@@ -354,7 +354,7 @@ class ScaledGrid:
         self.step = max(1, round(height / geometry.height))
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
         if not is_multiple and not any_size:
-            _refuse_ratio(geometry, size)
+            _refuse_frame_of_no_multiple(geometry, size)
         self.pixel = self.step
         self.region = (0, 0, height, width)  # both cameras see the whole frame
         self._is_stretched = not is_multiple
@@ -395,7 +395,7 @@ class ScaledGrid:
         return ScaledWindow(spike_crop, enlarged_size, inner.slices, self._interpolation)
 
 
-def _refuse_ratio(geometry: SpikeGeometry, size: tuple[int, int]) -> None:
+def _refuse_frame_of_no_multiple(geometry: SpikeGeometry, size: tuple[int, int]) -> None:
     """Raise DataError for a frame that is no whole multiple of the spike plane."""
     sizes = f"lq is {size[0]} x {size[1]}, spikes {geometry.height} x {geometry.width}"
     raise DataError(
@@ -504,7 +504,7 @@ class CalibratedGrid:
         """
         plane_size = (geometry.height, geometry.width)
         if tuple(calibration.spike_size) != plane_size:
-            _refuse_planes(calibration, plane_size, path)
+            _refuse_planes_of_other_size(calibration, plane_size, path)
         self.size = (calibration.rgb_size[0], calibration.rgb_size[1])
         matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
         rgb_per_spike_pixel = scale_of(matrix_to_rgb)  # along a side, e.g. 3.96
@@ -586,6 +586,8 @@ class CalibratedGrid:
         spike_crop = _rectangle_of(points)
         samples = []
         for point in points:
+            # Spike pixels are numbered row by row within their crop. In a crop of 10 columns, row 2
+            # and column 3 have the number 23.
             row_in_crop = point.rows - spike_crop.top
             column_in_crop = point.columns - spike_crop.left
             places = row_in_crop * spike_crop.width + column_in_crop  # (4, H W)
@@ -593,7 +595,10 @@ class CalibratedGrid:
         return CalibratedWindow(spike_crop, tuple(samples), self._covered(crop))
 
     def _neighbours(self, x: np.ndarray, y: np.ndarray) -> Neighbours:
-        """Return the spike pixels around points of the spike plane. x, y: (H W,)."""
+        """Return the spike pixels around points of the spike plane.
+
+        x, y: column and row of each point, (H W,), with one point for each RGB pixel of a crop.
+        """
         height, width = self._plane
         # Outside of the plane, the pixel at its edge is repeated.
         x = np.clip(x, 0, width - 1)
@@ -706,7 +711,9 @@ def _is_covered(region: tuple[int, ...], covered: np.ndarray) -> bool:
     return bool(covered[top:bottom, left:right].all())
 
 
-def _refuse_planes(calibration: Calibration, size: tuple[int, int], path: str) -> None:
+def _refuse_planes_of_other_size(
+    calibration: Calibration, size: tuple[int, int], path: str
+) -> None:
     """Raise DataError for spike planes of another size (h, w) than the calibration's."""
     height, width = calibration.spike_size
     raise DataError(

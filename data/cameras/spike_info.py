@@ -263,10 +263,10 @@ def _read_info(path: Path) -> DatasetInfo:
         for clip, values_of_clip in info.clips.items():
             whose = f"clip {clip}: "
             ClipKeys.model_validate_json(json.dumps(values_of_clip))
-            _refuse_misspelt(values_of_clip)
+            _refuse_misspelt_keys(values_of_clip)
     except (OSError, ValueError) as e:
         raise DataError(
-            what=f"dataset.json cannot be used: {whose}{_in_words(e)}",
+            what=f"dataset.json cannot be used: {whose}{_cause_in_words(e)}",
             where=str(path),
             expected=f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", '
             '"light", "gt_plane"',
@@ -305,7 +305,7 @@ def _known_values(table: Any) -> dict[str, Any]:
     return known
 
 
-def _refuse_misspelt(values_of_clip: dict[str, Any]) -> None:
+def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
     """Raise ValueError for a key of a clip that is probably misspelt, such as "gt_plan".
 
     A key that resembles no known key is a note of the user, and is allowed.
@@ -318,7 +318,7 @@ def _refuse_misspelt(values_of_clip: dict[str, Any]) -> None:
             raise ValueError(f"the key {key!r} is unknown; the nearest one is {near[0]}")
 
 
-def _in_words(e: Exception) -> str:
+def _cause_in_words(e: Exception) -> str:
     """Return the cause of an error in one line: "clips.a.h is 0: Input should be ..."."""
     if isinstance(e, ValidationError):
         first = e.errors()[0]
@@ -513,7 +513,7 @@ class Timing:
             table = self.table(clip)
             # Without a table for the clip, `span` refuses it.
             if table is not None:
-                _refuse_other_frames(clip, table, times)
+                _refuse_exposures_of_other_frames(clip, table, times)
             return None
 
         first, count = self.window(planes)
@@ -677,7 +677,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     except ValidationError as e:
         whose = f" for clip {clip}" if clip else ""
         raise OptionError(
-            what=f"spike.exposure is not of the expected form{whose}: {_in_words(e)}",
+            what=f"spike.exposure is not of the expected form{whose}: {_cause_in_words(e)}",
             where=where,
             expected=EXPOSURE_FORM,
             do="correct spike.exposure",
@@ -707,7 +707,7 @@ def _exposures_in(path: str) -> Any:
         # A path such as "$DATA/exposures.json" may have a variable without a value. Then
         # `advice_on` returns "; set the variable $DATA, which has no value here", otherwise "".
         raise DataError(
-            what=f"cannot read the exposures: {_in_words(e)}",
+            what=f"cannot read the exposures: {_cause_in_words(e)}",
             where=path,
             expected=EXPOSURE_FORM,
             do=f"correct spike.exposure{advice_on(path)}",
@@ -833,7 +833,7 @@ def _guessed_exposures(
     return rows
 
 
-def _refuse_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
+def _refuse_exposures_of_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
     """Raise UnknownPlanes if exposures do not belong to the frames that exist.
 
     table: the exposures of a clip as the user gives them.

@@ -589,12 +589,12 @@ def packed_planes(
         sps100_start = _sps100_start(data)
     if geometry.layout == "sps100":
         if sps100_start is None:
-            _refuse_missing_words(len(data), path, geometry)
+            _refuse_file_without_words(len(data), path, geometry)
         data = data[sps100_start:]
         planes = len(data) // geometry.plane_bytes
     else:
         if sps100_start is not None:
-            _refuse_words(sps100_start, path)
+            _refuse_words_in_raster(sps100_start, path)
         planes = _planes_in(len(data), path, geometry, remainder)
     # Bytes after the last whole plane are left out.
     whole = data[: planes * geometry.plane_bytes]
@@ -682,7 +682,7 @@ def _known_geometries_of(size: int) -> str:
     return ", ".join(fitting) or "none"
 
 
-def _refuse_missing_words(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
+def _refuse_file_without_words(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
     """Raise SpikeFileError for a file that should be of an SPS100, but lacks its words.
 
     size: number of bytes of the file.
@@ -697,7 +697,7 @@ def _refuse_missing_words(size: int, path: PathLike, geometry: SpikeGeometry) ->
     )
 
 
-def _refuse_words(start: int, path: PathLike) -> NoReturn:
+def _refuse_words_in_raster(start: int, path: PathLike) -> NoReturn:
     """Raise SpikeFileError for the file of an SPS100 that is read as raster planes.
 
     start: the byte at which the first whole plane starts.
