@@ -27,15 +27,14 @@ REMOTE = (
     "remote process exited\nncclRemoteError: A call failed possibly due to a remote process "
     "exiting prematurely."
 )
-CLOSED, FULL = (
-    "socketProgress: Connection closed by remote peer",
-    "/dev/shm/nccl-x, error: No space left on device",
-)
+CLOSED = "socketProgress: Connection closed by remote peer"
+FULL = "/dev/shm/nccl-x, error: No space left on device"
 
 
 def collectives() -> None:
     rank = utils_dist.get_rank()
-    assert utils_dist.is_main_process() == (rank == 0) and rank < utils_dist.get_world_size()
+    assert utils_dist.is_main_process() == (rank == 0)
+    assert rank < utils_dist.get_world_size()
     assert RUN.launch.local_rank == int(os.environ.get("LOCAL_RANK", 0))
     utils_dist.barrier()
     gathered = utils_dist.gather_objects({"rank": rank})

@@ -86,7 +86,8 @@ class Cluster:
         self.wait(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T", check=False), "slurmd")
 
     def _conf(self) -> str:
-        host, here = socket.gethostname(), self.folder
+        host = socket.gethostname()
+        here = self.folder
         return f"""ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={free_port()}

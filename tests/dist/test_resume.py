@@ -72,11 +72,10 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     )
 
     assert f"resumed from {source} at iter 1" in four.text
-    assert (
-        "this run has a checkpoint of its own at iter 2" in one.text
-        and f"resumed from {own} at iter 2" in one.text
-    )
-    assert runs.latest(options)["step"] == 1 and runs.latest(options, "other")["step"] == 3
+    assert "this run has a checkpoint of its own at iter 2" in one.text
+    assert f"resumed from {own} at iter 2" in one.text
+    assert runs.latest(options)["step"] == 1
+    assert runs.latest(options, "other")["step"] == 3
     # Another number of samples a step needs a named checkpoint, and begins the next epoch.
     refused = run(options, 1, 3, 1, 1)
     begun = run(options, 1, 4, 1, 1, *named)
@@ -86,21 +85,22 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     assert [r.exit_codes for r in (refused, begun, again)] == [[2], [0], [0]], (
         refused.text + begun.text
     )
-    assert said in refused.text and f"--resume {source}" in refused.text
-    assert (
-        f"({said}): epoch 2 begins with its first sample" in begun.text
-        and "ranks now" not in begun.text
-    )
+    assert said in refused.text
+    assert f"--resume {source}" in refused.text
+    assert f"({said}): epoch 2 begins with its first sample" in begun.text
+    assert "ranks now" not in begun.text
     state = runs.latest(options)
     assert (state["step"], state["epoch"], state["batch"]) == (
         5,
         1,
         4,
-    ) and "begins with" not in again.text
+    )
+    assert "begins with" not in again.text
     # A branch goes on from its own checkpoint, though its source has gone further.
     branch = run(options, 1, 5, 2, 2, *other)
 
-    assert branch.exit_codes == [0] and "starting at iter 3 of 5" in branch.text, branch.text
+    assert branch.exit_codes == [0], branch.text
+    assert "starting at iter 3 of 5" in branch.text, branch.text
     assert runs.latest(options, "other")["step"] == runs.latest(options)["step"] == 5
     assert [step for step, _ in runs.history(options, "other")["train/loss"]] == [2, 3, 4, 5]
 
@@ -125,9 +125,12 @@ def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupt
         args_of = {rank: (str(folder), *given) for rank, folder in enumerate(folders)}
         return run_ranks(2, tmp_path / "apart.py", args_of=args_of, limit_s=120)
 
-    first, second, whole = run(1, *hosts[:2]), run(3, *hosts[:2]), run(3, hosts[2], hosts[2])
+    first = run(1, *hosts[:2])
+    second = run(3, *hosts[:2])
+    whole = run(3, hosts[2], hosts[2])
     assert [r.exit_codes for r in (first, second, whole)] == [[0, 0]] * 3, first.text + second.text
-    assert "starting at iter 1 of 3" in second.text and not list(hosts[1].iterdir())
+    assert "starting at iter 1 of 3" in second.text
+    assert not list(hosts[1].iterdir())
     assert runs.same(*(runs.state_of(folder / "options.json") for folder in (hosts[0], hosts[2])))
 
 
@@ -138,7 +141,7 @@ def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once_and_ends_both_ran
     damaged.write_bytes(b"")
     (runs.experiment(options) / MARK).touch()
     result = runs.train(options, ranks=2, limit_s=60)
-    assert result.exit_codes == [3, 3] and result.text.count("CheckpointError: no readable") == 1, (
-        result.text
-    )
+
+    assert result.exit_codes == [3, 3], result.text
+    assert result.text.count("CheckpointError: no readable") == 1, result.text
     assert "Traceback" not in result.text

@@ -64,7 +64,8 @@ NO_GPU = ("--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
 def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scancel(
     tmp_path, cluster
 ):
-    options, log = write_options(tmp_path), tmp_path / "job.out"
+    options = write_options(tmp_path)
+    log = tmp_path / "job.out"
     # SLURM looks every 30 s whose end is near: the signal comes some 20 to 50 s after the start.
     limit = ("--time=1", "--signal=B:USR1@10")
     options_of_job = (
@@ -98,16 +99,19 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     cluster.wait(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), "the end of the job")
 
     assert cluster.state(job) == "CANCELLED"
-    assert "StallError" not in first and "Timeout" not in first
+    assert "StallError" not in first
+    assert "Timeout" not in first
     assert latest(options)["step"] == stopped_at(third) > stopped_at(second) > stopped_at(first)
-    assert f"Master: {slurm.socket.gethostname()}:" in first and "World Size: 2" in first
+    assert f"Master: {slurm.socket.gethostname()}:" in first
+    assert "World Size: 2" in first
     checkpoint = experiment(options) / "checkpoints" / "checkpoint_latest.pth"
     assert f"resumed from {checkpoint} at iter {stopped_at(first)}" in second
     assert f"resumed from {checkpoint} at iter {stopped_at(second)}" in third
 
 
 def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder(tmp_path, cluster):
-    log, script = tmp_path / "cores.out", ROOT / "submit_job.sh"
+    log = tmp_path / "cores.out"
+    script = ROOT / "submit_job.sh"
     python = write_command(
         tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
     )
@@ -126,20 +130,24 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder
     )
     # SLURM does not answer
     cluster.submit(f"--output={tmp_path / 'busy.out'}", path, *own, str(script), "mine.json")
+
     assert "cpus 3 threads 3 of -u main_train_vrt.py --opt mine.json" in wait_for(
         tmp_path / "busy.out", "cpus", 30
     )
 
 
 def test_a_batch_script_without_srun_is_refused_at_once_with_the_command_to_type(tmp_path, cluster):
-    log, options = tmp_path / "job.out", write_options(tmp_path)
+    log = tmp_path / "job.out"
+    options = write_options(tmp_path)
     arguments = f"main_train_vrt.py --opt {options}"
     script = f"{sys.executable} {arguments}; echo code $?"
     cluster.submit(f"--output={log}", "--ntasks=2", "--gpus-per-node=0", f"--wrap={script}")
     text = wait_for(log, "code", 60)
+
     assert "this process is its batch script" in text
     assert f"srun python -u {arguments}" in text
-    assert "code 2" in text and text.count("Error: ") == 1
+    assert "code 2" in text
+    assert text.count("Error: ") == 1
 
 
 def stopped_at(log: str) -> int:
@@ -167,7 +175,8 @@ def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster)
 
 @pytest.mark.slow
 def test_a_signal_to_one_task_of_a_job_array_requeues_that_task_alone(tmp_path, cluster):
-    options, log = write_options(tmp_path), tmp_path / "array"
+    options = write_options(tmp_path)
+    log = tmp_path / "array"
     changes = ("datasets.test={}", "train.total_iter=1000000")
     wrapped = tmp_path / "array.sh"
     own_task = '"$@" task=run$SLURM_ARRAY_TASK_ID &'  # each task trains in a folder of its own
@@ -184,7 +193,8 @@ def test_a_signal_to_one_task_of_a_job_array_requeues_that_task_alone(tmp_path, 
     other = (tmp_path / "array-0").read_text()
     cluster.run("scancel", array)
 
-    assert "stopped by a signal" not in other and other.count("starting at iter") == 1
+    assert "stopped by a signal" not in other
+    assert other.count("starting at iter") == 1
 
 
 def test_a_copy_of_the_script_runs_no_files_of_others_in_a_shared_folder(tmp_path, cluster):
@@ -202,4 +212,5 @@ def test_a_copy_of_the_script_runs_no_files_of_others_in_a_shared_folder(tmp_pat
     path = f"--export=ALL,PATH={silent.parent}:{os.environ['PATH']}"
     cluster.submit(f"--output={log}", path, *NO_GPU, "submit_job.sh", cwd=shared)
     text = wait_for(log, "SPIKEVRT_HOME", 60)
+
     assert "planted" not in text

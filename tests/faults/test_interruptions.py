@@ -32,6 +32,7 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
             running.processes[0].send_signal(getattr(signal, second))
             time.sleep(0.1)
         result = running.wait(10)
+
     assert result.exit_codes == [128 + getattr(signal, second)]
     assert result.text.count("Ctrl-C again ends it at once") == (first == "SIGINT")
 
@@ -63,7 +64,9 @@ def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(
             send(running.processes[0].pid, getattr(signal, name))
             time.sleep(0.02)  # apart, or the system makes one of two
         result = running.wait(60)
-    assert result.exit_codes == [code] and "Ctrl-C" not in result.text, result.text
+
+    assert result.exit_codes == [code], result.text
+    assert "Ctrl-C" not in result.text, result.text
     assert ("stopped by a signal at iter" if code else "Finished at iter 5") in result.text
 
 
@@ -81,8 +84,11 @@ def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the
 ):
     options, expected = runs
     trial = interrupt(options, 2, how, seed, expected)
-    assert trial.struck == f"{how} to {struck}" and trial.identical, trial.text
+    assert trial.struck == f"{how} to {struck}", trial.text
+    assert trial.identical, trial.text
     if how == "kill":
-        assert -9 in trial.exit_codes and 0 not in trial.exit_codes
+        assert -9 in trial.exit_codes
+        assert 0 not in trial.exit_codes
     else:  # at the same step, also where all that the ranks started hear it
-        assert trial.exit_codes == [75, 75] and trial.text.count("stopped by a signal at iter") == 1
+        assert trial.exit_codes == [75, 75]
+        assert trial.text.count("stopped by a signal at iter") == 1

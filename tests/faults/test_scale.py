@@ -31,7 +31,8 @@ def in_threads(*calls):
 
 def verdicts_of(ranks, stall_s, is_over):
     """(rank, kind) of each verdict that the ranks come to, until it is over, 30 s at most."""
-    verdicts, deadline = [], time.monotonic() + 30
+    verdicts = []
+    deadline = time.monotonic() + 30
     while not is_over(verdicts) and time.monotonic() < deadline:
         verdicts += [
             (found["rank"], found["kind"]) for rank in ranks if (found := rank.turn(stall_s))
@@ -50,6 +51,7 @@ def test_a_beat_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
             {name: (count, rank.store.keys[name]) for name, count in rank.store.requests.items()}
             for rank in ranks
         ]
+
     assert all(
         cost["set"] == (3, 3) and cost["multi_get"][0] == 3 for n in costs for cost in costs[n]
     )
@@ -75,6 +77,7 @@ def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
         }
         # The last to come to each of the three meetings releases the others.
         assert sum(rank.store.requests["set"] for rank in ranks) == 2 * n + 3
+
     assert most[8] == most[64]
 
 
@@ -128,4 +131,5 @@ def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
         for thread in [thread for thread in threading.enumerate() if thread.name == "rendezvous"]:
             thread.join(30)
     first, second = zip(*(names[rank] for rank in range(3)), strict=True)
-    assert len(set(first)) == len(set(second)) == 1 and first != second
+    assert len(set(first)) == len(set(second)) == 1
+    assert first != second

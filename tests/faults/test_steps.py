@@ -38,7 +38,9 @@ def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
     )
     files = [experiment(options) / f"models/{step}_G.pth" for step in (1, 2, 3)]
     first, second, third = (torch.load(file, weights_only=True)["params"] for file in files)
-    assert same(first, second) and not same(second, third)
+
+    assert same(first, second)
+    assert not same(second, third)
 
 
 def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a_key(tmp_path):
@@ -61,11 +63,13 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a
     assert all(0.0009 < s["lr"] <= 0.001 for s in steps)
     seen = [re.findall(r"Step \d, .*Samples: (\S+)", out) for out in result.stdout]  # of each rank
     healthy, broken = steps[1]["ranks"]
-    assert healthy["finite"] and healthy["loss"] > 0 and healthy["samples"] == seen[0][1:2]
+
+    assert healthy["finite"]
+    assert healthy["loss"] > 0
+    assert healthy["samples"] == seen[0][1:2]
     assert broken == {"rank": 1, "loss": "nan", "finite": False, "samples": seen[1][1:2]}
-    assert files_with_a_key(tmp_path / "experiments") == [] and not re.search(
-        f"{KEY}|{KEY_OF_OPTIONS}", result.text
-    )
+    assert files_with_a_key(tmp_path / "experiments") == []
+    assert not re.search(f"{KEY}|{KEY_OF_OPTIONS}", result.text)
     assert f"rank 1: {steps[2]['ranks'][1]['samples'][0]}" in result.text
 
 
@@ -119,20 +123,21 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
     result = odd(
         write_odd(tmp_path, logging=logging), *changes, case="nan", struck=(0, 2), ranks=ranks
     )
+
     assert result.exit_codes == [4] * ranks, result.text
-    assert result.text.count("NonFiniteError: ") == 1 and "StallError" not in result.text
+    assert result.text.count("NonFiniteError: ") == 1
+    assert "StallError" not in result.text
 
 
 def test_one_rank_without_memory_ends_all_and_says_what_to_change(tmp_path):
     # Three ranks: their first two passes settle the buckets of DDP, before the first step itself.
     result = odd(write_odd(tmp_path), "datasets.test={}", case="memory", struck=(1, 1), ranks=3)
+
     assert result.exit_codes == [1, 1, 1]
     assert result.text.count("out of memory on rank 1") == 1
-    assert (
-        "train.amp.enable=true" in result.text
-        and "gt_size=" in result.text
-        and "Traceback" not in result.text
-    )
+    assert "train.amp.enable=true" in result.text
+    assert "gt_size=" in result.text
+    assert "Traceback" not in result.text
 
 
 def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
@@ -143,8 +148,11 @@ def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
     }
     model = define_Model(values)
     model.init_train()
-    log, clip = StepLog(), torch.rand(1, 2, 3, 32, 32)
+    log = StepLog()
+    clip = torch.rand(1, 2, 3, 32, 32)
     for step, gt in enumerate((clip, torch.full_like(clip, 1e30), clip), start=1):
         log.add(model.optimize_parameters(step, [{"lq": clip, "gt": gt, "key": ["a/0"]}]))
     found = log.read_epoch()
-    assert (found["steps"], found["skipped"]) == (3, 1) and found["loss"] < 1
+
+    assert (found["steps"], found["skipped"]) == (3, 1)
+    assert found["loss"] < 1

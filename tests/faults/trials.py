@@ -403,7 +403,8 @@ def main() -> None:
     args = parser.parse_args()
     results = read_results()
     for name in [] if args.write else args.only.split(","):
-        start, load = time.monotonic(), os.getloadavg()[0]
+        start = time.monotonic()
+        load = os.getloadavg()[0]
         found = KINDS_OF_TRIAL[name](args.share)
         found |= {"seconds": round(time.monotonic() - start), "load_before": round(load, 1)}
         results = {**read_results(), name: found}  # others may have written meanwhile

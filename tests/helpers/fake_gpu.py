@@ -485,7 +485,8 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
     ):
         restored = net(clip)
 
-    assert restored.device.type == "cuda" and restored.shape == clip.shape
+    assert restored.device.type == "cuda"
+    assert restored.shape == clip.shape
     return sum(size for address, size in sizes.items() if address not in addresses_of_weights)
 
 

@@ -44,7 +44,8 @@ def call_limited(function: str, *arguments: object) -> Ended:
 def assert_refused(function: str, *arguments: object, by: str, saying: str) -> Ended:
     """Call it, and check that it raises an error of four parts. by: class. saying: a part of it."""
     ended = call_limited(function, *arguments)
-    assert ended.error == by and saying in ended.text, ended
+    assert ended.error == by, ended
+    assert saying in ended.text, ended
     for part in ("\n  in ", "\n  expected ", "\n  do "):
         assert part in ended.text, ended
     return ended
@@ -62,7 +63,8 @@ def _main(module: str, name: str, *arguments: str) -> None:
     try:
         function(*arguments)
     except Exception as e:
-        error, text = type(e).__name__, str(e)
+        error = type(e).__name__
+        text = str(e)
     # Time of this process; and all time, if it waits: on a busy machine up to PATIENCE times.
     seconds = max(time.process_time() - start, (time.monotonic() - begin) / PATIENCE)
     ended = Ended(error, text, seconds, _peak_mb() - before)

@@ -63,7 +63,8 @@ def screen(written: bytes) -> list[str]:
     rows: dict[int, dict[int, str]] = defaultdict(dict)
     row = column = 0
     for token in ESCAPE.finditer(written.decode()):
-        count, code = int(token[1] or 1), token[2]
+        count = int(token[1] or 1)
+        code = token[2]
         if token[0] == "\r":
             column = 0
         elif token[0] == "\n":

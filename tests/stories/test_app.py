@@ -95,7 +95,8 @@ class Page:
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
     home = make_textured_home(tmp_path_factory.mktemp("home"))
-    rgb, spikes = home / "GOPRO_Large/test/clip0", home / "GOPRO_Large_spike_seq"
+    rgb = home / "GOPRO_Large/test/clip0"
+    spikes = home / "GOPRO_Large_spike_seq"
     return Clip(rgb / "blur", spikes / "test/clip0/spike", rgb / "sharp", spikes / "dataset.json")
 
 
@@ -177,6 +178,7 @@ def test_the_demo_clip_is_cancelled_and_its_process_is_gone(page, server):
     page.press("cancel")
     assert page.wait_for("cancelled")
     page.wait(lambda: not descendants_of(server.process.pid))
+
     assert not page.found("#download a")
 
 
@@ -209,11 +211,13 @@ def test_the_size_of_a_plane_is_found_and_one_that_does_not_fit_is_refused(page,
     page.write("width", 70)
     page.press("restore")
     page.wait_for("refused")
-    assert "DataError" in page.said() and "50" in page.said()
+    assert "DataError" in page.said()
+    assert "50" in page.said()
     page.write("height", 0)
     page.write("width", 0)
     page.press("restore")
     page.wait_for("^restored$")
+
     assert "frames 1 to 4 restored" in page.said()
 
 
@@ -225,7 +229,8 @@ def test_the_page_asks_for_nothing_elsewhere_and_is_served_to_this_machine_alone
         if "requestWillBeSent" in line["message"]
         for url in re.findall(r'"url":"(https?://[^"]*)', line["message"])
     ]
-    assert asked and all(url.startswith("http://127.0.0.1:") for url in asked)
+    assert asked
+    assert all(url.startswith("http://127.0.0.1:") for url in asked)
     port = int(server.address.strip("/").rpartition(":")[2])
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port))
@@ -242,6 +247,7 @@ def test_a_stop_ends_the_work_and_leaves_no_file(page, server):
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(LIMIT_S) == 0
     page.wait(lambda: process_state(worker) in (None, "Z"))
+
     assert not list(server.folder.glob("spikevrt_app_*"))
 
 
@@ -249,4 +255,5 @@ def test_a_stop_ends_the_work_and_leaves_no_file(page, server):
 def test_without_gradio_the_program_says_what_to_install():
     result = run_command([sys.executable, "app.py"])
     assert result.exit_codes == [2]
-    assert "cannot import gradio" in result.text and "make app" in result.text
+    assert "cannot import gradio" in result.text
+    assert "make app" in result.text

@@ -91,7 +91,8 @@ def test_bad_input_ends_every_rank_with_one_message(tmp_path, case, ranks):
         spoil(tmp_path)
     result = train(options, override.replace("{}", str(tmp_path)), ranks=ranks, limit_s=60)
     assert result.exit_codes == [code] * ranks, result.text
-    assert result.text.count("Error: ") == 1 and "Traceback" not in result.text, result.text
+    assert result.text.count("Error: ") == 1, result.text
+    assert "Traceback" not in result.text, result.text
     check_message(result.text[result.text.index("Error: ") :], words)
 
 
@@ -99,12 +100,15 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
     options = write_options(tmp_path)
     escape = "\x1b]0;owned\x07\u202e"
     result = train(options, f"train.{escape}=3")
-    assert result.exit_codes == [2] and "owned" in result.text
+    assert result.exit_codes == [2]
+    assert "owned" in result.text
     assert not {"\x1b", "\x07", "\u202e"} & set(result.text)
     log = tmp_path / "run.log"
     log.write_text(f"DataError: {escape}\n" + "\n" * 2_000_000)
     doctor = run_command([sys.executable, "scripts/doctor.py", "--log", log], limit_s=10)
-    assert "owned" in doctor.text and "\x1b" not in doctor.text
+
+    assert "owned" in doctor.text
+    assert "\x1b" not in doctor.text
 
 
 LIVES_ON = """
@@ -127,4 +131,5 @@ def test_a_program_that_lives_on_after_a_run_ended_with_an_error_is_watched_no_l
     options = write_options(tmp_path)
     shutil.rmtree(tmp_path / "GOPRO_Large_spike_seq")
     result = run_ranks(1, program, "--opt", options)
+
     assert result.json == {"code": 3, "threads": ["MainThread"], "children": 0}, result.text

@@ -23,7 +23,8 @@ def said_by(script: str, *arguments: str, **env: str) -> str:
     """The one error of a program that ends with code 2."""
     result = run_ranks(1, script, *arguments, env=env)
     assert result.exit_codes == [2], result.text
-    assert result.text.count("Error: ") == 1 and "Traceback" not in result.text
+    assert result.text.count("Error: ") == 1
+    assert "Traceback" not in result.text
     for part in ("  in ", "  expected ", "  do "):
         assert part in result.text
     return result.text
@@ -102,9 +103,8 @@ def test_the_command_that_answers_kairs_is_one_that_this_program_takes(tmp_path)
 
     result = run_ranks(1, "main_test_vrt.py", *ours)
 
-    assert result.exit_codes == [3] and "no released weights of this name" in result.text, (
-        result.text
-    )
+    assert result.exit_codes == [3], result.text
+    assert "no released weights of this name" in result.text, result.text
 
 
 def test_a_tile_in_our_form_is_no_flag_of_kairs():

@@ -48,8 +48,10 @@ def small_sample(arguments):
 
 def programs(home):
     """Name -> (program, its arguments, the flag's path below the populated folder)."""
-    dat, size = home / "GOPRO_Large_spike_seq/test/test0/spike/000000.dat", ("--size", 16, 16)
-    opt, out = ("--opt", home / "options.json"), ("--out", OUT)
+    dat = home / "GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
+    size = ("--size", 16, 16)
+    opt = ("--opt", home / "options.json")
+    out = ("--out", OUT)
     restore = (
         "--weights",
         home / "rgb.pth",
@@ -117,7 +119,8 @@ def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
         )
         assert len(names) > 2
     for seed in range(3):
-        folder, outside = tmp_path / f"{seed} populated", tmp_path / f"{seed} outside"
+        folder = tmp_path / f"{seed} populated"
+        outside = tmp_path / f"{seed} outside"
         populate(folder, outside, names, np.random.default_rng([seed, NAMES.index(name)]))
         (tmp_path / f".{folder.name}.partial").mkdir()  # the name of the cache's temporary folder
         (tmp_path / f".{folder.name}.partial" / "mine").write_bytes(CONTENT)
@@ -141,15 +144,14 @@ def test_training_refuses_a_folder_with_strangers_under_its_names_and_leaves_all
     (run / "training_history.json").write_bytes(CONTENT)
     before = snapshot(tmp_path)
     refused = train(options, "train.total_iter=1")
-    assert (
-        refused.exit_codes == [2]
-        and "no run of this program made: training_history.json" in refused.text
-    )
+    assert refused.exit_codes == [2]
+    assert "no run of this program made: training_history.json" in refused.text
     assert snapshot(tmp_path) == before
 
     (run / "training_history.json").rename(run / ".lock")
     refused = train(options, "train.total_iter=1")
-    assert refused.exit_codes == [2] and "no run of this program made: .lock" in refused.text
+    assert refused.exit_codes == [2]
+    assert "no run of this program made: .lock" in refused.text
 
     (run / ".lock").rename(run / "status")
     # A run of KAIR has the first names; others use the last one as well.
@@ -161,9 +163,8 @@ def test_training_refuses_a_folder_with_strangers_under_its_names_and_leaves_all
         (run / name).parent.mkdir()
         (run / name).write_bytes(CONTENT)
     refused = train(options, "train.total_iter=1")
-    assert (
-        refused.exit_codes == [2] and "made: options, checkpoints, models, status" in refused.text
-    ), refused.text
+    assert refused.exit_codes == [2], refused.text
+    assert "made: options, checkpoints, models, status" in refused.text, refused.text
 
     for name in ("options", "models", "checkpoints", "status"):
         (run / name).rename(tmp_path / name)
@@ -182,4 +183,5 @@ def test_make_clean_leaves_results_and_data(tmp_path):
     subprocess.run(
         ["make", "-f", str(ROOT / "Makefile"), "-C", str(tmp_path), "clean"], check=True, timeout=30
     )
+
     assert snapshot(tmp_path) == before

@@ -30,7 +30,8 @@ def user_form(clip, out):
 @pytest.fixture(scope="module")
 def scores(clip, tmp_path_factory):
     """Name -> the mean scores of the restored frames."""
-    folder, found = tmp_path_factory.mktemp("restored"), {}
+    folder = tmp_path_factory.mktemp("restored")
+    found = {}
     ways = {
         "tfp": ["--method", "tfp"],
         "exposure": ["--method", "exposure"],
@@ -54,10 +55,13 @@ def test_it_is_better_than_the_formulas_and_improves_the_frames_of_a_network(sco
 
 def test_the_report_names_the_method_its_options_and_where_it_began(scores):
     alone = scores["joint"]["protocol"]
-    assert alone["method"].startswith("joint (groups 16,") and "exposure" in alone["method"]
+    assert alone["method"].startswith("joint (groups 16,")
+    assert "exposure" in alone["method"]
     assert "weights" not in alone
     begun = scores["joint from operator"]["protocol"]
-    assert begun["weights"].startswith(OPERATOR) and "output of the weights" in begun["method"]
+
+    assert begun["weights"].startswith(OPERATOR)
+    assert "output of the weights" in begun["method"]
 
 
 def test_options_are_given_as_method_keys_and_a_wrong_one_is_named(clip, scores, tmp_path, capfd):
@@ -68,16 +72,21 @@ def test_options_are_given_as_method_keys_and_a_wrong_one_is_named(clip, scores,
     text, code = message(
         capfd, "--method", "joint", *user_form(clip, tmp_path / "x"), "method.step=1"
     )
-    assert code == 2 and "method.step" in text and "steps" in text
+    assert code == 2
+    assert "method.step" in text
+    assert "steps" in text
     text, code = message(
         capfd, "--method", "joint", *user_form(clip, tmp_path / "x"), "method.noise=0"
     )
-    assert code == 2 and "method.noise" in text
+
+    assert code == 2
+    assert "method.noise" in text
 
 
 def test_a_frame_does_not_depend_on_which_others_are_restored(clip, scores, tmp_path):
     restore("--method", "joint", *user_form(clip, tmp_path / "middle"), "--center-frame-only")
     [file] = sorted((tmp_path / "middle" / "scene").glob("*.png"))
+
     assert np.array_equal(
         imread_rgb(file), imread_rgb(scores["joint"]["out"] / "scene" / file.name)
     )
@@ -96,6 +105,7 @@ def test_a_test_set_of_an_option_file_is_restored_from_a_formula_and_from_weight
         restore(*joint, *more, "--output", tmp_path / name)
         assert sorted(metrics(tmp_path / name)["clips"]) == ["test0", "test1", "test2"]
     restore("--method", "joint", "--opt", home / "options.json")
+
     assert (home / "experiments/run/test_joint/metrics.json").exists()
 
 
@@ -124,4 +134,6 @@ def test_what_does_not_go_together_is_refused(clip, home, tmp_path, capfd, argum
     user = f"--input {clip}/blur --spike {clip}/spike --output {out}"
     places = {"clip": clip, "out": out, "home": home, "operator": OPERATOR, "user": user}
     text, code = message(capfd, *arguments.format(**places).split())
-    assert code in (2, 3) and words in text
+
+    assert code in (2, 3)
+    assert words in text

@@ -30,7 +30,8 @@ from utils.video import VideoReader, VideoWriter
 
 
 def test_nothing_is_written_or_removed_through_a_link_or_out_of_the_folder(tmp_path):
-    inner, outer = tmp_path / "out", tmp_path / "elsewhere"
+    inner = tmp_path / "out"
+    outer = tmp_path / "elsewhere"
     (inner / "folder.png").mkdir(parents=True), outer.mkdir(), (inner / "ours").mkdir()
     (inner / "clip").symlink_to(outer)
     (inner / "link.png").symlink_to(outer / "x.png")
@@ -65,6 +66,7 @@ def test_ctrl_c_while_a_file_is_written_leaves_the_former_one_and_nothing_else(
     monkeypatch.setattr(os, "replace", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "a.json", b"after")
+
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
@@ -79,6 +81,7 @@ def test_files_have_the_permissions_that_the_umask_gives(tmp_path, umask, mode):
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+
     assert modes == dict.fromkeys(("a.json", "a.dat", "a.mp4"), mode)
 
 
@@ -128,13 +131,13 @@ def test_a_folder_without_images_is_named(tmp_path):
 
 
 def test_a_strip_shows_what_there_is():
-    blurry, restored, light = (
-        picture(20, 30),
-        picture(40, 60),
-        np.linspace(0, 0.4, 600).reshape(20, 30),
-    )
+    blurry = picture(20, 30)
+    restored = picture(40, 60)
+    light = np.linspace(0, 0.4, 600).reshape(20, 30)
     full = comparison_strip(comparison(blurry, light, restored, restored))
-    assert full.shape == (40 + LABEL_HEIGHT, 5 * 60 + 4 * 2, 3) and full.dtype == np.uint8
+
+    assert full.shape == (40 + LABEL_HEIGHT, 5 * 60 + 4 * 2, 3)
+    assert full.dtype == np.uint8
     assert (full[LABEL_HEIGHT:, -60:] == 0).all()  # no error where restored is sharp
     assert comparison_strip(comparison(blurry, None, restored, None)).shape == (
         40 + LABEL_HEIGHT,
@@ -148,12 +151,12 @@ def test_the_error_is_five_times_the_difference_and_the_brightest_spikes_are_whi
     a = np.full((10, 10, 3), 100, np.uint8)
     light = np.linspace(0, 0.4, 100).reshape(10, 10)
     panels = comparison(a, light, a, np.full_like(a, sharp))
+
     assert (panels["error x5"] == error).all()
-    assert panels["spikes"].shape == (10, 10, 3) and panels["spikes"][0, 0, 0] == 0
-    assert (
-        panels["spikes"][-1, -1, 0] == 255
-        and (comparison(a, 0 * light, a, None)["spikes"] == 0).all()
-    )
+    assert panels["spikes"].shape == (10, 10, 3)
+    assert panels["spikes"][0, 0, 0] == 0
+    assert panels["spikes"][-1, -1, 0] == 255
+    assert (comparison(a, 0 * light, a, None)["spikes"] == 0).all()
 
 
 def test_a_full_disk_leaves_no_video_that_looks_finished(tmp_path):
@@ -162,6 +165,7 @@ def test_a_full_disk_leaves_no_video_that_looks_finished(tmp_path):
     with small_files(2000), full, VideoWriter(tmp_path / "out.mp4", 25) as video:
         for _ in range(8):
             video.write(noise)
+
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,6 +175,7 @@ def test_a_video_keeps_its_frames_and_frame_rate(tmp_path):
     assert (video.num_frames, video.fps) == (6, 12.5)
     for index in (0, 1, 4, 2, 5, 5, 4, 3, 0):  # forwards, with a gap, and back
         assert np.abs(video.read(index).astype(int) - picture(seed=index)).mean() < 12
+
     assert [p.name for p in tmp_path.iterdir()] == ["v.mp4"]
 
 
@@ -185,6 +190,7 @@ def test_a_dropped_reader_closes_its_file_without_the_garbage_collector(tmp_path
         threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
     finally:
         gc.enable()
+
     assert not [name for name in threads if name.startswith("av:")]
 
 
@@ -216,6 +222,7 @@ def test_every_frame_keeps_its_time_and_every_pixel_its_colour(tmp_path):
     found = VideoReader(tmp_path / "v.mp4")
     assert found.times == times
     error = np.mean([(found.read(i).astype(float) - image) ** 2 for i, image in enumerate(frames)])
+
     assert 10 * np.log10(255**2 / error) > 32
 
 
@@ -224,17 +231,21 @@ def test_the_420_form_repeats_the_last_row_instead_of_losing_it(tmp_path):
     with VideoWriter(tmp_path / "v.mp4", 25) as video:
         video.write(image)
     found = VideoReader(tmp_path / "v.mp4").read(0)
-    assert found.shape == (36, 46, 3) and np.abs(found[:35, :45].astype(int) - image).mean() < 4
+
+    assert found.shape == (36, 46, 3)
+    assert np.abs(found[:35, :45].astype(int) - image).mean() < 4
 
 
 def test_a_video_of_a_phone_held_upright_is_read_upright(tmp_path):
     write_video(tmp_path / "v.mp4", count=2)
     content = (tmp_path / "v.mp4").read_bytes()
     # The display matrix of the track: a quarter turn clockwise instead of the identity.
-    one, matrix = 0x10000, content.index(b"tkhd") + 4 + 40
+    one = 0x10000
+    matrix = content.index(b"tkhd") + 4 + 40
     turned = np.array([0, one, 0, -one, 0, 0, 48 * one, 0, 2**30], ">i4").tobytes()
     (tmp_path / "r.mp4").write_bytes(content[:matrix] + turned + content[matrix + 36 :])
     upright = VideoReader(tmp_path / "r.mp4").read(0)
+
     assert upright.shape == (64, 48, 3)
     assert np.array_equal(upright, np.rot90(VideoReader(tmp_path / "v.mp4").read(0), -1))
 

@@ -42,7 +42,8 @@ def build(root, **changes):
 
 
 def test_instants_are_turned_with_the_frame_and_reversed_with_its_time(clips):
-    dataset, directions = build(clips), set()
+    dataset = build(clips)
+    directions = set()
     for epoch in range(4):
         for index in range(len(dataset)):
             item = dataset[(epoch, index)]
@@ -56,15 +57,14 @@ def test_instants_are_turned_with_the_frame_and_reversed_with_its_time(clips):
                 assert [int(instants[frame, k, 1].unique()) for k in range(K)] == order
                 lq = (item["lq"][frame, 0] * 255).round().int()
                 assert all(torch.equal(2 * instants[frame, k, 0], lq) for k in range(K))
+
     assert directions == {1, 3}
 
 
 def test_samples_from_a_cache_and_from_memory_are_those_from_the_files(clips, tmp_path):
     # 0: as former versions saved
-    plain, kept = (
-        build(clips, rate_windows=0),
-        build(clips, cache_data=True),
-    )
+    plain = build(clips, rate_windows=0)
+    kept = build(clips, cache_data=True)
     from_cache = build(
         clips, io_backend=cached(with_instants(clips), tmp_path / "cache")["io_backend"]
     )
@@ -78,8 +78,10 @@ def test_missing_instants_and_an_even_number_are_problems(tmp_path):
     write_info(tmp_path)
     (tmp_path / "GOPRO_Large/train/clip0/instants/000001_1.png").unlink()
     problems = {problem.clip: problem.what for problem in check(with_instants(tmp_path)).problems}
+
     assert "other files than _0 ... _2 for 1 frames, such as 000001" in problems["clip0"]
-    assert "has 2 files" in problems["clip1"] and "must be odd" in problems["clip1"]
+    assert "has 2 files" in problems["clip1"]
+    assert "must be odd" in problems["clip1"]
 
 
 def test_a_fresh_network_returns_its_input_at_every_instant_and_flip_seq_averages_both_ways():
@@ -130,8 +132,10 @@ def test_a_test_scores_and_shows_every_instant(home):
     ]
     restore(*arguments, "--save", "frames", "slowmotion")
     found = metrics(folder)
-    clip, slow = found["clips"]["test1"], VideoReader(folder / "test1_slowmotion.mp4")
-    assert slow.num_frames == K * clip["frames"] == 9 and slow.fps == 25
+    clip = found["clips"]["test1"]
+    slow = VideoReader(folder / "test1_slowmotion.mp4")
+    assert slow.num_frames == K * clip["frames"] == 9
+    assert slow.fps == 25
     for k in range(K):
         restored = imread_rgb(folder / f"instants/test1/000002_{k}.png")
         truth = imread_rgb(home / f"GOPRO_Large/test/test1/instants/000002_{k}.png")
@@ -150,7 +154,9 @@ def test_a_test_scores_and_shows_every_instant(home):
         score, rounded = (
             averages[f"instant {k}"]["psnr"] for averages in (exact, found["averages"])
         )
-        assert score == pytest.approx(rounded, abs=0.05) and score != rounded
+        assert score == pytest.approx(rounded, abs=0.05)
+        assert score != rounded
+
     assert exact["instant 1"]["psnr"] == exact["restored"]["psnr"]
 
 
@@ -162,14 +168,13 @@ def test_training_compares_every_instant(home):
 
 
 def test_other_numbers_of_instants_than_the_data_have_are_refused(home, capfd):
-    weights, out = home / "weights.pth", home / "refused"
+    weights = home / "weights.pth"
+    out = home / "refused"
     arguments = ("--opt", home / "options.json", "--weights", weights, "--output", out)
     text, code = message(capfd, *arguments, "netG.out_instants=5")
-    assert (
-        code == 3
-        and "has 3 sharp frames for each blurry one" in text
-        and "netG.out_instants is 5" in text
-    )
+    assert code == 3
+    assert "has 3 sharp frames for each blurry one" in text
+    assert "netG.out_instants is 5" in text
     changes = (
         "netG.out_instants=1",
         "datasets.test.dataroot_gt_instants=null",
@@ -177,7 +182,10 @@ def test_other_numbers_of_instants_than_the_data_have_are_refused(home, capfd):
         "slowmotion",
     )
     text, code = message(capfd, *arguments, *changes)
-    assert code == 2 and "--save slowmotion" in text and not out.exists()
+
+    assert code == 2
+    assert "--save slowmotion" in text
+    assert not out.exists()
 
 
 def test_other_files_beside_the_instants_are_left_alone(clips, tmp_path):

@@ -58,6 +58,7 @@ def test_samples_from_an_lmdb_are_those_from_the_files(root, kinds):
     spike = {"type": "dat", "h": 8, "w": 12, "center": 12}
     a = build(root, spike=spike)
     b = build(root, spike=spike, **lmdbs(root, *kinds))
+
     assert all(same(a[(0, index)], b[(0, index)]) for index in range(len(a)))
 
 
@@ -69,7 +70,8 @@ def test_an_lmdb_opened_before_a_fork_is_not_used_after_it(root):
 
 def test_names_that_lead_out_of_the_results_a_key_without_value_and_a_missing_list_are_named(root):
     listed = root / "lq.lmdb/meta_info.txt"
-    before, refused = listed.read_text(), "cannot be the name of a clip or frame"
+    before = listed.read_text()
+    refused = "cannot be the name of a clip or frame"
     for name, said in (
         *((name, refused) for name in ("../clip9/0", "clip0/../../x/0", "/tmp/x/0", "clip\t9/0")),
         ("clip0/000006", r"gt lacks 1 of 7 frames: 000006\.png"),
@@ -106,7 +108,9 @@ def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root):
     # One without clips is one clip
     write_files(root / "flat.lmdb", {"baboon.png": b"1234", "my clip/0 1.png": b""})
     listing = list_root(str(root / "flat.lmdb"), "blur", (".png",))
-    assert listing["flat"]["baboon"].size == 4 and list(listing["my clip"]) == ["0 1"]
+
+    assert listing["flat"]["baboon"].size == 4
+    assert list(listing["my clip"]) == ["0 1"]
 
 
 def test_threads_that_begin_together_open_an_lmdb_once(root):
@@ -129,7 +133,8 @@ def test_threads_that_begin_together_open_an_lmdb_once(root):
 
 
 CLIP = "GOPRO_Large/train/clip0"
-FRAME, SPIKES = f"{CLIP}/blur/000003.png", "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"
+FRAME = f"{CLIP}/blur/000003.png"
+SPIKES = "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"
 
 
 def small(content):
@@ -147,7 +152,8 @@ def small(content):
 ])  # fmt: skip
 def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, name, damage, said):
     write_clips(tmp_path, "clip0")
-    dataset, path = build(tmp_path, num_frame=6), tmp_path / name
+    dataset = build(tmp_path, num_frame=6)
+    path = tmp_path / name
     content = path.read_bytes()
     path.unlink()
     if damage == "folder":
@@ -156,6 +162,7 @@ def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, name
         path.write_bytes(damage(content))
     with pytest.raises(DataError, match=said) as error:
         dataset[(0, 0)]
+
     assert str(path) in str(error.value)
 
 
@@ -194,4 +201,5 @@ def test_a_file_without_permission_is_named(name):
         (folder / name).chmod(0)
         with as_ordinary_user(), pytest.raises(DataError, match="Permission denied") as error:
             dataset[(0, 0)]
+
     assert name in str(error.value)

@@ -45,10 +45,12 @@ def test_spikes_and_light_of_windows_are_counted():
     stream = np.zeros((12, 1, 2), np.uint8)
     stream[[2, 5, 8], 0, 0] = 1  # intervals end at 3, 6 and 9; the second pixel never fires
     found = spike_windows(stream, np.array([-2, 0, 4, 6, 12, 14]))
+
     assert found.counts[:, 0, 0].tolist() == [0, 1, 1, 1, 0]
     # Of the interval from 3 to 6, a third has passed at 4. The last one ends after the stream.
     assert found.light[:, 0, 0] == pytest.approx([0, 4 / 3, 2 / 3, 1.75, 0])
-    assert found.light[:, 0, 1].sum() < 1 and not found.counts[:, 0, 1].any()
+    assert found.light[:, 0, 1].sum() < 1
+    assert not found.counts[:, 0, 1].any()
     assert found.are_recorded.tolist() == [False, True, True, True, False]
 
 
@@ -60,7 +62,8 @@ def test_what_the_network_sees_hardly_depends_on_the_light_and_on_the_length_of_
     usual = pictures_of(spike_windows(stream, INSTANT), blurry, INSIDE, 8.0)
     twice = pictures_of(spike_windows(stream[::2], INSTANT // 2), blurry, INSIDE, 4.0)
     for a, b in zip(usual, twice, strict=True):
-        assert np.isfinite(a).all() and np.abs(a).max() < 5
+        assert np.isfinite(a).all()
+        assert np.abs(a).max() < 5
         assert np.allclose(a[2:13], b[2:13], atol=0.3)
 
 
@@ -69,11 +72,13 @@ def test_its_inputs_are_finite_in_all_light_and_at_the_edges_of_a_clip(tmp_path,
     clip = clip_of(tmp_path, Scene(velocity=(5.0, 0.0), rate=rate))
     for frame in range(3):
         pictures, scene = network_inputs(clip.read(frame), clip.view, network())
-        assert np.isfinite(pictures).all() and np.isfinite(scene).all()
+        assert np.isfinite(pictures).all()
+        assert np.isfinite(scene).all()
         is_recorded = np.abs(pictures).max(axis=(1, 2, 3)) > 0
         if rate > 0.1:
             # The first frame has no planes before it, and the last one has none after it.
-            assert is_recorded[:2].any() == (frame > 0) and is_recorded[13:].any() == (frame < 2)
+            assert is_recorded[:2].any() == (frame > 0)
+            assert is_recorded[13:].any() == (frame < 2)
 
 
 def test_a_curve_becomes_shifts_in_pixels_of_the_frame_with_an_error_that_grows_with_time(tmp_path):
@@ -85,6 +90,7 @@ def test_a_curve_becomes_shifts_in_pixels_of_the_frame_with_an_error_that_grows_
     # A spike pixel is as wide as two pixels of the frame.
     x = 2 * (3.0 * tau + 0.5 * tau**2)
     y = 2 * (-1.0 * tau + 0.25 * tau**2 - 0.5 * tau**3)
+
     assert found.shifts.shape == (9, 88, 84, 2)
     assert np.allclose(found.shifts[..., 0], x[:, None, None], atol=1e-4)
     assert np.allclose(found.shifts[..., 1], y[:, None, None], atol=1e-4)
@@ -100,6 +106,7 @@ def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
     (tmp_path / "cameras.json").write_text(json.dumps(about))
     clip = RecordedClip(reader_of(folder, calibration=str(tmp_path / "cameras.json")), None)
     found = learned_motion(clip.read(1), clip.view, network((2.0, 1.0, 0, 0, 0, 0)), CPU)
+
     assert np.allclose(found.shifts[-1, 48, 48] / found.times[-1] * 30, (-4, 2), atol=1e-3)
 
 
@@ -165,9 +172,12 @@ def test_a_picture_shows_the_direction_and_covers_what_was_not_trusted():
     errors = np.full((3, 20, 30), 0.2, np.float32)
     errors[:, :5] = 6.0
     motion = Motion(np.array([-10.0, 0, 10]), shifts, errors)
-    assert not_trusted(motion)[:5].all() and not not_trusted(motion)[5:].any()
+    assert not_trusted(motion)[:5].all()
+    assert not not_trusted(motion)[5:].any()
     picture = motion_picture(motion)
-    assert picture.dtype == np.uint8 and picture.shape == (20, 30, 3)
+
+    assert picture.dtype == np.uint8
+    assert picture.shape == (20, 30, 3)
     assert picture[10, 2].tolist() == [255, 0, 0]
     assert picture[10, 15, 1] > picture[10, 15, 2]  # more green than blue
     assert picture[10, 25].tolist() == [255, 255, 255]

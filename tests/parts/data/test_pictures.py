@@ -52,6 +52,7 @@ def test_a_turned_png_with_much_before_its_pixels_has_its_upright_size(tmp_path)
     noise = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8).tobytes()
     image = Image.fromarray(picture(32, 48))
     image.save(tmp_path / "a.png", exif=exif, icc_profile=noise)
+
     assert image_size(str(tmp_path / "a.png")) == (48, 32)
 
 
@@ -71,6 +72,7 @@ def test_fewer_bits_in_16_are_said_of_a_users_frames(tmp_path, caplog, ending, b
     user_clips(tmp_path / "clip")
     first = tmp_path / f"clip/0.{ending}"
     question = f"{first} has 16 bits, but no value is above {2**bits - 1}: {bits} bits?"
+
     assert question in caplog.text
 
 
@@ -84,6 +86,7 @@ def test_12_bits_in_16_are_said_once_before_a_training(tmp_path, caplog, ending)
     values = section(tmp_path, regrouped=True, filename_ext=ending)
     preflight(DatasetsOptions(train=resolved(values)), tmp_path / "stored")
     said = [text for text in caplog.messages if "no value is above 4095: 12 bits?" in text]
+
     assert len(said) == 1
 
 
@@ -99,7 +102,9 @@ def test_a_picture_of_floating_point_values_is_said_to_be_one(tmp_path, dtype):
     bits = 8 * np.dtype(dtype).itemsize
     with pytest.raises(DataError, match=f"TIFF holds floating-point numbers of {bits} bits") as e:
         FrameSource(tmp_path / "a.tif")
-    assert "a.tif" in e.value.where and "16 bits" in e.value.do
+
+    assert "a.tif" in e.value.where
+    assert "16 bits" in e.value.do
 
 
 @pytest.mark.parametrize(

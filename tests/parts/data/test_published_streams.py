@@ -71,7 +71,9 @@ def test_every_method_reconstructs_the_streams(home, tmp_path, method, metric, l
     )
     clips = json.loads((tmp_path / "metrics.json").read_text())["clips"]
     found = {clip: about["restored"][metric] for clip, about in clips.items()}
-    assert found.keys() == least.keys() and all(found[clip] > least[clip] for clip in least), found
+
+    assert found.keys() == least.keys(), found
+    assert all(found[clip] > least[clip] for clip in least), found
 
 
 # Spike-Zoo's dataset configuration says rate 0.6.
@@ -84,12 +86,15 @@ def test_the_tool_says_what_a_stream_is_and_that_it_integrates_display_values(
         == 0
     )
     said = capsys.readouterr().out
-    assert f"250 x 400 {planes:7}" in said and f'"light": "display", "rate": {rate}' in said, said
+
+    assert f"250 x 400 {planes:7}" in said, said
+    assert f'"light": "display", "rate": {rate}' in said, said
 
 
 @pytest.mark.parametrize("clip", list(STREAMS))
 def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tmp_path, clip):
-    frame, first = (360, 640), {"200": 143, "203": 14}[clip]
+    frame = (360, 640)
+    first = {"200": 143, "203": 14}[clip]
     known = similarity(2.0, 1.37, SIZE, frame, (9.3, -6.8))
     seen = cv2.warpPerspective(
         imread_rgb(truth_of(clip)), known, frame[::-1], flags=cv2.INTER_CUBIC
@@ -111,7 +116,9 @@ def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tm
     # The mean over the frame; at its corners, the error of stream 200, in which everything moves,
     # is 0.9 px.
     mean, largest = error_px(tmp_path / "c.json", known, "none")
-    assert mean <= 0.5 and largest <= 1.0
+
+    assert mean <= 0.5
+    assert largest <= 1.0
 
 
 def test_published_files_decode_to_their_golden_values_and_give_the_golden_tfp_and_tfi(home):

@@ -36,7 +36,8 @@ def test_sizes_follow_from_the_first_frame():
     clip = Computed()
 
     assert (clip.size, clip.gt_size, clip.scale, clip.instants) == ((4, 6), (8, 12), 2, 5)
-    assert clip.has_gt and (clip.fps, clip.times, clip.origin) == (None, None, {})
+    assert clip.has_gt
+    assert (clip.fps, clip.times, clip.origin) == (None, None, {})
 
 
 def test_a_reader_without_sharp_frames_has_the_size_of_its_frames():

@@ -69,7 +69,9 @@ def test_a_plane_of_a_small_npz_of_many_planes_does_not_unpack_them_all(tmp_path
     write_npz(tmp_path / "a.npz", (3_000, 250, 400))
     assert (tmp_path / "a.npz").stat().st_size < 1_000_000
     ended = call_limited(f"{__name__}.read_one_plane", tmp_path / "a.npz")
-    assert ended.error == "" and ended.mb < 200, ended
+
+    assert ended.error == "", ended
+    assert ended.mb < 200, ended
 
 
 def test_planes_of_a_large_npz_are_those_of_the_array(tmp_path):
@@ -82,6 +84,7 @@ def test_planes_of_a_large_npz_are_those_of_the_array(tmp_path):
     assert np.array_equal(file.read(600, 90), planes[600:690])
     assert np.array_equal(file.read(3, 2, Crop(5, 7, 20, 30)), planes[3:5, 5:25, 7:37])
     parts = list(file.parts(10, 150))
+
     assert [len(part) for part in parts] == [64, 64, 22]
     assert np.array_equal(np.concatenate(parts), planes[10:160])
 
@@ -113,7 +116,10 @@ def test_the_header_of_an_array_with_nonsense_is_refused(tmp_path, ending, name)
             archive.writestr("spk.npy", content)
     with pytest.raises(SpikeFileError, match="cannot read spike file") as e:
         read_spikes(path, SpikeGeometry(8, 8))
-    assert e.value.where == str(path) and e.value.expected and e.value.do
+
+    assert e.value.where == str(path)
+    assert e.value.expected
+    assert e.value.do
 
 
 def test_an_npz_that_numpy_does_not_write_is_refused(tmp_path):
@@ -156,5 +162,6 @@ def test_a_device_or_a_pipe_in_place_of_a_file_is_refused(tmp_path, reader, devi
         path.parent.mkdir(exist_ok=True)
         path.symlink_to(tmp_path / device)
         ended = call_limited(reader, path)
-        assert ended.error in ("DataError", "SpikeFileError") and name in ended.text, ended
+        assert ended.error in ("DataError", "SpikeFileError"), ended
+        assert name in ended.text, ended
         path.unlink()

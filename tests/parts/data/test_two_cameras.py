@@ -24,7 +24,9 @@ from utils.errors import DataError
 from utils.image import imwrite_rgb
 from utils.options.models import DatasetsOptions
 
-FRAME, PLANE, PLANES = (45, 80), (30, 40), 48
+FRAME = (45, 80)
+PLANE = (30, 40)
+PLANES = 48
 TRUTH = similarity(2.0, 1.37, PLANE, FRAME, (2.4, -1.3))
 SECOND = {"h": 30, "w": 40}
 MEAN = {
@@ -116,9 +118,11 @@ def test_samples_lie_where_both_cameras_look_and_are_the_same_from_a_cache(
     from_cache = build_dataset(cached(section(home, "train"), home / "cache"), "train", 0)
     for index in range(len(dataset)):
         item = dataset[(0, index)]
-        assert item["spike"].shape == (2, 2, 24, 24) and same(item, from_cache[(0, index)])
+        assert item["spike"].shape == (2, 2, 24, 24)
+        assert same(item, from_cache[(0, index)])
         # Both show the same: a crop with spikes of another place would not.
-        rates, light = item["spike"].mean(1).ravel(), item["gt"].mean(1).ravel() ** 2.2
+        rates = item["spike"].mean(1).ravel()
+        light = item["gt"].mean(1).ravel() ** 2.2
         assert np.corrcoef(rates, light)[0, 1] > 0.8
     too_large = section(home, "train") | {"gt_size": 44}
     with pytest.raises(DataError, match="what the spike camera sees"):
@@ -140,7 +144,8 @@ def test_the_check_of_the_data_compares_sizes_and_pictures(home, tmp_path, caplo
         return caplog.text
 
     caplog.set_level(logging.INFO)
-    assert "resemble" not in check() and "1 clips, 3 frames" in caplog.text
+    assert "resemble" not in check()
+    assert "1 clips, 3 frames" in caplog.text
     turned = save(tmp_path / "turned.json", similarity(182, 1.37, PLANE, FRAME, (2.4, -1.3)))
     assert "do not resemble the frame" in check(calibration=turned)
     assert "upside down" in check(flip=False)
@@ -148,7 +153,9 @@ def test_the_check_of_the_data_compares_sizes_and_pictures(home, tmp_path, caplo
     near = similarity(2.0, 2.4, PLANE, FRAME, (2.4, -1.3))
     write_frames(tmp_path / "near", "test", "c", 1, 7, near)
     said = check(tmp_path / "near", calibration=save(tmp_path / "near.json", near))
-    assert "resemble" not in said and "upside" not in said and "1 clips, 1 frames" in said
+    assert "resemble" not in said
+    assert "upside" not in said
+    assert "1 clips, 1 frames" in said
     large = save(tmp_path / "large.json", TRUTH, rgb_size=[90, 160])
     with pytest.raises(
         DataError, match=r"lq is 45 x 80, spike\.calibration was made for frames of 90 x 160"
@@ -162,6 +169,7 @@ def test_a_resume_sees_another_calibration_under_the_same_name(home, tmp_path):
     save(path, TRUTH, made={"by": "someone else"})
     assert build(home, "train", calibration=path).sample_names() == names
     save(path, TRUTH @ np.diag([1.001, 1, 1]))
+
     assert build(home, "train", calibration=path).sample_names() != names
 
 
@@ -179,7 +187,8 @@ def test_a_network_trains_validates_and_restores_with_a_second_camera(home, tmp_
     assert "the spike camera sees 6" in result.text
     weights = sorted((experiment(options) / "models").glob("*_G.pth"))[-1]
     stored = present(read_saved(weights).spike_data)["calibration"]
-    assert stored["matrix"] == TRUTH[:2].tolist() and stored["spike_size"] == [30, 40]
+    assert stored["matrix"] == TRUTH[:2].tolist()
+    assert stored["spike_size"] == [30, 40]
     out = tmp_path / "out"
     assert (
         main_test_vrt.main(["--opt", str(options), "--weights", str(weights), "--output", str(out)])
@@ -187,7 +196,8 @@ def test_a_network_trains_validates_and_restores_with_a_second_camera(home, tmp_
     )
     psnr = json.loads((out / "metrics.json").read_text())["clips"]["c"]["restored"]["psnr"]
     # The same clip as a user's own files.
-    frames, spikes = home / "rgb/test/c/blur", home / "second/test/c/spike"
+    frames = home / "rgb/test/c/blur"
+    spikes = home / "second/test/c/spike"
     direct = [
         "--weights", weights, "--input", frames, "--spike", spikes,
         "--gt", home / "rgb/test/c/sharp", "--spike-size", 30, 40, "spike.rate=1",
@@ -196,13 +206,15 @@ def test_a_network_trains_validates_and_restores_with_a_second_camera(home, tmp_
     ]  # fmt: skip
     assert main_test_vrt.main([*map(str, direct)]) == 0
     own = json.loads((tmp_path / "direct/metrics.json").read_text())["clips"]
+
     assert next(iter(own.values()))["restored"]["psnr"] == pytest.approx(psnr, abs=0.01)
 
 
 def test_users_clips_are_told_of_missing_and_of_little_covering_calibrations(
     home, tmp_path, caplog
 ):
-    frames, spikes = home / "rgb/test/c/blur", home / "second/test/c/spike"
+    frames = home / "rgb/test/c/blur"
+    spikes = home / "second/test/c/spike"
     options = {"type": "dat"} | SECOND | MEAN
     with pytest.raises(DataError, match="spikes of 30 x 40 for frames of 45 x 80") as error:
         user_clips(frames, spikes, spike_options=options)
@@ -219,4 +231,5 @@ def test_users_clips_are_told_of_missing_and_of_little_covering_calibrations(
         spikes,
         spike_options=options | {"calibration": save(tmp_path / "x.json", TRUTH * 1.01)},
     )
+
     assert other[0].digest() != clip.digest()

@@ -57,6 +57,7 @@ def test_a_webp_among_pngs_is_a_frame(tmp_path):
     (clip,) = user_clips(tmp_path)
     assert list(clip.stems) == ["0", "1", "2", "3"]
     found = 255 * clip.frame(3)["lq"].movedim(0, -1).numpy()
+
     assert np.abs(found - picture(32, 48)).max() < 0.5
 
 
@@ -67,6 +68,7 @@ def test_frames_of_a_kind_that_is_not_read_are_named(tmp_path, caplog):
         (tmp_path / name).touch()
     user_clips(tmp_path)
     said = "left out, as no film or picture that is read: 2.cr2, 10.heic"
+
     assert [text for text in caplog.messages if "left out" in text] == [f"{tmp_path}: {said}"]
 
 
@@ -77,6 +79,7 @@ def test_clips_of_a_kind_that_is_not_read_are_named(tmp_path, caplog):
         (tmp_path / name).touch()
     user_clips(tmp_path)
     said = "left out, as no film or picture that is read: b, c.braw"
+
     assert [text for text in caplog.messages if "left out" in text] == [f"{tmp_path}: {said}"]
 
 
@@ -91,7 +94,8 @@ def test_a_folder_whose_name_is_no_utf8_is_named_as_the_cause(tmp_path):
     write_clips(tmp_path / "root", "a")
     odd = tmp_path / os.fsdecode(b"r\xff")
     (tmp_path / "root").rename(odd)
-    frames, spikes = odd / "GOPRO_Large/train", odd / "GOPRO_Large_spike_seq/train"
+    frames = odd / "GOPRO_Large/train"
+    spikes = odd / "GOPRO_Large_spike_seq/train"
     attempts = (
         lambda: user_clips(frames),
         lambda: user_clips(picture_folder, spikes, spike_options={"type": "dat"}),
@@ -102,4 +106,5 @@ def test_a_folder_whose_name_is_no_utf8_is_named_as_the_cause(tmp_path):
     for attempt in attempts:
         with pytest.raises(DataError, match="the path is no text in UTF-8") as e:
             attempt()
-        assert "\\udcff" in e.value.where and "rename" in e.value.do
+        assert "\\udcff" in e.value.where
+        assert "rename" in e.value.do

@@ -57,7 +57,8 @@ def check(net: VRT, lq: Tensor) -> None:
 
 
 def test_a_step_that_fits_is_not_spoken_of_and_one_that_may_not_gets_one_line(caplog):
-    net, memory = VRT(**SMALL), host_memory()
+    net = VRT(**SMALL)
+    memory = host_memory()
     assert memory is not None
     used, size = memory
     caplog.set_level(logging.INFO)
@@ -68,20 +69,24 @@ def test_a_step_that_fits_is_not_spoken_of_and_one_that_may_not_gets_one_line(ca
     check(net, clips_of(1.05 * (size - used), net))
     (record,) = caplog.records
     said = record.getMessage()
-    assert record.levelno == logging.WARNING and "\n" not in said
-    assert f"of {size:.1f} GB are free" in said and "clips of 6 x 64 x 64 needs about" in said
+    assert record.levelno == logging.WARNING
+    assert "\n" not in said
+    assert f"of {size:.1f} GB are free" in said
+    assert "clips of 6 x 64 x 64 needs about" in said
     assert said.endswith("These need less: gt_size=48, or x=1")
 
 
 def test_a_step_that_cannot_fit_is_refused_with_the_figures():
-    net, memory = VRT(**SMALL), host_memory()
+    net = VRT(**SMALL)
+    memory = host_memory()
     assert memory is not None
 
     with pytest.raises(OptionError) as error:
         check(net, clips_of(20 * memory[1], net))
 
     assert f"at most the {memory[1]:.1f} GB" in error.value.expected
-    assert "gt_size=48" in error.value.do and "GB of activations" in error.value.what
+    assert "gt_size=48" in error.value.do
+    assert "GB of activations" in error.value.what
 
 
 def test_a_training_that_cannot_fit_ends_before_its_first_step(tmp_path):

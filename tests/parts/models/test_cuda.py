@@ -102,13 +102,18 @@ def test_a_frame_of_1280_x_720_is_finite(dtype):
     clip = torch.rand(1, 2, 3, 720, 1280, generator=torch.Generator().manual_seed(5)).cuda()
     with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
         whole = net(clip)
-    assert whole.shape == clip.shape and torch.isfinite(whole).all()
+
+    assert whole.shape == clip.shape
+    assert torch.isfinite(whole).all()
 
 
 def test_a_deformable_convolution_with_wide_offsets_is_that_of_float64():
     # Offsets of up to 40 px in steps of 1/64, half a step away from the pixels: there the
     # derivative jumps.
-    generator, side, groups, width = torch.Generator().manual_seed(2), 96, 16, 96
+    generator = torch.Generator().manual_seed(2)
+    side = 96
+    groups = 16
+    width = 96
     steps = torch.randint(
         -64 * 40, 64 * 40, (2, 2 * TAPS * groups, side, side), generator=generator
     )
@@ -135,10 +140,8 @@ def test_a_deformable_convolution_with_wide_offsets_is_that_of_float64():
 
 def test_a_step_of_network_and_optimizer_does_not_wait_for_the_gpu():
     net = made_network(REAL).cuda()
-    clip, optimizer = (
-        torch.rand(1, 6, 3, 64, 64).cuda(),
-        torch.optim.Adam(net.parameters(), lr=1e-4, fused=True),
-    )
+    clip = torch.rand(1, 6, 3, 64, 64).cuda()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)
 
     def once() -> None:
         optimizer.zero_grad(set_to_none=True)

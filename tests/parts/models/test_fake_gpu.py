@@ -45,10 +45,8 @@ def test_the_form_for_gpus_mixes_no_devices_and_keeps_little_as_the_page_on_memo
     monkeypatch,
 ):
     kept = counted("--kept-only", *CASES)
-    assert (
-        kept["auto, bfloat16"]["kept_gb"] < 8
-        and kept["auto, bfloat16, checkpointed"]["kept_gb"] < 4
-    )
+    assert kept["auto, bfloat16"]["kept_gb"] < 8
+    assert kept["auto, bfloat16, checkpointed"]["kept_gb"] < 4
     # The last blocks come first in backward, when all that was kept still lives.
     monkeypatch.setattr(forms, "CPU_FORM", ())
     x = torch.empty((), dtype=torch.bfloat16).expand(1, 6, 192, 192, 120)
@@ -62,6 +60,7 @@ def test_the_form_for_gpus_mixes_no_devices_and_keeps_little_as_the_page_on_memo
 @pytest.mark.slow
 def test_a_step_holds_little_more_than_it_keeps_and_copies_nothing_from_the_host():
     step = counted("--shallow", "auto, bfloat16")["auto, bfloat16"]
+
     # The emulated autocast keeps what torch's own keeps: `held` has the flows and the loss besides.
     assert step["kept_gb"] < step["held_gb"] < step["kept_gb"] + 0.2
     assert step["peak_gb"] < step["held_gb"] + 1.6
@@ -76,10 +75,10 @@ def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn():
     for called in (chosen, found["auto, bfloat16"]["attention"]):
         assert {kernel.split(":")[0] for kernel in called} == {"efficient", "flash"}, called
         assert {"16", "24"} == {kernel.split()[2].strip(",") for kernel in called}  # 20 is padded
+
     assert {"64", "128", "384"} == {kernel.split()[3] for kernel in chosen}
-    assert any("gradient, mask" in kernel for kernel in chosen) and any(
-        "mask none" in kernel for kernel in chosen
-    )
+    assert any("gradient, mask" in kernel for kernel in chosen)
+    assert any("mask none" in kernel for kernel in chosen)
 
 
 def test_the_estimate_of_the_alignment_is_what_it_holds_in_backward_or_a_little_more():
@@ -98,19 +97,22 @@ def read(file: Path):
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("gpus", GPUS)
 def test_the_file_for_a_card_trains_the_published_batch_within_it(gpus, card):
-    opt, published = read(file_for(gpus, card)), read(Path(f"{GOPRO}_rgbspike.json"))
+    opt = read(file_for(gpus, card))
+    published = read(Path(f"{GOPRO}_rgbspike.json"))
     clips = opt.datasets.train.dataloader_batch_size
     assert clips == clips_at_once(gpus, card)
     assert gpus * clips * opt.train.accumulation_steps == 8
     # Where the count is wrong, "auto" recomputes; even with every block recomputed there is room to
     # spare.
-    assert opt.train.amp.enable and opt.netG.checkpoint == "auto"
+    assert opt.train.amp.enable
+    assert opt.netG.checkpoint == "auto"
     assert step_gb(clips, counted_gb()) < 0.7 * opt.netG.memory_budget_gb
     assert opt.netG.memory_budget_gb <= USABLE_SHARE * card + 1e-6
     # All else is as published.
     chosen = {"amp", "accumulation_steps"}
     assert opt.train.model_dump(exclude=chosen) == published.train.model_dump(exclude=chosen)
     memory = {"checkpoint": None, "memory_budget_gb": None}
+
     assert opt.netG.plain() | memory == published.netG.plain() | memory
 
 
@@ -120,6 +122,7 @@ def test_every_file_has_its_line_in_the_tables_and_its_name_says_for_which_card(
         text = (ROOT / readme).read_text(encoding="utf-8").replace("、", ", ")
         assert all(line in text for line in lines), lines
     files = {file_for(gpus, card) for gpus in GPUS for card in CARDS}
+
     assert files == set((ROOT / "options/gpu").glob("*.json"))
 
 
@@ -129,7 +132,8 @@ def test_the_options_for_small_cards_stand_in_both_pages_fit_and_keep_the_publis
             assert line in (ROOT / page).read_text(encoding="utf-8")
         gpus, card, options, gb = (cell.strip(" `") for cell in line.strip("|").split("|"))
         opt = main_train_vrt.read_options(["--opt", str(file_for(8, 24)), *options.split()])
-        train, net = of_part(opt.datasets.train), of_part(opt.netG)
+        train = of_part(opt.datasets.train)
+        net = of_part(opt.netG)
         assert int(gpus) * train.dataloader_batch_size * opt.train.accumulation_steps == 8
         assert float(gb) <= net.memory_budget_gb < int(card.split()[0])
         assert (net.checkpoint, opt.train.amp.dtype) == ("auto", "auto")
@@ -137,8 +141,11 @@ def test_the_options_for_small_cards_stand_in_both_pages_fit_and_keep_the_publis
 
 @pytest.mark.parametrize("end", ["", "_rgbspike"])
 def test_the_recipe_in_bfloat16_differs_from_the_published_one_in_that_alone(end):
-    precise, fast = read(Path(f"{GOPRO}{end}.json")), read(Path(f"{GOPRO}{end}_bf16.json"))
-    assert fast.train.amp.enable and not precise.train.amp.enable
+    precise = read(Path(f"{GOPRO}{end}.json"))
+    fast = read(Path(f"{GOPRO}{end}_bf16.json"))
+
+    assert fast.train.amp.enable
+    assert not precise.train.amp.enable
     assert fast.train.model_copy(update={"amp": precise.train.amp}) == precise.train
     assert all(
         getattr(fast, part) == getattr(precise, part)

@@ -81,6 +81,7 @@ def test_a_network_and_steps_for_few_spikes_are_there_where_they_are_asked_for()
         section = {"type": "motion", **SMALL, "motion_by": motion_by}
         fusion = FUSIONS.build(section, "netG.fusion", spike_channels=S)
         sizes[motion_by] = {name.partition(".")[0] for name in fusion.state_dict()}
+
     assert not {"motion_net", "few_steps"} & sizes["dis"]
     assert sizes["network"] - sizes["dis"] == {"motion_net"}
     assert sizes["both"] - sizes["dis"] == {"motion_net", "few_steps"}

@@ -31,7 +31,8 @@ def load_checkpoint(path):
     return checkpoint.load(Path(path))
 
 
-BUILD, LOAD = f"{__name__}.build", f"{__name__}.load_checkpoint"
+BUILD = f"{__name__}.build"
+LOAD = f"{__name__}.load_checkpoint"
 
 
 def members_of(content):

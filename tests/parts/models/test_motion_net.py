@@ -24,6 +24,7 @@ def test_it_is_small_and_gives_a_motion_at_each_level():
         assert curves.coefficients.shape == (2, 6, *shape)
         assert curves.log_error.shape == (2, 1, *shape)
     coarse = net(torch.randn(1, WINDOWS, 2, 8, 8), torch.randn(1, 3, 8, 8), levels=2)
+
     assert [curves.size for curves in coarse] == [8, 4]
 
 
@@ -32,6 +33,7 @@ def test_all_its_parameters_learn_and_its_times_are_not_saved():
     net = MotionNet()
     found = net(torch.randn(1, WINDOWS, 2, 16, 16), torch.randn(1, 3, 16, 16))
     sum(c.coefficients.square().sum() + c.log_error.square().sum() for c in found).backward()
+
     assert all(p.grad is not None and p.grad.any() for p in net.parameters())
     assert set(net.state_dict()) == {name for name, _ in net.named_parameters()}
 
@@ -64,6 +66,7 @@ def test_least_squares_find_a_small_motion_between_windows():
     pictures = torch.from_numpy(np.stack(light)).float()[None, :, None].repeat(1, 1, 2, 1, 1)
     found = net._least_squares(pictures.flatten(1, 2), torch.zeros(1, 3, 24, 24))
     inside = found[0, :, 6:-6, 6:-6].mean((1, 2))
+
     assert abs(inside[0] - speed) < 0.1  # x by tau, from the light
     assert abs(inside[4]) < 0.05  # y
     assert INSIDE.stop - INSIDE.start == 11
@@ -76,4 +79,5 @@ def test_the_shared_motion_is_the_mean_by_weight():
     changes[0, 0, 0] = torch.tensor([0.0, 1.0])
     assert torch.allclose(with_shared(changes)[0, 0, 0], torch.tensor([6.5, 7.5]))
     alone = torch.rand(1, 7, 2, 2)
+
     assert with_shared(alone) is alone

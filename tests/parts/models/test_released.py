@@ -111,7 +111,8 @@ def test_released_weights_are_fetched_once_and_then_found_without_a_network(serv
     assert f"downloading {server.address}/{FILE.name} to {FILE}" in first.text
     for result in (first, again):
         assert REFUSAL_OF_READ_WEIGHTS in result.text, result.text
-    assert server.asked == [f"/{FILE.name}"] and left_in(folder) == [FILE.name]
+    assert server.asked == [f"/{FILE.name}"]
+    assert left_in(folder) == [FILE.name]
 
 
 def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
@@ -126,8 +127,10 @@ def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
 
     # The options have another network, so the weights are refused. To see that they do not fit, the
     # program must have fetched and read them.
-    assert result.exit_codes == [3] and "the weights do not fit the network" in result.text
-    assert str(FILE) in result.text and (tmp_path / FILE).is_file()
+    assert result.exit_codes == [3]
+    assert "the weights do not fit the network" in result.text
+    assert str(FILE) in result.text
+    assert (tmp_path / FILE).is_file()
 
 
 def test_two_processes_fetch_a_file_once(server, tmp_path):
@@ -138,11 +141,13 @@ def test_two_processes_fetch_a_file_once(server, tmp_path):
         found = [one.wait(120), other.wait(120)]
 
     assert all(REFUSAL_OF_READ_WEIGHTS in result.text for result in found)
-    assert server.asked == [f"/{FILE.name}"] and left_in(folder) == [FILE.name]
+    assert server.asked == [f"/{FILE.name}"]
+    assert left_in(folder) == [FILE.name]
 
 
 def test_without_a_network_one_line_says_what_to_do(tmp_path):
-    folder, mirror = home(tmp_path), f"http://127.0.0.1:{free_port()}"
+    folder = home(tmp_path)
+    mirror = f"http://127.0.0.1:{free_port()}"
 
     result = run_to_end(folder, mirror)
 
@@ -150,7 +155,9 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path):
     assert f"cannot download {mirror}/{FILE.name}: " in result.text
     do = result.text.rpartition("  do ")[2].strip()
     assert do.startswith("download it on a machine with a network and copy it to")
-    assert str(FILE) in do and MIRROR in do and "\n" not in do
+    assert str(FILE) in do
+    assert MIRROR in do
+    assert "\n" not in do
     assert left_in(folder) == []
 
 

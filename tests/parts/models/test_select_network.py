@@ -56,7 +56,9 @@ def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, whe
     check(options(fusion="exposure", representation="relative"))
     with pytest.raises(OptionError) as refused:
         check(options(**changes))
-    assert refused.value.where == where and said in str(refused.value)
+
+    assert refused.value.where == where
+    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, valu
     check(options(fusion="none", test=section))
     with pytest.raises(OptionError, match=f"datasets.test.spike has the {key}") as refused:
         check(options(fusion="gated", test=section))
+
     assert refused.value.where == f"datasets.test.spike.{key}"
 
 
@@ -96,6 +99,7 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
     net = define_G(values, spike_channels=2)
     operator = module_of(net, "fusion", GatedFusion)
     restored = net(batch["lq"], batch["spike"])
+
     assert torch.equal(restored, operator.on_input(batch["lq"], batch["spike"]))
 
 

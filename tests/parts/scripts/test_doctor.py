@@ -20,24 +20,27 @@ def test_a_known_failure_is_explained(line, name):
     finding = read_log(f"step 1\n{line}\n")[0]
 
     assert (finding.status, finding.check) == (FAIL, name)
-    assert finding.why and finding.cure and "{" not in finding.why
+    assert finding.why
+    assert finding.cure
+    assert "{" not in finding.why
 
 
 def test_a_log_without_a_known_failure_is_no_success_unless_it_says_so():
     assert read_log("step 1\n")[0].status == WARN
-    start, end = (
-        "[2026-01-01 00:00:00] rank 0 of 1 on host\n",
-        "Finished at iter 5. Results are in x\n",
-    )
+    start = "[2026-01-01 00:00:00] rank 0 of 1 on host\n"
+    end = "Finished at iter 5. Results are in x\n"
     assert read_log(start + end)[0].status == OK
     crashed = read_log(
         start + end + start + "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
     )
-    assert [finding.status for finding in crashed] == [FAIL] and "Traceback" in crashed[0].what
+    assert [finding.status for finding in crashed] == [FAIL]
+    assert "Traceback" in crashed[0].what
     assert read_log(start + "KeyError: 'a'\n" + start + end)[0].status == OK
     assert read_log(start + "StallError: rank 1 is STUCK: 9 s\n" + start + end)[0].status == OK
     (finding,) = read_log(start + "rank 1 is STUCK: 9 s\n" + start + "rank 0 is SILENT: no beat\n")
-    assert finding.what.startswith("line 4:") and "rank 0 was silent" in finding.why
+
+    assert finding.what.startswith("line 4:")
+    assert "rank 0 was silent" in finding.why
 
 
 def test_the_doctor_reads_a_log_from_the_command_line_and_the_table_ends_with_a_count(
@@ -47,9 +50,12 @@ def test_the_doctor_reads_a_log_from_the_command_line_and_the_table_ends_with_a_
     log.write_text("rank 1 is DEAD: its process 7 is gone\n")
     assert doctor.main(["--log", str(log)]) == 1
     said = capsys.readouterr().out
-    assert "rank 1 was dead" in said and said.splitlines()[-1] == "0 ok, 0 warn, 1 fail"
+    assert "rank 1 was dead" in said
+    assert said.splitlines()[-1] == "0 ok, 0 warn, 1 fail"
     text = table([Finding(FAIL, "b", "x", "y", "z"), Finding(OK, "a", "fine")])
-    assert text.splitlines()[0].startswith("ok") and text.splitlines()[-1] == "1 ok, 0 warn, 1 fail"
+
+    assert text.splitlines()[0].startswith("ok")
+    assert text.splitlines()[-1] == "1 ok, 0 warn, 1 fail"
 
 
 def test_two_ranks_are_examined_together_and_a_wrong_option_is_a_finding(tmp_path):
@@ -89,8 +95,10 @@ def test_two_ranks_are_examined_together_and_a_wrong_option_is_a_finding(tmp_pat
     for name, _, _, cure in json.loads(
         KNOWN_FAILURES.read_text()
     ):  # and every known failure has an entry
-        assert f"**{name}**" in page and cure in page
-    assert "0 fail" in result.stdout[0] and "0 fail" not in result.stdout[1]
+        assert f"**{name}**" in page
+        assert cure in page
+    assert "0 fail" in result.stdout[0]
+    assert "0 fail" not in result.stdout[1]
 
     result = run_ranks(1, DOCTOR, "--opt", str(options), "train.total_itre=3")
     assert result.exit_codes == [1]

@@ -25,6 +25,7 @@ def test_the_page_shows_the_frames_that_were_asked_for_and_the_length_of_the_way
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert len(re.findall("data:image/jpeg", page)) == 6
     [length] = found(r"up to ([0-9.]+) px", page).groups()  # of frame 1
+
     assert float(length) == pytest.approx(10.8, abs=2)
 
 

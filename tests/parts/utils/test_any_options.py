@@ -32,7 +32,10 @@ def test_a_damaged_option_file(tmp_path, data, file):
     try:
         load_options(path, [], PARTS)
     except OptionError as e:
-        assert e.where and e.what and e.expected and e.do
+        assert e.where
+        assert e.what
+        assert e.expected
+        assert e.do
 
 
 @examples(150)
@@ -43,7 +46,10 @@ def test_a_damaged_yaml(tmp_path, data):
     try:
         flattened(read_yaml(path))
     except OptionError as e:
-        assert str(path) in e.where and e.what and e.expected and e.do
+        assert str(path) in e.where
+        assert e.what
+        assert e.expected
+        assert e.do
 
 
 @examples(150)
@@ -60,7 +66,11 @@ def test_any_value_of_a_section(tmp_path, value, key):
     path.write_text(json.dumps({"task": "x", key: value}))
     with pytest.raises(OptionError) as e:
         load_options(path, [], PARTS)
-    assert e.value.where and e.value.what and e.value.expected and e.value.do
+
+    assert e.value.where
+    assert e.value.what
+    assert e.value.expected
+    assert e.value.do
 
 
 def test_a_character_in_two_escapes_is_read_as_one_and_half_of_it_is_refused(tmp_path):
@@ -72,4 +82,5 @@ def test_a_character_in_two_escapes_is_read_as_one_and_half_of_it_is_refused(tmp
     path.write_text('{"task": "\\ud83d"}')
     with pytest.raises(OptionError, match="no valid JSON") as half:
         load_options(path, [], PARTS)
+
     assert "half of a character" in half.value.expected

@@ -53,7 +53,8 @@ def test_a_run_trains_on_it_as_on_the_cpu_and_says_in_a_line_what_stands_in(tmp_
 
     assert f"1 on 1 host: 1 x Stand-in; {STANDS_IN}\n" in said
     about = json.loads((experiment(own) / "environment.json").read_text())
-    assert about["device"] == "Stand-in" and "CUDA" not in about
+    assert about["device"] == "Stand-in"
+    assert "CUDA" not in about
     # Of the device's tensors: a process with torch has ten times as much.
     assert 0.01 < history(own)["train/memory_gb"][-1][1] < 0.15
     assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in said_on_cpu
@@ -64,7 +65,8 @@ def test_two_ranks_exchange_by_the_backend_of_the_device(tmp_path, accelerator):
     own, said = trained(tmp_path / "own", accelerator | {"STANDIN_COUNT": "2"}, ranks=2)
     on_cpu, said_on_cpu = trained(tmp_path / "cpu", CPU, ranks=2)
 
-    assert "Backend: standccl" in said and "Backend: gloo" in said_on_cpu
+    assert "Backend: standccl" in said
+    assert "Backend: gloo" in said_on_cpu
     assert "2 on 1 host: 2 x Stand-in; ranks exchange by standccl; torch's operators" in said
     assert_close(own, on_cpu)
 
@@ -84,6 +86,7 @@ def test_mixed_precision_and_fitted_memory_are_those_of_the_device(tmp_path, acc
         "netG.checkpoint=auto",
         "train.empty_cache=true",
     )
+
     assert "mixed precision in bfloat16" in said
     assert "of 1.80 GB (kept" in said  # 0.9 of what the device has
     assert all(loss < 0.2 for _, loss in history(options)["train/loss"])
@@ -94,6 +97,7 @@ def test_whoever_asks_for_the_cpu_gets_it(tmp_path, accelerator, how):
     asked = {"the option": ((), ["gpu_ids=[]"]), "the variable": (CPU, [])}
     env, overrides = asked[how]
     _, said = trained(tmp_path / "run", accelerator | dict(env), *overrides)
+
     assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in said
     assert "Stand-in" not in said
 
@@ -156,6 +160,7 @@ def test_a_package_that_does_not_load_is_said_with_its_own_words(tmp_path, monke
     (tmp_path / "torch_npu.py").write_text("raise OSError('libascendcl.so: cannot open')")
     monkeypatch.syspath_prepend(tmp_path)
     found = reasons(made(tmp_path, "dev/davinci0"))
+
     assert found == [
         "an Ascend NPU is not used: torch_npu does not load (libascendcl.so: cannot open)"
     ]
@@ -171,6 +176,7 @@ def test_an_intel_gpu_is_said_unless_it_is_the_small_one_of_the_processor(
     (tmp_path / "sys/class/drm/renderD128").mkdir(parents=True)
     (tmp_path / "sys/class/drm/renderD128/device").symlink_to(tmp_path / f"sys/devices/{address}")
     expected = ["an Intel GPU is not used: this torch is not built for it (xpu)"] * is_said
+
     assert reasons(tmp_path) == expected
 
 

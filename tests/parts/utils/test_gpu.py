@@ -53,7 +53,8 @@ def test_gpu_ids_choose_where_nobody_else_has_chosen_and_what_differs_is_said(
     choose_gpus(ids, "my.json")
 
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
-    assert said in caplog.text and bool(caplog.text) == bool(said)
+    assert said in caplog.text
+    assert bool(caplog.text) == bool(said)
 
 
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
@@ -75,7 +76,8 @@ def test_a_gpu_that_this_torch_was_not_built_for_is_told_with_the_wheel_that_was
     capability, built_for, wheel
 ):
     found = missing_wheel(capability, built_for)
-    assert wheel in found and bool(found) == bool(wheel)
+    assert wheel in found
+    assert bool(found) == bool(wheel)
 
 
 def test_two_ranks_on_one_gpu_are_both_named():
@@ -103,11 +105,11 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(tmp
 
     assert refused.exit_codes == [2]
     assert "torch cannot use the 2 GPUs of this machine" in refused.text
-    assert (
-        "NVIDIA driver 470.82.01" in refused.text and f"torch {torch.__version__}" in refused.text
-    )
+    assert "NVIDIA driver 470.82.01" in refused.text
+    assert f"torch {torch.__version__}" in refused.text
     assert 'CUDA_VISIBLE_DEVICES=""' in refused.text
-    assert allowed.exit_codes == [3] and "/nowhere" in allowed.text
+    assert allowed.exit_codes == [3]
+    assert "/nowhere" in allowed.text
 
 
 GPUS = [

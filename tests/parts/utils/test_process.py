@@ -63,10 +63,8 @@ threading.Thread(target=watchdog.leave, args=(70, None)).start()
 time.sleep(60)
 """
 # env: no fork of a process with torch in it
-FRESH, LINUX = (
-    ("env",),
-    "SpikeVRT runs on Linux and macOS (on Windows: in WSL)",
-)
+FRESH = ("env",)
+LINUX = "SpikeVRT runs on Linux and macOS (on Windows: in WSL)"
 LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
 heavy = {"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"}
@@ -125,7 +123,9 @@ def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, a
     code, said = run_unread(
         *arguments.split(), tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat"
     )
-    assert code == 141 and "Error" not in said, said
+
+    assert code == 141, said
+    assert "Error" not in said, said
 
 
 def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
@@ -139,16 +139,19 @@ def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
         (f"{train} train.total_iter=x >&-", 2),
     ):
         ended = run_command(["bash", "-c", f"{sys.executable} {command}"], limit_s=120)
-        assert ended.exit_codes == [code] and "Traceback" not in ended.text, ended.text
+        assert ended.exit_codes == [code], ended.text
+        assert "Traceback" not in ended.text, ended.text
+
     assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
 
 
 def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_path):
     options = write_options(tmp_path)
     code, said = run_unread(MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
-    assert (
-        code == 0 and "Traceback" not in said and said.count("cannot write the log (stdout") == 1
-    ), said
+
+    assert code == 0, said
+    assert "Traceback" not in said, said
+    assert said.count("cannot write the log (stdout") == 1, said
     assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
 
 
@@ -158,7 +161,8 @@ def test_a_rank_that_the_watchdog_ends_says_nothing_of_its_loader_processes(tmp_
 
     result = run_command([sys.executable, program], env={"PYTHONPATH": str(ROOT)})
 
-    assert result.exit_codes == [70] and result.text.strip() == ""
+    assert result.exit_codes == [70]
+    assert result.text.strip() == ""
 
 
 ORPHAN = """
@@ -178,4 +182,6 @@ def test_a_process_whose_parent_died_before_it_asked_ends_as_well():
     start = time.monotonic()
     # Until all have closed it
     run = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=50)
-    assert run.returncode == -signal.SIGKILL and time.monotonic() - start < 30
+
+    assert run.returncode == -signal.SIGKILL
+    assert time.monotonic() - start < 30

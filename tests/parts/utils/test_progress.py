@@ -46,11 +46,10 @@ def test_a_bar_is_drawn_on_a_terminal_unless_tqdm_disable_or_none_forbids_it(
     caplog.set_level(logging.INFO)
     text = shown(monkeypatch, kind)
     is_drawn = kind == "bar" and disabled != "1"
-    assert (
-        ("checking" in text and "30/30" in text) == is_drawn
-        and bool(text) == is_drawn
-        and caplog.text == ""
-    )
+
+    assert ("checking" in text and "30/30" in text) == is_drawn
+    assert bool(text) == is_drawn
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(("kind", "stream"), [("line", Terminal), ("bar", io.StringIO)])
@@ -62,9 +61,9 @@ def test_lines_come_at_each_tenth_also_where_there_is_no_terminal_for_a_bar(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 10
     line = r"checking: {} %, {} of 30 files, [\d.]+ a second, 00:00:00 left"
-    assert re.fullmatch(line.format(10, 3), lines[0]) and re.fullmatch(
-        line.format(100, 30), lines[-1]
-    )
+
+    assert re.fullmatch(line.format(10, 3), lines[0])
+    assert re.fullmatch(line.format(100, 30), lines[-1])
 
 
 # Parts of a unit add up to the whole, and a slow one is told in seconds; an action of seconds has
@@ -81,6 +80,7 @@ def test_a_line_has_the_share_and_the_pace(monkeypatch, caplog, work, parts, ste
         for _ in range(work[0] * parts):
             now += step_s
             progress.update(1 / parts)
+
     assert [line.split(",")[0] for line in caplog.messages] == [
         f"{work[1]}: {share} %" for share in shares
     ]
@@ -105,19 +105,20 @@ def test_one_bar_shows_the_run_and_tears_no_line(tmp_path):
     rows = screen(written)
     assert code == 0, "\n".join(rows)
     bars = [row for row in rows if "%|" in row]
-    assert len(bars) == 1 and re.fullmatch(BAR, bars[0]) and len(bars[0]) <= COLUMNS, "\n".join(
-        rows
-    )
+    assert len(bars) == 1, "\n".join(rows)
+    assert re.fullmatch(BAR, bars[0]), "\n".join(rows)
+    assert len(bars[0]) <= COLUMNS, "\n".join(rows)
     assert b"epoch 1:   0%" in written
     # The first of three clips has 2 of the 9 frames: the bar moves from its first tiles on.
     assert any(0 < int(share) < 22 for share in re.findall(rb"validation: +(\d+)%", written))
     assert all(len(row) <= 110 for row in rows if re.search("Iter: ", row))
     log = [re.sub(DATE, "", row) for row in rows if re.match(DATE, row)]
     steps = [found for row in log if (found := re.fullmatch(STEP, row))]
-    assert len(steps) == 10 and steps[0][1] is None and all(step[1] for step in steps[1:])
-    assert len(history(options)["train/data_share"]) == 9 and not any(
-        "fontManager" in row for row in log
-    )
+    assert len(steps) == 10
+    assert steps[0][1] is None
+    assert all(step[1] for step in steps[1:])
+    assert len(history(options)["train/data_share"]) == 9
+    assert not any("fontManager" in row for row in log)
     assert len([row for row in log if row.startswith("Epoch 1 ended: 8 steps, mean loss 0.")]) == 1
     assert (
         rows.count("a library prints to stderr") == rows.count("a library prints to stdout") == 10
@@ -129,6 +130,7 @@ def test_one_bar_shows_the_run_and_tears_no_line(tmp_path):
         if row.startswith("fresh start: starting at iter 0 of 10, epoch 1")
     )
     words = ["Task:", "Ranks:", "Data:", "Batch:", "Network:", "Schedule:"]
+
     assert [row.split()[0] for row in log[start - 6 : start]] == words
     assert start < 10  # the first screen has ten lines, with those on the data and the rank
 
@@ -166,6 +168,7 @@ def test_validation_and_saving_do_not_count_across_epochs(clock):
         whole = clock.timer.epoch.values()
         assert (whole["it_per_s"], clock.timer.epoch.paused_s) == (1.0, 240.0), epoch
     values = clock.timer.read()
+
     assert (values["it_per_s"], values["compute_share"]) == (1.0, 1.0)
 
 
@@ -175,6 +178,7 @@ def test_the_first_step_of_a_process_does_not_count(clock):
     assert clock.timer.read().keys() == {"memory_gb"}
     assert RunProgress("none", 1000, clock.timer, {}).eta(500) == ""
     clock.step(2.0)
+
     assert clock.timer.read()["it_per_s"] == 0.5
     assert RunProgress("none", 1000, clock.timer, {}).eta(502) == "00:16:36"
 
@@ -186,6 +190,7 @@ def test_the_remaining_time_holds_the_validations_and_saves_to_come(clock):
     clock.timer.read()
     assert run.eta(900) == "00:01:40"
     clock.pause("validation", 60.0)
+
     # Of step 900 itself and after the last step; none is due in between.
     assert run.eta(900) == duration(100 + 2 * 60)
     assert run.eta(901) == duration(99 + 60)
@@ -198,6 +203,7 @@ def test_the_remaining_time_follows_a_change_of_speed(clock):
         for _ in range(1000):
             clock.step(seconds)
         clock.timer.read()
+
     assert clock.timer.pace() == pytest.approx(4.0, rel=0.01)
     assert run.eta(9000) == "01:06:40"
 
@@ -209,4 +215,5 @@ def test_a_duration_is_written_with_days():
         97_920: "1 d 03:12:00",
         864_000: "10 d 00:00:00",
     }
+
     assert {seconds: duration(seconds) for seconds in written} == written

@@ -35,6 +35,7 @@ def test_a_position_or_part_of_a_wrong_type_is_refused_by_its_key(run, tmp_path,
     checkpoint.save(state, path)
     with pytest.raises(CheckpointError, match=key) as error:
         find_checkpoint("auto", tmp_path)
+
     assert str(path) in str(error.value)
 
 

@@ -76,6 +76,7 @@ def test_the_table_of_state_is_complete_and_exact():
         for module, path in MODULES.items()
         for name in changed_names(module, ast.parse(path.read_text()))
     }
+
     assert found == STATE.keys()
 
 
@@ -131,7 +132,8 @@ def other_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
 
 def names_of(module: str, tree: ast.Module) -> tuple[dict[str, str], set[str]]:
     """({name in the module: its dotted name}, those that are imported packages)."""
-    names, packages = {}, set()
+    names = {}
+    packages = set()
     for node in tree.body:
         for target in getattr(node, "targets", [getattr(node, "target", None)]):
             if isinstance(target, ast.Name):

@@ -51,7 +51,8 @@ def test_a_signal_stops_a_run_without_proc_and_the_same_command_goes_on(tmp_path
 
     step = latest(options)["step"]
     done = train(options, f"train.total_iter={step + 1}", env=spawn, **WITHOUT_PROC)
-    assert done.exit_codes == [0] and f"at iter {step}" in done.text, done.text
+    assert done.exit_codes == [0], done.text
+    assert f"at iter {step}" in done.text, done.text
 
 
 def test_clips_are_restored_without_proc_as_with_it(tmp_path):
@@ -72,6 +73,7 @@ def test_clips_are_restored_without_proc_as_with_it(tmp_path):
 def test_several_ranks_without_proc_are_refused_once_in_words(tmp_path):
     options = write_options(tmp_path)
     done = train(options, ranks=2, **WITHOUT_PROC)
+
     assert done.exit_codes == [2, 2], done.text
     assert "several ranks on a system that does not show its processes in /proc" in done.text
     assert "do        train in one process: ./launch_train.sh 1 FILE" in done.text
@@ -85,10 +87,14 @@ def test_the_launcher_starts_one_process_without_proc_and_refuses_two(tmp_path):
         )
         for n in ("2", "1")
     )
-    assert two.exit_codes == [2] and "./launch_train.sh 1 [FILE]" in two.text
-    assert one.exit_codes == [0] and "Finished at iter 1" in one.text, one.text
+
+    assert two.exit_codes == [2]
+    assert "./launch_train.sh 1 [FILE]" in two.text
+    assert one.exit_codes == [0], one.text
+    assert "Finished at iter 1" in one.text, one.text
 
 
 def test_the_doctor_looks_at_a_host_without_proc():
     done = run_ranks(1, "scripts/doctor.py", **WITHOUT_PROC)
-    assert done.exit_codes == [0] and "Traceback" not in done.text, done.text
+    assert done.exit_codes == [0], done.text
+    assert "Traceback" not in done.text, done.text
