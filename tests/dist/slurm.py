@@ -1,5 +1,11 @@
-"""A real SLURM on this machine alone: its own ports, state and logs under one folder, nothing of
-the system's.
+"""A real SLURM on this machine alone, for tests/dist/test_slurm.py.
+
+SLURM is the scheduler of compute clusters. `Cluster` starts its daemons with ports, state and logs
+of their own, all below one folder, and uses nothing of a SLURM that the system may have:
+
+    munged      signs the messages between the daemons
+    slurmctld   decides which job runs
+    slurmd      runs the jobs, on the one node of the cluster, which is this machine
 """
 
 from __future__ import annotations
@@ -15,11 +21,12 @@ from pathlib import Path
 
 from tests.dist.launching import ROOT, clean_env, free_port
 
+# All programs that the tests need.
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue")
 
 
 def missing() -> str:
-    """Why no SLURM can be started here, or ''."""
+    """Return why no SLURM can be started here, or "" if it can."""
     absent = [name for name in PROGRAMS if not shutil.which(name)]
     if absent:
         return f"not installed: {', '.join(absent)}"
@@ -27,9 +34,10 @@ def missing() -> str:
 
 
 class Cluster:
-    """One node of this machine's cores (at least 4, or two ranks would not fit).
+    """A cluster of one node. Use it in a `with` statement, which ends all jobs and daemons.
 
-    Use as a context manager.
+    The node has the cores of this machine, but at least 4, because two ranks must fit beside a job
+    of one. It has two partitions: "main", and "urgent", whose jobs push those of "main" aside.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,8 +56,8 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.run("scancel", "--user=root", check=False)
+        # Wait until no job is left. If the daemons ended first, processes of jobs would go on.
         deadline = time.monotonic() + 20
-        # Steps outlive the daemons that are asked to go before them.
         while self.run("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
             time.sleep(0.2)
         for process in reversed(self.processes):
@@ -62,6 +70,8 @@ class Cluster:
                 process.wait()
 
     def _start(self) -> None:
+        """Start the daemons, each after the one that it needs."""
+        # munged runs as its own user, and refuses a key that another user could read.
         munge = pwd.getpwnam("munge")
         for name in ("munge", "state", "spool"):
             (self.folder / name).mkdir()
@@ -86,6 +96,7 @@ class Cluster:
         self.wait(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T", check=False), "slurmd")
 
     def _conf(self) -> str:
+        """Return the text of slurm.conf."""
         host = socket.gethostname()
         here = self.folder
         return f"""ClusterName=test
@@ -118,11 +129,16 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
 """
 
     def _spawn(self, *command: str, **options: int) -> None:
+        """Start a daemon. options: the user and the group as which it runs."""
         log = open(self.folder / f"{command[0]}.out", "wb")  # noqa: SIM115 - lives as long as the daemon
         how = {"env": self.env, "stdout": log, "stderr": log, "start_new_session": True, **options}
         self.processes.append(subprocess.Popen(command, **how))
 
     def wait(self, is_up, name: str, limit_s: float = 100) -> None:
+        """Wait until is_up() is true. name: what is waited for, for the message.
+
+        Raises AssertionError with the ends of all logs at the limit.
+        """
         deadline = time.monotonic() + limit_s
         while not is_up():
             if time.monotonic() > deadline:
@@ -134,7 +150,10 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
             time.sleep(0.1)
 
     def run(self, *command: str, check: bool = True, limit_s: float = 150, cwd: Path = ROOT) -> str:
-        """Output of a SLURM command, called in the repository or in a copy of it."""
+        """Run a command of SLURM. Return what it prints.
+
+        check: fail if the command fails. cwd: the repository, or a copy of it.
+        """
         done = subprocess.run(
             command, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=limit_s
         )
@@ -142,18 +161,23 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         return done.stdout
 
     def submit(self, *arguments: str, cwd: Path = ROOT) -> str:
+        """Submit a job by sbatch. Return its number, e.g. "3"."""
         return re.findall(r"\d+", self.run("sbatch", *arguments, cwd=cwd))[-1]
 
     def state(self, job: str) -> str:
-        """E.g. PENDING, RUNNING, COMPLETED, FAILED."""
+        """Return the state of a job, e.g. PENDING, RUNNING, COMPLETED or FAILED."""
         found = re.search(r"JobState=(\S+)", self.run("scontrol", "show", "job", job))
         return found[1] if found else ""
 
     def wait_for_life(self, path: Path, life: int, text: str, limit_s: float) -> str:
-        """What a job that was queued again wrote in its life number `life` (from 1), once that
-        holds `text`.
+        """Wait until a job that was queued again has written `text` in one of its lives.
+
+        A life is the time from a start to its end. path: the log of the job. life: number of the
+        life, from 1. Return all that the job wrote in this life and later.
         """
-        starts = "Distributed Training Setup"  # each of two ranks says it
+        # Each of two ranks says this at its start. So life 1 begins with the first of these words,
+        # and life 2 with the third.
+        starts = "Distributed Training Setup"
         deadline = time.monotonic() + limit_s
         while text not in (
             content := "".join(path.read_text(errors="replace").split(starts)[2 * life - 1 :])

@@ -1,4 +1,8 @@
-"""submit_job.sh under a real SLURM."""
+"""submit_job.sh under a real SLURM.
+
+tests/dist/slurm.py starts a cluster of one node on this machine. The jobs are small trainings, or a
+program that only prints what it gets. Without SLURM, or without root, these tests are skipped.
+"""
 
 import os
 import re
@@ -18,12 +22,13 @@ pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"no SLURM: {slurm
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
+    """Give the cluster, which all tests of this file share."""
     with slurm.Cluster(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
         yield cluster
 
 
-# SLURM lets a job train for a minute: the ranks of this one wait most of it, and leave the cores to
-# other tests.
+# A log writer that waits a second for each entry. A job below must run for a minute, until SLURM
+# ends it. With this writer its ranks wait most of the time, and leave the cores to other tests.
 PAUSE = """
 from threading import Event
 from utils.run.writers import WRITERS
@@ -45,8 +50,9 @@ class PauseWriter:
 
 
 def copy_with_pauses(folder: Path) -> Path:
-    """The programs, with a log writer that takes a second for each entry: one file more, as in
-    docs/extending.md.
+    """Copy the programs to `folder`, with the log writer "pause". Return the folder.
+
+    The writer is one new file, as in docs/extending.md.
     """
     for name in ("data", "models", "scripts", "utils"):
         shutil.copytree(ROOT / name, folder / name)
@@ -57,6 +63,7 @@ def copy_with_pauses(folder: Path) -> Path:
     return folder
 
 
+# Arguments of sbatch for two tasks without a GPU.
 NO_GPU = ("--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
 
 
@@ -66,7 +73,8 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
 ):
     options = write_options(tmp_path)
     log = tmp_path / "job.out"
-    # SLURM looks every 30 s whose end is near: the signal comes some 20 to 50 s after the start.
+    # The job may run for a minute, and gets SIGUSR1 10 s before. SLURM looks every 30 s which jobs
+    # are near their end. So the signal comes 20 to 50 s after the start.
     limit = ("--time=1", "--signal=B:USR1@10")
     options_of_job = (
         "datasets.test={}",
@@ -78,6 +86,7 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     job = cluster.submit(
         f"--output={log}", *limit, *NO_GPU, "submit_job.sh", str(options), *options_of_job, cwd=copy
     )
+    # First, SLURM suspends the job for longer than the watchdog of the training allows.
     wait_for(log, "Iter: ", 120)
     cluster.run("scontrol", "suspend", job)
     time.sleep(1)
@@ -86,13 +95,16 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert log.read_text() == before
     cluster.run("scontrol", "resume", job)
     first = wait_for(log, "stopped by a signal at iter", 120)
-    # No further signal of the limit, however slow
+    # Second, the job has reached its limit, saved, and is queued again. With a longer limit, no
+    # further signal of the limit comes, however slow this machine is.
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")
     second = cluster.wait_for_life(log, 2, "Iter: ", 180)
+    # Third, an urgent job needs the node, so the job is stopped and queued again.
     cluster.submit(
         "--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true"
     )
     second = cluster.wait_for_life(log, 2, "stopped by a signal at iter", 60)
+    # Last, the user cancels the job. It saves, and is not queued again.
     cluster.wait_for_life(log, 3, "Iter: ", 180)
     cluster.run("scancel", job)
     third = cluster.wait_for_life(log, 3, "stopped by a signal at iter", 60)
@@ -128,7 +140,7 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder
     write_command(
         tmp_path / "bin/scontrol", "echo slurm_load_jobs error: Socket timed out >&2; exit 1"
     )
-    # SLURM does not answer
+    # In a job, the script asks scontrol for its own path. Here scontrol does not answer.
     cluster.submit(f"--output={tmp_path / 'busy.out'}", path, *own, str(script), "mine.json")
 
     assert "cpus 3 threads 3 of -u main_train_vrt.py --opt mine.json" in wait_for(
@@ -151,6 +163,7 @@ def test_a_batch_script_without_srun_is_refused_at_once_with_the_command_to_type
 
 
 def stopped_at(log: str) -> int:
+    """Return the last step at which a training was stopped by a signal."""
     return int(re.findall(r"stopped by a signal at iter (\d+)", log)[-1])
 
 

@@ -1,4 +1,8 @@
-"""Files, pictures and videos: written whole or not at all, and read back as they were."""
+"""Files, pictures and videos: written whole or not at all, and read back as they were.
+
+What can go wrong is real here: a link out of the folder, Ctrl-C in the middle of a write, a full
+disk, a file that is no picture.
+"""
 
 import gc
 import os
@@ -160,6 +164,7 @@ def test_the_error_is_five_times_the_difference_and_the_brightest_spikes_are_whi
 
 
 def test_a_full_disk_leaves_no_video_that_looks_finished(tmp_path):
+    # Noise does not compress, so a few frames have more than 2000 bytes.
     noise = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
     full = pytest.raises(DataError, match=r"(?s)out\..*free some space")
     with small_files(2000), full, VideoWriter(tmp_path / "out.mp4", 25) as video:
@@ -173,15 +178,16 @@ def test_a_video_keeps_its_frames_and_frame_rate(tmp_path):
     write_video(tmp_path / "v.mp4")
     video = VideoReader(tmp_path / "v.mp4")
     assert (video.num_frames, video.fps) == (6, 12.5)
-    for index in (0, 1, 4, 2, 5, 5, 4, 3, 0):  # forwards, with a gap, and back
+    # Frames are read forwards, with a gap, and back. The compression changes values a little.
+    for index in (0, 1, 4, 2, 5, 5, 4, 3, 0):
         assert np.abs(video.read(index).astype(int) - picture(seed=index)).mean() < 12
 
     assert [p.name for p in tmp_path.iterdir()] == ["v.mp4"]
 
 
 def test_a_dropped_reader_closes_its_file_without_the_garbage_collector(tmp_path):
-    # Otherwise a forked loader worker may collect it, and wait for decoder threads that it does not
-    # have.
+    # The garbage collector may run in a forked loader process. There it would wait for the threads
+    # of the decoder, which a fork does not have.
     write_video(tmp_path / "v.mp4")
     gc.collect()
     gc.disable()
@@ -211,8 +217,8 @@ def test_an_unreadable_video_is_named(tmp_path, content):
 
 
 def test_every_frame_keeps_its_time_and_every_pixel_its_colour(tmp_path):
-    # Of a phone: 23.976 a second, a gap, then faster. Sides are odd, and the texture is one pixel
-    # fine.
+    # The times of a phone, in seconds: 24000 / 1001 frames a second, a gap, then faster. The sides
+    # are odd, and the texture has details of one pixel, which a codec may lose.
     times = [Fraction(t) for t in ("1001/24000", "1001/12000", "1/2", "53/100", "1")]
     rng = np.random.default_rng(0)
     frames = [rng.integers(0, 256, (35, 45, 3), np.uint8) for _ in times]
@@ -239,7 +245,9 @@ def test_the_420_form_repeats_the_last_row_instead_of_losing_it(tmp_path):
 def test_a_video_of_a_phone_held_upright_is_read_upright(tmp_path):
     write_video(tmp_path / "v.mp4", count=2)
     content = (tmp_path / "v.mp4").read_bytes()
-    # The display matrix of the track: a quarter turn clockwise instead of the identity.
+    # The header of a track ("tkhd") has a matrix of 9 numbers of 4 bytes, 40 bytes behind its name.
+    # It says how the track is shown. A quarter turn clockwise replaces the identity. The numbers
+    # have 16 bits behind the point, but the last one has 30.
     one = 0x10000
     matrix = content.index(b"tkhd") + 4 + 40
     turned = np.array([0, one, 0, -one, 0, 0, 48 * one, 0, 2**30], ">i4").tobytes()

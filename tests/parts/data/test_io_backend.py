@@ -1,5 +1,7 @@
-"""LMDBs in place of folders; files that are damaged or removed after the start: an error that names
-the file.
+"""LMDBs in place of folders, and files that are damaged or removed after the start of a training.
+
+An LMDB is a database in one file: key -> bytes of a picture or of spikes. Its samples must be those
+from the files. A file that breaks while a training runs must give an error with its name.
 """
 
 import os
@@ -23,7 +25,10 @@ from utils.errors import DataError, OptionError
 
 
 def to_lmdb(folder: Path, inner: str, target: Path) -> None:
-    """A folder of clips as an LMDB in the layout of BasicSR and KAIR."""
+    """Write a folder of clips as an LMDB in the layout of BasicSR and KAIR.
+
+    inner: the folder within each clip, e.g. "blur".
+    """
     paths = sorted(folder.glob(f"*/{inner}/*"))
     write_files(
         target, {f"{path.parent.parent.name}/{path.name}": path.read_bytes() for path in paths}
@@ -32,6 +37,7 @@ def to_lmdb(folder: Path, inner: str, target: Path) -> None:
 
 @pytest.fixture
 def root(tmp_path):
+    """Give a folder with two clips as files, and as three LMDBs: lq, gt and spike."""
     write_clips(tmp_path, "clip0", "clip1")
     for kind, inner in (("lq", "blur"), ("gt", "sharp")):
         to_lmdb(tmp_path / "GOPRO_Large/train", inner, tmp_path / f"{kind}.lmdb")
@@ -40,13 +46,14 @@ def root(tmp_path):
 
 
 def lmdbs(root, *kinds):
+    """Return the keys of a section that reads these kinds of data from their LMDBs."""
     return {"io_backend": {"type": "lmdb"}} | {
         f"dataroot_{kind}": f"{root}/{kind}.lmdb" for kind in kinds
     }
 
 
 def forked(function, *arguments):
-    """What it returns or raises in a forked process."""
+    """Call a function in a forked process. Return what it returns, or raise what it raises."""
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
         return pool.submit(function, *arguments).result()
 
@@ -114,8 +121,9 @@ def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root):
 
 
 def test_threads_that_begin_together_open_an_lmdb_once(root):
-    # It is closed before each fork and opened again by the first reader, here the threads of the
-    # data check.
+    # An LMDB must not be open while the process forks. So it is closed before each fork, and opened
+    # again by the first reader. Here the first readers are eight threads at once, as in the check
+    # of the data.
     listing = list_root(str(root / "lq.lmdb"), "blur", (".png",))
     paths = [entry.path for frames in listing.values() for entry in frames.values()]
     for _ in range(20):
@@ -138,6 +146,7 @@ SPIKES = "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"
 
 
 def small(content):
+    """Return a picture of 8 x 8, in place of a content of a file."""
     return cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
 
 
@@ -181,7 +190,7 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
 
 @contextmanager
 def as_ordinary_user():
-    """Root reads everything."""
+    """Take the rights of an ordinary user, because root may read every file."""
     user = os.geteuid()
     os.seteuid(user or 65534)
     try:

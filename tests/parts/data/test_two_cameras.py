@@ -1,5 +1,8 @@
-"""A data set whose spikes another camera recorded: 30 x 40 planes, turned and enlarged, beside 16:9
-frames.
+"""A data set whose spikes a second camera recorded, beside the RGB camera.
+
+The second camera has planes of 30 x 40 pixels and is turned a little. The frames of the RGB camera
+have 45 x 80 pixels. A calibration file says where a spike pixel lies in a frame. The tests compare
+with a camera "same", which looks through the lens of the RGB camera and needs no calibration.
 """
 
 import json
@@ -24,10 +27,15 @@ from utils.errors import DataError
 from utils.image import imwrite_rgb
 from utils.options.models import DatasetsOptions
 
+# Height and width of the frames and of the spike planes, and planes of a frame.
 FRAME = (45, 80)
 PLANE = (30, 40)
 PLANES = 48
+# The true place of the second camera, a matrix (3, 3) from spike pixels to pixels of a frame. It is
+# a turn by 2 degrees, 1.37 pixels of a frame for a spike pixel, and a shift by 2.4 pixels along x
+# and by -1.3 along y.
 TRUTH = similarity(2.0, 1.37, PLANE, FRAME, (2.4, -1.3))
+# Keys of the section `spike`: the size of the planes, and channels that are means of spikes.
 SECOND = {"h": 30, "w": 40}
 MEAN = {
     "representation": {"type": "voxel", "num_bins": 2},
@@ -38,12 +46,14 @@ MEAN = {
 
 
 def write_frames(root, split, clip, frames, seed, second=TRUTH):
-    """The clip as RGB frames, with the spikes of the second camera, and of one that looks through
-    the RGB lens.
+    """Write a clip: RGB frames, the spikes of the second camera, and those of the camera "same".
+
+    second: the place of the second camera.
     """
     for number in range(frames):
         for kind, place, size in (("second", second, PLANE), ("same", np.eye(3), FRAME)):
-            rng = np.random.default_rng([seed, number])  # the scene is the first that is drawn
+            # The scene is drawn first, so both cameras see the same one.
+            rng = np.random.default_rng([seed, number])
             frame, spikes = record(rng, place, FRAME, size, planes=PLANES)
             write_dat(root / kind / split / clip / "spike" / f"{number:06d}.dat", spikes)
         for folder in ("blur", "sharp"):
@@ -54,6 +64,7 @@ def write_frames(root, split, clip, frames, seed, second=TRUTH):
 
 
 def save(path, matrix, **keys):
+    """Save a calibration. keys: further fields. Return its path as a text."""
     sizes: dict[str, Any] = {"spike_size": list(PLANE), "rgb_size": list(FRAME)}
     save_calibration(path, Calibration(matrix=np.asarray(matrix)[:2].tolist(), **(sizes | keys)))
     return str(path)
@@ -61,6 +72,7 @@ def save(path, matrix, **keys):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
+    """Give a folder with two training clips, a test clip, and the true calibration."""
     root = tmp_path_factory.mktemp("cameras")
     for number, (split, clip) in enumerate((("train", "a"), ("train", "b"), ("test", "c"))):
         write_frames(root, split, clip, 3, number)
@@ -69,6 +81,10 @@ def home(tmp_path_factory):
 
 
 def section(root, split, kind="second", **spike):
+    """Return a section of `datasets`.
+
+    kind: the camera, "second" or "same". spike: keys of its section `spike` to replace.
+    """
     known = (
         SECOND | {"calibration": str(root / "true.json")}
         if kind == "second"
@@ -87,6 +103,7 @@ def section(root, split, kind="second", **spike):
 
 
 def build(root, split, kind="second", **spike):
+    """Return the data set of `section`."""
     return build_dataset(section(root, split, kind, **spike), split, 0)
 
 
@@ -120,7 +137,8 @@ def test_samples_lie_where_both_cameras_look_and_are_the_same_from_a_cache(
         item = dataset[(0, index)]
         assert item["spike"].shape == (2, 2, 24, 24)
         assert same(item, from_cache[(0, index)])
-        # Both show the same: a crop with spikes of another place would not.
+        # Spikes and frames of a crop show the same light. With spikes of another place they would
+        # not be correlated.
         rates = item["spike"].mean(1).ravel()
         light = item["gt"].mean(1).ravel() ** 2.2
         assert np.corrcoef(rates, light)[0, 1] > 0.8
@@ -149,7 +167,7 @@ def test_the_check_of_the_data_compares_sizes_and_pictures(home, tmp_path, caplo
     turned = save(tmp_path / "turned.json", similarity(182, 1.37, PLANE, FRAME, (2.4, -1.3)))
     assert "do not resemble the frame" in check(calibration=turned)
     assert "upside down" in check(flip=False)
-    # A frame that shows a part of the planes only.
+    # Here a spike pixel is 2.4 pixels wide, so the planes are larger than the frame.
     near = similarity(2.0, 2.4, PLANE, FRAME, (2.4, -1.3))
     write_frames(tmp_path / "near", "test", "c", 1, 7, near)
     said = check(tmp_path / "near", calibration=save(tmp_path / "near.json", near))

@@ -1,5 +1,8 @@
-"""Progress of an action or a run: a bar on a terminal, lines elsewhere, or nothing; its pace and
-remaining time.
+"""Progress of an action or a run: how it is shown, its pace, and the remaining time.
+
+On a terminal a bar is shown. Elsewhere, e.g. in a log file, lines come at each tenth. The kind
+"none" shows nothing. One test reads the screen of a whole run in a real pseudo-terminal. The tests
+of pace and remaining time set the clock themselves, so no test waits.
 """
 
 import io
@@ -15,18 +18,29 @@ from tests.helpers.train_files import history, odd_command, write_odd
 from utils.run.measure import StepTimer
 from utils.run.progress import RunProgress, duration, open_progress
 
+# What a run writes, as regular expressions. The date before a line of the log:
 DATE = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] "
+# The bar at its end, e.g. "epoch 2: 100%|########| 5.1 it/s, 00:00:00 left, loss 0.1234, lr
+# 9.8e-04" in one row.
 BAR = r"epoch 2: 100%\|.{8,}\| [\d.e+]+ it/s, \d\d:\d\d:\d\d left, loss 0\.\d{4}, lr 9\.[78]e-04"
+# The line of a step. The first one has neither a speed nor a remaining time.
 STEP = r"Epoch: \d, Iter: \d+, Loss: 0\.\d{4}, lr: [\de.-]+(, it/s: [\d.e+]+, eta: \d\d:\d\d:\d\d)?"
+# Width of the terminal.
 COLUMNS = 80
 
 
 class Terminal(io.StringIO):
+    """A text in memory that programs take for a terminal."""
+
     def isatty(self) -> bool:
         return True
 
 
 def shown(monkeypatch, kind, stream=Terminal):
+    """Run an action of 30 files. Return what is written to stderr.
+
+    kind: "bar", "line" or "none". stream: class of the stream that stands in for stderr.
+    """
     terminal = stream()
     monkeypatch.setattr(sys, "stderr", terminal)
     with open_progress(kind, 30, "checking", "files", quiet_s=0, is_kept=True) as progress:
@@ -66,8 +80,10 @@ def test_lines_come_at_each_tenth_also_where_there_is_no_terminal_for_a_bar(
     assert re.fullmatch(line.format(100, 30), lines[-1])
 
 
-# Parts of a unit add up to the whole, and a slow one is told in seconds; an action of seconds has
-# no line.
+# A case: (number of units, name of the action, name of the units), parts of a unit, seconds of a
+# part, the shares of the lines, and the end of the last line. In the first case a unit is done in
+# three parts, and takes more than a second, so its time is told in seconds. In the second case no
+# line comes in the first seconds, because a short action needs no line.
 @pytest.mark.parametrize(("work", "parts", "step_s", "shares", "last"), [
     ((2, "restoring", "frames"), 3, 30.0, (16, 33, 50, 66, 83, 100), "2 of 2 frames, 90.0 s each"),
     ((10, "checking", "files"), 1, 1.0, (50, 60, 70, 80, 90, 100), "10 of 10 files, 1.0 a second"),
@@ -136,7 +152,7 @@ def test_one_bar_shows_the_run_and_tears_no_line(tmp_path):
 
 
 class Clock:
-    """Seconds that pass only where a test says so."""
+    """The clock of a run, and the timer that reads it. Time passes only where a test says so."""
 
     def __init__(self, monkeypatch):
         self.now = 100.0
@@ -144,17 +160,20 @@ class Clock:
         self.timer = StepTimer()
 
     def step(self, seconds=1.0):
+        """Take a step of so many seconds."""
         with self.timer.part("compute"):
             self.now += seconds
         self.timer.step_done()
 
     def pause(self, kind, seconds):
+        """Do something between two steps. kind: "validation" or "save"."""
         with self.timer.part(kind):
             self.now += seconds
 
 
 @pytest.fixture
 def clock(monkeypatch):
+    """Give a clock in place of that of the system."""
     return Clock(monkeypatch)
 
 
@@ -173,7 +192,8 @@ def test_validation_and_saving_do_not_count_across_epochs(clock):
 
 
 def test_the_first_step_of_a_process_does_not_count(clock):
-    # It compiles, and starts the workers: a speed from it would promise weeks.
+    # The first step compiles, and starts the loader processes. A remaining time from its speed
+    # would promise weeks.
     clock.step(900.0)
     assert clock.timer.read().keys() == {"memory_gb"}
     assert RunProgress("none", 1000, clock.timer, {}).eta(500) == ""
@@ -191,7 +211,8 @@ def test_the_remaining_time_holds_the_validations_and_saves_to_come(clock):
     assert run.eta(900) == "00:01:40"
     clock.pause("validation", 60.0)
 
-    # Of step 900 itself and after the last step; none is due in between.
+    # One step takes 1 s, one validation 60 s. After step 900 its own validation and that of step
+    # 1000 are to come. No further one is due in between.
     assert run.eta(900) == duration(100 + 2 * 60)
     assert run.eta(901) == duration(99 + 60)
     assert run.eta(1000) == duration(60)
