@@ -603,6 +603,16 @@ class PartEquations(NamedTuple):
     g: np.ndarray
     center_sums: np.ndarray
 
+    @property
+    def pixels(self) -> np.ndarray:
+        """The number of compared pixels of each part, (t,)."""
+        return self.center_sums[:, 2]
+
+    @property
+    def centers(self) -> np.ndarray:
+        """The center of each part, as mean x, mean y, 1: (t, 3). Each part must have a pixel."""
+        return self.center_sums / self.pixels[:, None]
+
     def selected(self, is_selected: np.ndarray) -> "PartEquations":
         """Return the equations of some of the parts. is_selected: bool (t,)."""
         return PartEquations(
@@ -1118,11 +1128,12 @@ class State:
 
         # Use only parts with texture. If there are fewer parts than changes, the change is not
         # determined, and the matrix stays.
-        pixels_of_parts = equations.center_sums[:, 2]  # (PARTS^2,)
-        is_usable = _usable_parts(equations.H.sum(axis=0), pixels_of_parts)
+        H_of_all_views = equations.H.sum(axis=0)  # (PARTS^2, 2, 2)
+        is_usable = _usable_parts(H_of_all_views, equations.pixels)  # (PARTS^2,)
         if is_usable.sum() < len(self.changes):
             self.matrix_error = np.inf
             self.residuals = np.empty(0)
+            # A step of 0 ends the rounds, see `run_rounds`.
             return np.zeros(MATRIX_CHANGES)
 
         # The shift of each usable part, and its variance.
@@ -1132,9 +1143,7 @@ class State:
         shifts, variances = _shifts(equations.H, equations.g, noise)
 
         # Turn the shifts of the parts into one change of the matrix.
-        pixels = equations.center_sums[:, 2:]  # (t, 1)
-        centers = equations.center_sums / pixels  # (t, 3): mean x, mean y, 1
-        joint = _join_shifts(shifts, variances, centers, self.changes)
+        joint = _join_shifts(shifts, variances, equations.centers, self.changes)
         self._set_errors(joint)
         return self._change_matrix(joint.amounts)
 
@@ -1151,7 +1160,8 @@ class State:
             columns = self._columns(details, predicted=details.features @ a)
             by_right = columns[0][details.is_compared]  # (n,), dr / d(shift right)
             by_down = columns[1][details.is_compared]
-            # J (n, 2) as two columns. np.bincount(parts, values) sums the values of each part.
+            # J (n, 2) as two columns. np.bincount(parts, values) sums the values of each part: it
+            # returns (count,), one sum for each part.
             J = (by_right, by_down)
             for i in (0, 1):
                 g[v, :, i] = np.bincount(parts, w * J[i] * r, count)
@@ -1167,11 +1177,14 @@ class State:
     def _set_errors(self, joint: JointChange) -> None:
         """Set the error of the matrix and the residuals of the parts, both in RGB pixels.
 
+            error^2 = (variance of both shifts) + mean(x^2 + y^2) (variance of all other changes)
+
+        This is the mean over the plane: a shift moves all places alike, and any other change moves
+        a place in proportion to its distance from the middle.
+
         Call this before the matrix is changed, because the scale of the present matrix turns half
         sides of the plane into RGB pixels.
         """
-        # The error is a mean over the plane. A shift moves all places alike. Any other change moves
-        # a place in proportion to its distance from the middle.
         rgb_per_half_side = self.half_side * scale_of(self.matrix)  # RGB pixels
         variance_of_change = np.diag(joint.covariance)  # (k,)
         mean_square_distance = float((self.x**2 + self.y**2).mean())

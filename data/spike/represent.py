@@ -474,7 +474,7 @@ def encoding25(
     else:
         middles = _spread_middles(num_windows, planes)
 
-    # The plane of each channel, (S,).
+    # The plane of each channel, (S,): 12 planes before m, m itself, and 12 planes after m.
     windows = [np.arange(m - 12, m + 13) for m in middles]
     plane_numbers = np.concatenate(windows)
     is_outside = (plane_numbers < 0) | (plane_numbers >= planes)
@@ -494,6 +494,7 @@ def _spread_middles(num_windows: int, planes: int) -> list[int]:
     and the second half mirrors the first half. An odd number of windows has one at planes // 2.
     E.g. 3 windows in 56 planes: 12, 28, 43.
     """
+    # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
     spread = np.linspace(12, planes - 13, num_windows)
     exact_first_half = spread[: num_windows // 2]
     first_half = np.round(exact_first_half).astype(int).tolist()
