@@ -1,5 +1,7 @@
-"""Going on: on other numbers of ranks, from another file, without a common disk, and never
-backwards.
+"""Resume on other numbers of ranks, from another file, and without a common disk.
+
+The network is one layer (tests/dist/odd_worker.py), and each rank prints the samples of each step.
+So the tests can compare the samples of several starts with the order of one rank.
 """
 
 import json
@@ -15,7 +17,11 @@ BATCH = "datasets.train.dataloader_batch_size={}"
 
 
 def run(options, ranks, total_iter, batch, accumulated, *overrides):
-    """Train with a network of one layer, in which nothing goes wrong."""
+    """Train until step `total_iter` of the run.
+
+    batch: samples of a micro-batch on a rank. accumulated: micro-batches of a step. So a step has
+    ranks x batch x accumulated samples.
+    """
     steps = (
         f"train.total_iter={total_iter}",
         f"train.accumulation_steps={accumulated}",
@@ -25,8 +31,10 @@ def run(options, ranks, total_iter, batch, accumulated, *overrides):
 
 
 def samples_of_steps(stdout):
-    """{step: keys in the order of the global batch: the first of each rank, the second of each,
-    ...}
+    """Return the samples of each step: step -> keys in the order of the global batch.
+
+    This order has the first sample of each rank, then the second sample of each rank, and so on.
+    stdout: the output of each rank.
     """
     found = {}
     for text in stdout:
@@ -48,7 +56,7 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     )
     named = ("--resume", str(source))
     other = ("task=other", *named)
-    # 4 samples a step, 2 steps an epoch.
+    # A step has 4 samples on each number of ranks, and an epoch has 2 steps.
     two = run(options, 2, 1, 2, 1)
     four = run(options, 4, 2, 1, 1, *other)
     one = run(options, 1, 3, 2, 2, *other)
@@ -76,7 +84,8 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     assert f"resumed from {own} at iter 2" in one.text
     assert runs.latest(options)["step"] == 1
     assert runs.latest(options, "other")["step"] == 3
-    # Another number of samples a step needs a named checkpoint, and begins the next epoch.
+    # With another number of samples in a step, the position in the epoch means other samples. So a
+    # resume is refused unless the checkpoint is named. Then the next epoch begins.
     refused = run(options, 1, 3, 1, 1)
     begun = run(options, 1, 4, 1, 1, *named)
     again = run(options, 1, 5, 1, 1)
@@ -96,7 +105,7 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
         4,
     )
     assert "begins with" not in again.text
-    # A branch goes on from its own checkpoint, though its source has gone further.
+    # The run "other" goes on from its own checkpoint, although its source has gone further.
     branch = run(options, 1, 5, 2, 2, *other)
 
     assert branch.exit_codes == [0], branch.text
@@ -105,7 +114,8 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     assert [step for step, _ in runs.history(options, "other")["train/loss"]] == [2, 3, 4, 5]
 
 
-# path.root is relative, and each rank works in a folder of its own.
+# A rank that works in the folder of its first argument. The results of the run are in a relative
+# folder. So each rank has results of its own, as on hosts without a common disk.
 APART = f"""
 import os, runpy, sys
 os.chdir(sys.argv.pop(1))

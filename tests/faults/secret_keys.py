@@ -1,4 +1,8 @@
-"""Keys of a service, that must not be found in anything that a run writes."""
+"""Keys of Weights & Biases that must not be found in anything that a run writes.
+
+They are made up, and have the length of real keys. A test gives KEY in the environment (ENV) and
+KEY_OF_OPTIONS in the options (SECRET), and then looks for both.
+"""
 
 from pathlib import Path
 

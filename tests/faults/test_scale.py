@@ -1,5 +1,8 @@
-"""Watching many ranks: what a beat and a start cost each rank, and who sees a whole host fall
-silent.
+"""Watching many ranks: what a beat and a start cost a rank, and who sees a host fall silent.
+
+The ranks are simulated: objects in this process, which use a real key-value store as ranks do
+(tests/faults/simulated.py). The store counts their requests. A rank writes a beat each half second,
+and reads the beats of a few other ranks.
 """
 
 import threading
@@ -17,10 +20,12 @@ from utils.dist.state import LaunchInfo
 
 @pytest.fixture(scope="module")
 def server():
+    """Give the store, which all tests of this file share. Each test uses other keys."""
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def in_threads(*calls):
+    """Call functions at the same time. Fails if one of them takes a minute."""
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
@@ -30,7 +35,10 @@ def in_threads(*calls):
 
 
 def verdicts_of(ranks, stall_s, is_over):
-    """(rank, kind) of each verdict that the ranks come to, until it is over, 30 s at most."""
+    """Let the ranks beat until is_over(verdicts), for 30 s at most. Return their verdicts.
+
+    A verdict says that a rank is e.g. "STUCK" or "SILENT": (rank, kind).
+    """
     verdicts = []
     deadline = time.monotonic() + 30
     while not is_over(verdicts) and time.monotonic() < deadline:
@@ -47,6 +55,7 @@ def test_a_beat_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
         ranks = new_ranks(server, f"health{n}", n)
         for _ in range(3):
             assert not any(rank.turn(LONG) for rank in ranks)
+        # For each rank: name of a request -> (how often it was sent, keys that it asked for).
         costs[n] = [
             {name: (count, rank.store.keys[name]) for name, count in rank.store.requests.items()}
             for rank in ranks
@@ -56,7 +65,8 @@ def test_a_beat_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
         cost["set"] == (3, 3) and cost["multi_get"][0] == 3 for n in costs for cost in costs[n]
     )
     assert all(set(cost) == {"set", "multi_get"} for n in costs for cost in costs[n])
-    # Verdict, rank 0, the next rank, and the last of a host watches the first of it as well.
+    # In each of 3 beats a rank reads at most 4 keys: the verdict, the beat of rank 0 and the beat
+    # of the next rank. The last rank of a host also reads the beat of the first rank of this host.
     assert (
         max(cost["multi_get"][1] for cost in costs[8])
         <= max(cost["multi_get"][1] for cost in costs[64])
@@ -69,7 +79,7 @@ def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
     for n in (8, 64):
         ranks = [Simulated(rank, n, PrefixStore(f"start{n}", server)) for rank in range(n)]
         in_threads(*(rank.start for rank in ranks))
-        # One key at a time, also while waiting
+        # Each request is for one key, also while a rank waits.
         assert all(rank.store.keys == rank.store.requests for rank in ranks)
         most[n] = {
             name: max(rank.store.requests[name] for rank in ranks)
@@ -102,7 +112,8 @@ def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(s
 
 @pytest.mark.parametrize("n", [2, 24])
 def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named_and_not_they(server, n):
-    # Within one phase, a rank that computes faster begins to wait before the other is stopped.
+    # All ranks begin to wait for the last one. Only then this one falls silent, so that a rank that
+    # waits must not be taken for the one that stands still.
     ranks = new_ranks(server, f"late{n}", n)
     begin = time.monotonic()
     for rank in ranks:
@@ -116,8 +127,8 @@ def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named_and_no
 
 
 def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
-    # torchrun's store outlives a restart; rank 1 of the first start sent a request, and died before
-    # the answer.
+    # torchrun's store outlives a restart of the ranks. So it may have a request of a rank that died
+    # before the answer.
     server.set(f"request/{server.add('requests', 1)}", "of an earlier start")
     names = {}
 

@@ -1,4 +1,4 @@
-"""A file system that is soon full."""
+"""A small file system in memory, for tests of a full disk. Only root can mount it."""
 
 import subprocess
 from collections.abc import Generator
@@ -10,8 +10,13 @@ import pytest
 
 @contextmanager
 def disk(folder: Path, size: str, files: int = 1000) -> Generator[Path]:
-    """A file system of that size, and for so many files, on `folder`."""
+    """Give `folder` as a file system of its own, which is removed afterwards.
+
+    size: how much it holds, e.g. "5m" or "16k". files: how many files and folders it holds. Skips
+    the test if it cannot be mounted.
+    """
     folder.mkdir(parents=True)
+    # The folder itself takes one place in the table of files.
     options = f"size={size},nr_inodes={files + 1}"
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True

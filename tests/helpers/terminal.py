@@ -12,9 +12,13 @@ from collections import defaultdict
 from tests.dist.fork_server import clean_env, fork_server
 from tests.dist.launching import PATIENCE, kill_session
 
-SIZE = (50, 200)  # rows, columns
-# for what is written and not read yet; a process that left the session may keep the terminal open
+# Rows and columns of the terminal.
+SIZE = (50, 200)
+# Seconds in which the last output is read after the end of the script. A process that left the
+# session may keep the terminal open for longer.
 LAST_S = 10.0
+# What a script writes is cut into these parts: a control sequence, e.g. "\x1b[2A" (two rows up), a
+# carriage return, a line end, or a text.
 ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])|\r|\n|[^\x1b\r\n]+")
 
 
@@ -25,11 +29,12 @@ def in_terminal(
     limit_s: float = 120,
     size: tuple[int, int] = SIZE,
 ) -> tuple[int, bytes]:
-    """Exit code, and all that the script wrote to a terminal of this size, from which it could also
-    read.
+    """Run a script in a terminal of this size. Return its exit code, and all that it wrote.
 
-    For a picture: print the bytes in one. env: more variables; an empty value removes one.
+    The script can also read from the terminal. Whoever prints the bytes in a terminal sees what a
+    person would see. env: further variables; an empty value removes a variable.
     """
+    # The two ends of the terminal: this process reads what the script writes.
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     written: list[bytes] = []
@@ -59,7 +64,11 @@ def in_terminal(
 
 
 def screen(written: bytes) -> list[str]:
-    """The rows that a terminal of endless length shows in the end."""
+    """Return the rows that a terminal of endless length shows in the end.
+
+    written: what a script wrote, with control sequences, e.g. of a progress bar.
+    """
+    # Row -> column -> the sign that is there.
     rows: dict[int, dict[int, str]] = defaultdict(dict)
     row = column = 0
     for token in ESCAPE.finditer(written.decode()):
@@ -78,6 +87,7 @@ def screen(written: bytes) -> list[str]:
             column += len(token[0])
         else:
             raise AssertionError(f"a code that is not known here: {token[0]!r}")
+    # Places without a sign are spaces, which do not count at the end of a row.
     every = [rows[i] for i in range(max(rows, default=-1) + 1)]
     return [
         "".join(signs.get(at, " ") for at in range(max(signs, default=-1) + 1)).rstrip()

@@ -1,4 +1,9 @@
-"""No program changes or removes a file that it did not make, wherever it is told to write."""
+"""No program changes or removes a file that it did not make, wherever it is told to write.
+
+Each program first runs into an empty folder, which tells the names of its files. Then it runs into
+folders full of foreign files, folders and links, many of them with these names
+(tests/helpers/foreign.py). All of them must stay as they are.
+"""
 
 import json
 import shutil
@@ -26,12 +31,13 @@ from tests.helpers.train_files import experiment, train, write_options
 from tests.helpers.weights_files import save_weights
 from utils.errors import SpikeVRTError
 
-OUT = "<out>"  # where a program is told to write
+# Stands in the arguments of a program for the path at which it is told to write.
+OUT = "<out>"
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Clips, an option file, weights without spikes, and a history."""
+    """Give a folder with clips, an option file, weights without spikes, and curves of a run."""
     folder = tmp_path_factory.mktemp("their home")
     options = write_options(folder)
     save_weights(options, folder / "rgb.pth", "netG.fusion=none")
@@ -42,12 +48,16 @@ def home(tmp_path_factory):
 
 
 def small_sample(arguments):
+    """Make a sample set of one frame, as scripts/make_sample_data.py does."""
     size = replace(make_sample_data.SAMPLE, clips={"train": 1}, frames=1)
     make_sample_data.make_sample(Path(arguments[0]), size)
 
 
 def programs(home):
-    """Name -> (program, its arguments, the flag's path below the populated folder)."""
+    """Return all programs: name -> (program, its arguments, file below the output folder).
+
+    The file is "" if the program is told a folder.
+    """
     dat = home / "GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
     size = ("--size", 16, 16)
     opt = ("--opt", home / "options.json")
@@ -97,7 +107,7 @@ def programs(home):
 
 
 def run(program, arguments, out, *more):
-    """Run to the end, whatever the end is."""
+    """Run a program to its end. It may succeed or refuse."""
     with suppress(SpikeVRTError, SystemExit):
         program(
             [str(out) if argument == OUT else str(argument) for argument in (*arguments, *more)]
@@ -118,11 +128,13 @@ def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
             path.relative_to(clean).as_posix() for path in clean.rglob("*") if path.is_file()
         )
         assert len(names) > 2
+    # Three folders with other foreign files in them.
     for seed in range(3):
         folder = tmp_path / f"{seed} populated"
         outside = tmp_path / f"{seed} outside"
         populate(folder, outside, names, np.random.default_rng([seed, NAMES.index(name)]))
-        (tmp_path / f".{folder.name}.partial").mkdir()  # the name of the cache's temporary folder
+        # The cache has a temporary folder of this name.
+        (tmp_path / f".{folder.name}.partial").mkdir()
         (tmp_path / f".{folder.name}.partial" / "mine").write_bytes(CONTENT)
         before = snapshot(tmp_path) | snapshot(home)
 

@@ -1,5 +1,8 @@
-"""What outlives a function call: every global that the program changes, every registry and cache,
-with its reason.
+"""What outlives a function call: every global that the program changes, with its reason.
+
+The tables below name all of them: state of the process, registries and caches. The test reads the
+source of all modules and finds the names that functions change. Both must be equal. So whoever adds
+a global or a cache must name it here, with a reason.
 
 The scan sees assignments, `with` on a lock, methods that change a container, and decorators. It
 does not see the state of libraries that is set by a call, such as torch.manual_seed.
@@ -12,7 +15,9 @@ from pathlib import Path
 from tests.helpers.imports import modules_below
 
 ROOT = Path(__file__).resolve().parents[3]
+# Dotted name of a module -> its file.
 MODULES = modules_below(ROOT, {"utils", "data", "models", "scripts"})
+# Methods that change a container in place.
 CHANGES = (
     "add",
     "append",
@@ -26,6 +31,7 @@ CHANGES = (
     "setdefault",
     "update",
 )
+# Classes whose objects are state wherever a module makes one.
 HOLDERS = ("Registry", "Run", "Lock", "Event")
 
 REGISTRIES = (  # filled once, on import, before any option is read
@@ -81,10 +87,13 @@ def test_the_table_of_state_is_complete_and_exact():
 
 
 def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
-    """Dotted names of what the functions of a module change outside of themselves, and of its
-    holders and caches.
+    """Yield the dotted names of what a module holds or changes, e.g. "utils.dist.state.RUN".
+
+    These are its objects of HOLDERS, its functions with a cache, and what its functions change
+    outside of themselves.
     """
     names, packages = names_of(module, tree)
+    # Objects of HOLDERS, e.g. `RUN = Run()`.
     for node in tree.body:
         if (
             isinstance(node, ast.Assign)
@@ -95,10 +104,12 @@ def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
             yield f"{module}.{last_name(target)}"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
+            # A function with a cache.
             if any(
                 last_name(decorator) in ("cache", "lru_cache") for decorator in node.decorator_list
             ):
                 yield f"{module}.{node.name}"
+            # Names that the function declares as global.
             declared = {
                 name
                 for inner in ast.walk(node)
@@ -106,6 +117,8 @@ def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
                 for name in inner.names
             }
             yield from (f"{module}.{name}" for name in declared)
+            # What the function changes in place. Its own variables and arguments do not count, and
+            # an imported package counts only with a name in it, e.g. `os.environ`.
             stored = {
                 n.id
                 for n in ast.walk(node)
@@ -120,7 +133,7 @@ def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
 
 
 def other_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
-    """{name: what it stands for} of each `name: Any = a.b` in a function."""
+    """Return what names in a function stand for: name -> ["a", "b"] of each `name: Any = a.b`."""
     found = {}
     for node in ast.walk(function):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -131,7 +144,11 @@ def other_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
 
 
 def names_of(module: str, tree: ast.Module) -> tuple[dict[str, str], set[str]]:
-    """({name in the module: its dotted name}, those that are imported packages)."""
+    """Return the names of a module: name -> dotted name. Then those that are imported packages.
+
+    E.g. `import numpy as np` -> "np": "numpy", which is a package, and `from a.b import c` ->
+    "c": "a.b.c", which is none.
+    """
     names = {}
     packages = set()
     for node in tree.body:
@@ -151,8 +168,10 @@ def names_of(module: str, tree: ast.Module) -> tuple[dict[str, str], set[str]]:
 
 
 def targets_in(function: ast.FunctionDef) -> Iterator[ast.expr]:
-    """What is changed in place: a in `a.b = `, `a[b] = `, `del a[b]`, `a.append(..)`, `with a`; all
-    of `a.b`.
+    """Yield what a function changes in place.
+
+    E.g. `a` in `a[b] = 1`, `del a[b]`, `a.append(1)`, `a += 1` and `with a`, and `a.b` in
+    `a.b = 1`.
     """
     for node in ast.walk(function):
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
@@ -170,12 +189,15 @@ def targets_in(function: ast.FunctionDef) -> Iterator[ast.expr]:
 
 
 def last_name(node: ast.expr) -> str:
-    """b of `a.b`, `a.b(..)` and `b`."""
+    """Return the last name of an expression: "b" of `a.b`, `a.b(1)` and `b`."""
     return ast.unparse(node.func if isinstance(node, ast.Call) else node).split(".")[-1]
 
 
 def dotted(node: ast.expr) -> list[str]:
-    """["a", "b"] of `a.b` and of `a.b[c]`; [] where it does not begin with a name."""
+    """Return the names of an expression: ["a", "b"] of `a.b` and of `a.b[c]`.
+
+    Return [] if the expression does not begin with a name, e.g. `f().b`.
+    """
     if isinstance(node, ast.Name):
         return [node.id]
     before = dotted(node.value) if isinstance(node, (ast.Attribute, ast.Subscript)) else []
