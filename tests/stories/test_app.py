@@ -1,4 +1,8 @@
-"""app.py in a browser: upload, restore, cancel, wrong files, what leaves and what stays."""
+"""app.py in a browser: upload, restore, cancel, wrong files, what leaves and what stays.
+
+app.py serves a page on which a person restores a clip. The tests start it, and use the page by a
+real browser as a person does. The clip has four frames.
+"""
 
 import importlib.util
 import re
@@ -22,7 +26,9 @@ from tests.helpers.textured_clips import make_textured_home
 from utils.dist.process import descendants_of, process_state
 from utils.results import read_json
 
+# Seconds until the page must show something. A busy machine may take long.
 LIMIT_S = 120.0
+# app.py needs gradio, the library of the page.
 HAS_GRADIO = importlib.util.find_spec("gradio") is not None
 needs_gradio = pytest.mark.skipif(
     not HAS_GRADIO, reason="gradio is not installed (requirements-app.txt)"
@@ -41,19 +47,21 @@ class Clip:
 
 @dataclass(frozen=True)
 class Page:
-    """The page in a browser."""
+    """The page in a browser. A field or a button is named by its id in the page."""
 
     browser: Any
 
     def open(self, address: str) -> None:
+        """Open the page, and wait until files can be given."""
         self.browser.get(address)
         self.wait(lambda: self.found("#spikes input[type=file]"))
 
     def found(self, selector: str) -> list[Any]:
+        """Return the elements of the page that fit a CSS selector."""
         return self.browser.find_elements("css selector", selector)
 
     def wait(self, answer: Callable[[], Any]) -> Any:
-        """Return the answer once it is true."""
+        """Ask again and again. Return the answer as soon as it is true or not empty."""
         end = time.monotonic() + LIMIT_S
         while not (found := answer()):
             assert time.monotonic() < end, (self.text("state"), self.said())
@@ -61,23 +69,28 @@ class Page:
         return found
 
     def give(self, field: str, files: Sequence[Path]) -> None:
+        """Upload files, and wait until the page names them."""
         self.found(f"#{field} input[type=file]")[0].send_keys("\n".join(map(str, files)))
         self.wait(lambda: all(file.stem in self.text(field) for file in files))
 
     def write(self, field: str, value: object) -> None:
+        """Write a number into a field."""
         box = self.found(f"#{field} input[type=number]")[0]
         box.clear()
         box.send_keys(f"{value}\t")
 
     def press(self, button: str) -> None:
+        """Press a button."""
         self.found(f"#{button}")[0].click()
 
     def text(self, field: str) -> str:
+        """Return the text that a part of the page shows."""
         return self.browser.execute_script(
             "return document.getElementById(arguments[0])?.innerText ?? ''", field
         )
 
     def said(self) -> str:
+        """Return the output of the program, which the page shows."""
         return self.browser.execute_script(
             "return document.querySelector('#said textarea')?.value ?? ''"
         )
@@ -94,6 +107,7 @@ class Page:
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
+    """Give a clip of moving textures."""
     home = make_textured_home(tmp_path_factory.mktemp("home"))
     rgb = home / "GOPRO_Large/test/clip0"
     spikes = home / "GOPRO_Large_spike_seq"
@@ -102,13 +116,18 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
 
 @dataclass(frozen=True)
 class Server:
+    """A running app.py."""
+
     process: subprocess.Popen[str]
+    # Address of the page, e.g. "http://127.0.0.1:7860".
     address: str
+    # Folder for the temporary files of the program.
     folder: Path
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Give app.py, which all tests of this file share. The last test stops it."""
     folder = tmp_path_factory.mktemp("tmp")
     process = subprocess.Popen(
         ["env", f"TMPDIR={folder}", sys.executable, "app.py"],
@@ -128,12 +147,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def page(browser: Any, server: Server) -> Page:
+    """Give the page as it is after loading."""
     page = Page(browser)
     page.open(server.address)
     return page
 
 
 def files_of(folder: Path) -> list[Path]:
+    """Return the files of a folder in the order of their names."""
     return sorted(folder.iterdir())
 
 

@@ -1,5 +1,9 @@
-"""The form of the network for GPUs, as far as a machine without one can tell, and the option files
-for cards.
+"""The form of the network for GPUs, as far as a machine without a GPU can tell, and its options.
+
+tests/helpers/fake_gpu.py runs a training step on tensors without numbers, which seem to be on a
+GPU. It prints how many bytes the step keeps and moves, and which kernels of attention a GPU would
+choose. The second half is about option files for cards of a certain memory: lab/card_recipes.py
+counts which batch fits.
 """
 
 import functools
@@ -27,11 +31,16 @@ from models.vrt import block, forms
 from tests.dist.launching import run_ranks
 from tests.helpers.checked import of_part
 
+# Names of cases of fake_gpu.py: without and with activations that are computed again.
 CASES = ("auto, bfloat16", "auto, bfloat16, checkpointed")
 
 
 def counted(*arguments: str) -> Any:
-    # A process of its own: the stand-ins must not meet other tests.
+    """Run tests/helpers/fake_gpu.py. Return what it prints: case -> name of a figure -> figure.
+
+    Skips the test if this version of torch cannot do it.
+    """
+    # In a process of its own, because the program replaces functions of torch.
     done = run_ranks(1, "tests/helpers/fake_gpu.py", *arguments, limit_s=300)
     if done.exit_codes == [77]:
         pytest.skip(done.stderr[0].strip().splitlines()[0])
@@ -47,7 +56,8 @@ def test_the_form_for_gpus_mixes_no_devices_and_keeps_little_as_the_page_on_memo
     kept = counted("--kept-only", *CASES)
     assert kept["auto, bfloat16"]["kept_gb"] < 8
     assert kept["auto, bfloat16, checkpointed"]["kept_gb"] < 4
-    # The last blocks come first in backward, when all that was kept still lives.
+    # The backward pass begins with the last blocks, when everything that was kept is still there.
+    # So the most that is alive is what was kept, and what one of these blocks needs besides.
     monkeypatch.setattr(forms, "CPU_FORM", ())
     x = torch.empty((), dtype=torch.bfloat16).expand(1, 6, 192, 192, 120)
     besides = block.block_transient(block.Block(120, 6, (6, 8, 8), (0, 0, 0), False), x) / 1e9
@@ -61,10 +71,11 @@ def test_the_form_for_gpus_mixes_no_devices_and_keeps_little_as_the_page_on_memo
 def test_a_step_holds_little_more_than_it_keeps_and_copies_nothing_from_the_host():
     step = counted("--shallow", "auto, bfloat16")["auto, bfloat16"]
 
-    # The emulated autocast keeps what torch's own keeps: `held` has the flows and the loss besides.
+    # `held` has the flows and the loss besides what autograd keeps.
     assert step["kept_gb"] < step["held_gb"] < step["kept_gb"] + 0.2
     assert step["peak_gb"] < step["held_gb"] + 1.6
-    # docs/gpu.md predicts the time of a step from that of all blocks, 650
+    # In GB. docs/gpu.md predicts the time of a step from the bytes that all blocks move: 650 GB. A
+    # quarter of the blocks is built here.
     assert step["moved_gb"] < 260
     assert step["copies_from_host"] == 0
 
@@ -76,6 +87,7 @@ def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn():
         assert {kernel.split(":")[0] for kernel in called} == {"efficient", "flash"}, called
         assert {"16", "24"} == {kernel.split()[2].strip(",") for kernel in called}  # 20 is padded
 
+    # The tokens of the windows of the network.
     assert {"64", "128", "384"} == {kernel.split()[3] for kernel in chosen}
     assert any("gradient, mask" in kernel for kernel in chosen)
     assert any("mask none" in kernel for kernel in chosen)
@@ -86,11 +98,13 @@ def test_the_estimate_of_the_alignment_is_what_it_holds_in_backward_or_a_little_
         assert held < estimated < 1.15 * held, case
 
 
+# Beginning of the names of the published option files.
 GOPRO = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro"
 
 
 @functools.cache
 def read(file: Path):
+    """Return the options of a file. Many tests read the same file."""
     return main_train_vrt.read_options(["--opt", str(file)])
 
 
@@ -102,8 +116,8 @@ def test_the_file_for_a_card_trains_the_published_batch_within_it(gpus, card):
     clips = opt.datasets.train.dataloader_batch_size
     assert clips == clips_at_once(gpus, card)
     assert gpus * clips * opt.train.accumulation_steps == 8
-    # Where the count is wrong, "auto" recomputes; even with every block recomputed there is room to
-    # spare.
+    # If the count were too low, checkpoint "auto" would compute more blocks again. By the count, a
+    # step needs less than 70 % of the budget, so this should not happen.
     assert opt.train.amp.enable
     assert opt.netG.checkpoint == "auto"
     assert step_gb(clips, counted_gb()) < 0.7 * opt.netG.memory_budget_gb
