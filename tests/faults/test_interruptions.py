@@ -1,4 +1,9 @@
-"""A run that is killed or preempted and started again ends with the bits of one that never was."""
+"""A run that is killed or preempted and started again ends with the bits of one that never was.
+
+Signals end a run in order: it saves, and its exit code is 75. `kill -9` ends it at once. In both
+cases the next start must go on from the last checkpoint, and lead to the same weights, optimizer
+and position, bit for bit (tests/faults/runs.py).
+"""
 
 import os
 import signal
@@ -13,7 +18,7 @@ from tests.helpers.train_files import MAIN, odd_command, write_odd, write_option
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(option file, last checkpoint of the uninterrupted run) on two ranks."""
+    """Give an option file, and the last checkpoint of its uninterrupted run on two ranks."""
     return write_options(tmp_path_factory.mktemp("interruptions")), reference(2)
 
 
@@ -27,7 +32,9 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
         running.wait_for("Iter: 1,", 0, 120)
         running.processes[0].send_signal(getattr(signal, first))
         deadline = time.monotonic() + 10
-        # Two signals on their way at once may arrive in any order, or as one.
+        # The first signal waits for the end of the step, which never comes. Two signals that are on
+        # their way at the same time may arrive in any order, or as one. So the second signal is
+        # sent until the run ends.
         while running.processes[0].poll() is None and time.monotonic() < deadline:
             running.processes[0].send_signal(getattr(signal, second))
             time.sleep(0.1)
@@ -37,7 +44,8 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
     assert result.text.count("Ctrl-C again ends it at once") == (first == "SIGINT")
 
 
-# As nohup starts a run, and the shell the `command &` of a script.
+# Starts a command that ignores signals. nohup starts commands like this, and so does a shell for
+# `command &` in a script.
 DEAF = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
 
 
@@ -59,7 +67,7 @@ def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(
     with Ranks(1, MAIN, *command, prefix=prefix) as running:
         running.wait_for("Iter: 1,", 0, 120)
         for name in names.split():
-            # The system sends it to all that the run started
+            # When a terminal is gone, the system sends SIGHUP to all processes of the run.
             send = os.killpg if name == "SIGHUP" else os.kill
             send(running.processes[0].pid, getattr(signal, name))
             time.sleep(0.02)  # apart, or the system makes one of two

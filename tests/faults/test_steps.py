@@ -1,4 +1,9 @@
-"""Numbers and memory gone wrong on one rank of two."""
+"""Numbers and memory gone wrong on one rank of two.
+
+tests/dist/odd_worker.py trains a network of one layer, in which something goes wrong on one rank at
+one step: "once" makes the loss NaN in this step, "nan" from this step on, and "memory" lets the
+memory run out. All ranks must take the same decision, or they would wait for one another.
+"""
 
 import json
 import re
@@ -24,7 +29,7 @@ from utils.run.steps import StepLog
 
 def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
     options = write_odd(tmp_path)
-    # The weights of the ranks
+    # compare_every=1: the ranks compare their weights after each step.
     changes = (
         "datasets.test={}",
         "train.checkpoint_save=1",
@@ -90,7 +95,7 @@ def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
     changes = ("datasets.test={}", "train.amp.enable=true", "train.amp.dtype=float16")
     first = odd(options, *changes, "train.total_iter=2", case="once", struck=(0, 2))
     assert first.exit_codes == [0], first.text
-    # The step without numbers halved it.
+    # It begins with 2^16. The step whose loss was NaN halved it.
     assert latest(options)["scaler"]["scale"] == 2.0**15
 
     second = odd(options, *changes, "train.total_iter=3")
@@ -100,7 +105,9 @@ def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
 
 
 def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path):
-    # The flow is NaN from the second step on. These weights let gradients reach it in the first.
+    # With this learning rate the weights of the flow are useless after the first step, so the flow
+    # is NaN from the second step on. The last layer of a new network has zeros, and then no
+    # gradient would reach the flow. So the run starts from other weights.
     options = write_options(tmp_path)
     weights = save_weights(options, tmp_path / "w.pth")
     changes = (
@@ -130,7 +137,8 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
 
 
 def test_one_rank_without_memory_ends_all_and_says_what_to_change(tmp_path):
-    # Three ranks: their first two passes settle the buckets of DDP, before the first step itself.
+    # With three ranks. In its first two passes DDP settles how it groups the gradients, before the
+    # first step itself.
     result = odd(write_odd(tmp_path), "datasets.test={}", case="memory", struck=(1, 1), ranks=3)
 
     assert result.exit_codes == [1, 1, 1]
@@ -141,7 +149,8 @@ def test_one_rank_without_memory_ends_all_and_says_what_to_change(tmp_path):
 
 
 def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
-    # sqrt(inf) has a slope of 0: the norm of the gradients alone would pass.
+    # The loss is a square root, whose slope at infinity is 0. So the gradients are finite, and a
+    # look at their norm alone would not notice.
     values = {
         "netG": network(fusion="none"),
         "train": {"G_lossfn_type": "charbonnier", "E_decay": 0},

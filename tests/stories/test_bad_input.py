@@ -1,4 +1,8 @@
-"""Wrong input ends every rank, of one or two, within seconds, with one error of four parts."""
+"""Wrong input ends every rank, of one or two, within seconds, with one error of four parts.
+
+The parts say what is wrong, where ("in"), what was expected, and what to do. Wrong options are read
+in this process, because that is fast. A few of them, and all wrong data, go through a whole start.
+"""
 
 import shutil
 import sys
@@ -12,6 +16,7 @@ from utils.errors import OptionError
 
 
 def in_gbk(path):
+    """Put a Chinese comment in the encoding GBK, which is no UTF-8, at the begin of a file."""
     path.write_bytes(
         "// 模糊 4 0 0\n".encode("gbk") + (path.read_bytes() if path.exists() else b"")
     )
@@ -37,7 +42,9 @@ CASES = {
 }  # fmt: skip
 
 
+# What the message expects in place of a misspelt key of the section train.
 KEYS = 'keys of "train" with loss "charbonnier"; the nearest is G_optimizer_lr'
+# A wrong option as on the command line -> words of the message.
 OPTIONS = {
     "train.G_optimiser_lr=1e-4": ["train.G_optimiser_lr", KEYS],
     "train.total_iter=many": ["train.total_iter", "int"],
@@ -68,6 +75,7 @@ OPTIONS = {
 
 
 def check_message(text, words):
+    """Check that a message has these words and all its parts."""
     assert all(word in text for word in words), text
     assert all(f"\n  {part:<9} " in text for part in ("in", "expected", "do")), text
 
@@ -111,6 +119,8 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
     assert "\x1b" not in doctor.text
 
 
+# A program that trains, and goes on when the training ended with an error, as a notebook does. It
+# prints which threads and child processes are left.
 LIVES_ON = """
 import json, os, sys, threading
 import main_train_vrt
@@ -125,7 +135,7 @@ print(json.dumps({"code": code, "threads": threads, "children": len(descendants_
 
 
 def test_a_program_that_lives_on_after_a_run_ended_with_an_error_is_watched_no_longer(tmp_path):
-    # A notebook, for example: a watchdog that stayed would end it as a run that hangs.
+    # A watchdog that stayed would take the idle program for a run that hangs, and end it.
     program = tmp_path / "notebook.py"
     program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{LIVES_ON}")
     options = write_options(tmp_path)

@@ -1,4 +1,9 @@
-"""main_test_vrt.py --method joint: sharp frames solved from the blurry frames and the spikes."""
+"""main_test_vrt.py --method joint: sharp frames solved from the blurry frames and the spikes.
+
+The method joint searches the sharp frames that explain both the blurry frames and the spikes. It
+begins with the frames of the method exposure, or with the output of a network. Each way restores
+one clip of three frames, once for all tests.
+"""
 
 import numpy as np
 import pytest
@@ -7,16 +12,18 @@ from tests.helpers.moving_scene import Scene
 from tests.helpers.weights_files import make_home, message, metrics, restore, save_weights
 from utils.image import imread_rgb
 
+# Weights of this project: a small network with spikes.
 OPERATOR = "weights/operator.pth"
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """Three frames of 96 x 96 that move by 12 pixels in each exposure."""
+    """Give a clip of three frames of 96 x 96, whose scene moves by 12 pixels in each exposure."""
     return Scene(velocity=(11.0, -5.0)).write(tmp_path_factory.mktemp("clips") / "scene")
 
 
 def user_form(clip, out):
+    """Return the arguments for a clip of a user, whose frames are written to `out`."""
     places = {"--input": clip / "blur", "--spike": clip / "spike", "--gt": clip / "sharp"}
     return [
         *(word for place in places.items() for word in place),
@@ -29,7 +36,10 @@ def user_form(clip, out):
 
 @pytest.fixture(scope="module")
 def scores(clip, tmp_path_factory):
-    """Name -> the mean scores of the restored frames."""
+    """Give the results of each way: name -> mean scores of the restored frames.
+
+    Beside the scores are "protocol", which says how the frames were made, and "out", the folder.
+    """
     folder = tmp_path_factory.mktemp("restored")
     found = {}
     ways = {

@@ -1,4 +1,8 @@
-"""The doctor: what a log's last words mean, and the checks before a run."""
+"""scripts/doctor.py: what the last lines of a log mean, and the checks before a run.
+
+tests/data/log_lines.json has a line of a log for each failure that the doctor knows. The checks run
+on two real ranks, and docs/troubleshooting.md must quote what the doctor really prints.
+"""
 
 import json
 import re
@@ -11,7 +15,7 @@ from tests.dist.launching import ROOT, run_ranks
 from tests.helpers.train_files import write_options
 
 DOCTOR = "scripts/doctor.py"
-# Line -> its finding
+# A line of a log -> the name of what the doctor finds in it.
 LINES = json.loads((ROOT / "tests/data/log_lines.json").read_text(encoding="utf-8"))
 
 
@@ -27,6 +31,7 @@ def test_a_known_failure_is_explained(line, name):
 
 def test_a_log_without_a_known_failure_is_no_success_unless_it_says_so():
     assert read_log("step 1\n")[0].status == WARN
+    # A log may have several starts of a run. Only the last one counts.
     start = "[2026-01-01 00:00:00] rank 0 of 1 on host\n"
     end = "Finished at iter 5. Results are in x\n"
     assert read_log(start + end)[0].status == OK
@@ -74,7 +79,8 @@ def test_two_ranks_are_examined_together_and_a_wrong_option_is_a_finding(tmp_pat
         "gradients",
     ):
         assert f"ok    {check}" in result.stdout[0]
-    # Every finding that the guide quotes is one that the doctor prints.
+    # Every finding that the guide quotes, as **name** `text`, is one that the doctor prints: in the
+    # table of this run, or for a log.
     in_logs = [
         f"{finding.check} {text}"
         for line in [
