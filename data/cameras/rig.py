@@ -135,8 +135,8 @@ _PAIR = {
 # rig: two plausible cameras.
 # dim: the cameras of "rig" at a mean of about 0.03 spikes per plane, as in the real stream of a dim
 #   scene.
-# other: aligned cameras. The sensor is modelled as in RSIR: dark current and response of each
-#   pixel, display values.
+# other: aligned cameras. The sensor integrates display values, and each pixel has a dark current
+#   and a response of its own. This is the model of RSIR.
 NAMED: dict[str, dict[str, Any]] = {
     "ideal": {"rate": 0.9, "jitter": 0.01, "dark_rate": 0.001, "pattern": 0.02},
     "rig": {**_PAIR, "rate": 0.3, "jitter": 0.02},
@@ -150,9 +150,10 @@ NAMED: dict[str, dict[str, Any]] = {
     },
 }
 
-# {field: (lowest, highest)} of the values that `Rig.random` draws. They are drawn uniformly, but
-# for the fields in LOGARITHMIC uniformly in the logarithm. The ranges are wider than the few known
-# captures. Mean firing rates are about 0.4 times the rate at full light: 0.03 to 0.3.
+# {field: (lowest, highest)} of the values that `Rig.random` draws. A value is drawn uniformly. The
+# fields in LOGARITHMIC are drawn uniformly in the logarithm, because half and twice a value should
+# be equally frequent. The ranges are wider than the few known captures. The mean firing rate of a
+# scene is about 0.4 times the rate at full light, so it is 0.03 to 0.3 spikes per plane.
 # What must stay: the order of the fields. It is the order of the draws, which decides the rig of a
 # seed. So a new field comes at the end.
 RANGES: dict[str, tuple[Any, Any]] = {
@@ -175,7 +176,9 @@ class Rig(RgbCamera):
     """Both cameras. By default the spike camera has no flaw, and looks where the RGB camera looks.
 
     Where it looks:
-    shift_x, shift_y: shift of the view of the spike camera, in RGB pixels to the right and down.
+    shift_x, shift_y: how far the view of the spike camera is shifted, in RGB pixels to the right
+    and down. With shift_x = 2, the middle of the spike plane shows what is 2 pixels right of the
+    middle of the frame.
     rotation_deg: rotation of the view about the middle of the frame in degrees, x towards y.
     scale: relative size of a spike pixel. At 1, a spike pixel covers a whole number of RGB pixels.
     parallax: difference between the shifts of the nearest and of the farthest layer of the scene,

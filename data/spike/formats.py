@@ -60,8 +60,7 @@ PathLike = str | os.PathLike[str]
 # fit the geometry of the user, the error names the geometries of this list that fit.
 KNOWN_GEOMETRIES = (
     (250, 400, 0), (360, 640, 0), (250, 400, 16), (180, 320, 0), (384, 384, 0), (256, 256, 0),
-    (1000, 1000, 0),
-    (1000, 1024, 0), (64, 64, 0),
+    (1000, 1000, 0), (1000, 1024, 0), (64, 64, 0),
 )  # fmt: skip
 
 # The SPS100 sensor has 1000 x 1000 pixels. A line has two halves of 512 bits: 500 pixels, then a
@@ -72,15 +71,19 @@ SPS100_PIXELS = 500  # pixels of a half-line
 SPS100_WORD = SPS100_HALF - SPS100_PIXELS  # bits of a word
 SPS100_LINES = 500  # largest number in a word
 
-# Beginnings of files that are no packed planes, as regular expressions -> what such a file is.
+# Beginnings of files that are no packed planes, as regular expressions -> name of the kind of file.
 # Spikes are random bits, so a mark must be long: random bits of any firing rate match a mark with a
 # probability below 1e-9. The first three bytes of a JPEG alone would be too short, because they
-# would refuse two of 100,000 files of a bright scene.
+# would refuse two of 100,000 files of a bright scene. A new mark needs about as many fixed bits as
+# the marks here.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
+    # The fifth byte is ten times the version of the zip format, 1.0 to 6.3.
     rb"PK\x03\x04[\x0a-\x3f]\x00": "the header of a zip file (.npz)",
     rb"\x89PNG\r\n\x1a\n": "a PNG image",
+    # The start of an image, then a segment of JFIF, Exif or Adobe, or a table of 67 or 132 bytes.
     rb"\xff\xd8\xff(\xe0..JFIF|\xe1..(Exif|http)|\xee..Adobe|\xdb\x00[\x43\x84])": "a JPEG image",
+    # The method deflate, flags, four bytes of time, the level of compression, and the system.
     rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]": "a file compressed with gzip",
     rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": "an archive (xz, 7z or RAR)",
     rb"MATLAB 5\.0 MAT-file": "the header of a MATLAB file",
