@@ -1,4 +1,9 @@
-"""Whatever the bytes of a file, it is read, or refused with its name and the cause."""
+"""Whatever the bytes of a file, it is read, or refused with its name and the cause.
+
+Hypothesis damages real files of each kind (tests/helpers/damage.py): some bytes get other values,
+and some files are cut short. It tries as many damaged files as `examples` says. No file may end the
+process, and no error may come without its parts.
+"""
 
 import io
 import os
@@ -24,10 +29,12 @@ from tests.helpers.film_files import noise_film
 from utils.errors import DataError
 from utils.video import VideoReader
 
+# Planes of spikes (5, 8, 12).
 SPIKES = np.random.default_rng(0).integers(0, 2, (5, 8, 12), np.uint8)
 
 
 def read_or_refused(read: Callable[[Path], Any], path: Path, content: bytes) -> None:
+    """Write a content to a file and read it. An error must name the file and have all parts."""
     path.write_bytes(content)
     try:
         read(path)
@@ -39,12 +46,18 @@ def read_or_refused(read: Callable[[Path], Any], path: Path, content: bytes) -> 
 
 
 def read_picture(path):
+    """Read a picture in each way in which the program reads one: its header, and its pixels."""
     files.image_size(str(path))
     files.what_is_lost(str(path))
     assert files.read_bgr(str(path)).dtype == np.uint8
 
 
 def picture_bytes(kind):
+    """Return the bytes of a picture.
+
+    kind: the format, e.g. "png". "deep" before it means 16 bits, "exif" means with the orientation
+    6 of a camera, a quarter turn.
+    """
     image = picture(20, 30)
     if kind.startswith("exif"):
         exif = Image.Exif()
@@ -72,6 +85,7 @@ def test_a_damaged_picture(tmp_path, data, kind):
 
 
 def array_bytes(kind):
+    """Return a file of NumPy with the spikes. kind: "npy", "stored npz" or "packed npz"."""
     file = io.BytesIO()
     if kind == "npy":
         np.save(file, SPIKES)
@@ -101,12 +115,14 @@ def test_any_bytes_as_packed_planes(tmp_path, content):
 
 
 def read_film(path):
+    """Read the times and the first frames of a film."""
     video = VideoReader(path)
     film_times(path, video.times)
     for number in range(min(video.num_frames, 3)):
         assert video.read(number).ndim == 3
 
 
+# Name of a film -> its codec and its options.
 FILMS = {
     "a.mp4": ("libx264", {}),
     "a.mkv": ("libx264", {}),
@@ -121,7 +137,7 @@ FILMS = {
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory):
-    """Name -> the bytes of a film of four frames."""
+    """Give the bytes of each film, which has four frames: name -> bytes."""
     folder = tmp_path_factory.mktemp("films")
     for name, (codec, options) in FILMS.items():
         noise_film(folder / name, 4, codec=codec, options=options)
@@ -136,7 +152,7 @@ def test_a_damaged_film(tmp_path, films, data, name):
 
 
 def lmdb_bytes(folder: Path) -> bytes:
-    """data.mdb with twenty small values and one of several pages."""
+    """Return data.mdb of an LMDB with twenty small values and one that takes several pages."""
     environment = lmdb.open(str(folder), map_size=2**20)
     with environment, environment.begin(write=True) as out:
         for number in range(20):
@@ -147,6 +163,7 @@ def lmdb_bytes(folder: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def lmdb_content(tmp_path_factory):
+    """Give the bytes of a sound data.mdb."""
     return lmdb_bytes(tmp_path_factory.mktemp("whole.lmdb"))
 
 

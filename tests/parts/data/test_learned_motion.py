@@ -1,4 +1,9 @@
-"""What the network of motion sees of the spikes, and how its curves become shifts of pixels."""
+"""What the network of motion sees of the spikes, and how its curves become shifts of pixels.
+
+The network estimates how each spike pixel moves within an exposure: a curve of six numbers, a
+polynomial of time along x and along y, and the logarithm of an expected error. The networks of
+these tests give the same curve for each pixel, so the expected shifts can be worked out.
+"""
 
 import json
 from pathlib import Path
@@ -22,11 +27,17 @@ from models.fusion.motion_net import CHANGES, EDGES, INSIDE, LEVELS, MotionNet
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")
+# Planes at which the windows of the network begin and end. The exposure has 88 planes from plane 0
+# on, so its middle is plane 44. It is divided into eleven windows of 8 planes, from edge -5.5 to
+# edge 5.5. Further windows lie before and after it.
 INSTANT = np.array([round(44 + 8 * edge) for edge in EDGES])  # of 88 planes from plane 0 on
 
 
 def network(curve=(0.0,) * 6, log_error=0.0):
-    """A network that gives the same curve everywhere: its weights are 0."""
+    """Return a network that gives the same curve everywhere, because its weights are 0.
+
+    The result then is the bias of the last layer: `curve` and `log_error`.
+    """
     net = MotionNet().eval()
     with torch.no_grad():
         for parameter in net.parameters():
@@ -38,6 +49,7 @@ def network(curve=(0.0,) * 6, log_error=0.0):
 
 
 def clip_of(tmp_path, scene):
+    """Write a scene as a clip of a user, and open it."""
     return RecordedClip(reader_of(scene.write(tmp_path / "clip")), None)
 
 
@@ -159,7 +171,7 @@ def test_a_mean_of_motions_lies_where_less_error_is_expected():
 
     found = mean_motion(Motion(times, here, large), Motion(times, there, small))
 
-    # Half the error counts four times: (0 + 4 * 5) / 5.
+    # The weights are 1 / error^2. So half the error counts four times: (1 * 0 + 4 * 5) / 5 = 4.
     assert np.allclose(found.shifts[[0, 2]], 4.0)
     assert np.array_equal(found.errors, small)
     assert np.isfinite(found.shifts).all()

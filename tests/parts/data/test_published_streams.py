@@ -1,5 +1,8 @@
-"""Spike-Zoo's two simulated streams in tests/data/spike through the whole path: restore, look at,
-calibrate.
+"""Two published streams through the whole path: restore, look at, calibrate.
+
+The streams are those that Spike-Zoo simulated (tests/data/spike), each with the true picture. The
+blurry frame is made here, as the mean of all planes. The expected figures were measured with these
+files.
 """
 
 import hashlib
@@ -19,15 +22,18 @@ from utils.image import imread_rgb, imwrite_rgb
 
 SIZE = (250, 400)
 PLANE = SpikeGeometry(*SIZE)
-# What the simulator integrated, see the test of fit_light; plane 150 is the middle of both files.
+# What the simulator integrated: display values, and 0.6 spikes per plane at full light. A test
+# below finds the same.
 CAMERA = ["spike.rate=0.6", "spike.light=display", "spike.center=file"]
 STREAMS = {"200": "spikezoo_200_part3_all_planes", "203": "spikezoo_203_part1_planes_0_130-170"}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """blur/<clip>/150.png: the mean of the stream's planes as a grey RGB frame; sharp/<clip>:
-    Spike-Zoo's truth.
+    """Give a folder with a clip for each stream, of one frame.
+
+    blur/<clip>/150.png is the mean of the planes, as a grey RGB frame. sharp/<clip>/150.png is the
+    true picture.
     """
     folder = tmp_path_factory.mktemp("streams")
     (folder / "spike").mkdir()
@@ -42,6 +48,7 @@ def home(tmp_path_factory):
 
 
 def truth_of(clip):
+    """Return the path of the true picture of a stream."""
     return FOLDER / f"spikezoo_{'200_part3' if clip == '200' else '203_part1'}_truth.png"
 
 

@@ -1,4 +1,9 @@
-"""Memory of a training step on a CPU: the estimate beside a count, and what is said of it."""
+"""Memory of a training step on a CPU: the estimate beside a count, and what is said of it.
+
+Before the first step, `check_memory` estimates the memory of a step from the size of the network
+and of the clips. A step that cannot fit is refused, because the system would end the process later
+without a word. No test fills the memory: clips of the needed size are tensors without content.
+"""
 
 import logging
 import math
@@ -47,12 +52,13 @@ def test_the_estimate_is_near_what_autograd_saves(changes):
 
 
 def clips_of(gigabytes: float, net: VRT) -> Tensor:
-    """Clips without content for which autograd would save this much."""
+    """Return clips for which autograd would save so many gigabytes. They have no content."""
     pixels = gigabytes * 1e9 / saved_per_pixel(net)
     return torch.zeros(()).expand(math.ceil(pixels / (6 * 64 * 64)), 6, 3, 64, 64)
 
 
 def check(net: VRT, lq: Tensor) -> None:
+    """Check the memory for a step on clips `lq`, with two pieces of advice."""
     check_memory(net, lq, is_half=False, has_average=True, changes=lambda: ["gt_size=48", "x=1"])
 
 

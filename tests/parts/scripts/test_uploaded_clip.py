@@ -1,4 +1,8 @@
-"""What a stranger's files may ask of the machine, see scripts/parts/uploaded_clip.py."""
+"""What the files of a stranger may ask of the machine, see scripts/parts/uploaded_clip.py.
+
+On the page of app.py anybody can give files and options. `start_work` checks them and starts a
+restoration in a process of its own.
+"""
 
 import os
 import shutil
@@ -18,6 +22,7 @@ from utils.image import imwrite_rgb
 
 
 def started(folder: Path, frames: list[Path], spikes: Sequence[Path] = (), **changes: Any) -> Work:
+    """Start a restoration as the page does. changes: fields of the page to fill in otherwise."""
     asked: dict[str, Any] = {
         "frames": [str(path) for path in frames],
         "spikes": [str(path) for path in spikes],
@@ -35,6 +40,7 @@ def started(folder: Path, frames: list[Path], spikes: Sequence[Path] = (), **cha
 
 @pytest.fixture(scope="module")
 def frame(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the file of a picture of 48 x 64."""
     path = tmp_path_factory.mktemp("frames") / "000.png"
     imwrite_rgb(path, picture())
     return path

@@ -1,5 +1,8 @@
-"""Which GPUs a process uses, seen from machines that this one is not; GPUs of no use; when a step
-waits for its GPU.
+"""Which GPUs a process uses, what is said of GPUs, and when a step waits for its GPU.
+
+This machine need not have a GPU: the tests replace what torch and the driver say of GPUs. A step
+runs on the CPU in the form for GPUs, and each operation is noted for whose result a GPU would let
+the program wait.
 """
 
 import os
@@ -57,6 +60,9 @@ def test_gpu_ids_choose_where_nobody_else_has_chosen_and_what_differs_is_said(
     assert bool(caplog.text) == bool(said)
 
 
+# The architectures for which two builds of torch have code, as torch.cuda.get_arch_list says.
+# "sm_86" runs on GPUs of compute capability 8.6 to 8.9. "compute_120" (PTX) can be compiled for any
+# later GPU.
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 CU132 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
@@ -112,10 +118,12 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(tmp
     assert "/nowhere" in allowed.text
 
 
+# The use of the GPUs of two ranks: busy share of the time, and used memory.
 GPUS = [
     {"busy": 0.9, "used_gb": 40.0, "total_gb": 80.0},
     {"busy": 0.5, "used_gb": 41.5, "total_gb": 80.0},
 ]
+# What a rank tells of itself in the status.
 FACTS = {
     "device": "cuda:1",
     "loss_is_finite": True,
@@ -128,6 +136,7 @@ STATE = {"host": "a", "pid": 7, "step": 3, "age": 0.1, "phase": "data"}
 
 
 def rank_with(use):
+    """Return the figures of a rank at a line of the log. use: the use of its GPU, or None."""
     return Measured("a", (), 0, 0.0, 0.0, 0.0, 0.0, {"memory_gb": 1.0}, {}, use)
 
 
@@ -185,7 +194,10 @@ def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatc
 
 
 class Waits(TorchDispatchMode):
-    """The operations for whose result a host waits, on a GPU."""
+    """Notes the operations for whose result a program waits on a GPU, within a `with` block.
+
+    The result of such an operation is a number or a size, which the program needs to go on.
+    """
 
     NAMES = (
         "_local_scalar_dense",
@@ -211,7 +223,8 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# The form for GPUs and, in bfloat16, in which a CPU cannot run that, the plain form.
+# The form for GPUs, and the plain form in bfloat16, because a CPU cannot run the form for GPUs in
+# bfloat16.
 @pytest.mark.parametrize(("form", "amp"), [("auto", False), ("plain", True)])
 def test_a_step_waits_for_the_gpu_once_for_the_norm_that_decides_on_it(
     tmp_path, monkeypatch, form, amp

@@ -1,4 +1,9 @@
-"""Without what Linux alone has: one process works as ever, several ranks are refused in words."""
+"""Without what Linux alone has: one process works as ever, several ranks are refused in words.
+
+/proc is the folder in which Linux shows its processes. The programs run here with an empty /proc
+(tests/helpers/no_proc.py), as on other systems, and their loader processes are started by "spawn",
+which is a new Python, and not by "fork".
+"""
 
 import signal
 from typing import Any
@@ -10,19 +15,21 @@ from tests.helpers import no_proc
 from tests.helpers.train_files import MAIN, latest, same, train, write_options
 from tests.helpers.weights_files import make_home
 
+# Arguments of `run_ranks`.
 WITHOUT_PROC: dict[str, Any] = {"prefix": no_proc.PREFIX}
 WITH_PROC: dict[str, Any] = {}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def namespaces():
+    """Skip all tests if this machine cannot hide /proc."""
     if no_proc.missing():
         pytest.skip(no_proc.missing())
 
 
 @pytest.fixture
 def spawn(tmp_path_factory):
-    """Variables with which loader workers are started by spawn."""
+    """Give environment variables with which loader processes are started by "spawn"."""
     return {"PYTHONPATH": no_proc.spawning(tmp_path_factory.mktemp("spawn"))}
 
 
