@@ -162,8 +162,10 @@ class FrameTimes:
         last_start = self.starts[-1]
         lengths = [stop - start for start, stop in zip(self.starts, self.ends, strict=True)]
         longest = max(lengths)
-        is_plausible = last_start < end <= last_start + 2 * longest
-        if is_plausible:
+        # The last frame should end within one longest frame. One more is allowed for the error of
+        # the clocks.
+        latest_end = last_start + 2 * longest
+        if last_start < end <= latest_end:
             end_of_last_frame = min(end, last_start + longest)
             other_ends = self.ends[:-1]
             return replace(self, end=end, ends=(*other_ends, end_of_last_frame))

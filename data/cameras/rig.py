@@ -151,9 +151,9 @@ NAMED: dict[str, dict[str, Any]] = {
 }
 
 # {field: (lowest, highest)} of the values that `Rig.random` draws. A value is drawn uniformly. The
-# fields in LOGARITHMIC are drawn uniformly in the logarithm, because half and twice a value should
-# be equally frequent. The ranges are wider than the few known captures. The mean firing rate of a
-# scene is about 0.4 times the rate at full light, so it is 0.03 to 0.3 spikes per plane.
+# fields in LOGARITHMIC are drawn uniformly in the logarithm, so that half of a usual value is as
+# likely as twice the value. The ranges are wider than the few known captures. The mean firing rate
+# of a scene is about 0.4 times the rate at full light, so it is 0.03 to 0.3 spikes per plane.
 # What must stay: the order of the fields. It is the order of the draws, which decides the rig of a
 # seed. So a new field comes at the end.
 RANGES: dict[str, tuple[Any, Any]] = {

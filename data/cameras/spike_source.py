@@ -64,7 +64,7 @@ from utils.options.section import Registry, import_parts
 
 logger = logging.getLogger(__name__)
 
-# Display value 0 ... 255 -> linear light 0 ... 1.
+# Display value 0 ... 255 -> linear light 0 ... 1, (256,) float32.
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 # `sharp_image` averages the channels nearest to the sharp moment: channels whose distance in planes
 # is at most this much larger than the smallest distance. A proportional representation has channels
