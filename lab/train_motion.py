@@ -79,11 +79,7 @@ STILL_PLACES = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
 # Names of files of the package scikit-image: its photographs of lab/train_motion_net.py that are
 # large enough for a clip.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
-# The solver of the proposals in training. In a test the proposals have 16 groups and this number of
-# linearisations. Such proposals are better and take twice the time. Steps that were trained on the
-# cheap proposals trust the good proposals as well (docs/benchmarks/quality.md).
-LINEARISATIONS = 3
-SOLVER = Solver(groups=12, linearisations=2, steps=8)
+SOLVER = Solver()  # of the proposals, the same as in a test
 # A wrong motion replaces the measured one in this share of the updates, so that the steps learn
 # when not to trust the motion.
 SHARE_OF_WRONG_MOTION = 0.2
@@ -334,7 +330,6 @@ def motion_network(
     fusion = {
         **operator.netG["fusion"],
         "type": "motion",
-        "linearisations": LINEARISATIONS,
         "step_count": STEP_COUNT,
     }
     if network:

@@ -40,7 +40,7 @@ from utils.run.history import LINES_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
-RESTORATION = ROOT / "options/operators/exposure_alone.json"  # option file of the first part
+RESTORATION = ROOT / "options/operators/motion_alone.json"  # option file of the first part
 SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
 # The exit code of a run that a signal stopped. The same command resumes such a run.
 STOPPED = 75

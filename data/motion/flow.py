@@ -28,6 +28,8 @@ LEAST_PICTURE = 0.11
 MOST_PICTURE = 0.4
 # Keeps the number of spikes above 0 where it is a divisor.
 TINY = 1e-6
+# Light is dim if a pixel of median light has fewer spikes than this in an exposure.
+DIM = 5.0
 # Spikes are few if a pixel of median light has fewer than this in an exposure.
 FEW = 18.0
 # Where spikes are few, DIS compares squares of this side, this far apart, in pixels. Its defaults

@@ -272,6 +272,18 @@ def integrated(frame: np.ndarray, is_display: bool) -> np.ndarray:
     return (frame if is_display else to_linear(frame)) @ LUMA
 
 
+def spikes_at_full_light(recording: Recording, view: View) -> float:
+    """Return how many spikes a spike pixel at full light would have in an exposure.
+
+    It is the number of all spikes over all light, so that a dark scene counts as a bright one. A
+    black frame counts as light of 1 / 1000.
+    """
+    exposure = recording.stream[recording.begin : recording.end]
+    spikes = float(exposure.mean()) * recording.length
+    light = float(view.means(integrated(recording.blurry, view.is_display)).mean())
+    return spikes / max(light, DARK)
+
+
 def _view(clip: Clip) -> View:
     """Return where the spike pixels of a clip lie on its frames, with or without a calibration."""
     geometry, calibration = clip.spikes.geometry, clip.spikes.calibration

@@ -201,7 +201,7 @@ class MotionFusion(ExposureFusion):
     steps that follow need all spike planes: main_test_vrt.py runs them, and lab/train_motion.py
     trains them. main_train_vrt.py trains the first estimate alone.
 
-    groups: number of groups of planes that move as one.
+    groups: largest number of groups of planes that move as one. A slow motion needs fewer.
     linearisations: number of times that the proposal linearises the equations.
     proposal_steps: number of its steps of conjugate gradients after each linearisation.
     step_features, step_layers: width of the conv net of the steps, and number of inner layers.
@@ -218,7 +218,7 @@ class MotionFusion(ExposureFusion):
         layers: Positive = 4,
         estimates: int | None = None,
         colour_radius: Positive = 4,
-        groups: Positive = 16,
+        groups: Positive = 20,
         linearisations: Positive = 2,
         proposal_steps: Positive = 8,
         step_features: Positive = 40,

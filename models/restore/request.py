@@ -38,7 +38,7 @@ from utils.options.load import OptionParser, Sources, apply_override
 
 DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
 # The weights for a user's clip, unless the command line names weights or a method.
-SHIPPED = Path(__file__).resolve().parents[2] / "weights/operator.pth"
+SHIPPED = Path(__file__).resolve().parents[2] / "weights/motion.pth"
 JOINT = "joint"  # value of --method for the joint solution, see data/motion/joint.py
 
 # Flags with a list of values. An option key=value that follows such a list is not part of it, see
@@ -270,7 +270,7 @@ def _add_flags_of_network(add: Callable[..., Any]) -> None:
         "--weights",
         metavar="FILE",
         help="weights or checkpoint, or vrt/001 to vrt/009, fetched once (default: "
-        "weights/operator.pth; with --opt: the run's best checkpoint)",
+        "weights/motion.pth; with --opt: the run's best checkpoint)",
     )
 
 

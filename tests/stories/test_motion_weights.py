@@ -1,5 +1,6 @@
 """weights/motion.pth: sharp frames by learned steps along the motion that the spikes show."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -77,6 +78,22 @@ def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
 )
 def test_a_wrong_motion_or_a_false_model_of_the_frame_loses_hardly_anything(scene, tmp_path):
     assert gain(scene, tmp_path) > -MOST_LOST
+
+
+def test_a_clip_without_any_spike_stays_as_by_the_operator(moving, tmp_path):
+    dark = tmp_path / "clip"
+    shutil.copytree(moving.clip, dark)
+    for file in (dark / "spike").glob("*.dat"):
+        file.write_bytes(bytes(file.stat().st_size))  # planes of zeros
+
+    restored(dark, tmp_path / "motion", MOTION)
+    restored(dark, tmp_path / "operator", OPERATOR)
+
+    files = sorted((tmp_path / "motion/clip").glob("*.png"))
+    assert len(files) == MOVING.frames
+    for file in files:
+        by_operator = imread_rgb(tmp_path / "operator/clip" / file.name)
+        assert np.array_equal(imread_rgb(file), by_operator)
 
 
 def test_a_frame_does_not_depend_on_which_others_are_restored(moving, tmp_path):

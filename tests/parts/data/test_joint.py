@@ -23,6 +23,7 @@ from data.motion.joint import (
     conjugate_gradients,
     exposure_shares,
     gaussian,
+    group_count,
     guarded,
     noise_of,
     spike_intervals,
@@ -286,11 +287,43 @@ def test_conjugate_gradients_solve_the_normal_equations():
     def adjoint(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return (a.T @ torch.cat((first, second))).view(1, 3, 4)
 
-    # As many steps as unknowns are enough.
-    d = conjugate_gradients(linear, adjoint, prior, right, steps=12)
+    # As many steps as unknowns are enough, whatever the divisor.
+    divisor = 0.5 + torch.rand_like(right)
+    d = conjugate_gradients(linear, adjoint, prior, right, divisor, steps=12)
 
     normal = a.T @ a + torch.diag(prior.flatten())
     assert torch.allclose(d.flatten(), torch.linalg.solve(normal, right.flatten()), atol=1e-3)
+
+
+def motion_over(way: float) -> Motion:
+    """Return a motion of all pixels to the right by `way` pixels within an exposure of 40 planes."""
+    times = np.array([-20.0, 0.0, 20.0])
+    shifts = np.zeros((3, 16, 16, 2), np.float32)
+    shifts[0, ..., 0] = -way / 2
+    shifts[2, ..., 0] = way / 2
+    return Motion(times, shifts, np.zeros((3, 16, 16), np.float32))
+
+
+def exposure_with(spikes: int) -> Recording:
+    """Return an exposure of 40 planes in which each pixel has this number of spikes."""
+    stream = np.zeros((40, 8, 8), np.uint8)
+    stream[:spikes] = 1
+    return Recording(np.zeros((16, 16, 3), np.float32), stream, 0, 40, 20.5)
+
+
+# (way in pixels, spikes in the exposure, groups). In good light 1.25 pixels lie between two groups,
+# and 2.5 in dim light. At least 6 and at most 20 groups are used.
+@pytest.mark.parametrize(
+    ("way", "spikes", "groups"),
+    [(0, 30, 6), (10, 30, 8), (20, 30, 16), (60, 30, 20), (20, 3, 8)],
+    ids=["still", "slow", "faster", "fastest", "dim"],
+)
+def test_a_faster_motion_gets_more_groups(way, spikes, groups):
+    assert group_count(exposure_with(spikes), motion_over(way), most=20) == groups
+
+
+def test_the_solver_limits_the_groups_of_a_still_scene_too():
+    assert group_count(exposure_with(30), motion_over(0), most=2) == 2
 
 
 # Times between which light is counted, in planes.
